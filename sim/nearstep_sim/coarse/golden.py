@@ -25,6 +25,7 @@ from nearstep.errors import (
 from nearstep.scalars import is_whole
 from nearstep_sim.coarse.golden_device import Finding, GoldenDevice, GoldenJob
 from nearstep_sim.coarse.options import CoarseOptions
+from nearstep_sim.golden import coarse_cpp
 from nearstep_sim.golden.coarse import ring_all_reduce
 from nearstep_sim.models.memory import GUARD, LINE_BYTES, UNWRITTEN, WRITTEN
 from nearstep_sim.updater.golden import STEP_ELEMENTS, make_engines
@@ -51,18 +52,32 @@ class GoldenRing:
 
     Attributes
     ----------
-    result : bytes that every device gets.
-    written : of them, on every device.
+    nbytes : that every device gets.
+    sources : of each device; sums in fp32 are made of them as they are written.
+    result : what every device gets, where all of it was computed before anything is written.
+    written : bytes, on every device.
     """
 
-    result: NDArray[np.uint8]
+    nbytes: int
+    sources: Sequence[NDArray[np.float32]]
+    result: NDArray[np.uint8] | None = None
     written: int = 0
 
     @property
     def step(self) -> slice:
         """What is written next."""
-        nbytes = max(STEP_BYTES, -(-self.result.size // STEPS // LINE_BYTES) * LINE_BYTES)
-        return slice(self.written, min(self.result.size, self.written + nbytes))
+        nbytes = max(STEP_BYTES, -(-self.nbytes // STEPS // LINE_BYTES) * LINE_BYTES)
+        return slice(self.written, min(self.nbytes, self.written + nbytes))
+
+
+def _sums_in_place(jobs: Sequence[GoldenJob]) -> bool:
+    """Whether a job is a sum in fp32 that overwrites no element of a source before its turn."""
+    job = jobs[0]
+    sums = job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != Operation.MAX
+    return sums and all(
+        each.source == each.destination or abs(each.source - each.destination) >= each.nbytes
+        for each in jobs
+    )
 
 
 class GoldenPool(EmulatedBackend):
@@ -82,6 +97,7 @@ class GoldenPool(EmulatedBackend):
     config: CoarseConfig
 
     def __init__(self, options: CoarseOptions) -> None:
+        coarse_cpp.load()
         self.config = config = options.config()
         self.devices = devices = options.devices
         self.capacity_bytes = devices * config.memory_bytes
@@ -315,11 +331,12 @@ class GoldenPool(EmulatedBackend):
             sources = self._read_sources(jobs)
             if sources is None:
                 return True
-            self._rings[group] = GoldenRing(self._compute(group, sources, jobs[0]))
+            result = None if _sums_in_place(jobs) else self._compute(group, sources, jobs[0])
+            self._rings[group] = GoldenRing(4 * jobs[0].elements, sources, result)
         ring = self._rings[group]
-        if not self._write_results(ring, jobs):
+        if not self._write_results(group, ring, jobs):
             return True
-        if ring.written >= ring.result.size:
+        if ring.written >= ring.nbytes:
             del self._rings[group]
             self._count(group, jobs[0])
             for node, core in zip(self._nodes, cores, strict=True):
@@ -373,19 +390,56 @@ class GoldenPool(EmulatedBackend):
             self._rooms[group] = np.empty(elements, np.float32)
         return self._rooms[group][:elements]
 
-    def _write_results(self, ring: GoldenRing, jobs: Sequence[GoldenJob]) -> bool:
+    def _write_results(self, group: int, ring: GoldenRing, jobs: Sequence[GoldenJob]) -> bool:
         """Write the results of a step; whether memory took them."""
-        data = ring.result[ring.step]
-        for number, (node, job) in enumerate(zip(self._nodes, jobs, strict=True)):
+        nbytes = ring.step.stop - ring.written
+        for number, job in enumerate(jobs):
             address = job.destination + ring.written
-            finding = self._access(number, Stream.DESTINATION, address, data.size, write=True)
+            finding = self._access(number, Stream.DESTINATION, address, nbytes, write=True)
             if finding is not None:
                 self._fail({number: finding})
             if finding is not None or self._stuck:
                 return False
-            node.write_memory(address, data)
-        ring.written = ring.step.stop
+        if nbytes:
+            self._put_results(group, ring, jobs, nbytes)
+        ring.written += nbytes
         return True
+
+    def _put_results(
+        self, group: int, ring: GoldenRing, jobs: Sequence[GoldenJob], nbytes: int
+    ) -> None:
+        """Fill memory with the results of a step; sums go there at once, where it is one array."""
+        targets = [
+            (node, job.destination + ring.written)
+            for node, job in zip(self._nodes, jobs, strict=True)
+        ]
+        if ring.result is None:
+            places = [node.place(address, nbytes) for node, address in targets]
+            found = [place.view(np.float32) for place in places if place is not None]
+            if len(found) == len(places):
+                self._sum(group, ring, jobs[0], found)
+                return
+            data = self._room(group, nbytes // 4)
+            self._sum(group, ring, jobs[0], [data])
+            result = data.view(np.uint8)
+        else:
+            result = ring.result[ring.step]
+        for node, address in targets:
+            node.write_memory(address, result)
+
+    def _sum(
+        self, group: int, ring: GoldenRing, job: GoldenJob, outs: Sequence[NDArray[np.float32]]
+    ) -> None:
+        """The sums of a step, of a job in fp32."""
+        average = job.operation == Operation.AVERAGE
+        coarse_cpp.ring_sum(
+            ring.sources,
+            outs,
+            first=ring.written // 4,
+            entry_elements=self.config.entry_elements("fp32"),
+            reverse=bool(group % 2),
+            scale=np.float32(job.scale) if average else None,
+        )
 
     def _count(self, group: int, job: GoldenJob) -> None:
         """Entries of a job that has ended: its description, and 2N - 2 in each chunk."""

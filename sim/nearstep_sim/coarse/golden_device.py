@@ -324,6 +324,11 @@ class GoldenDevice:
         self._before_write(address, data.size)
         self.memory.write(address, data)
 
+    def place(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
+        """What `EmulatedMemory.place` finds, after the copy of what a snapshot has frozen."""
+        self._before_write(address, nbytes)
+        return self.memory.place(address, nbytes)
+
     def _before_write(self, address: int, nbytes: int) -> None:
         """Copy what a snapshot has frozen of these bytes."""
         if self.snapshot is not None and nbytes:

@@ -16,7 +16,14 @@ from nearstep_sim.golden.fp import QUIET_NAN32, add32, canonical32, mul32, narro
 from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 from nearstep_spec.fp import BF16, FP16
 
-__all__ = ["OPERATIONS", "element_parts", "maximum32", "ring_all_reduce"]
+__all__ = [
+    "OPERATIONS",
+    "element_parts",
+    "maximum32",
+    "ring_all_reduce",
+    "ring_order",
+    "short_part",
+]
 
 BLOCK_ELEMENTS = 1 << 14
 """Of a tensor, that are taken from the first hop to the last at once: a cache holds them."""
@@ -88,8 +95,7 @@ def ring_all_reduce(
                 f"Tensors must be float32 of shape {(length,)}, "
                 f"not {tensor.dtype} of {tensor.shape}"
             )
-    positions = [(members - d) % members if reverse else d for d in range(members)]
-    local = [tensors[positions.index(p)] for p in range(members)]
+    local = [tensors[device] for device in ring_order(members, reverse)]
     factor = np.float32(1 / members) if scale is None else np.float32(scale)
     result = np.empty(length, np.float32) if out is None else out
     for region, size in _regions(length, members, config.entry_beats(wire)):
@@ -106,12 +112,22 @@ def ring_all_reduce(
     return result
 
 
+def ring_order(members: int, reverse: bool) -> list[int]:
+    """The device at each position of a ring."""
+    return [(members - position) % members if reverse else position for position in range(members)]
+
+
+def short_part(elements: int, members: int, entry: int) -> int:
+    """Elements of a part of what is left of a tensor after chunks with parts of `entry`."""
+    beats = -(-(elements % (members * entry)) // BEAT_ELEMENTS)
+    return -(-beats // members) * BEAT_ELEMENTS
+
+
 def _regions(elements: int, members: int, entry_beats: int) -> list[tuple[slice, int]]:
     """Whole chunks of a tensor, and the last one; and the elements of a part in each of them."""
     entry = entry_beats * BEAT_ELEMENTS
     whole = elements - elements % (members * entry)
-    beats = -(-(elements - whole) // BEAT_ELEMENTS)
-    last = -(-beats // members) * BEAT_ELEMENTS
+    last = short_part(elements, members, entry)
     found = [(slice(0, whole), entry), (slice(whole, elements), last)]
     return [(region, size) for region, size in found if region.stop > region.start]
 

@@ -89,16 +89,25 @@ class EmulatedMemory:
         self._check("write", address, data.size)
         if not data.size:
             return
-        for loan in self._loans(address, data.size)[:1]:
-            if loan.writes and loan.start <= address and address + data.size <= loan.stop:
-                self._bulk.copy(loan.data[address - loan.start :][: data.size], data)
-                return
-        self.settle(address, data.size, all_loans=False)
-        self.touch(address, data.size)
+        place = self.place(address, data.size)
+        if place is not None:
+            self._bulk.copy(place, data)
+            return
         self._bulk.copy(self.data[address : address + data.size], data)
         for loan in self._loans(address, data.size):
             low, high = max(address, loan.start), min(address + data.size, loan.stop)
             loan.data[low - loan.start : high - loan.start] = data[low - address : high - address]
+
+    def place(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
+        """Where a write to a non-empty range goes, whose lines count as written now: somebody fills
+        it. None if that is not one array."""
+        self._check("write", address, nbytes)
+        for loan in self._loans(address, nbytes)[:1]:
+            if loan.writes and loan.start <= address and address + nbytes <= loan.stop:
+                return loan.data[address - loan.start :][:nbytes]
+        self.settle(address, nbytes, all_loans=False)
+        self.touch(address, nbytes)
+        return None if self._loans(address, nbytes) else self.data[address : address + nbytes]
 
     def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
         """Write `element` again and again, whole, to a range of its multiples.

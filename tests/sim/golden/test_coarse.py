@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nearstep_sim.bench.operands import SPECIALS
+from nearstep_sim.golden import coarse_cpp
 from nearstep_sim.golden.coarse import OPERATIONS, element_parts, maximum32, ring_all_reduce
 from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 
@@ -135,3 +136,81 @@ def test_what_no_ring_has_is_refused(change) -> None:
             wire=change.get("wire", "fp32"),
             config=CONFIG,
         )
+
+
+def _sum_natively(data, reverse, scale, copies, first, length):
+    outs = [np.full(length + 1, -1, np.float32)[:length] for _ in range(copies)]
+    coarse_cpp.ring_sum(
+        list(data),
+        outs,
+        first=first,
+        entry_elements=CONFIG.entry_elements("fp32"),
+        reverse=reverse,
+        scale=scale,
+    )
+    for each in outs:
+        assert each.base[length] == -1, "behind the last element"
+        assert np.array_equal(each.view(np.uint32), outs[0].view(np.uint32))
+    return outs[0]
+
+
+@pytest.mark.parametrize("operation", ["sum", "average"])
+def test_native_sums_are_those_of_the_model_in_any_range(operation) -> None:
+    rng = np.random.default_rng(13)
+    checks = 0
+    for members in (2, 3, 4, 7):
+        chunk = members * CONFIG.entry_elements("fp32")
+        for size in (0, 1, 17, chunk - 1, chunk, 3 * chunk - 17, 40 * chunk + 33):
+            data = rng.integers(0, 1 << 32, (members, size), np.uint32)
+            special = rng.random(data.shape) < 0.3
+            data[special] = rng.choice(SPECIALS, int(special.sum()))
+            data = data.view(np.float32)
+            scale = np.float32(1 / members) if operation == "average" else None
+            for reverse in (False, True):
+                want = ring_all_reduce(
+                    list(data), operation=operation, wire="fp32", config=CONFIG, reverse=reverse
+                ).view(np.uint32)
+                ranges = [(0, size), *np.sort(rng.integers(0, size + 1, (4, 2))).tolist()]
+                for copies, (first, last) in enumerate(ranges, 1):
+                    got = _sum_natively(data, reverse, scale, copies, first, last - first)
+                    assert np.array_equal(got.view(np.uint32), want[first:last])
+                    checks += 1
+                place = data.copy()
+                for first in range(0, size, 96):  # in place, range by range
+                    end = min(size, first + 96)
+                    out = [each[first:end] for each in place]
+                    coarse_cpp.ring_sum(
+                        list(place),
+                        out,
+                        first=first,
+                        entry_elements=CONFIG.entry_elements("fp32"),
+                        reverse=reverse,
+                        scale=scale,
+                    )
+                for each in place:
+                    assert np.array_equal(each.view(np.uint32), want)
+                    checks += 1
+    assert checks == 7 * 2 * (4 * 5 + 2 + 3 + 4 + 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"tensors": [np.zeros(8, np.float32)]}, "2 or more"),
+        ({"outs": []}, "1 or more"),
+        ({"entry_elements": 0}, "1 or more"),
+        ({"tensors": [np.zeros(8), np.zeros(8)]}, "float64"),
+        ({"outs": [np.zeros(16, np.float32)[::2]]}, "contiguous"),
+        ({"outs": [np.zeros(9, np.float32)]}, "0 to 9"),
+        ({"first": 1}, "1 to 9"),
+        ({"outs": [np.frombuffer(bytes(32), np.float32)]}, "writable"),
+    ],
+)
+def test_arrays_that_the_native_sum_cannot_take_are_refused(change, names) -> None:
+    given = {
+        "tensors": [np.zeros(8, np.float32)] * 2,
+        "outs": [np.zeros(8, np.float32)],
+        "entry_elements": 64,
+    } | change
+    with pytest.raises(ValueError, match=names):
+        coarse_cpp.ring_sum(given.pop("tensors"), given.pop("outs"), **given)

@@ -1,0 +1,99 @@
+"""Sums of the rings of COARSE memory devices in C++: those of `nearstep_sim.golden.coarse`, bit for
+bit, at memory speed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_sim.golden.coarse import ring_order, short_part
+from nearstep_sim.verilate.build import compile_library
+
+__all__ = ["load", "ring_sum"]
+
+F32 = NDArray[np.float32]
+
+
+@cache
+def _function() -> Callable[..., None]:
+    """Compiled on first use, then taken from the build cache."""
+    source = Path(__file__).with_name("ring.cpp")
+    function = ctypes.CDLL(str(compile_library("ring", [source]))).ring_sum
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    function.argtypes = [
+        pointer, *[size] * 6, ctypes.c_int, ctypes.c_float, pointer, size,
+    ]  # fmt: skip
+    function.restype = None
+    return function  # type: ignore[no-any-return]
+
+
+def load() -> None:
+    """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
+    _function()
+
+
+def ring_sum(
+    tensors: Sequence[F32],
+    outs: Sequence[F32],
+    *,
+    first: int = 0,
+    entry_elements: int,
+    reverse: bool = False,
+    scale: np.float32 | None = None,
+) -> None:
+    """Write a range of what all devices of a ring hold after a sum or an average in fp32.
+
+    Parameters
+    ----------
+    tensors : of each device, 1-D contiguous float32, of one length.
+    outs : where the elements from `first` on go, as many as each of them has. It may be that range
+        of one of `tensors`, else they share no memory.
+    first : element.
+    entry_elements : elements of a part of a whole chunk.
+    reverse : the ring runs from device 1 to device 0 to the last one, and so on.
+    scale : the sums are multiplied by it; None is a sum alone.
+
+    Raises
+    ------
+    ValueError : fewer than two tensors, unlike arrays, or a range that they do not have.
+    """
+    if len(tensors) < 2 or not outs or entry_elements < 1:
+        raise ValueError(
+            f"tensors must be 2 or more, outs and entry_elements 1 or more, "
+            f"not {len(tensors)}, {len(outs)} and {entry_elements}"
+        )
+    size, length = tensors[0].size, outs[0].size
+    for given, want in ((tensors, size), (outs, length)):
+        for each in given:
+            if (each.dtype, each.shape) != (np.float32, (want,)) or not each.flags.c_contiguous:
+                raise ValueError(
+                    f"arrays must be contiguous float32 of shape {(want,)}, "
+                    f"not {each.dtype} of {each.shape}"
+                )
+    if not all(each.flags.writeable for each in outs):
+        raise ValueError("outs must be writable, not read-only")
+    if not 0 <= first <= first + length <= size:
+        raise ValueError(f"elements must be of the first {size}, not {first} to {first + length}")
+    members = len(tensors)
+    _function()(
+        _pointers([tensors[device] for device in ring_order(members, reverse)]),
+        members,
+        size,
+        entry_elements,
+        short_part(size, members, entry_elements),
+        first,
+        first + length,
+        scale is not None,
+        0.0 if scale is None else float(scale),
+        _pointers(outs),
+        len(outs),
+    )
+
+
+def _pointers(arrays: Sequence[F32]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(arrays))(*(each.ctypes.data for each in arrays))
