@@ -99,8 +99,10 @@ class EmulatedMemory:
             loan.data[low - loan.start : high - loan.start] = data[low - address : high - address]
 
     def place(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
-        """Where a write to a non-empty range goes, whose lines count as written now: somebody fills
-        it. None if that is not one array."""
+        """Where a write to a non-empty range goes; None if that is not one array.
+
+        Its lines count as written now: the caller fills all of it.
+        """
         self._check("write", address, nbytes)
         for loan in self._loans(address, nbytes)[:1]:
             if loan.writes and loan.start <= address and address + nbytes <= loan.stop:
