@@ -73,12 +73,22 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One Verilated C++ class: `prefix` is its name, `top` the module in `verilog`."""
+    """One Verilated C++ class: `prefix` is its name, `top` the module in `verilog`.
+
+    Attributes
+    ----------
+    flags : more of Verilator's.
+    blocks : modules in `verilog` that are Verilated once, however many instances there are, and
+        called through their ports: Verilator's hierarchical blocks.
+    visible : signals that C++ may read in `rootp`, as module and signal.
+    """
 
     top: str
     verilog: Path
     prefix: str
     flags: Sequence[str] = field(default=())
+    blocks: Sequence[str] = ()
+    visible: Sequence[tuple[str, str]] = ()
 
 
 @cache
@@ -331,25 +341,62 @@ def compile_library(
 
 
 def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
-    """Verilate one model into two C++ files: code of every cycle, and code that runs once.
+    """Verilate one model into C++ files: code of every cycle, and code that runs once; two of them,
+    and two for each block.
 
     Verilator writes a dozen files that include the same headers; compiled as one, they take a
     fraction of the time.
     """
-    out = folder / model.prefix
-    run_tool(
-        [str(verilator_root() / "bin" / "verilator_bin"), "--cc", "--top-module", model.top,
-         "--prefix", model.prefix, "--Mdir", str(out), *VERILATOR_FLAGS,
-         *(["--trace-vcd"] if trace else []), *model.flags, str(model.verilog.resolve())],
+    common = ["--cc", *VERILATOR_FLAGS, *(["--trace-vcd"] if trace else []), *model.flags]
+    text = "".join(
+        f'public_flat_rd -module "{module}" -var "{signal}"\n' for module, signal in model.visible
+    )
+    if text:
+        settings = folder / f"{model.prefix}.vlt"
+        settings.write_text(f"`verilator_config\n{text}")
+        common.append(str(settings))
+    # What `--hierarchical` does, which calls make: it takes no path with a space.
+    common += [
+        part for block in model.blocks for part in ("--hierarchical-block", f"{block},{block}")
+    ]
+    verilog = str(model.verilog.resolve())
+    made, wrappers = [], []
+    for number, block in enumerate(model.blocks, 1):
+        prefix = _prefix_of(block)
+        _run_verilator(
+            [*common, "--prefix", prefix, "--mod-prefix", prefix, "--top-module-encoded", block,
+             "--lib-create", block, "--hierarchical-child", str(number),
+             "--Mdir", str(folder / prefix), verilog],
+            folder,
+        )  # fmt: skip
+        made += _together(folder / prefix)
+        wrappers.append(str(folder / prefix / f"{block}.sv"))
+    _run_verilator(
+        [*common, "--top-module", model.top, "--prefix", model.prefix,
+         "--Mdir", str(folder / model.prefix), *wrappers, verilog],
         folder,
     )  # fmt: skip
+    return [*_together(folder / model.prefix), *made]
+
+
+def _prefix_of(block: str) -> str:
+    return f"V{block}"
+
+
+def _run_verilator(arguments: Sequence[str], folder: Path) -> None:
+    """Verilate in a folder. Raises as `run_tool`."""
+    run_tool([str(verilator_root() / "bin" / "verilator_bin"), *arguments], folder)
+
+
+def _together(out: Path) -> list[str]:
+    """The C++ files of a folder as two that include them: of every cycle, and what runs once."""
     parts: dict[str, list[str]] = {"fast": [], SLOW: []}
     for source in sorted(out.glob("*.cpp")):
         parts[SLOW if SLOW in source.name else "fast"].append(f'#include "{source.name}"\n')
     together = []
     for kind, lines in parts.items():
         if lines:
-            together.append(str(out / f"{model.prefix}_all_{kind}.cpp"))
+            together.append(str(out / f"{out.name}_all_{kind}.cpp"))
             Path(together[-1]).write_text("".join(lines))
     return together
 
@@ -473,13 +520,15 @@ def verilate_library(
     parts += [path.name for path in objects]
     for model in models:
         parts += [model.top, model.prefix, " ".join(model.flags), model.verilog.read_bytes()]
+        parts += [*model.blocks, *(name for pair in model.visible for name in pair)]
     target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
 
     def build(folder: Path) -> Path:
         generated = [s for m in models for s in _verilate(m, folder, trace)]
         includes = [root / "include", root / "include" / "vltstd"]
         includes += [INCLUDES, *sorted({c.resolve().parent for c in (*cpp, *common)})]
-        includes += [folder / model.prefix for model in models]
+        prefixes = [p for m in models for p in (m.prefix, *map(_prefix_of, m.blocks))]
+        includes += [folder / prefix for prefix in prefixes]
         sources = [*generated, *(str(c.resolve()) for c in cpp if c.suffix != ".hpp")]
         made = _compile_all(
             sources,
