@@ -1,17 +1,20 @@
 """Proofs of windows and movers, for every stimulus."""
 
+from collections.abc import Sequence
+
 import pytest
-from amaranth.hdl import Array, Assert, Assume, Cover, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Assert, Assume, Cat, Cover, Module, Mux, Signal, Value
 from amaranth.lib import stream
 from amaranth.lib.wiring import Component, In, connect, flipped
+from amaranth.utils import bits_for
 
-from nearstep_hw.axi.burst import BurstLayout
+from nearstep_hw.axi.burst import BurstLayout, id_width
 from nearstep_hw.axi.reader import ReadMover
 from nearstep_hw.axi.window import WindowChecker, WindowSignature
 from nearstep_hw.axi.writer import WriteMover
 from nearstep_sim.bench.formal import prove
 
-from .toolkit import History, refuted
+from .toolkit import History, opened, refuted
 
 pytestmark = pytest.mark.formal
 
@@ -91,87 +94,275 @@ class WindowedReads(Component):
 
 
 class ReadProperties(Component):
-    """Every beat that was asked for has a place; AR holds; the mover is idle only when it is."""
+    """Every beat that was asked for has a place; AR holds; the mover is idle only when it is.
 
-    STREAMS, BEAT, BURST, LANDING = 2, 1, 2, 4
+    The last ones are invariants, of which the others follow by induction: what the mover counts is
+    what its memory owes.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    streams, burst, landing : of the mover; bursts may be of any length up to `burst`.
+    own, cut : of the mover.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: int = 2,
+        burst: int = 2,
+        landing: int = 4,
+        own: Sequence[int] = (),
+        cut: bool = False,
+    ) -> None:
+        self.streams, self.burst, self.landing, self.own = streams, burst, landing, tuple(own)
+        self.layout = BurstLayout(streams=streams, address_width=12, burst_beats=burst)
         self.dut = ReadMover(
-            streams=self.STREAMS,
+            streams=streams,
             address_width=12,
-            beat_bytes=self.BEAT,
-            burst_beats=self.BURST,
-            landing_beats=self.LANDING,
+            beat_bytes=1,
+            burst_beats=burst,
+            landing_beats=landing,
             bursts_ahead=8,
+            own=own,
+            cut=cut,
         )
         super().__init__(
             {
-                "i": In(stream.Signature(self.layout())),
+                "i": In(stream.Signature(self.layout)),
                 "i_arready": In(1),
                 "i_rvalid": In(1),
-                "i_rid": In(1),
+                "i_rid": In(id_width(streams)),
+                "i_rlast": In(1),
                 "i_gain": In(1),
+                "i_gain_own": In(len(own)),
                 "i_stop": In(1),
             }
         )
 
-    def layout(self) -> BurstLayout:
-        return BurstLayout(streams=self.STREAMS, address_width=12, burst_beats=self.BURST)
-
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.dut = dut = self.dut
+        dut = self.dut
+        m.submodules.dut, inside = opened(dut)
         bus, burst = dut.bus, dut.i.payload
         connect(m, flipped(self.i), dut.i)
         history = History(m)
+        history.keeps_valid(dut.i, Assume)
 
-        # The memory: beats it owes each stream, and where its bursts end.
-        owed = Array(Signal(4, name=f"owed{i}") for i in range(self.STREAMS))
-        landed = Array(Signal(4, name=f"landed{i}") for i in range(self.STREAMS))
-        ends = Array(Signal(16, name=f"ends{i}") for i in range(self.STREAMS))
-        behind = Signal(4)  # beats owed behind the one that comes
+        # The memory: beats and bursts that it owes each stream. Where a burst ends is left open, but
+        # for the last beat owed: more than a memory of AXI may do.
+        each = range(self.streams)
+        width = bits_for(self.landing) + 1
+        owed = Array(Signal(width, name=f"owed{i}") for i in each)
+        few = bits_for(dut.bursts_ahead)
+        bursts = Array(Signal(few, name=f"bursts{i}") for i in each)
+        landed = Array(Signal(width, name=f"landed{i}") for i in each)
+        beats_then, bursts_then = Signal(width), Signal(few)
         m.d.comb += [
-            behind.eq(owed[self.i_rid] - 1),
+            beats_then.eq(owed[self.i_rid] - 1),
+            bursts_then.eq(bursts[self.i_rid] - self.i_rlast),
+            Assume(~self.i_rvalid | (bursts_then <= beats_then)),
+            Assume(~self.i_rvalid | ((bursts_then == 0) == (beats_then == 0))),
             dut.i_gain.eq(self.i_gain),
             dut.i_stop.eq(self.i_stop),
             bus.ar.ready.eq(self.i_arready),
             bus.r.valid.eq(self.i_rvalid),
             bus.r.payload.id.eq(self.i_rid),
-            bus.r.payload.last.eq(ends[self.i_rid].bit_select(behind, 1)),
-            Assume((burst.beats > 0) & (burst.beats <= self.BURST)),
-            Assume(burst.stream < self.STREAMS),
-            Assume(burst.address[1:] == 0),  # an address is only handed on: two will do
+            bus.r.payload.last.eq(self.i_rlast),
+            Assume((burst.beats > 0) & (burst.beats <= self.burst)),
+            Assume(burst.stream < self.streams),
+            Assume(self.i_rid < self.streams),
             Assume(~self.i_rvalid | (owed[self.i_rid] != 0)),
-            Assume(~self.i_gain | ((landed[0] != 0) & (landed[1] != 0))),
             Assert(bus.r.ready),
         ]
-        for index in range(self.STREAMS):
+        if self.own:
+            m.d.comb += dut.i_gain_own.eq(self.i_gain_own)
+        outstanding: Value = bus.ar.valid
+        for index in each:
+            gain = self.i_gain_own[self.own.index(index)] if index in self.own else self.i_gain
             asked = bus.ar.valid & self.i_arready & (bus.ar.payload.id == index)
             comes = self.i_rvalid & (self.i_rid == index)
             beats = bus.ar.payload.len + 1
-            m.d.comb += Assert(dut.o_landed[index] == comes)
+            m.d.comb += [
+                Assume(~gain | (landed[index] != 0)),
+                Assert(dut.o_landed[index] == comes),
+            ]
             m.d.sync += [
                 owed[index].eq(owed[index] + Mux(asked, beats, 0) - comes),
-                landed[index].eq(landed[index] + comes - self.i_gain),
+                bursts[index].eq(bursts[index] + asked - (comes & self.i_rlast)),
+                landed[index].eq(landed[index] + comes - gain),
             ]
-            with m.If(asked):  # the bit of a beat is the number of beats owed behind it
-                m.d.sync += ends[index].eq((ends[index] << beats) | 1)
             # Beats that are in FIFOs, on their way, or offered on AR.
             offered = Mux(bus.ar.valid & (bus.ar.payload.id == index), beats, 0)
-            m.d.comb += Assert(landed[index] + owed[index] + offered <= self.LANDING)
-        nothing = (owed[0] == 0) & (owed[1] == 0) & ~bus.ar.valid
-        m.d.comb += Assert(dut.o_idle == nothing)
+            used = landed[index] + owed[index] + offered
+            m.d.comb += Assert(used <= self.landing)
+
+            gained = inside[f"space.gained{index if index in self.own else ''}"]
+            space = Signal.like(gained, name=f"space{index}")
+            m.d.comb += [
+                space.eq(gained - inside[f"space.taken{index}"]),
+                Assert(used + space == self.landing),
+                Assert(bursts[index] <= owed[index]),
+                Assert((bursts[index] == 0) == (owed[index] == 0)),
+            ]
+            outstanding += bursts[index]
+            if dut.cut:  # the decision is of a cycle ago, and holds for the burst that waits
+                its = burst.stream == index
+                m.d.comb += Assert(~inside["may"] | ~its | (space >= burst.beats))
+        if dut.cut:
+            may = inside["may"]
+            m.d.comb += Assert(~may | (dut.i.valid & (inside["outstanding"] != dut.bursts_ahead)))
+        m.d.comb += [
+            Assert(inside["outstanding"] == outstanding),
+            Assert(inside["outstanding"] <= dut.bursts_ahead),
+        ]
+        nothing = Cat(*owed) == 0
+        m.d.comb += Assert(dut.o_idle == (nothing & ~bus.ar.valid))
 
         ar = (bus.ar.payload.id, bus.ar.payload.addr, bus.ar.payload.len)
         waits = history.before(bus.ar.valid & ~bus.ar.ready)
         stopped = history.before(self.i_stop & (~bus.ar.valid | bus.ar.ready))
+        with m.If(bus.ar.valid):
+            m.d.comb += [
+                Assert(bus.ar.payload.len < self.burst),
+                Assert(bus.ar.payload.id < self.streams),
+            ]
         for value in ar:
             past = history.before(value)
             with m.If(history.exists & waits):
                 m.d.comb += [Assert(bus.ar.valid), Assert(value == past)]
         with m.If(history.exists & stopped):
             m.d.comb += Assert(~bus.ar.valid)
-        m.d.comb += Cover((landed[0] == self.LANDING) & (landed[1] == self.LANDING))
+        m.d.comb += Cover((landed[0] == self.landing) & (landed[1] == self.landing))
+        return m
+
+
+class AnnounceProperties(Component):
+    """AW only with all its data at hand, and held; a response for each burst; idle is idle. By
+    induction: what the mover counts is what was made, shown and answered.
+
+    Channel W may do anything: `WriteProperties` are about it.
+
+    Parameters
+    ----------
+    streams, burst, buffer, ahead : of the mover.
+    own, cut : of the mover.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: int = 2,
+        burst: int = 2,
+        buffer: int = 4,
+        ahead: int = 4,
+        own: Sequence[int] = (),
+        cut: bool = False,
+    ) -> None:
+        self.streams, self.burst, self.buffer, self.own = streams, burst, buffer, tuple(own)
+        self.layout = BurstLayout(streams=streams, address_width=12, burst_beats=burst)
+        self.dut = WriteMover(
+            streams=streams,
+            address_width=12,
+            beat_bytes=1,
+            burst_beats=burst,
+            buffer_beats=buffer,
+            bursts_ahead=ahead,
+            own=own,
+            cut=cut,
+        )
+        super().__init__(
+            {
+                "i": In(stream.Signature(self.layout)),
+                "i_gain": In(1),
+                "i_gain_own": In(len(own)),
+                "i_data": In(streams),
+                "i_awready": In(1),
+                "i_wready": In(1),
+                "i_bvalid": In(1),
+                "i_bid": In(id_width(streams)),
+                "i_bresp": In(2),
+                "i_stop": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        dut = self.dut
+        m.submodules.dut, inside = opened(dut)
+        bus, burst = dut.bus, dut.i.payload
+        connect(m, flipped(self.i), dut.i)
+        history = History(m)
+        history.keeps_valid(dut.i, Assume)
+        each = range(self.streams)
+        width = bits_for(self.buffer) + 1
+        have = Array(Signal(width, name=f"have{i}") for i in each)  # made, and not yet shown
+        bursts = Array(Signal(range(dut.bursts_ahead + 2), name=f"bursts{i}") for i in each)
+        waited = history.before(bus.aw.valid & ~bus.aw.ready)
+        shown = bus.aw.valid & ~waited  # for the first time
+        m.d.comb += [
+            dut.i_gain.eq(self.i_gain),
+            dut.i_stop.eq(self.i_stop),
+            bus.aw.ready.eq(self.i_awready),
+            bus.w.ready.eq(self.i_wready),
+            bus.b.valid.eq(self.i_bvalid),
+            bus.b.payload.id.eq(self.i_bid),
+            bus.b.payload.resp.eq(self.i_bresp),
+            Assume((burst.beats > 0) & (burst.beats <= self.burst)),
+            Assume(burst.stream < self.streams),
+            Assume(self.i_bid < self.streams),
+            Assume(~self.i_bvalid | (bursts[self.i_bid] != 0)),
+            Assert(bus.b.ready),
+        ]
+        if self.own:
+            m.d.comb += dut.i_gain_own.eq(self.i_gain_own)
+        for index in each:
+            gain = self.i_gain_own[self.own.index(index)] if index in self.own else self.i_gain
+            its = shown & (bus.aw.payload.id == index)
+            beats = Mux(its, bus.aw.payload.len + 1, 0)
+            answered = self.i_bvalid & (self.i_bid == index)
+            gained = inside[f"ready_beats.gained{index if index in self.own else ''}"]
+            issued = inside[f"responses.issued{index}"]
+            held = Signal.like(gained, name=f"held{index}")
+            open_ = Signal.like(issued, name=f"open{index}")
+            m.d.comb += [
+                dut.data[index].valid.eq(self.i_data[index]),
+                Assume(~gain | (have[index] < self.buffer + beats)),
+                held.eq(gained - inside[f"ready_beats.taken{index}"]),
+                open_.eq(issued - inside[f"responses.answered{index}"]),
+                Assert(have[index] >= beats),
+                Assert(have[index] <= self.buffer + beats),
+                Assert(held + beats == have[index]),
+                Assert(open_ == bursts[index] + its),
+                Assert(open_ <= dut.bursts_ahead),
+            ]
+            m.d.sync += [
+                have[index].eq(have[index] + gain - beats),
+                bursts[index].eq(bursts[index] + its - answered),
+            ]
+            if dut.cut:  # the decision is of a cycle ago, and holds for the burst that waits
+                decided = inside["may"] & (burst.stream == index)
+                m.d.comb += [
+                    Assert(~decided | (held >= burst.beats)),
+                    Assert(~decided | (open_ < dut.bursts_ahead)),
+                ]
+        if dut.cut:
+            m.d.comb += Assert(~inside["may"] | dut.i.valid)
+        m.d.comb += [
+            Assert(dut.o_idle == (~bus.aw.valid & (Cat(*bursts) == 0))),
+            Cover((bursts[0] == dut.bursts_ahead) & (have[0] == self.buffer)),
+        ]
+        with m.If(bus.aw.valid):
+            m.d.comb += [
+                Assert(bus.aw.payload.len < self.burst),
+                Assert(bus.aw.payload.id < self.streams),
+            ]
+        stopped = history.before(self.i_stop & (~bus.aw.valid | bus.aw.ready))
+        with m.If(history.exists & stopped):
+            m.d.comb += Assert(~bus.aw.valid)
+        for value in (bus.aw.payload.id, bus.aw.payload.addr, bus.aw.payload.len):
+            past = history.before(value)
+            with m.If(history.exists & waited):
+                m.d.comb += [Assert(bus.aw.valid), Assert(value == past)]
         return m
 
 

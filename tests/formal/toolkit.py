@@ -1,5 +1,5 @@
-"""What several proofs state: values of the cycle before, inputs and streams that hold, and proofs
-that must fail.
+"""What several proofs state: values of the cycle before, inputs and streams that hold, registers
+inside of a design, and proofs that must fail.
 
 Counters of what is under way stay with their properties: each has its own bounds and its own ends.
 """
@@ -7,7 +7,7 @@ Counters of what is under way stay with their properties: each has its own bound
 from __future__ import annotations
 
 import pytest
-from amaranth.hdl import Assert, Assume, Module, Signal, Value
+from amaranth.hdl import Assert, Assume, Fragment, Module, Signal, Value
 from amaranth.lib.wiring import Component
 
 from nearstep_sim.bench.formal import Mode, ProofError, prove
@@ -52,6 +52,27 @@ class History:
                 kind(port.valid),
                 kind(Value.cast(port.payload) == payload),
             ]
+
+
+def opened(component: Component) -> tuple[Fragment, dict[str, Signal]]:
+    """A component as it is to be added to a module, and its registers by path, as
+    `space.taken0`: for the invariants that an induction needs.
+
+    The design is what it would be without; a name that is not there is a KeyError.
+    """
+    whole = Fragment.get(component, None)
+    found: dict[str, Signal] = {}
+
+    def enter(fragment: Fragment, path: str) -> None:
+        for domain, statements in fragment.statements.items():
+            if domain != "comb":
+                for signal in statements._lhs_signals():
+                    found.setdefault(f"{path}{signal.name}", signal)
+        for inner, name, _ in fragment.subfragments:
+            enter(inner, f"{path}{name}.")
+
+    enter(whole, "")
+    return whole, found
 
 
 def held(m: Module, *values: Value) -> None:

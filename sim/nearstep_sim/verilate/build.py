@@ -30,6 +30,7 @@ from nearstep_spec.cache import cache_dir, stored, yowasp_dir, yowasp_environmen
 __all__ = [
     "BuildError",
     "Model",
+    "VerilatedBlock",
     "cache_dir",
     "compile_library",
     "compile_object",
@@ -41,6 +42,7 @@ __all__ = [
     "run_tool",
     "stored",
     "tool_environment",
+    "verilate_block",
     "verilate_library",
     "verilator_root",
     "verilog_of",
@@ -355,37 +357,58 @@ def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
         settings = folder / f"{model.prefix}.vlt"
         settings.write_text(f"`verilator_config\n{text}")
         common.append(str(settings))
-    # What `--hierarchical` does, which calls make: it takes no path with a space.
-    common += [
-        part for block in model.blocks for part in ("--hierarchical-block", f"{block},{block}")
-    ]
     verilog = str(model.verilog.resolve())
-    made, wrappers = [], []
-    for number, block in enumerate(model.blocks, 1):
-        prefix = _prefix_of(block)
-        _run_verilator(
-            [*common, "--prefix", prefix, "--mod-prefix", prefix, "--top-module-encoded", block,
-             "--lib-create", block, "--hierarchical-child", str(number),
-             "--Mdir", str(folder / prefix), verilog],
-            folder,
-        )  # fmt: skip
-        made += _together(folder / prefix)
-        wrappers.append(str(folder / prefix / f"{block}.sv"))
-    _run_verilator(
-        [*common, "--top-module", model.top, "--prefix", model.prefix,
-         "--Mdir", str(folder / model.prefix), *wrappers, verilog],
+    blocks = [
+        verilate_block(each, model.verilog, folder, common, number)
+        for number, each in enumerate(model.blocks, 1)
+    ]
+    run_tool(
+        [str(verilator_root() / "bin" / "verilator_bin"), *common, "--top-module", model.top,
+         "--prefix", model.prefix, "--Mdir", str(folder / model.prefix),
+         *(part for block in blocks for part in block.options), verilog],
         folder,
     )  # fmt: skip
-    return [*_together(folder / model.prefix), *made]
+    return [*_together(folder / model.prefix), *(s for block in blocks for s in block.sources)]
 
 
-def _prefix_of(block: str) -> str:
-    return f"V{block}"
+@dataclass(frozen=True)
+class VerilatedBlock:
+    """A module that is Verilated by itself, for the tops that have instances of it.
+
+    Attributes
+    ----------
+    folder : of its headers.
+    sources : its C++.
+    options : of Verilator for a top, in front of the Verilog.
+    """
+
+    folder: Path
+    sources: Sequence[str]
+    options: Sequence[str]
 
 
-def _run_verilator(arguments: Sequence[str], folder: Path) -> None:
-    """Verilate in a folder. Raises as `run_tool`."""
-    run_tool([str(verilator_root() / "bin" / "verilator_bin"), *arguments], folder)
+def verilate_block(
+    block: str, verilog: Path, folder: Path, flags: Sequence[str], number: int = 1
+) -> VerilatedBlock:
+    """Verilate the module `block` of a file by itself, in a folder of its own inside `folder`.
+
+    That is what Verilator's `--hierarchical` does, but that option calls make, which takes no path
+    with a space. `number` tells blocks of one top apart.
+
+    Raises
+    ------
+    BuildError : with the tool's output.
+    """
+    prefix = f"V{block}"
+    out = folder / prefix
+    known = ["--hierarchical-block", f"{block},{block}"]
+    run_tool(
+        [str(verilator_root() / "bin" / "verilator_bin"), *flags, *known, "--prefix", prefix,
+         "--mod-prefix", prefix, "--top-module-encoded", block, "--lib-create", block,
+         "--hierarchical-child", str(number), "--Mdir", str(out), str(verilog.resolve())],
+        folder,
+    )  # fmt: skip
+    return VerilatedBlock(out, _together(out), [*known, str(out / f"{block}.sv")])
 
 
 def _together(out: Path) -> list[str]:
@@ -527,7 +550,7 @@ def verilate_library(
         generated = [s for m in models for s in _verilate(m, folder, trace)]
         includes = [root / "include", root / "include" / "vltstd"]
         includes += [INCLUDES, *sorted({c.resolve().parent for c in (*cpp, *common)})]
-        prefixes = [p for m in models for p in (m.prefix, *map(_prefix_of, m.blocks))]
+        prefixes = [p for m in models for p in (m.prefix, *(f"V{block}" for block in m.blocks))]
         includes += [folder / prefix for prefix in prefixes]
         sources = [*generated, *(str(c.resolve()) for c in cpp if c.suffix != ".hpp")]
         made = _compile_all(
