@@ -148,8 +148,8 @@ class ReadProperties(Component):
         history = History(m)
         history.keeps_valid(dut.i, Assume)
 
-        # The memory: beats and bursts that it owes each stream. Where a burst ends is left open, but
-        # for the last beat owed: more than a memory of AXI may do.
+        # The memory: beats and bursts that it owes each stream. Where a burst ends is left open,
+        # but for the last beat owed: more than a memory of AXI may do.
         each = range(self.streams)
         width = bits_for(self.landing) + 1
         owed = Array(Signal(width, name=f"owed{i}") for i in each)
