@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 from amaranth.hdl import Array, Assert, Assume, Cat, Cover, Module, Mux, Signal, Value
 from amaranth.lib import stream
+from amaranth.lib.data import View
 from amaranth.lib.wiring import Component, In, connect, flipped
-from amaranth.utils import bits_for
+from amaranth.utils import bits_for, ceil_log2
 
 from nearstep_hw.axi.burst import BurstLayout, id_width
 from nearstep_hw.axi.reader import ReadMover
@@ -369,9 +370,13 @@ class AnnounceProperties(Component):
 
 
 class WriteProperties(Component):
-    """AW only with all its data; W in the order and length of AW; idle is idle."""
+    """AW only with all its data; W in the order and length of AW; idle is idle.
 
-    STREAMS, BURST, BUFFER = 2, 2, 4
+    The last ones are invariants, of which the others follow by induction: what is on its way to
+    channel W are the bursts that were shown and have not ended, in their order.
+    """
+
+    STREAMS, BURST, BUFFER, AHEAD = 2, 2, 4, 4
 
     def __init__(self) -> None:
         self.layout = BurstLayout(streams=self.STREAMS, address_width=12, burst_beats=self.BURST)
@@ -389,21 +394,23 @@ class WriteProperties(Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.dut = dut = WriteMover(
+        dut = WriteMover(
             streams=self.STREAMS,
             address_width=12,
             beat_bytes=1,
             burst_beats=self.BURST,
             buffer_beats=self.BUFFER,
-            bursts_ahead=4,
+            bursts_ahead=self.AHEAD,
         )
+        m.submodules.dut, inside = opened(dut)
         bus, burst = dut.bus, dut.i.payload
         connect(m, flipped(self.i), dut.i)
         history = History(m)
         made = Signal(4)
-        sent = Array(Signal(4, name=f"sent{i}") for i in range(self.STREAMS))
-        announced = Array(Signal(4, name=f"announced{i}") for i in range(self.STREAMS))
-        unanswered = Array(Signal(4, name=f"unanswered{i}") for i in range(self.STREAMS))
+        each = range(self.STREAMS)
+        sent = Array(Signal(4, name=f"sent{i}") for i in each)
+        announced = Array(Signal(4, name=f"announced{i}") for i in each)
+        unanswered = Array(Signal(4, name=f"unanswered{i}") for i in each)
         # Bursts whose AW is or was shown: the stream and length of each, oldest first.
         order = [Signal(3, name=f"order{i}") for i in range(8)]
         waiting = Signal(4)
@@ -422,27 +429,30 @@ class WriteProperties(Component):
             bus.b.payload.id.eq(self.i_bid),
             Assume((burst.beats > 0) & (burst.beats <= self.BURST)),
             Assume(burst.stream < self.STREAMS),
-            Assume(burst.address[1:] == 0),  # an address is only handed on: two will do
             Assume(~self.i_bvalid | (unanswered[self.i_bid] != 0)),
             Assert(bus.b.ready),
         ]
         m.d.sync += made.eq(made + self.i_gain)
+        offered, in_buffer = [], []
         for index, beats in enumerate(dut.data):
-            in_buffer = made - sent[index]
+            in_buffer.append(Signal(4, name=f"in_buffer{index}"))
+            offered.append(Signal(4, name=f"offered{index}"))
+            mine = bus.aw.valid & (bus.aw.payload.id == index)
             m.d.comb += [
-                beats.valid.eq(in_buffer != 0),
+                in_buffer[index].eq(made - sent[index]),
+                offered[index].eq(Mux(mine, bus.aw.payload.len + 1, 0)),
+                beats.valid.eq(in_buffer[index] != 0),
                 beats.payload.eq(sent[index]),
-                Assume(~self.i_gain | (in_buffer < self.BUFFER)),
+                Assume(~self.i_gain | (in_buffer[index] < self.BUFFER)),
                 Assert(~beats.ready | beats.valid),
             ]
             m.d.sync += sent[index].eq(sent[index] + (beats.valid & beats.ready))
-            mine = bus.aw.valid & (bus.aw.payload.id == index)
             with m.If(mine):  # announced beats exist
                 m.d.comb += Assert(
-                    (announced[index] + bus.aw.payload.len + 1)[:4] - sent[index] <= in_buffer
+                    (announced[index] + offered[index] - sent[index])[:4] <= in_buffer[index]
                 )
             with m.If(mine & bus.aw.ready):
-                m.d.sync += announced[index].eq(announced[index] + bus.aw.payload.len + 1)
+                m.d.sync += announced[index].eq(announced[index] + offered[index])
             ends = finished & (order[0][2:] == index)
             answered = self.i_bvalid & (self.i_bid == index)
             m.d.sync += unanswered[index].eq(unanswered[index] + ends - answered)
@@ -481,6 +491,79 @@ class WriteProperties(Component):
                 with m.If(history.exists & waits):
                     m.d.comb += [Assert(valid), Assert(value == past)]
         m.d.comb += Cover((waiting == 3) & bus.w.valid)
+
+        # Bursts on their way to W: of the beat that is offered, being sent, at the output of the
+        # FIFO, in its memory. The newest may be shown in this cycle.
+        known = [Mux(shown & (waiting == index), entry, slot) for index, slot in enumerate(order)]
+        length = waiting + shown
+        queued, sending = inside["w.bursts.o__valid"], inside["w.sending"]
+        current = View(self.layout, inside["w.burst"])
+        following = View(self.layout, inside.read_data("w.bursts.memory"))
+        rows = inside.rows("w.bursts.memory")
+        read = inside["w.bursts.read"]
+        stored = Signal(3)
+        over = bus.w.valid & bus.w.payload.last  # of the first, nothing else is on its way
+        begun = bus.w.valid & ~bus.w.payload.last
+
+        def at(place: Value) -> Value:
+            return Array(known)[place]
+
+        def whole(where: View, place: Value) -> Value:
+            """A burst that has not been begun."""
+            its = at(place)
+            return (where.stream == its[2:]) & (where.beats == its[:2] + 1) & (where.beats <= 2)
+
+        place = Signal(4)  # of the burst at the output of the FIFO, or of the one behind it
+        left = [[] for _ in each]  # beats on their way, of each stream
+        m.d.comb += [
+            stored.eq(inside["w.bursts.written"] - read),
+            place.eq(over + sending),
+            Assert(stored <= self.AHEAD),
+            Assert(length == place + queued + stored),
+            Assert(length < len(order)),
+            Assert(~shown | (stored != 0)),
+            Assert(~begun | sending),
+            Assert(~bus.w.valid | (bus.w.payload.strb == 1)),
+            Assert(bus.w.valid | (beat == 0) | sending),
+            Assert(~queued | sending | (place == over)),
+            Assert(~queued | whole(following, place)),
+            Assert((length == 0) | (known[0][:2] < self.BURST)),
+        ]
+        with m.If(sending):
+            its = at(over)
+            sent_of_it = Mux(over, 0, beat + begun)
+            m.d.comb += [
+                Assert(current.stream == its[2:]),
+                Assert(current.beats + sent_of_it == its[:2] + 1),
+                Assert((current.beats != 0) & (its[:2] < self.BURST)),
+            ]
+        for index in each:
+            left[index] += [
+                Mux(sending & (current.stream == index), current.beats, 0),
+                Mux(queued & (following.stream == index), following.beats, 0),
+            ]
+        for step in range(self.AHEAD):
+            row = View(self.layout, rows[(read + step)[: ceil_log2(self.AHEAD)]])
+            with m.If(step < stored):
+                m.d.comb += Assert(whole(row, place + queued + step))
+            for index in each:
+                left[index].append(Mux((step < stored) & (row.stream == index), row.beats, 0))
+        for index in each:
+            its_bursts = sum(
+                (place < length) & (slot[2:] == index) for place, slot in enumerate(known)
+            )
+            open_ = (inside[f"responses.issued{index}"] - inside[f"responses.answered{index}"])[:3]
+            taken, gained = inside[f"ready_beats.taken{index}"], inside["ready_beats.gained"]
+            promised = (announced[index] + offered[index])[:4]
+            m.d.comb += [
+                Assert(open_ == unanswered[index] + its_bursts),
+                Assert(open_ <= self.AHEAD),
+                Assert(gained == made[:3]),
+                Assert(taken == promised[:3]),
+                Assert((promised - sent[index])[:4] == sum(left[index])),
+                Assert((gained - taken)[:3] + sum(left[index]) == in_buffer[index]),
+                Assert(in_buffer[index] <= self.BUFFER),
+            ]
         return m
 
 
