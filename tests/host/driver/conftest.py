@@ -52,11 +52,11 @@ DIMMS = {
 
 WHOLE = {
     "sim-dimm-whole": (
-        "sim:axdimm?memory=ddr4-1600&block_bytes=512&channels=2&top=whole&stall=0.3&seed=7"
+        f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&top=whole&stall=0.3&seed=7"
     ),
 }
-"""The module as `nearstep rtl axdimm_module` writes it, with its 16 units on each channel, as one
-Verilated object: for deep tests."""
+"""The module as `nearstep rtl axdimm_module` writes it, all units in it, as one Verilated object:
+for deep tests. It has the shape of the others; `test_dimm_whole.py` has it as it is by default."""
 
 EVERYTHING = (
     "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
