@@ -197,8 +197,11 @@ class DimmBackend(EmulatedBackend):
             files = (f"{options.commands}.{number}" for number in range(dimm.channels))
             writable(name, "commands", options.commands, *files)
         self._threads = simulation_threads()
-        library = whole_library if options.top == "whole" else dimm_library
-        self._lib = _load(library(dimm, trace=options.trace is not None))
+        self._lib = _load(
+            whole_library(dimm)
+            if options.top == "whole"
+            else dimm_library(dimm, trace=options.trace is not None)
+        )
         host = HostConfig(
             density=dimm.density,
             width=dimm.width,

@@ -49,11 +49,10 @@ def shipped_verilog(dimm: DimmConfig) -> Path:
     return verilog_of(f"{TOP} {digest(dimm)}", lambda: generate.verilog(TOP, config=dimm))
 
 
-def whole_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
+def whole_library(dimm: DimmConfig) -> Path:
     """The shared library of `dimm.cpp` around the shipped top, Verilated as one object.
 
-    Its functional units are instances of a module that is Verilated once; with `trace` they are a
-    part of the rest, each with its signals, and building takes minutes.
+    Its functional units are instances of a module that is Verilated once.
     """
     names = [f"{TOP}.channel{number}" for number in range(dimm.channels)]
     return verilate_library(
@@ -63,7 +62,7 @@ def whole_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
                 top=TOP,
                 verilog=shipped_verilog(dimm),
                 prefix="Vmodule",
-                blocks=() if trace else (UNIT_MODULE,),
+                blocks=[UNIT_MODULE],
                 visible=[
                     *((name, "o_kernel_reset") for name in names),
                     *((f"{name}.memory", "o_acceleration") for name in names),
@@ -73,5 +72,4 @@ def whole_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
         [HARNESS],
         common=[DRAM_MODELS],
         defines={"NEARSTEP_WHOLE": 1, "NEARSTEP_CHANNELS": dimm.channels},
-        trace=trace,
     )

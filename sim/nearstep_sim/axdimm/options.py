@@ -155,6 +155,10 @@ class DimmOptions:
         adam_kernel_map(self.dimm.kernel)  # which may be impossible with rules of a file
         if self.top == "whole" and self.fu != "rtl":
             raise ValueError(f"fu must be rtl with top=whole, whose units are RTL, not {self.fu}")
+        if self.top == "whole" and self.trace is not None:
+            raise ValueError(
+                f"top must be parts with trace={self.trace}: units of a whole one are not traced"
+            )
 
     def config(self) -> DimmConfig:
         """Configuration of the DIMM."""

@@ -269,6 +269,9 @@ def test_a_difference_of_one_cycle_or_one_bit_is_seen(monkeypatch: pytest.Monkey
         both(FEW, see, monkeypatch)
 
 
-def test_units_of_the_shipped_module_are_rtl() -> None:
+def test_units_of_the_shipped_module_are_rtl_and_not_traced(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="fu must be rtl with top=whole"):
         nearstep.open(f"{whole(FEW)}&fu=native")
+    with pytest.raises(OptionError, match="top must be parts with trace="):
+        nearstep.open(f"{whole(FEW)}&trace={tmp_path / 'waves.vcd'}")
+    assert not list(tmp_path.iterdir())
