@@ -46,7 +46,12 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.axdimm.memory_channel import ChannelBench, Kernel, Mode
 from nearstep_sim.axdimm.module_step import ModuleStep, run_step
 from nearstep_sim.models.dram.bench import BEATS_PER_ELEMENT_BEAT, LANES, Channel, run_kernel
-from nearstep_sim.models.dram.host import SCHEDULERS, BareDram, HostConfig
+from nearstep_sim.models.dram.host import (
+    SCHEDULERS,
+    BareDram,
+    HostConfig,
+    without_a_module,
+)
 from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
 from nearstep_spec.axdimm.hand_over import longest_to_acceleration, longest_to_normal
 from nearstep_spec.axdimm.registers import Block, arbiter_map
@@ -56,6 +61,9 @@ from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, update_rule
 
 DENSITIES = ("8Gb", "16Gb")
+PARTS = (("8Gb", "x8"), ("16Gb", "x8"), ("32Gb", "x16"))
+"""The last one is that of the paper."""
+
 UNITS = (16, 4)
 CHANNELS = 2
 FABRIC_HZ = 200e6
@@ -67,6 +75,8 @@ PAPER = {
 }
 MEASURED = "measured (RTL cycles)"
 PATTERNS = ("streaming loads", "streaming stores", "copy", "random loads", "random, 1/3 stores")
+ALONE = "random loads, one at a time"
+MOST_ALONE = 5000  # accesses of that pattern
 REGION = 1 << 26  # bytes that the host touches, away from kernel and registers
 MODE_LINE = 1
 SIMULATED = "sim:axdimm?memory=ddr4-1600"
@@ -77,7 +87,7 @@ pyplot.switch_backend("Agg")
 console = Console(width=150)
 
 
-def step_row(step: ModuleStep, density: str, units: int) -> dict[str, Any]:
+def step_row(step: ModuleStep, part: tuple[str, str], units: int) -> dict[str, Any]:
     """A step of the kernels of one or both channels, as plain data."""
     worst = min(step.channels, key=lambda channel: channel.efficiency)
     clocks, bus = PHASES * worst.cycles, worst.bus
@@ -87,8 +97,8 @@ def step_row(step: ModuleStep, density: str, units: int) -> dict[str, Any]:
     }
     return {
         "label": f"{MEASURED}, stand-ins of equal latency for the functional units",
-        "density": density,
-        "width": "x8",
+        "density": part[0],
+        "width": part[1],
         "functional_units": units,
         "block_kib": 16,
         "channels": len(step.channels),
@@ -107,19 +117,20 @@ def step_row(step: ModuleStep, density: str, units: int) -> dict[str, Any]:
 
 def steps(count: int) -> list[dict[str, Any]]:
     """One channel alone, then both at once."""
-    shapes = [(d, u, c) for d in DENSITIES for u in UNITS for c in (1, CHANNELS)]
+    shapes = [(part, u, c) for part in PARTS for u in UNITS for c in (1, CHANNELS)]
     return [
         step_row(
             run_step(
                 AdamKernelConfig(functional_units=units),
                 count=count,
                 channels=channels,
-                density=density,
+                density=part[0],
+                width=part[1],
             ),
-            density,
+            part,
             units,
         )
-        for density, units, channels in track(shapes, "kernels", console=console)
+        for part, units, channels in track(shapes, "kernels", console=console)
     ]
 
 
@@ -156,15 +167,17 @@ def accesses(pattern: str, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
         is_store = inside >= page
         line = (block * page + inside % page) % (lines // 2) + is_store * (lines // 2)
         return is_store, line * LINE_BYTES
-    is_store = rng.random(n) < (0 if pattern == "random loads" else 1 / 3)
+    is_store = rng.random(n) < (1 / 3 if pattern.endswith("stores") else 0)
     return is_store, rng.integers(0, lines, n) * LINE_BYTES
 
 
-def host_rows(n: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Cycles of a host with the channel in normal mode, and with bare DRAM."""
+def host_rows(most: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Cycles of a host with the channel in normal mode; with DRAM chips alone, which answer after
+    their own latencies and turn around as fast as they can; and with DRAM as late as the module."""
     rows = []
-    shapes = [(scheduler, pattern) for scheduler in SCHEDULERS for pattern in PATTERNS]
+    shapes = [(scheduler, each) for scheduler in SCHEDULERS for each in (*PATTERNS, ALONE)]
     for scheduler, pattern in track(shapes, "host", console=console):
+        n = min(most, MOST_ALONE) if pattern == ALONE else most
         is_store, addresses = accesses(pattern, n, np.random.default_rng(seed))
         data = np.random.default_rng(seed + 1).integers(0, 256, (n, LINE_BYTES), dtype=np.uint8)
         config = HostConfig(
@@ -175,12 +188,16 @@ def host_rows(n: int, seed: int = 1) -> list[dict[str, Any]]:
         )
         benches = {
             "channel": ChannelBench(scheduler=scheduler, seed=seed),
-            "bare": BareDram(config),
+            "bare": BareDram(without_a_module(config)),
+            "late": BareDram(config),
         }
         took = {}
         for name, bench in benches.items():
-            bench.host.submit(is_store, addresses, data=data)
-            took[name] = bench.run(200 * n, until_idle=True)
+            took[name] = 0
+            for part in range(n if pattern == ALONE else 1):
+                some = slice(part, part + 1) if pattern == ALONE else slice(n)
+                bench.host.submit(is_store[some], addresses[some], data=data[some])
+                took[name] += bench.run(200 * n, until_idle=True)
             if not bench.host.idle:
                 raise SystemExit(f"{scheduler}, {pattern}, {name}: the host does not end")
         rows.append(
@@ -192,6 +209,7 @@ def host_rows(n: int, seed: int = 1) -> list[dict[str, Any]]:
                 "cycles": took,
                 "bytes_per_cycle": {name: LINE_BYTES * n / each for name, each in took.items()},
                 "throughput_over_bare": took["bare"] / took["channel"],
+                "throughput_over_late": took["late"] / took["channel"],
             }
         )
     return rows
@@ -495,13 +513,13 @@ def show(results: dict[str, Any]) -> None:
             f"{100 * row['fraction_with_due_refreshes']:.3f}",
         )
     console.print(table)
-    table = Table("host", "pattern", "channel, B/cycle", "bare", "% of bare")
+    table = Table("host", "pattern", "channel, B/cycle", "bare", "as late", "% of bare", "of late")
     for row in results["host"]:
         table.add_row(
             row["scheduler"],
             row["pattern"],
-            *(f"{row['bytes_per_cycle'][name]:.3f}" for name in ("channel", "bare")),
-            f"{100 * row['throughput_over_bare']:.2f}",
+            *(f"{row['bytes_per_cycle'][name]:.3f}" for name in ("channel", "bare", "late")),
+            *(f"{100 * row[f'throughput_over_{name}']:.2f}" for name in ("bare", "late")),
         )
     console.print(table)
     table = Table("part", "to", "load", "times", "median", "worst", "bound")
