@@ -104,7 +104,8 @@ def smartssd(results: Results) -> list[str]:
         "of equal latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the",
         "bound is a beat of 64 bytes a cycle for the bytes that a step needs: each array once, 8",
         "for each pair. *B/parameter* are those that were moved; of pairs the indices are read",
-        "twice. MP/s and GB/s (of needed bytes) at 200 MHz are *modelled*. Pairs are at random places. *Paper* (Smart-Infinity, Fig. 14): an updater",
+        "twice. MP/s and GB/s (of needed bytes) at 200 MHz are *modelled*. Pairs are at random",
+        "places. *Paper* (Smart-Infinity, Fig. 14): an updater",
         f"of more than {updater / 1e9:.0f} GB/s, faster than its SSD, whose reads are taken to be",
         f"{drive / 1e9:.1f} GB/s.",
     )
