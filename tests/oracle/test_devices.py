@@ -91,7 +91,7 @@ def test_random_steps_on_golden_devices(name: str) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", DEVICES)
 def test_many_random_steps_on_golden_devices(name: str, seed: int) -> None:
-    check(DEVICES[name], times=600, longest=9000, seed=seed)
+    check(DEVICES[name], times=300, longest=5000, seed=seed)
 
 
 @pytest.mark.deep

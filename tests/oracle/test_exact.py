@@ -109,7 +109,7 @@ def drawn(name: str, count: int, seed: int) -> dict[str, Bits]:
     return {key: patterns(rng, count) for key in FORMULAS[name][2]}
 
 
-DRAWS = [(40, 12), pytest.param(3000, 40, marks=pytest.mark.deep)]
+DRAWS = [(40, 12), pytest.param(1000, 20, marks=pytest.mark.deep)]
 
 
 @pytest.mark.parametrize(("count", "times"), DRAWS)
