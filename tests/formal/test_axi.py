@@ -238,8 +238,9 @@ class ReadProperties(Component):
 
 
 class AnnounceProperties(Component):
-    """AW only with all its data at hand, and held; a response for each burst; idle is idle. By
-    induction: what the mover counts is what was made, shown and answered.
+    """AW only with all its data at hand, and held; a response for each burst; idle is idle.
+
+    By induction: what the mover counts is what was made, shown and answered.
 
     Channel W may do anything: `WriteProperties` are about it.
 

@@ -57,8 +57,9 @@ class History:
 
 
 class Inside:
-    """Registers and memories of a design by path, as `space.taken0`: for the invariants that an
-    induction needs. The design is what it would be without; a name that is not there is a KeyError.
+    """Registers and memories of a design by path, as `space.taken0`, for invariants of inductions.
+
+    The design is what it would be without; a name that is not there is a KeyError.
     """
 
     def __init__(self, whole: Fragment) -> None:

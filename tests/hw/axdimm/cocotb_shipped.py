@@ -85,8 +85,10 @@ class GoldenRun(AdamRun):
 
 
 def drive(module: Module) -> int:
-    """Each channel by itself with the host on the others, then all at once; one is given back to
-    the host in the midst of it. Words compared."""
+    """Each channel by itself with the host on the others, then all at once. Words compared.
+
+    One of them is given back to the host in the midst of its run.
+    """
     compared = 0
     rng = np.random.default_rng(SEED)
     channels = range(len(PORTS))
