@@ -230,10 +230,11 @@ def test_random_runs_faults_and_modes_show_the_same(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("url", [STALLED, FEW], ids=["16 units, stalled", "4 units"])
 def test_faults_resets_and_waits_show_the_same(
-    scenario: str, monkeypatch: pytest.MonkeyPatch
+    url: str, scenario: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = both(STALLED, lambda dimm: seen(dimm, scenario), monkeypatch)
+    log = both(url, lambda dimm: seen(dimm, scenario), monkeypatch)
     print(scenario, "observations", len(log))
     assert len(log) >= 6
 
