@@ -373,13 +373,14 @@ class AnnounceProperties(Component):
 class WriteProperties(Component):
     """AW only with all its data; W in the order and length of AW; idle is idle.
 
-    The last ones are invariants, of which the others follow by induction: what is on its way to
-    channel W are the bursts that were shown and have not ended, in their order.
+    With `invariants` the others follow by induction: what is on its way to channel W are the bursts
+    that were shown and have not ended, in their order.
     """
 
-    STREAMS, BURST, BUFFER, AHEAD = 2, 2, 4, 4
+    STREAMS, BURST, BUFFER = 2, 2, 4
 
-    def __init__(self) -> None:
+    def __init__(self, *, ahead: int = 4, invariants: bool = False) -> None:
+        self.ahead, self.invariants = ahead, invariants
         self.layout = BurstLayout(streams=self.STREAMS, address_width=12, burst_beats=self.BURST)
         super().__init__(
             {
@@ -401,7 +402,7 @@ class WriteProperties(Component):
             beat_bytes=1,
             burst_beats=self.BURST,
             buffer_beats=self.BUFFER,
-            bursts_ahead=self.AHEAD,
+            bursts_ahead=self.ahead,
         )
         m.submodules.dut, inside = opened(dut)
         bus, burst = dut.bus, dut.i.payload
@@ -492,6 +493,8 @@ class WriteProperties(Component):
                 with m.If(history.exists & waits):
                     m.d.comb += [Assert(valid), Assert(value == past)]
         m.d.comb += Cover((waiting == 3) & bus.w.valid)
+        if not self.invariants:
+            return m
 
         # Bursts on their way to W: of the beat that is offered, being sent, at the output of the
         # FIFO, in its memory. The newest may be shown in this cycle.
@@ -502,7 +505,7 @@ class WriteProperties(Component):
         following = View(self.layout, inside.read_data("w.bursts.memory"))
         rows = inside.rows("w.bursts.memory")
         read = inside["w.bursts.read"]
-        stored = Signal(3)
+        stored = Signal.like(read)
         over = bus.w.valid & bus.w.payload.last  # of the first, nothing else is on its way
         begun = bus.w.valid & ~bus.w.payload.last
 
@@ -519,7 +522,7 @@ class WriteProperties(Component):
         m.d.comb += [
             stored.eq(inside["w.bursts.written"] - read),
             place.eq(over + sending),
-            Assert(stored <= self.AHEAD),
+            Assert(stored <= self.ahead),
             Assert(length == place + queued + stored),
             Assert(length < len(order)),
             Assert(~shown | (stored != 0)),
@@ -543,8 +546,8 @@ class WriteProperties(Component):
                 Mux(sending & (current.stream == index), current.beats, 0),
                 Mux(queued & (following.stream == index), following.beats, 0),
             ]
-        for step in range(self.AHEAD):
-            row = View(self.layout, rows[(read + step)[: ceil_log2(self.AHEAD)]])
+        for step in range(self.ahead):
+            row = View(self.layout, rows[(read + step)[: ceil_log2(self.ahead)]])
             with m.If(step < stored):
                 m.d.comb += Assert(whole(row, place + queued + step))
             for index in each:
@@ -553,12 +556,13 @@ class WriteProperties(Component):
             its_bursts = sum(
                 (place < length) & (slot[2:] == index) for place, slot in enumerate(known)
             )
-            open_ = (inside[f"responses.issued{index}"] - inside[f"responses.answered{index}"])[:3]
+            issued = inside[f"responses.issued{index}"]
+            open_ = (issued - inside[f"responses.answered{index}"])[: len(issued)]
             taken, gained = inside[f"ready_beats.taken{index}"], inside["ready_beats.gained"]
             promised = (announced[index] + offered[index])[:4]
             m.d.comb += [
                 Assert(open_ == unanswered[index] + its_bursts),
-                Assert(open_ <= self.AHEAD),
+                Assert(open_ <= self.ahead),
                 Assert(gained == made[:3]),
                 Assert(taken == promised[:3]),
                 Assert((promised - sent[index])[:4] == sum(left[index])),
@@ -642,8 +646,9 @@ def test_write_mover_fills_all_of_its_places():
 
 @pytest.mark.deep
 def test_write_mover_announces_only_what_it_has():
-    """Not by induction: the order of channel W is that of the bursts in a memory, whose rows no
-    invariant can name here."""
+    """By induction, for runs of any length, with two bursts ahead of each stream. With four z3 does
+    not end within minutes: the first nine cycles, in which the FIFO of bursts fills."""
+    assert prove(WriteProperties(ahead=2, invariants=True), "writer", "prove", 2).statements >= 40
     assert prove(WriteProperties(), "writer", "bmc", depth=9).statements >= 10
     assert prove(WriteProperties(), "writer", "cover", depth=20).statements == 1
 
