@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import report
@@ -13,18 +12,22 @@ from rich.table import Table
 import nearstep
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.formats import DTYPES
-from nearstep_spec.rule.rules import optimizer_named
 from nearstep_spec.updater.operands import element_bytes, operands
 
-FILE = Path(__file__).resolve().parents[1] / "examples" / "adam_bf16.py"
 DEVICE = "sim:axdimm?memory=ddr4-1600&fu=native&gradient_formats=fp32,bf16"
+MOMENTS = "state_format=bf16"
+ALL = f"{MOMENTS}&parameter_format=bf16"
+STOCHASTIC = "stochastic_rounding=yes"
 KINDS = {
-    "p, g, m, v fp32": ("adam", "fp32"),
-    "m, v bf16": (f"{FILE}:ADAM_BF16", "fp32"),
-    "g, m, v bf16": (f"{FILE}:ADAM_BF16", "bf16"),
-    "p, g, m, v bf16": (f"{FILE}:ADAM_ALL_BF16", "bf16"),
+    "p, g, m, v fp32": ("", "fp32"),
+    "m, v bf16": (MOMENTS, "fp32"),
+    "m, v bf16, stochastic": (f"{MOMENTS}&{STOCHASTIC}", "fp32"),
+    "g, m, v bf16": (MOMENTS, "bf16"),
+    "g, m, v bf16, stochastic": (f"{MOMENTS}&{STOCHASTIC}", "bf16"),
+    "p, g, m, v bf16": (ALL, "bf16"),
+    "p, g, m, v bf16, stochastic": (f"{ALL}&{STOCHASTIC}", "bf16"),
 }
-"""Rule and format of the gradients, by what is in which format."""
+"""Options of the kernel and format of the gradients, by what is in which format."""
 
 CLOCK_HZ = 200_000_000
 
@@ -33,8 +36,9 @@ console = Console()
 
 def measure(kind: str, count: int) -> dict[str, Any]:
     """One step from START to done, refresh on; what it moves is what it needs, once."""
-    rule, gradient = KINDS[kind]
-    with nearstep.open(f"{DEVICE}&rules={rule}", KernelDevice) as device:
+    options, gradient = KINDS[kind]
+    rounding = nearstep.Rounding(seed=1) if STOCHASTIC in options else None
+    with nearstep.open("&".join(filter(None, (DEVICE, options))), KernelDevice) as device:
         formats = {n: gradient if n == "g" else each.format
                    for n, each in operands(device.config).items()}  # fmt: skip
         buffers = {n: device.alloc(count, DTYPES[form]) for n, form in formats.items()}
@@ -42,7 +46,7 @@ def measure(kind: str, count: int) -> dict[str, Any]:
             buffer.fill(0)
         with device.acceleration():
             run = device.update(
-                optimizer_named(rule), buffers, step=1, gradient_format=gradient
+                "adamw", buffers, step=1, gradient_format=gradient, rounding=rounding
             ).wait()
         passes = {n: bool(each.read) + bool(each.write)
                   for n, each in operands(device.config).items()}  # fmt: skip
@@ -51,7 +55,7 @@ def measure(kind: str, count: int) -> dict[str, Any]:
         assert run.cycles is not None
         return {
             "formats": kind,
-            "device": device.url.replace(str(FILE.parent), "examples"),
+            "device": device.url,
             "bytes_per_parameter": moved,
             "cycles": run.cycles,
             "beats": beats,

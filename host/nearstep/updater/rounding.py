@@ -28,6 +28,10 @@ class Numbering(NamedTuple):
     skip: int = 0
 
 
+FROM_ZERO = Numbering()
+"""Of an array that is all on one channel."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
     """Has a run round states in bfloat16 stochastically: up with the probability of the fraction
@@ -48,7 +52,7 @@ class Rounding:
     seed: int = 0
     step: int | None = None
     states: Sequence[str] | None = None
-    numbering: Numbering = Numbering()
+    numbering: Numbering = FROM_ZERO
 
     def streams(self, rule: Rule, config: AdamKernelConfig) -> Mapping[str, int]:
         """Stream of random bits of each state that is rounded so, if the kernel can do that.

@@ -44,8 +44,9 @@ class StorePath(wiring.Component):
         all.
     i_narrow_tail : of arrays with elements of 16 bits. If there are any.
     i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
-    i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`; held while
-        `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for each.
+    i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
+        held while `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for
+        each.
     i_launch : begins.
     i_<array> : beats.
     i_made : a beat of every input is put in this cycle.

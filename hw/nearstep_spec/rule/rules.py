@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from nearstep_spec.rule import scale
 from nearstep_spec.rule.combine import combine, selector
+from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.file import is_in_file, load
 from nearstep_spec.rule.optimizer import DEFAULT_ORDER, Optimizer
 from nearstep_spec.rule.rule import Rule

@@ -49,9 +49,7 @@ class Draw:
     def after(self, elements: int) -> Self:
         """That of the array without its first elements."""
         blocks, within = divmod(self.within % self.block + elements, self.block)
-        return replace(
-            self, index=self.index + elements + blocks * self.skip, within=within
-        )
+        return replace(self, index=self.index + elements + blocks * self.skip, within=within)
 
     def indices(self, size: int) -> NDArray[np.uint64]:
         """Of the first `size` elements."""
