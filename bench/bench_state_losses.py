@@ -17,6 +17,7 @@ import numpy as np
 import report
 import torch
 import typer
+from eight_bit import EightBitAdamW
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -50,6 +51,7 @@ class Case:
     dtype : of the parameters.
     rounding
     color : of the curve.
+    eight_bit : the prototype on the host, of moments in 8 bits.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     rounding: str = "nearest"
     color: str = "#444444"
+    eight_bit: bool = False
 
 
 MOMENTS = "&state_format=bf16&stochastic_rounding=yes"
@@ -67,6 +70,7 @@ CASES = (
     Case("m, v bf16, stochastic", MOMENTS, rounding="stochastic", color="#1f77b4"),
     Case("p, m, v bf16, nearest", ALL, torch.bfloat16, color="#ff7f0e"),
     Case("p, m, v bf16, stochastic", ALL, torch.bfloat16, "stochastic", "#2ca02c"),
+    Case("m, v 8 bits (prototype)", color="#9467bd", eight_bit=True),
 )
 
 
@@ -75,13 +79,14 @@ def train(case: Case, text: Text, steps: int, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = Gpt(sized(SIZE, context=CONTEXT)).to(case.dtype)
     with nearstep.open(DEVICE + case.options) as device:
-        optimizer = nearstep.optim.AdamW(
-            model.decay_groups(WEIGHT_DECAY),
-            lr=LR,
-            device=device,
-            rounding=case.rounding,
-            rounding_seed=seed,
-        )
+        groups = model.decay_groups(WEIGHT_DECAY)
+        optimizer: torch.optim.Optimizer
+        if case.eight_bit:
+            optimizer = EightBitAdamW(groups, LR)
+        else:
+            optimizer = nearstep.optim.AdamW(
+                groups, lr=LR, device=device, rounding=case.rounding, rounding_seed=seed
+            )
         trainer = Trainer(model, optimizer, steps)
         batches = Batches(text.training, batch=BATCH, context=CONTEXT, seed=seed)
         for _ in range(steps):
@@ -140,7 +145,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=100, help="Steps of each training run.")] = 1000,
+    steps: Annotated[int, typer.Option(min=100, help="Steps of each training run.")] = 500,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
 ) -> None:
     """Train, print, and write build/bench/state_losses.json and state_losses.png."""
