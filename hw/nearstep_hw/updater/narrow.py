@@ -79,21 +79,19 @@ class Narrow(wiring.Component):
         upper, ends = Signal(), Signal()
         number = Signal.like(self.i_beats)  # beats narrowed
         low = Signal(FP16.width * self.lanes)
-        given, waits = Signal(), Signal()  # a beat goes in; one waits for random bits
         pipe = Pipeline(m, en=advance)
+        given, takes = self.i.valid, advance
         if self.stochastic:
-            m.d.comb += [
-                waits.eq(self.i_stochastic & ~self.i_random.valid),
-                self.i_random.ready.eq(advance & self.i.valid & self.i_stochastic),
-            ]
+            has_bits = ~self.i_stochastic | self.i_random.valid
+            given, takes = given & has_bits, advance & has_bits
+            m.d.comb += self.i_random.ready.eq(advance & self.i.valid & self.i_stochastic)
         half = Cat(
             self._narrowed(pipe, self.i.payload.word_select(lane, FP32.width), lane)
             for lane in range(self.lanes)
         )
         m.d.comb += [
             advance.eq(self.o.ready | ~self.o.valid),
-            given.eq(self.i.valid & ~waits),
-            self.i.ready.eq(advance & ~waits),
+            self.i.ready.eq(takes),
             narrowed.eq(pipe.valid(given, self.latency)),
             ends.eq(number == self.i_beats - 1),
         ]
