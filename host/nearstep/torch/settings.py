@@ -217,15 +217,15 @@ class Settings:
             )
 
     def _check_states(self, kernel: AdamKernelConfig) -> None:
-        formats = kernel.rule_set.whole.formats
-        for name in kernel.states if self.state_dtype is not None else ():
+        formats, dtype = kernel.rule_set.whole.formats, self.state_dtype
+        for name in kernel.states:
             form = formats.get(name, "fp32")
-            if name != PARAMETERS and form != NAMES[self.state_dtype]:
+            if dtype is not None and name != PARAMETERS and form != NAMES[dtype]:
                 raise UnsupportedOptionError(
                     "state_dtype",
-                    self.state_dtype,
+                    dtype,
                     f"the kernel keeps {name} in {form}: open the device with "
-                    f"state_format={NAMES[self.state_dtype]}",
+                    f"state_format={NAMES[dtype]}",
                 )
         if self.stochastic and not kernel.stochastic_rounding:
             raise UnsupportedOptionError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from nearstep.buffer import Buffer
 from nearstep.registers import BlockRegisters
@@ -99,7 +99,7 @@ class Command:
         if self.drawn is not None:
             kernel.rounding_seed.value = self.drawn.seed
             kernel.rounding_step.value = self.drawn.step
-            for name, value in self.drawn.numbering._asdict().items():
+            for name, value in asdict(self.drawn.numbering).items():
                 kernel[f"element_{name}"].value = int(value)
 
     def _configure_rule(self, kernel: BlockRegisters, config: AdamKernelConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
@@ -13,7 +12,8 @@ from nearstep_spec.rule.rule import Rule
 from nearstep_spec.updater.config import AdamKernelConfig
 
 
-class Numbering(NamedTuple):
+@dataclass(frozen=True)
+class Numbering:
     """Indices of the elements of an array, of which a channel has some blocks.
 
     Attributes
@@ -59,7 +59,7 @@ class Rounding:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : the kernel cannot round, or a state is none that it rounds.
         """
         if not config.stochastic_rounding:
             raise ArgumentError(
@@ -89,7 +89,7 @@ class Rounding:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : seed or step is none, or too large.
         """
         chosen = step if self.step is None else self.step
         if chosen is None:
@@ -108,7 +108,7 @@ class Rounding:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : any of that, or an index that begins no beat.
         """
         streams = self.streams(rule, config)
         seed, chosen = self.key(step)

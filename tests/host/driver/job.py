@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,7 +251,7 @@ class Job:
             step=asked.step if rounding.step is None else rounding.step,
             stream=1 + asked.form.rule.arrays_out.index(name),
             block=self.device.config.block_elements,
-            **rounding.numbering._asdict(),
+            **asdict(rounding.numbering),
         )
         return round_stochastically(values, draw)
 
