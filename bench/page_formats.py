@@ -40,10 +40,10 @@ def state_losses(results: Results) -> list[str]:
         f"A GPT of {results['parameters']:,} parameters, {results['steps']} steps of AdamW from",
         f"random weights on batches of {results['batch']} x {results['context']} bytes, peak",
         f"learning rate {results['lr']:g}, on `{results['device']}`;",
-        f"*measured*, mean of {results['seeds']} seeds, each with weights, batches and random bits of its own. Loss is in nats a byte, of the",
-        "last 50 steps of training and on unseen text; the spread is the largest less the",
-        "smallest of the seeds. Moments in 8 bits are the prototype on the host; parameters of",
-        "fewer than 4,096 elements keep fp32 moments there.",
+        f"*measured*, mean of {results['seeds']} seeds, each with weights, batches and random bits",
+        "of its own. Loss is in nats a byte, of the last 50 steps of training and on unseen text;",
+        "the spread is the largest less the smallest of the seeds. Moments in 8 bits are the",
+        "prototype on the host; parameters of fewer than 4,096 elements keep fp32 moments there.",
     )
     lines += table(
         ["in memory", "training loss", "spread", "validation loss", "spread", "above fp32"],
