@@ -465,7 +465,8 @@ locked.wait()
 child = os.fork()
 if not child:
     found = []
-    for action in (reading.wait, reading.join, lambda: store.read("p", bytearray(100)), store.abort):
+    read = lambda: store.read("p", bytearray(100))
+    for action in (reading.wait, reading.join, read, store.abort):
         try:
             action()
         except ClosedStoreError as error:
