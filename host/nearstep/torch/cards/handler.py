@@ -201,7 +201,9 @@ class TransferHandler:
             key = cast(Key, subgroup.launch.key)
             g = gradient_array(key.gradient_format)
             rooms = self._rooms(subgroup, channel, last - first)
-            loaded = [*subgroup.states, *([g] if g in segment.on_drives else [])]
+            pairs = lists.get(Place(subgroup.launch, subgroup.start, channel))
+            held = pairs is None and g in segment.on_drives
+            loaded = [*subgroup.states, *([g] if held else [])]
             for array in loaded:
                 room = rooms[array]
                 load = segment.key(array, channel), first * room.dtype.itemsize, room
@@ -209,7 +211,6 @@ class TransferHandler:
                     self.first.append(load)
                 move = partial(self._ahead.load, *load)
                 self._move("read", subgroup, array, channel, URGENT, move, writes=room)
-            pairs = lists.get(Place(subgroup.launch, subgroup.start, channel))
             self._send(subgroup, channel, first, rooms, outbox, pairs)
             gradient = None if pairs is None else pairs.pairs
             found = run_parts(rooms, key, start, factor, started, gradient)
