@@ -31,8 +31,9 @@ class CardResident(Resident):
         self._looked = True
 
     def begin_look(self) -> Expected | None:
-        """What there is to look at before it is known that the host has not changed the parameter;
-        the step that follows need not look. None: that is known at once, by `settle_on_drives`.
+        """What there is to look at before it is known whether the host has changed the parameter.
+
+        The step that follows need not look. None: `settle_on_drives` knows it at once.
 
         Raises
         ------
