@@ -83,7 +83,7 @@ class Transfer(Completion):
         ClosedStoreError : this is a child of the process that began it, and it had not ended when
             the child was made: what carries it out is not here.
         """
-        if self.ended:
+        if self._left == 0:
             return
         if os.getpid() != self._process:  # before the lock, which another thread may have had
             reason = f"of process {self._process}, which began it"
