@@ -131,7 +131,7 @@ def test_what_the_host_has_changed_outlasts_a_step_that_fails(
     action: str, changed: bool, number: int
 ) -> None:
     with begun(changed=changed) as (on, parameters, optimizer, job):
-        before = [bits(p) for p in parameters]
+        before, sound = [bits(p) for p in parameters], on.places[0].fault
         on.places[0].fault = fault = FailAt(action, number, errno.EIO)
         try:
             job.step(optimizer, parameters, 1)
@@ -139,8 +139,10 @@ def test_what_the_host_has_changed_outlasts_a_step_that_fails(
             assert fault.fired == 1
             assert [bits(p) for p in parameters] == before
             assert optimizer.traffic.steps == 1
+            on.places[0].fault = sound
             job.step(optimizer, parameters, 1)
         else:
+            on.places[0].fault = sound
             # What was read ahead is read again, and a step of fewer transfers meets no fault.
             assert not fault.fired or (action == "read")
         assert everything(parameters, optimizer) == expected_after_two(changed=changed)
