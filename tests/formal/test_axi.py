@@ -646,8 +646,11 @@ def test_write_mover_fills_all_of_its_places():
 
 @pytest.mark.deep
 def test_write_mover_announces_only_what_it_has():
-    """By induction, for runs of any length, with two bursts ahead of each stream. With four z3 does
-    not end within minutes: the first nine cycles, in which the FIFO of bursts fills."""
+    """By induction, for runs of any length, with two bursts ahead of each stream.
+
+    With four z3 does not end within minutes: the first nine cycles, in which the FIFO of bursts
+    fills.
+    """
     assert prove(WriteProperties(ahead=2, invariants=True), "writer", "prove", 2).statements >= 40
     assert prove(WriteProperties(), "writer", "bmc", depth=9).statements >= 10
     assert prove(WriteProperties(), "writer", "cover", depth=20).statements == 1
