@@ -70,14 +70,12 @@ class GoldenRing:
         return slice(self.written, min(self.nbytes, self.written + nbytes))
 
 
-def _sums_in_place(jobs: Sequence[GoldenJob]) -> bool:
-    """Whether a job is a sum in fp32 that overwrites no element of a source before its turn."""
+def _sums_as_written(jobs: Sequence[GoldenJob]) -> bool:
+    """Whether a job is a sum in fp32 whose results overwrite no source: a step of it can be carried
+    out again, such as after Ctrl-C."""
     job = jobs[0]
     sums = job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != Operation.MAX
-    return sums and all(
-        each.source == each.destination or abs(each.source - each.destination) >= each.nbytes
-        for each in jobs
-    )
+    return sums and all(abs(each.source - each.destination) >= each.nbytes for each in jobs)
 
 
 class GoldenPool(EmulatedBackend):
@@ -331,7 +329,7 @@ class GoldenPool(EmulatedBackend):
             sources = self._read_sources(jobs)
             if sources is None:
                 return True
-            result = None if _sums_in_place(jobs) else self._compute(group, sources, jobs[0])
+            result = None if _sums_as_written(jobs) else self._compute(group, sources, jobs[0])
             self._rings[group] = GoldenRing(4 * jobs[0].elements, sources, result)
         ring = self._rings[group]
         if not self._write_results(group, ring, jobs):

@@ -117,4 +117,15 @@ def refused(device: str) -> int:
     before = one.detach().clone()
     optimizer.step(closure)
     assert (one < before).all()
-    return 11
+    one.grad = torch.ones(4)
+    two = torch.zeros(4, requires_grad=True)
+    both = StorageOptimizer([{"params": [one]}, {"params": [two]}], "sgd", key="both", lr=0.5)
+    both.param_groups[1]["lr"] = -1.0
+    before = one.detach().clone()
+    with pytest.raises(RefusedError, match="lr must be finite and not negative"):
+        both.step()
+    assert (one == before).all()  # no group was stepped
+    both.param_groups[1]["lr"] = 1.0
+    both.step()
+    assert (one == before - 0.5).all()
+    return 14

@@ -22,6 +22,7 @@ from nearstep.coarse.service.messages import (
     VERSION,
     Attach,
     Barrier,
+    Check,
     Close,
     Detach,
     Done,
@@ -354,6 +355,24 @@ class Client:
             passed = time.perf_counter() - began
             seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
         return Profile.of(seconds)
+
+    def check_step(self, exchange: Exchange, step: int, hyper: str) -> None:
+        """Ask whether a step of an exchange that updates can have these hyper-parameters.
+
+        Parameters
+        ----------
+        exchange
+        step : t, from 1.
+        hyper : JSON; what is not there is as it was given in the beginning.
+
+        Raises
+        ------
+        RefusedError : it cannot; nothing was done, and the job goes on.
+        JobError
+        """
+        request = self._replies.request()
+        self._replies.send(Check(request, exchange.number, step, hyper))
+        self._replies.answer(request, "hyper-parameters to be checked")
 
     def barrier(self) -> None:
         """Wait for all clients. Raises `JobError` if one is gone."""

@@ -25,6 +25,7 @@ from nearstep.coarse.service.errors import (
 from nearstep.coarse.service.job import TrainingJob
 from nearstep.coarse.service.messages import (
     Barrier,
+    Check,
     Close,
     Detach,
     Get,
@@ -240,6 +241,8 @@ class Engine:
         match message:
             case Open():
                 job.open(session, message)
+            case Check():
+                job.check(session, message)
             case Push():
                 self._push(job, session, message)
             case Close():

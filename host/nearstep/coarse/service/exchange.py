@@ -12,7 +12,8 @@ from nearstep.coarse.service.messages import Push
 from nearstep.coarse.service.plan import shards
 from nearstep.coarse.service.replies import Replies, Sums
 from nearstep.coarse.service.segment import Segment, half
-from nearstep.errors import ShapeError
+from nearstep.errors import ArgumentError, ShapeError
+from nearstep.scalars import is_whole
 
 
 class Exchange:
@@ -45,6 +46,7 @@ class Exchange:
         self.elements = elements
         self.version = 0
         self._step, self._hyper = 0, ""
+        self._sent: set[int] = set()  # shards of this version
         self.queue_shards = queue_shards
         self.shards = shards(elements, shard_bytes) if elements else []
         self.pushed: NDArray[np.float32] = segment.data[: 4 * elements].view(np.float32)
@@ -68,8 +70,24 @@ class Exchange:
         Parameters
         ----------
         step, hyper : of an update: t, from 1, and hyper-parameters as JSON.
+
+        Raises
+        ------
+        ArgumentError : shards of the version before were not pushed, or have not come back: other
+            clients wait for them. Nothing was sent.
         """
+        missing = [
+            shard
+            for shard in range(len(self.shards))
+            if self.version and not (shard in self._sent and self.ready(shard))
+        ]
+        if missing:
+            raise ArgumentError(
+                f"shards {missing[:8]} of version {self.version} of exchange {self.number} must be "
+                f"pushed and have come back before the next version; or close() the exchange"
+            )
         self.version += 1
+        self._sent.clear()
         self._step, self._hyper = step, hyper
 
     def push(self, shard: int) -> None:
@@ -77,14 +95,22 @@ class Exchange:
 
         Raises
         ------
+        ArgumentError : no version was begun, there is no such shard, or it was pushed before.
         FullError : the client's queue at the proxy is full; nothing was sent.
         JobError
         """
+        if not is_whole(shard) or not 0 <= shard < len(self.shards):
+            raise ArgumentError(f"shard must be from 0 to {len(self.shards) - 1}, not {shard!r}")
+        if not self.version or shard in self._sent:
+            raise ArgumentError(
+                f"shard {shard} of exchange {self.number} must be pushed once after begin()"
+            )
         if not self._take_place():
             raise FullError(
                 FullError.__name__, f"all {self.queue_shards} places of the queue are taken"
             )
         self._push(shard)
+        self._sent.add(shard)
 
     def _take_place(self) -> bool:
         return self._replies.take_place(self.queue_shards)
@@ -135,6 +161,7 @@ class Exchange:
         Raises
         ------
         ShapeError
+        ArgumentError : as `begin`.
         JobError : `out` is in part written.
         """
         for each in (array, out):
@@ -165,6 +192,7 @@ class Exchange:
 
         Raises
         ------
+        ArgumentError : as `begin`.
         RefusedError, JobError
         """
         self.begin(step, hyper)
@@ -173,6 +201,7 @@ class Exchange:
             fill(start, stop)
             self._replies.wait(self._take_place, "a place in the queue")
             self._push(shard)
+            self._sent.add(shard)
             while taken < shard and self.ready(taken):
                 take(*self.shards[taken])
                 taken += 1

@@ -16,6 +16,7 @@ from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
 from nearstep.coarse.service.kept import KeptValues, hyper_of
 from nearstep.coarse.service.messages import (
     Barrier,
+    Check,
     Close,
     Done,
     Failed,
@@ -222,6 +223,23 @@ class TrainingJob:
                 f"clients {ranks} of job {self.name!r} push step {shard.step} ({shard.hyper}), "
                 f"and another step {message.step} ({message.hyper})"
             )
+
+    def check(self, session: Session, message: Check) -> None:
+        """A client asks whether a step can have its hyper-parameters.
+
+        Raises
+        ------
+        ClientLostError : there is no such exchange, or it updates nothing.
+        """
+        exchange = self._exchanges.get(message.exchange)
+        if exchange is None or exchange.stored is None:
+            what = f"asked for a step of exchange {message.exchange}, which updates nothing"
+            raise self._broken(session.rank, what)
+        try:
+            exchange.stored.check(message.step, hyper_of(message.hyper))
+        except ArgumentError as error:
+            return session.send(_refused(message.request, error))
+        return session.send(Done(message.request))
 
     def refuse_push(self, session: Session, message: Push, places: int) -> None:
         """A client's queue is full."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 3
+VERSION = 4
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -107,6 +107,15 @@ class Push(Message):
     nbytes: Number
     step: Number = 0
     hyper: Text = ""
+
+
+class Check(Message):
+    """Could this step of an exchange that updates have these hyper-parameters? Nothing is done."""
+
+    request: Number
+    exchange: Number
+    step: Number
+    hyper: Text
 
 
 class Summed(Message):
@@ -236,6 +245,7 @@ FromClient = (
     | Attach
     | Detach
     | Open
+    | Check
     | Push
     | Close
     | Put

@@ -21,6 +21,7 @@ from nearstep.coarse.service.errors import (
 )
 from nearstep.coarse.service.messages import Update
 from nearstep.coarse.service.stored import StoredClient
+from nearstep.errors import ArgumentError
 
 from ..of_torch import OfTorch, same
 from ..update_devices import device_url
@@ -370,6 +371,30 @@ def test_a_client_that_leaves_in_a_step_is_named_and_other_jobs_go_on(serve, dev
         two = threads.submit(service.run, 2, other)
         assert two.result() == [0.5, 0.5]
         assert one.result() == [(1,), ()]
+    service.wait_idle()
+
+
+def test_hyper_parameters_that_cannot_be_are_refused_before_anything_is_pushed(serve) -> None:
+    service = serve(url=url(2))
+    first = np.ones(100, np.float32)
+
+    def action(client: Client) -> list[float]:
+        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+        found = [float(stepped(stored, first)[0])]
+        for hyper, kind, text in (
+            ({"lr": -1.0}, RefusedError, "lr must be finite and not negative"),
+            ({"lr": "x"}, RefusedError, "lr must be"),
+            ({"nothing": 1}, RefusedError, "no hyper-parameter 'nothing'"),
+            ({"momentum": 0.5}, RefusedError, "must leave the states"),
+            ({"lr": {1, 2}}, ArgumentError, "JSON's types"),
+        ):
+            with pytest.raises(kind, match=text):
+                stepped(stored, first, **hyper)
+            assert stored.steps == 1
+        found.append(float(stepped(stored, first, lr=0.25)[0]))
+        return found
+
+    assert service.run(2, action) == [[0.5, 0.25]] * 2
     service.wait_idle()
 
 
