@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -121,6 +122,35 @@ def groups() -> int:
     return size + 6
 
 
+def calls_with_one_tensor() -> int:
+    """The forms of collectives that take a tensor, and a reduction or a root, in the place of lists
+    and options: DDP's `join` calls one of them."""
+    rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    total = float(size * (size + 1) // 2)
+    for dtype in (torch.float32, torch.int32):
+        group.allreduce(found := torch.full((5,), rank + 1, dtype=dtype)).wait()
+        assert (found == total).all()
+        group.allreduce(found := torch.full((5,), rank + 1, dtype=dtype), dist.ReduceOp.MAX).wait()
+        assert (found == size).all()
+    group.allreduce(found := torch.ones(3), timeout=timedelta(seconds=60)).wait()
+    assert (found == size).all()
+    group.broadcast(found := torch.full((2, 3), float(rank)), size - 1).wait()
+    assert (found == size - 1).all()
+    group.reduce(found := torch.full((4,), rank + 1.0), 0, dist.ReduceOp.MAX).wait()
+    assert rank or (found == size).all()
+    places = [torch.zeros(2) for _ in range(size)]
+    group.allgather(places, torch.full((2,), float(rank))).wait()
+    assert [float(each.sum()) for each in places] == [2.0 * each for each in range(size)]
+    group.gather(places if rank == 1 else [], torch.full((2,), rank + 1.0), 1).wait()
+    assert rank != 1 or [float(each[0]) for each in places] == [each + 1.0 for each in range(size)]
+    given = [torch.full((2,), each + 7.0) for each in range(size)]
+    group.scatter(found := torch.zeros(2), given if rank == 0 else [], 0).wait()
+    assert (found == rank + 7).all()
+    group.reduce_scatter(found, [each * 0 + rank + 1 for each in given]).wait()
+    assert (found == total).all()
+    return 11
+
+
 def lost() -> list[str]:
     """The last process ends without a word: what the others get; in DDP, from backward, too."""
     model = DistributedDataParallel(nn.Linear(4, 4))
@@ -139,5 +169,6 @@ def lost() -> list[str]:
 def all_of_them() -> tuple[int, list[str]]:
     """Counts of checks, and what `lost` gives."""
     checks = works_and_futures() + fallbacks() + messages() + groups()
+    checks += calls_with_one_tensor()
     dist.barrier()
     return checks, lost()

@@ -423,7 +423,11 @@ class TrainingJob:
         if not self._gone:
             return
         waits = bool(self._arrived or self._opening) or not self.began
-        waits |= any(shard.pushed for each in self._exchanges.values() for shard in each.shards)
+        waits |= any(
+            0 < len(shard.pushed) < self.clients
+            for each in self._exchanges.values()
+            for shard in each.shards
+        )
         waits |= bool(self._waiting) and len(self._gone) >= self.clients - 1
         if waits:
             ranks = sorted(self._gone)

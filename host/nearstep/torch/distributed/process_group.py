@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import ReduceOp, Store
+from torch._C._distributed_c10d import Store
 
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
@@ -24,8 +24,12 @@ from nearstep.torch.distributed.tensors import (
     bytes_of,
     check_parts,
     flat,
+    lists_of,
+    operation_of,
     options_of,
     ring_operation,
+    root_of,
+    tensors_of,
 )
 from nearstep.torch.distributed.work import CoarseWork
 
@@ -106,8 +110,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     set_timeout = setTimeout
 
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
-        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+    # torch has some collectives twice: with lists and options, and with one tensor, where the
+    # options are a reduction or a root. Of a group written in Python both come to one method.
+
+    def allreduce(
+        self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, timeout: Any = None
+    ) -> CoarseWork:
+        operation, tensors = operation_of(opts), tensors_of(tensors)
 
         def action() -> None:
             for each in tensors:
@@ -118,29 +127,36 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> CoarseWork:
-        root = opts.rootRank
+    def reduce(
+        self, tensors: Sequence[Tensor] | Tensor, opts: Any, op: Any = None, timeout: Any = None
+    ) -> CoarseWork:
+        root, tensors = root_of(opts), tensors_of(tensors)
+        operation = operation_of(opts if hasattr(opts, "reduceOp") else op)
 
         def action() -> None:
             for each in tensors:
                 out = each if self.client.rank == root else None
-                self._reduce(each, out, opts.reduceOp)
+                self._reduce(each, out, operation)
 
         return self._submit("reduce", tensors, action)
 
     def reduce_scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+        self,
+        outputs: Sequence[Tensor] | Tensor,
+        inputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        opts: Any = None,
+        timeout: Any = None,
     ) -> CoarseWork:
-        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+        operation, outputs, lists = operation_of(opts), tensors_of(outputs), lists_of(inputs)
 
         def action() -> None:
-            for output, parts in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(output, list(parts), operation)
+            for output, parts in zip(outputs, lists, strict=True):
+                self._reduce_scatter(output, parts, operation)
 
         return self._submit("reduce_scatter", outputs, action)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
-        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+        operation = operation_of(opts)
         check_parts(output, given, self.client.clients)
 
         def action() -> None:
@@ -153,7 +169,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+        operation = operation_of(opts)
 
         def action() -> None:
             for output, given in zip(outputs, inputs, strict=True):
@@ -163,8 +179,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> CoarseWork:
-        root, key = opts.rootRank, self._key("broadcast")
+    def broadcast(
+        self, tensors: Sequence[Tensor] | Tensor, opts: Any, timeout: Any = None
+    ) -> CoarseWork:
+        root, key, tensors = root_of(opts), self._key("broadcast"), tensors_of(tensors)
 
         def action() -> None:
             for index, each in enumerate(tensors):
@@ -173,13 +191,16 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._submit("broadcast", tensors, action)
 
     def allgather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+        self,
+        outputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        inputs: Sequence[Tensor] | Tensor,
+        opts: Any = None,
     ) -> CoarseWork:
-        key = self._key("all_gather")
+        key, lists, inputs = self._key("all_gather"), lists_of(outputs), tensors_of(inputs)
 
         def action() -> None:
-            for index, (places, given) in enumerate(zip(outputs, inputs, strict=True)):
-                self._gather_all(f"{key}/{index}", list(places), given)
+            for index, (places, given) in enumerate(zip(lists, inputs, strict=True)):
+                self._gather_all(f"{key}/{index}", places, given)
 
         return self._submit("all_gather", outputs, action)
 
@@ -215,15 +236,20 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self.allgather(places, inputs, opts)
 
     def gather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
+        self,
+        outputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        inputs: Sequence[Tensor] | Tensor,
+        opts: Any,
+        timeout: Any = None,
     ) -> CoarseWork:
-        root, key, rank = opts.rootRank, self._key("gather"), self.client.rank
+        root, key, rank = root_of(opts), self._key("gather"), self.client.rank
+        lists, inputs = lists_of(outputs), tensors_of(inputs)
 
         def action() -> None:
             if rank != root:
                 self._put(f"{key}/{rank}", inputs[0], 1)
                 return
-            for peer, place in enumerate(outputs[0]):
+            for peer, place in enumerate(lists[0]):
                 if peer == rank:
                     place.copy_(inputs[0])
                 else:
@@ -232,15 +258,20 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._submit("gather", outputs, action)
 
     def scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+        self,
+        outputs: Sequence[Tensor] | Tensor,
+        inputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        opts: Any,
+        timeout: Any = None,
     ) -> CoarseWork:
-        root, key, rank = opts.rootRank, self._key("scatter"), self.client.rank
+        root, key, rank = root_of(opts), self._key("scatter"), self.client.rank
+        outputs, lists = tensors_of(outputs), lists_of(inputs)
 
         def action() -> None:
             if rank != root:
                 self._get(f"{key}/{rank}", outputs[0])
                 return
-            for peer, part in enumerate(inputs[0]):
+            for peer, part in enumerate(lists[0]):
                 if peer == rank:
                     outputs[0].copy_(part)
                 else:
