@@ -502,3 +502,28 @@ class TestSums:
                     )
                     checks += 1
         assert checks == 3 * 4 * 5
+
+    def test_any_number_of_threads_makes_the_same_bits(self, monkeypatch) -> None:
+        monkeypatch.setattr(coarse_cpp, "LEAST_SHARE", 100)
+        config, size, checks = CoarseConfig(entry_phits=8), 20_011, 0
+        print("seed 10")
+        rng = np.random.default_rng(10)
+        tensors = list(rng.integers(0, 1 << 32, (3, size), np.uint32).view(np.float32))
+        with np.errstate(all="ignore"):
+            wanted = ring_all_reduce(tensors, operation="average", wire="fp32", config=config)
+        for first, last in ((0, size), (77, size - 5), (100, 600), (3, 3)):
+            for threads in (1, 2, 3, 8, 64):
+                room = np.full(size + 2, 7, np.float32)
+                coarse_cpp.ring_sum(
+                    tensors,
+                    [room[1 : 1 + last - first]],
+                    first=first,
+                    entry_elements=config.entry_elements("fp32"),
+                    scale=np.float32(1 / 3),
+                    threads=threads,
+                )
+                found = room[1 : 1 + last - first].view(np.uint32)
+                np.testing.assert_array_equal(found, wanted[first:last].view(np.uint32))
+                assert room[0] == room[1 + last - first] == 7
+                checks += 1
+        assert checks == 4 * 5
