@@ -94,6 +94,10 @@ class ProxyLostError(JobError):
     """A proxy ended."""
 
 
+class OrderError(JobError):
+    """Clients that make the same sums one after the other do not: `ranks` differ."""
+
+
 class ProxyDeadlockError(JobError):
     """Proxies that serve what came first wait for each other: `devices`, each for the next one, and
     the last for the first."""
@@ -109,6 +113,7 @@ JOB_ERRORS: Mapping[str, type[JobError]] = {
         ClientLostError,
         DeviceLostError,
         JobError,
+        OrderError,
         ProxyDeadlockError,
         ProxyLostError,
         ServiceLostError,

@@ -45,7 +45,7 @@ class Exchange:
         self.number = number
         self.elements = elements
         self.version = 0
-        self._step, self._hyper = 0, ""
+        self._step, self._hyper, self._turn = 0, "", 0
         self._sent: set[int] = set()  # shards of this version
         self.queue_shards = queue_shards
         self.shards = shards(elements, shard_bytes) if elements else []
@@ -64,12 +64,14 @@ class Exchange:
         """Names of the parameters and states that it updates."""
         return self._sums.kept
 
-    def begin(self, step: int = 0, hyper: str = "") -> None:
+    def begin(self, step: int = 0, hyper: str = "", turn: int = 0) -> None:
         """The next version: all shards are to be pushed once.
 
         Parameters
         ----------
         step, hyper : of an update: t, from 1, and hyper-parameters as JSON.
+        turn : number of this sum, from 1, if all clients make the same sums one after the other: if
+            one sums something else, the job ends at once (`OrderError`). 0: they do not.
 
         Raises
         ------
@@ -88,7 +90,7 @@ class Exchange:
             )
         self.version += 1
         self._sent.clear()
-        self._step, self._hyper = step, hyper
+        self._step, self._hyper, self._turn = step, hyper, turn
 
     def push(self, shard: int) -> None:
         """Have the service take a shard of `pushed`.
@@ -119,7 +121,7 @@ class Exchange:
         start, stop = self.shards[shard]
         data = self.pushed[start:stop].view(np.uint8)
         nbytes = 0 if self._replies.is_shared else data.size
-        said = Push(self.number, self.version, shard, nbytes, self._step, self._hyper)
+        said = Push(self.number, self.version, shard, nbytes, self._step, self._hyper, self._turn)
         self._replies.send(said, data)
 
     def ready(self, shard: int) -> bool:
@@ -179,35 +181,47 @@ class Exchange:
         *,
         step: int = 0,
         hyper: str = "",
+        turn: int = 0,
     ) -> None:
         """One version, shard by shard: what has come back is taken while others are on their way.
 
-        Where the client's queue is full, it waits for a place.
+        Where the client's queue is full, it waits for a place. What `take` raises it raises at the
+        end: other clients wait for the shards behind.
 
         Parameters
         ----------
         fill : puts elements [start, stop) into `pushed`.
         take : takes them from `pulled`.
-        step, hyper : as of `begin`.
+        step, hyper, turn : as of `begin`.
 
         Raises
         ------
         ArgumentError : as `begin`.
         RefusedError, JobError
         """
-        self.begin(step, hyper)
-        taken = 0
+        self.begin(step, hyper, turn)
+        taken, failed = 0, None
+
+        def take_one(number: int) -> Exception | None:
+            try:
+                take(*self.shards[number])
+            except Exception as error:
+                return failed or error
+            return failed
+
         for shard, (start, stop) in enumerate(self.shards):
             fill(start, stop)
             self._replies.wait(self._take_place, "a place in the queue")
             self._push(shard)
             self._sent.add(shard)
             while taken < shard and self.ready(taken):
-                take(*self.shards[taken])
+                failed = take_one(taken)
                 taken += 1
         for shard in range(taken, len(self.shards)):
             self.wait(shard)
-            take(*self.shards[shard])
+            failed = take_one(shard)
+        if failed is not None:
+            raise failed
         self._replies.copied_bytes += 8 * self.elements
 
     def close(self) -> None:

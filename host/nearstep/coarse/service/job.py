@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
-from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
+from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
 from nearstep.coarse.service.kept import KeptValues, hyper_of
 from nearstep.coarse.service.messages import (
     Barrier,
@@ -55,6 +56,27 @@ class Kept:
 
 
 @dataclass(eq=False)
+class Lacking:
+    """Bytes that the memory of a device has no place for.
+
+    Attributes
+    ----------
+    readers : that have not been told.
+    detail : how much there was.
+    """
+
+    readers: int
+    detail: str
+
+
+class Turn(NamedTuple):
+    """The sum that a client makes, or made last: its number, and the exchange, if it is open."""
+
+    number: int
+    exchange: int | None
+
+
+@dataclass(eq=False)
 class Waiting:
     """A client that waits for a value."""
 
@@ -91,6 +113,8 @@ class TrainingJob:
     _seeking: list[tuple[Session, Seek]] = field(default_factory=list)
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
+    _turns: dict[int, Turn] = field(default_factory=dict)
+    _lacking: dict[str, Lacking] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._values = KeptValues(self.pool)
@@ -134,6 +158,7 @@ class TrainingJob:
         said = self._opening.setdefault(message.exchange, {})
         if session.rank in said or message.exchange in self._exchanges:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
+        self._check_turn(session.rank, message)
         said[session.rank] = message
         if len(said) < self.clients:
             return
@@ -142,6 +167,8 @@ class TrainingJob:
         for rank, each in sorted(said.items()):
             text = f"{each.operation} of {each.elements} elements, wire {each.wire}, "
             text += f"shards of {each.shard_bytes} bytes"
+            if each.kind:
+                text += f", {each.kind}"
             if each.update is not None:
                 text += f", for {each.update.optimizer}({each.update.hyper}) of {each.update.key}"
             kinds.setdefault(text, []).append(rank)
@@ -166,6 +193,9 @@ class TrainingJob:
         return None
 
     def _refuse_all(self, exchange: int, kind: str, detail: str) -> None:
+        for rank, turn in self._turns.items():
+            if turn.exchange == exchange:  # another one may be opened in its place
+                self._turns[rank] = turn._replace(exchange=None)
         for session in self.sessions.values():
             session.send(Refused(None, exchange, kind, detail))
 
@@ -201,9 +231,46 @@ class TrainingJob:
             what = f"pushed version {message.version} of a shard that waits for"
             raise self._broken(session.rank, f"{what} version {shard.version + 1} once")
         self._check_closed(exchange)
+        self._check_turn(session.rank, message)
         if exchange.stored is not None:
             self._check_step(exchange.stored, shard, message)
         return exchange, shard
+
+    def _check_turn(self, rank: int, message: Open | Push) -> None:
+        """Clients that count their turns sum the same in each of them, and leave none out.
+
+        Raises
+        ------
+        OrderError
+        """
+        before = self._turns.get(rank, Turn(0, None))
+        turn = Turn(message.turn, message.exchange)
+        if not turn.number or turn == before:
+            return
+        self._turns[rank] = turn
+        for other, its in self._turns.items():
+            skipped = before.number < its.number < turn.number
+            other_one = its.number == turn.number and its.exchange not in (None, turn.exchange)
+            if skipped or other_one:
+                raise OrderError(
+                    f"clients of job {self.name!r} must make the same sums in one order: client "
+                    f"{other} makes sum {its.number} in {self._told(its)}, and client {rank} "
+                    f"{'goes on to' if skipped else 'makes'} sum {turn.number} in "
+                    f"{self._told(turn)}",
+                    sorted((rank, other)),
+                )
+
+    def _told(self, turn: Turn) -> str:
+        """An exchange, in words."""
+        if turn.exchange is None:
+            return "none"
+        found = self._exchanges.get(turn.exchange)
+        opened = found.opened if found is not None else self._opening.get(turn.exchange, {})
+        first = next(iter(opened.values()), None)
+        if first is None:
+            return f"exchange {turn.exchange}"
+        kind = f" of {first.kind}" if first.kind else ""
+        return f"exchange {turn.exchange} ({first.operation} of {first.elements} elements{kind})"
 
     def _check_step(self, stored: StoredParameters, shard: Shard, message: Push) -> None:
         """The first client of a shard says which step it is; the others have to say the same.
@@ -280,6 +347,7 @@ class TrainingJob:
         data = session.segment(message.segment).data[: message.nbytes]
         if not message.readers:
             return self._keep(session, message, data)
+        self._lacking.pop(message.key, None)
         old = self._kept.get(message.key)
         if old is not None:
             raise self._broken(session.rank, f"put {message.key!r} twice")
@@ -288,17 +356,26 @@ class TrainingJob:
                 max(1, message.nbytes), np.uint8, channel=message.device
             )
         except OutOfDeviceMemoryError as error:
-            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+            return self._refuse_put(session, message, error)
         if message.nbytes:
             buffer.write(data)
         self._kept[message.key] = Kept(buffer, message.readers)
         session.send(Stored(message.request))
-        for waiting in self._waiting.pop(message.key, []):
+        return self._tell(message.key)
+
+    def _tell(self, key: str) -> None:
+        """Answer who waits for a value that is there now, or will not be."""
+        for waiting in self._waiting.pop(key, []):
             self.get(waiting.session, waiting.get)
         seeking, self._seeking = self._seeking, []
         for seeker, seek in seeking:
             self.seek(seeker, seek)
-        return None
+
+    def _refuse_put(self, session: Session, message: Put, error: OutOfDeviceMemoryError) -> None:
+        """Who was to read what has no place gets the same answer: there will be no value."""
+        session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+        self._lacking[message.key] = Lacking(message.readers, str(error))
+        self._tell(message.key)
 
     def _keep(self, session: Session, message: Put, data: NDArray[np.uint8]) -> None:
         try:
@@ -352,6 +429,12 @@ class TrainingJob:
         """Bytes go to a client, when they are there."""
         if message.key in self._values:
             return self._get_kept(session, message)
+        if (lacking := self._lacking.get(message.key)) is not None:
+            lacking.readers -= 1
+            if not lacking.readers:
+                del self._lacking[message.key]
+            refusal = Refused(message.request, None, "DeviceMemoryError", lacking.detail)
+            return session.send(refusal)
         kept = self._kept.get(message.key)
         if kept is None:
             self._waiting.setdefault(message.key, []).append(Waiting(session, message))
@@ -380,7 +463,8 @@ class TrainingJob:
 
     def seek(self, session: Session, message: Seek) -> None:
         """A client learns which of several values is there, when one is."""
-        found = next((key for key in message.keys if key in self._kept), None)
+        known = (key for key in message.keys if key in self._kept or key in self._lacking)
+        found = next(known, None)
         if found is None:
             self._seeking.append((session, message))
         else:
@@ -454,6 +538,7 @@ class TrainingJob:
         for kept in self._kept.values():
             kept.buffer.free()
         self._kept.clear()
+        self._lacking.clear()
         self._values.free()
         for session in self.sessions.values():
             session.close()

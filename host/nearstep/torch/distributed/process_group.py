@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch._C._distributed_c10d import Store
 
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
+from nearstep.coarse.service.errors import JobError, RefusedError
 from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.exchanges import Exchanges
@@ -83,6 +86,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._number = 0
         self._numbers: dict[tuple[int, int, int], int] = defaultdict(int)
         self._held: list[CoarseWork] = []
+        self._sums = 0
+        self._failure: JobError | None = None
         self._closed = False
 
     @property
@@ -249,11 +254,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
             if rank != root:
                 self._put(f"{key}/{rank}", inputs[0], 1)
                 return
-            for peer, place in enumerate(lists[0]):
-                if peer == rank:
-                    place.copy_(inputs[0])
-                else:
-                    self._get(f"{key}/{peer}", place)
+            with _all_of_them() as attempt:
+                for peer, place in enumerate(lists[0]):
+                    if peer == rank:
+                        place.copy_(inputs[0])
+                    else:
+                        attempt(partial(self._get, f"{key}/{peer}", place))
 
         return self._submit("gather", outputs, action)
 
@@ -271,11 +277,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
             if rank != root:
                 self._get(f"{key}/{rank}", outputs[0])
                 return
-            for peer, part in enumerate(lists[0]):
-                if peer == rank:
-                    outputs[0].copy_(part)
-                else:
-                    self._put(f"{key}/{peer}", part, 1)
+            with _all_of_them() as attempt:
+                for peer, part in enumerate(lists[0]):
+                    if peer == rank:
+                        outputs[0].copy_(part)
+                    else:
+                        attempt(partial(self._put, f"{key}/{peer}", part, 1))
 
         return self._submit("scatter", outputs, action)
 
@@ -368,7 +375,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
         self._seeking[tag] += 1
         self._hold(work)
-        self._seekers.submit(work.run, action)
+        self._seekers.submit(work.run, partial(self._carry_out, action))
         return work
 
     def shutdown(self) -> None:
@@ -399,13 +406,27 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
         """Carry out in the order of the program, in the thread of the group."""
         work = self._hold(CoarseWork(what, result))
-        self._executor.submit(work.run, action)
+        self._executor.submit(work.run, partial(self._carry_out, action))
         return work
+
+    def _carry_out(self, action: Callable[[], None]) -> None:
+        """A collective that has failed, or was not waited for to its end, is the last one: the
+        processes would not be at the same one any more."""
+        if self._failure is not None:
+            kind = type(self._failure)
+            raise kind(str(self._failure), self._failure.ranks, self._failure.devices)
+        try:
+            action()
+        except JobError as error:
+            self._failure = error
+            self.client.close(leave=False)  # so that the others do not wait for this one
+            raise
 
     def _begin(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
         """Carry out in a thread of its own: it may wait for another one of this process."""
         work = self._hold(CoarseWork(what, result))
-        threading.Thread(target=work.run, args=(action,), name=f"coarse {what}").start()
+        carried = partial(self._carry_out, action)
+        threading.Thread(target=work.run, args=(carried,), name=f"coarse {what}").start()
         return work
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
@@ -478,13 +499,16 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self, source: Tensor, operation: Operation, take: Callable[[int, int, Tensor], None]
     ) -> None:
         """Sum through the rings of the devices."""
+        self._sums += 1
         if not source.numel():
             return
-        exchange = self.exchanges.take(source.numel(), operation)
+        kind = str(source.dtype).removeprefix("torch.")
+        exchange = self.exchanges.take(source.numel(), operation, kind, self._sums)
         pushed, pulled = torch.from_numpy(exchange.pushed), torch.from_numpy(exchange.pulled)
         exchange.run(
             lambda start, stop: pushed[start:stop].copy_(source[start:stop]),
             lambda start, stop: take(start, stop, pulled[start:stop]),
+            turn=self._sums,
         )
         self.ring_bytes += 4 * source.numel()
 
@@ -496,24 +520,26 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def _gather_all(self, key: str, places: Sequence[Tensor], given: Tensor) -> None:
         rank, others = self.client.rank, self.client.clients - 1
-        if others:
-            self._put(f"{key}/{rank}", given, others)
-        for peer, place in enumerate(places):
-            if peer == rank:
-                place.copy_(given.view(place.shape))
-            else:
-                self._get(f"{key}/{peer}", place)
+        with _all_of_them() as attempt:
+            if others:
+                attempt(partial(self._put, f"{key}/{rank}", given, others))
+            for peer, place in enumerate(places):
+                if peer == rank:
+                    place.copy_(given.view(place.shape))
+                else:
+                    attempt(partial(self._get, f"{key}/{peer}", place))
 
     def _exchange_all(self, key: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         rank = self.client.rank
-        for peer, part in enumerate(inputs):
-            if peer != rank:
-                self._put(f"{key}/{rank}/{peer}", part, 1)
-        for peer, place in enumerate(outputs):
-            if peer == rank:
-                place.copy_(inputs[rank])
-            else:
-                self._get(f"{key}/{peer}/{rank}", place)
+        with _all_of_them() as attempt:
+            for peer, part in enumerate(inputs):
+                if peer != rank:
+                    attempt(partial(self._put, f"{key}/{rank}/{peer}", part, 1))
+            for peer, place in enumerate(outputs):
+                if peer == rank:
+                    place.copy_(inputs[rank])
+                else:
+                    attempt(partial(self._get, f"{key}/{peer}/{rank}", place))
 
     def _move(self, key: str, given: Tensor, out: Tensor, root: int) -> None:
         if self.client.rank != root:
@@ -531,3 +557,23 @@ class CoarseProcessGroup(dist.ProcessGroup):
         dense = torch.empty(tensor.shape, dtype=tensor.dtype)
         self.client.get(key, bytes_of(dense))
         tensor.copy_(dense)
+
+
+@contextlib.contextmanager
+def _all_of_them() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Carry out all parts of a collective, and raise the first refusal at the end.
+
+    What a part leaves in the devices others read, and what they leave is read, so that nothing
+    stays there.
+    """
+    refused: list[RefusedError] = []
+
+    def attempt(part: Callable[[], None]) -> None:
+        try:
+            part()
+        except RefusedError as error:
+            refused.append(error)
+
+    yield attempt
+    if refused:
+        raise refused[0]
