@@ -158,8 +158,8 @@ class TrainingJob:
         said = self._opening.setdefault(message.exchange, {})
         if session.rank in said or message.exchange in self._exchanges:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
-        self._check_turn(session.rank, message)
         said[session.rank] = message
+        self._check_turn(session.rank, message)
         if len(said) < self.clients:
             return
         del self._opening[message.exchange]
@@ -237,25 +237,21 @@ class TrainingJob:
         return exchange, shard
 
     def _check_turn(self, rank: int, message: Open | Push) -> None:
-        """Clients that count their turns sum the same in each of them, and leave none out.
+        """Clients that count their turns sum the same in each of them.
 
         Raises
         ------
         OrderError
         """
-        before = self._turns.get(rank, Turn(0, None))
         turn = Turn(message.turn, message.exchange)
-        if not turn.number or turn == before:
+        if not turn.number or turn == self._turns.get(rank):
             return
         self._turns[rank] = turn
         for other, its in self._turns.items():
-            skipped = before.number < its.number < turn.number
-            other_one = its.number == turn.number and its.exchange not in (None, turn.exchange)
-            if skipped or other_one:
+            if its.number == turn.number and its.exchange not in (None, turn.exchange):
                 raise OrderError(
                     f"clients of job {self.name!r} must make the same sums in one order: client "
-                    f"{other} makes sum {its.number} in {self._told(its)}, and client {rank} "
-                    f"{'goes on to' if skipped else 'makes'} sum {turn.number} in "
+                    f"{other} makes sum {its.number} in {self._told(its)}, and client {rank} in "
                     f"{self._told(turn)}",
                     sorted((rank, other)),
                 )

@@ -499,9 +499,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self, source: Tensor, operation: Operation, take: Callable[[int, int, Tensor], None]
     ) -> None:
         """Sum through the rings of the devices."""
-        self._sums += 1
         if not source.numel():
             return
+        self._sums += 1
         kind = str(source.dtype).removeprefix("torch.")
         exchange = self.exchanges.take(source.numel(), operation, kind, self._sums)
         pushed, pulled = torch.from_numpy(exchange.pushed), torch.from_numpy(exchange.pulled)
