@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -18,13 +17,13 @@ from torch._C._distributed_c10d import Store
 
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
-from nearstep.coarse.service.errors import JobError, RefusedError
+from nearstep.coarse.service.errors import JobError
 from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import Gloo
+from nearstep.torch.distributed.moves import Moves
 from nearstep.torch.distributed.tensors import (
-    bytes_of,
     check_parts,
     flat,
     lists_of,
@@ -34,12 +33,14 @@ from nearstep.torch.distributed.tensors import (
     root_of,
     tensors_of,
 )
+from nearstep.torch.distributed.untraced import untraced
 from nearstep.torch.distributed.work import CoarseWork
 
 HELD_WORKS = 1024
 """At most, that nobody has asked for yet: DDP's `join` asks for one late."""
 
 
+@untraced
 class CoarseProcessGroup(dist.ProcessGroup):
     """Collectives of one group of processes.
 
@@ -79,6 +80,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self.ring_bytes = 0
         self._release = release
         self.exchanges = Exchanges(client, wire)
+        self._moves = Moves(client)
         self._executor = ThreadPoolExecutor(1, "coarse collectives")
         self._seekers = ThreadPoolExecutor(1, "coarse recv of any source")
         self._seeking: dict[int, int] = defaultdict(int)
@@ -191,7 +193,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
         def action() -> None:
             for index, each in enumerate(tensors):
-                self._move(f"{key}/{index}", each, each, root)
+                self._moves.broadcast(f"{key}/{index}", each, root)
 
         return self._submit("broadcast", tensors, action)
 
@@ -205,7 +207,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
         def action() -> None:
             for index, (places, given) in enumerate(zip(lists, inputs, strict=True)):
-                self._gather_all(f"{key}/{index}", places, given)
+                self._moves.gather_all(f"{key}/{index}", places, given)
 
         return self._submit("all_gather", outputs, action)
 
@@ -214,7 +216,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         key = self._key("all_gather")
 
         def action() -> None:
-            self._gather_single(key, output, given)
+            self._moves.gather_single(key, output, given)
 
         return self._submit("all_gather", output, action)
 
@@ -227,7 +229,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
         def action() -> None:
             for index, (output, given) in enumerate(zip(outputs, inputs, strict=True)):
-                self._gather_single(f"{key}/{index}", output, given)
+                self._moves.gather_single(f"{key}/{index}", output, given)
 
         return self._submit("all_gather", outputs, action)
 
@@ -251,15 +253,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         lists, inputs = lists_of(outputs), tensors_of(inputs)
 
         def action() -> None:
-            if rank != root:
-                self._put(f"{key}/{rank}", inputs[0], 1)
-                return
-            with _all_of_them() as attempt:
-                for peer, place in enumerate(lists[0]):
-                    if peer == rank:
-                        place.copy_(inputs[0])
-                    else:
-                        attempt(partial(self._get, f"{key}/{peer}", place))
+            self._moves.gather(key, lists[0] if rank == root else [], inputs[0], root)
 
         return self._submit("gather", outputs, action)
 
@@ -274,15 +268,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         outputs, lists = tensors_of(outputs), lists_of(inputs)
 
         def action() -> None:
-            if rank != root:
-                self._get(f"{key}/{rank}", outputs[0])
-                return
-            with _all_of_them() as attempt:
-                for peer, part in enumerate(lists[0]):
-                    if peer == rank:
-                        outputs[0].copy_(part)
-                    else:
-                        attempt(partial(self._put, f"{key}/{peer}", part, 1))
+            self._moves.scatter(key, outputs[0], lists[0] if rank == root else [], root)
 
         return self._submit("scatter", outputs, action)
 
@@ -290,7 +276,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
         key = self._key("all_to_all")
-        return self._submit("all_to_all", outputs, lambda: self._exchange_all(key, outputs, inputs))
+        return self._submit(
+            "all_to_all", outputs, lambda: self._moves.exchange_all(key, outputs, inputs)
+        )
 
     def all_to_all_single(
         self,
@@ -303,7 +291,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         key, size = self._key("all_to_all"), self.client.clients
         outputs = torch.split(output, list(output_sizes) or output.shape[0] // size)
         inputs = torch.split(given, list(input_sizes) or given.shape[0] // size)
-        return self._submit("all_to_all", output, lambda: self._exchange_all(key, outputs, inputs))
+        return self._submit(
+            "all_to_all", output, lambda: self._moves.exchange_all(key, outputs, inputs)
+        )
 
     alltoall_base = all_to_all_single
 
@@ -345,13 +335,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
         key = self._key_between(self.client.rank, rank, tag)
-        return self._begin("send", tensors, lambda: self._put(key, tensors[0], 1))
+        return self._begin("send", tensors, lambda: self._moves.put(key, tensors[0], 1))
 
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
         if self._seeking[tag]:
             raise ArgumentError(f"a recv of any source with tag {tag} is under way: await it first")
         key = self._key_between(rank, self.client.rank, tag)
-        return self._begin("recv", tensors, lambda: self._get(key, tensors[0]))
+        return self._begin("recv", tensors, lambda: self._moves.get(key, tensors[0]))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> CoarseWork:
         """Receive from whoever sends first; of those that have sent, from the lowest rank.
@@ -368,7 +358,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             keys = [self._name_between(each, rank, tag) for each in peers]
             try:
                 source = peers[keys.index(self.client.seek(keys))]
-                self._get(self._key_between(source, rank, tag), tensors[0])
+                self._moves.get(self._key_between(source, rank, tag), tensors[0])
                 work._source = source
             finally:
                 self._seeking[tag] -= 1
@@ -511,69 +501,3 @@ class CoarseProcessGroup(dist.ProcessGroup):
             turn=self._sums,
         )
         self.ring_bytes += 4 * source.numel()
-
-    def _gather_single(self, key: str, output: Tensor, given: Tensor) -> None:
-        dense = flat(output)
-        self._gather_all(key, list(dense.view(self.client.clients, -1)), given.reshape(-1))
-        if not output.is_contiguous():
-            output.copy_(dense.view(output.shape))
-
-    def _gather_all(self, key: str, places: Sequence[Tensor], given: Tensor) -> None:
-        rank, others = self.client.rank, self.client.clients - 1
-        with _all_of_them() as attempt:
-            if others:
-                attempt(partial(self._put, f"{key}/{rank}", given, others))
-            for peer, place in enumerate(places):
-                if peer == rank:
-                    place.copy_(given.view(place.shape))
-                else:
-                    attempt(partial(self._get, f"{key}/{peer}", place))
-
-    def _exchange_all(self, key: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        rank = self.client.rank
-        with _all_of_them() as attempt:
-            for peer, part in enumerate(inputs):
-                if peer != rank:
-                    attempt(partial(self._put, f"{key}/{rank}/{peer}", part, 1))
-            for peer, place in enumerate(outputs):
-                if peer == rank:
-                    place.copy_(inputs[rank])
-                else:
-                    attempt(partial(self._get, f"{key}/{peer}/{rank}", place))
-
-    def _move(self, key: str, given: Tensor, out: Tensor, root: int) -> None:
-        if self.client.rank != root:
-            self._get(key, out)
-        elif self.client.clients > 1:
-            self._put(key, given, self.client.clients - 1)
-
-    def _put(self, key: str, tensor: Tensor, readers: int) -> None:
-        self.client.put(key, bytes_of(tensor.contiguous()), readers=readers)
-
-    def _get(self, key: str, tensor: Tensor) -> None:
-        if tensor.is_contiguous():
-            self.client.get(key, bytes_of(tensor))
-            return
-        dense = torch.empty(tensor.shape, dtype=tensor.dtype)
-        self.client.get(key, bytes_of(dense))
-        tensor.copy_(dense)
-
-
-@contextlib.contextmanager
-def _all_of_them() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Carry out all parts of a collective, and raise the first refusal at the end.
-
-    What a part leaves in the devices others read, and what they leave is read, so that nothing
-    stays there.
-    """
-    refused: list[RefusedError] = []
-
-    def attempt(part: Callable[[], None]) -> None:
-        try:
-            part()
-        except RefusedError as error:
-            refused.append(error)
-
-    yield attempt
-    if refused:
-        raise refused[0]
