@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
 from nearstep.coarse.service.kept import KeptValues, hyper_of
+from nearstep.coarse.service.mail import Mail
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,
@@ -41,47 +41,11 @@ from nearstep.coarse.stored import StoredParameters
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 
 
-@dataclass(eq=False)
-class Kept:
-    """Bytes in the memory of a device.
-
-    Attributes
-    ----------
-    buffer
-    readers : that have not read them yet.
-    """
-
-    buffer: Buffer
-    readers: int
-
-
-@dataclass(eq=False)
-class Lacking:
-    """Bytes that the memory of a device has no place for.
-
-    Attributes
-    ----------
-    readers : that have not been told.
-    detail : how much there was.
-    """
-
-    readers: int
-    detail: str
-
-
 class Turn(NamedTuple):
     """The sum that a client makes, or made last: its number, and the exchange, if it is open."""
 
     number: int
     exchange: int | None
-
-
-@dataclass(eq=False)
-class Waiting:
-    """A client that waits for a value."""
-
-    session: Session
-    get: Get
 
 
 @dataclass(eq=False)
@@ -107,17 +71,15 @@ class TrainingJob:
     _opening: dict[int, dict[int, Open]] = field(default_factory=dict)
     _exchanges: dict[int, DeviceExchange] = field(default_factory=dict)
     _closing: dict[int, set[int]] = field(default_factory=dict)
-    _kept: dict[str, Kept] = field(default_factory=dict)
     _values: KeptValues = field(init=False)
-    _waiting: dict[str, list[Waiting]] = field(default_factory=dict)
-    _seeking: list[tuple[Session, Seek]] = field(default_factory=list)
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
     _turns: dict[int, Turn] = field(default_factory=dict)
-    _lacking: dict[str, Lacking] = field(default_factory=dict)
+    _mail: Mail = field(init=False)
 
     def __post_init__(self) -> None:
         self._values = KeptValues(self.pool)
+        self._mail = Mail(self.pool)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
         """Take a client in, or refuse it; when all are there they begin."""
@@ -339,39 +301,16 @@ class TrainingJob:
             )
 
     def put(self, session: Session, message: Put) -> None:
-        """Bytes of a client go to the memory of its device."""
+        """Bytes of a client go to the memory of a device.
+
+        Raises
+        ------
+        FrameError : there are some of that name.
+        """
         data = session.segment(message.segment).data[: message.nbytes]
         if not message.readers:
             return self._keep(session, message, data)
-        self._lacking.pop(message.key, None)
-        old = self._kept.get(message.key)
-        if old is not None:
-            raise self._broken(session.rank, f"put {message.key!r} twice")
-        try:
-            buffer = self.pool.device.alloc(
-                max(1, message.nbytes), np.uint8, channel=message.device
-            )
-        except OutOfDeviceMemoryError as error:
-            return self._refuse_put(session, message, error)
-        if message.nbytes:
-            buffer.write(data)
-        self._kept[message.key] = Kept(buffer, message.readers)
-        session.send(Stored(message.request))
-        return self._tell(message.key)
-
-    def _tell(self, key: str) -> None:
-        """Answer who waits for a value that is there now, or will not be."""
-        for waiting in self._waiting.pop(key, []):
-            self.get(waiting.session, waiting.get)
-        seeking, self._seeking = self._seeking, []
-        for seeker, seek in seeking:
-            self.seek(seeker, seek)
-
-    def _refuse_put(self, session: Session, message: Put, error: OutOfDeviceMemoryError) -> None:
-        """Who was to read what has no place gets the same answer: there will be no value."""
-        session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
-        self._lacking[message.key] = Lacking(message.readers, str(error))
-        self._tell(message.key)
+        return self._mail.put(session, message, data)
 
     def _keep(self, session: Session, message: Put, data: NDArray[np.uint8]) -> None:
         try:
@@ -379,7 +318,7 @@ class TrainingJob:
         except OutOfDeviceMemoryError as error:
             return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
         session.send(Stored(message.request))
-        for waiting in self._waiting.pop(message.key, []):
+        for waiting in self._mail.waiting_for(message.key):
             self.get(waiting.session, waiting.get)
         return None
 
@@ -425,28 +364,7 @@ class TrainingJob:
         """Bytes go to a client, when they are there."""
         if message.key in self._values:
             return self._get_kept(session, message)
-        if (lacking := self._lacking.get(message.key)) is not None:
-            lacking.readers -= 1
-            if not lacking.readers:
-                del self._lacking[message.key]
-            refusal = Refused(message.request, None, "DeviceMemoryError", lacking.detail)
-            return session.send(refusal)
-        kept = self._kept.get(message.key)
-        if kept is None:
-            self._waiting.setdefault(message.key, []).append(Waiting(session, message))
-            return None
-        if max(1, message.nbytes) != len(kept.buffer):
-            detail = f"{message.key!r} has {len(kept.buffer)} bytes, not {message.nbytes}"
-            return session.send(Refused(message.request, None, "UnlikeError", detail))
-        out = session.segment(message.segment).data[: message.nbytes]
-        if message.nbytes:
-            kept.buffer.read(out)
-        session.send(Value(message.request, session.inline(message.nbytes)), out)
-        kept.readers -= 1
-        if not kept.readers:
-            del self._kept[message.key]
-            kept.buffer.free()
-        return None
+        return self._mail.get(session, message)
 
     def _get_kept(self, session: Session, message: Get) -> None:
         nbytes = self._values.sizes[message.key]
@@ -459,12 +377,7 @@ class TrainingJob:
 
     def seek(self, session: Session, message: Seek) -> None:
         """A client learns which of several values is there, when one is."""
-        known = (key for key in message.keys if key in self._kept or key in self._lacking)
-        found = next(known, None)
-        if found is None:
-            self._seeking.append((session, message))
-        else:
-            session.send(Done(message.request, found))
+        self._mail.seek(session, message)
 
     def barrier(self, session: Session, message: Barrier) -> None:
         """A client waits for all others."""
@@ -508,7 +421,7 @@ class TrainingJob:
             for each in self._exchanges.values()
             for shard in each.shards
         )
-        waits |= bool(self._waiting) and len(self._gone) >= self.clients - 1
+        waits |= self._mail.is_awaited and len(self._gone) >= self.clients - 1
         if waits:
             ranks = sorted(self._gone)
             raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
@@ -531,10 +444,7 @@ class TrainingJob:
         for exchange in self._exchanges.values():
             exchange.free()
         self._exchanges.clear()
-        for kept in self._kept.values():
-            kept.buffer.free()
-        self._kept.clear()
-        self._lacking.clear()
+        self._mail.free()
         self._values.free()
         for session in self.sessions.values():
             session.close()
