@@ -190,7 +190,7 @@ def late() -> int:
     with pytest.raises(JobError):
         dist.all_reduce(torch.ones(5), group=group)
     dist.barrier()
-    assert rank > 1 or 0 in found.value.ranks
+    assert dist.get_world_size() > 2 or found.value.ranks == (0,)  # else who was given up first
     return 1
 
 
