@@ -26,7 +26,7 @@ class Crc(wiring.Component):
     The next state is the sum of what each bit of state and word adds to it: 160 words, which is a
     tenth of what a simulator has to do where each of 32 bits is a chain of XORs.
 
-    *Timing.* `crc` covers a word from the cycle after it on.
+    *Timing*: `crc` covers a word from the cycle after it on.
 
     Parameters
     ----------

@@ -73,8 +73,10 @@ class Mail:
         return bool(self._waiting)
 
     def put(self, session: Session, message: Put, data: NDArray[np.uint8]) -> None:
-        """Bytes of a client go to the memory of a device. If that has no place for them, their
-        readers get the same answer as the client: there will be none.
+        """Bytes of a client go to the memory of a device.
+
+        If that has no place for them, their readers get the same answer as the client: there will
+        be none.
 
         Raises
         ------

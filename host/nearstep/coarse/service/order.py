@@ -77,8 +77,11 @@ class ArrivalOrder(Generic[Key]):
         return found
 
     def deadlock(self) -> tuple[tuple[int, ...], tuple[Key, ...]]:
-        """Proxies of which each waits for the next, and the last for the first, and the shards that
-        they hold; nothing without a deadlock. Of several circles one of the shortest."""
+        """Proxies of which each waits for the next, and the shards that they hold.
+
+        The last one waits for the first. Nothing without a deadlock; of several circles one of the
+        shortest.
+        """
         waits = self.waits
         circles = (circle for proxy in sorted(waits) if (circle := _circle(waits, proxy)))
         shortest = min(circles, key=len, default=())
