@@ -197,6 +197,9 @@ def _make(
     for number, block in enumerate(blocks, 1):
         made = verilate_block(block, source, folder, common, number)
         flags += [*made.options, *made.sources, "-CFLAGS", f"-I{made.folder}"]
+    if blocks:  # the makefile includes it; blocks are Verilated already
+        (folder / "sim").mkdir()
+        (folder / "sim" / "Vtop_hier.mk").touch()
     try:
         _PortsVerilator(objects=objects).build(
             sources=[source],
