@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,7 @@ from nearstep_hw.smartssd.card import HOST_ID_WIDTH
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
 from nearstep_sim.smartssd.library import card_library
-from nearstep_sim.smartssd.options import VerilatedCardOptions
+from nearstep_sim.smartssd.options import SimulatedCardOptions, VerilatedCardOptions
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 from nearstep_sim.updater.transfer import DeviceTransfer
 from nearstep_sim.verilate.abi import structure, values
@@ -60,9 +60,21 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
     ------
     OptionError : a trace of several cards.
     """
+    return cards_of(options, CardBackend)
+
+
+def cards_of(
+    options: SimulatedCardOptions, backend: Callable[[SimulatedCardOptions], BarBackend]
+) -> BarBackend | CardArray:
+    """One card, or as many as the options say, each made by `backend`.
+
+    Raises
+    ------
+    OptionError : a trace of several cards.
+    """
     if options.cards > 1 and options.trace is not None:
         raise OptionError("sim:smartssd", "trace", options.trace, "it is of one card")
-    made = array_of(options, lambda: CardBackend(options))
+    made = array_of(options, lambda: backend(options))
     made.links = HostLinks(options.uplink_bytes_per_s, options.link_bytes_per_s)
     made.hertz = float(options.clock_hz)
     return made
@@ -80,9 +92,11 @@ class CardBackend(ShellBackend, BarBackend):
     max_payload, max_read_request : of the link.
     """
 
+    _library = staticmethod(card_library)
+
     def __init__(
         self,
-        options: VerilatedCardOptions,
+        options: SimulatedCardOptions,
         *,
         max_payload: int = MAX_PAYLOAD,
         max_read_request: int = MAX_READ_REQUEST,
@@ -97,7 +111,7 @@ class CardBackend(ShellBackend, BarBackend):
         )
         self._transfers: dict[int, DeviceTransfer] = {}  # that have not ended, as far as is known
         self._submitted = 0
-        path = partial(card_library, self.config, trace=options.trace is not None)
+        path = partial(self._library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
 
     def _open(self, options: ShellOptions) -> int:
@@ -112,8 +126,12 @@ class CardBackend(ShellBackend, BarBackend):
             more = [] if name == "flush" else [ctypes.c_void_p]
             getattr(lib, f"card_{name}").argtypes = [device, *more]
         lib.card_advance.argtypes = lib.device_wait.argtypes
-        parts = (options, self._limits, self._pacing)
+        parts = (options, self._limits, self._pacing, *self._more_parts())
         return int(lib.card_open(*map(ctypes.byref, parts)))
+
+    def _more_parts(self) -> Sequence[ctypes.Structure]:
+        """Of `card_open`, behind those that every card has."""
+        return ()
 
     @property
     def traffic(self) -> BarTraffic:
@@ -214,13 +232,19 @@ class CardBackend(ShellBackend, BarBackend):
         if end.response == _GIVEN_UP:
             return DeviceError(f"{transfer.what} was given up", transactions=transactions)
         kinds = (CompletionError, PostedWriteError) if transfer.host else _PEER_ERRORS
-        return kinds[bool(end.write)](end.address, STATUS[end.response], transactions=transactions)
+        status = self._status(end.response)
+        return kinds[bool(end.write)](end.address, status, transactions=transactions)
+
+    @staticmethod
+    def _status(code: int) -> str:
+        """How a request ended, in words."""
+        return STATUS[code]
 
     def _check(self, status: int, action: str) -> None:
         if status == FAILED:
             failure = _Failure()
             self._lib.card_failure(self._device, ctypes.byref(failure))
             kind = PostedWriteError if failure.write else CompletionError
-            response = STATUS[failure.response]
+            response = self._status(failure.response)
             raise kind(failure.address, response, transactions=self.transactions())
         super()._check(status, action)
