@@ -1,4 +1,4 @@
-"""`sim:smartssd?bus=pcie`: the card as it is shipped, Verilated, at a PCIe block, in this process."""
+"""`sim:smartssd?bus=pcie`: the card as it is shipped, Verilated, behind a model of a PCIe block."""
 
 from __future__ import annotations
 

@@ -141,13 +141,8 @@ inline std::unique_ptr<Units<Shell>> make_units(bool, VerilatedContext*) {{
 }}  // namespace nearstep::design
 """
 
-_UNIT_RULES = """\
-no_inline -module "{module}"
-public_flat_rw -module "{module}" -var "i_*"
-public_flat_rw -module "{module}" -var "s_*"
-public_flat_rw -module "{module}" -var "rst"
-"""
-"""For Verilator: instances of a module share their code, if nothing outside is merged into it."""
+_UNIT_RULE = 'no_inline -module "{}"\n'
+"""For Verilator: a function for each instance. In one for all the compiler would take far longer."""
 
 
 def header(config: AdamKernelConfig, latency: int, *, pairs_clock: bool) -> str:
@@ -241,7 +236,7 @@ def whole_library(
     units : modules with many instances.
     """
     design = stored("design", {"design.hpp": _WHOLE_HEADER.format(beat_bytes=beat_bytes)})
-    rules = "`verilator_config\n" + "".join(_UNIT_RULES.format(module=each) for each in units)
+    rules = "".join(["`verilator_config\n", *map(_UNIT_RULE.format, units)])
     file = stored("rules", {"units.vlt": rules}) / "units.vlt"
     model = Model(top=top, verilog=verilog, prefix="Vshell", flags=[str(file)])
     return verilate_library(top, [model], [*sources, design / "design.hpp"], trace=trace)
