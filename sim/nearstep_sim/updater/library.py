@@ -142,7 +142,7 @@ inline std::unique_ptr<Units<Shell>> make_units(bool, VerilatedContext*) {{
 """
 
 _UNIT_RULE = 'no_inline -module "{}"\n'
-"""For Verilator: a function for each instance. In one for all the compiler would take far longer."""
+"""For Verilator: a function for each instance; in one for all the compiler takes far longer."""
 
 
 def header(config: AdamKernelConfig, latency: int, *, pairs_clock: bool) -> str:

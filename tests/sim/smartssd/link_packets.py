@@ -255,6 +255,8 @@ class Vandal:
         if kind == "message":
             dwords = 1
         address = self._address(kind, dwords)
+        if kind.startswith(("completion", "configuration")):
+            address &= 0xFFFF_FFFF  # a longer header would be malformed
         first, last = 0xF, 0xF if dwords > 1 else 0
         if rng.random() < 0.3:
             first, last = rng.randrange(16), rng.randrange(16)

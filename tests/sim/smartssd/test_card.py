@@ -333,6 +333,7 @@ def test_a_read_that_fails_is_not_completed(card, kind):
 @pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
 def test_memory_that_never_answers_ends_in_a_timeout_and_a_reset_helps(card, write):
     mirror, backend = Mirror(card.backend, seed=8), card.backend
+    backend.flush()
     backend.inject(Injection(kind="never", write=write, host=True))
     if write:
         backend.write_memory(BASE, mirror.bytes[PAGE:][:64].copy())

@@ -26,7 +26,7 @@ from nearstep_sim.smartssd.bar import BarTraffic
 
 from ...host.driver.job import Job
 from ..verilate.test_simulation import interrupted
-from .test_card import URLS
+from .test_card import SIMS, URLS
 
 BASE = 2 << 20
 """Beyond what is allocated."""
@@ -37,8 +37,6 @@ BOTH = {"drive_read_bytes_per_s": 2 * HZ, "drive_write_bytes_per_s": 2 * HZ}
 """An eighth of what the port moves, each."""
 REQUEST = {"write": 256, "read": 512}
 """Bytes of one request, by the direction that the card sees."""
-SIMS = ["sim", pytest.param("sim-stalled", marks=pytest.mark.deep)]
-
 Bytes = np.ndarray
 
 
