@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import nearstep
-from nearstep.cli.main import app
+from nearstep import cli
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_sim.smartssd.library import pcie_card_verilog
+from nearstep_sim.smartssd.library import PCIE_TOP, pcie_card_verilog
 from nearstep_sim.smartssd.pcie_card import PcieCardBackend
 from nearstep_spec.smartssd.config import SmartssdConfig
 
@@ -25,7 +25,7 @@ SMALL = ("--lanes", "4", "--chunk-bytes", "512", "--memory-bytes", "4MiB")
 @pytest.mark.parametrize("options", [(), SMALL], ids=["default", "small"])
 def test_the_device_is_what_the_command_writes(options: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "top.v"
-    done = CliRunner().invoke(app, ["rtl", "smartssd_pcie_card", *options, "-o", str(out)])
+    done = CliRunner().invoke(cli._app(), ["rtl", PCIE_TOP, *options, "-o", str(out)])
     assert done.exit_code == 0, done.output
     config = SmartssdConfig()
     if options:
@@ -34,8 +34,8 @@ def test_the_device_is_what_the_command_writes(options: tuple[str, ...], tmp_pat
             config = device.backend.config
     text = out.read_text()
     assert text == pcie_card_verilog(config).read_text()
-    assert text.count("smartssd_fu \\unit") == config.kernel.units
-    assert "module smartssd_pcie_card(" in text
+    assert text.count("  smartssd_fu unit") == config.kernel.units
+    assert f"module {PCIE_TOP}(" in text
 
 
 def test_runs_with_its_sixteen_units_have_the_cycles_of_the_emulated_one() -> None:
