@@ -43,6 +43,13 @@ GUARD = 0xA5
 
 SETTLE_CYCLES = 50
 
+LARGEST_BAR = 1 << 31
+"""The memory BAR is twice the memory, half of it an address of nothing, but no larger than this:
+cocotbext-pcie finds no BAR whose lower half decodes nothing."""
+
+LARGEST_PEER = 1 << 20
+"""Memory of the other device: nobody uses it."""
+
 MOST_GUARDED = 1 << 26
 """Addresses of a card whose memory is filled with `GUARD`; that of others is zeros that take no
 space, and only writes beyond its end are looked for."""
@@ -104,8 +111,8 @@ class CocotbCardBackend(Backend):
             dut,
             width=width,
             vectors=1,
-            bar_bytes=2 * config.memory_bytes,  # half of it is an address of nothing
-            peer_bytes=config.memory_bytes,
+            bar_bytes=min(2 * config.memory_bytes, LARGEST_BAR),
+            peer_bytes=min(config.memory_bytes, LARGEST_PEER),
             crossed=crossed,
             series7=series7,
         )

@@ -83,7 +83,6 @@ class PcieHost {
         b_due_.clear();
         ar_due_.clear();
         unsent_ = unanswered_ = dma_writes_ = failed_ = 0;
-        others_in_block_ = others_posted_ = 0;
         failure = {};
     }
 
