@@ -60,9 +60,7 @@ class RequestRouter(wiring.Component):
 
     - Unsupported Request: another type of request, another BAR, an address that nothing is at;
     - Completer Abort: a request that breaks the rules of what is there: a register access of
-      another size, a request across a multiple of 4 KiB, one dword with byte enables for a last
-      one, or several of which the first or the last has none (the PCIe specification forbids these
-      three, and leaves it to receivers to look).
+      another size, a request across a multiple of 4 KiB (which the PCIe specification forbids).
 
     A posted request that is refused is dropped. Messages are dropped.
 
@@ -148,7 +146,6 @@ class RequestRouter(wiring.Component):
         is_register = Signal()
         is_write = Signal()
         unsupported = Signal()
-        torn = Signal()  # byte enables that no request has
         aborted = Signal()
         route = Signal(Route)
         status = Signal(Status)
@@ -168,8 +165,7 @@ class RequestRouter(wiring.Component):
                 | ((dwords == 2) & first.all() & last.all())
             ),
             unsupported.eq(~within | ((kind != RequestType.MEMORY_READ) & ~is_write)),
-            torn.eq(Mux(dwords == 1, last.any(), ~(first.any() & last.any()))),
-            aborted.eq(crosses | torn | (is_register & ~word)),
+            aborted.eq(crosses | (is_register & ~word)),
             status.eq(Mux(unsupported, Status.UNSUPPORTED_REQUEST, Status.COMPLETER_ABORT)),
         ]
         posted = is_write | (kind >= RequestType.MESSAGE)

@@ -55,22 +55,6 @@ async def reads_and_writes_across_a_page(dut: object) -> None:
 
 
 @cocotb.test()
-async def byte_enables_that_no_request_has(dut: object) -> None:
-    """Of a last dword where there is one, or none of the first or the last of several."""
-    bench = PcieBench(dut)
-    await bench.begin()
-    torn = [(1, 0xF, 1), (1, 0, 8), (2, 0, 0xF), (2, 0xF, 0), (2, 0, 0), (64, 0, 0xF), (64, 8, 0)]
-    for dwords, first, last in torn:
-        await bench.refused(bench.memory_read(256, dwords, first=first, last=last), CplStatus.CA)
-        data = bench.random.randbytes(4 * dwords)
-        bench.post(bench.memory_write(256, data, first=first, last=last))
-    await bench.settle()
-    assert count(dut, "dropped") == count(dut, "failed_reads") == len(torn)
-    assert bench.checker.transfers["aw"] == 0
-    await bench.finish()
-
-
-@cocotb.test()
 @cocotb.parametrize(mode=list(MODES))
 async def registers_of_the_wrong_size(dut: object, mode: str) -> None:
     """One or two whole dwords, and nothing else; one dword of no byte does nothing."""

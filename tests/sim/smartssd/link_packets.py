@@ -99,6 +99,13 @@ class Packet:
             return "registers"
         return "memory" if self.address >= MEMORY_BASE else None
 
+    @property
+    def torn(self) -> bool:
+        """Whether it has byte enables that the standard forbids (2.2.5), unlike its receivers."""
+        if self.dwords == 1:
+            return self.last != 0
+        return self.first == 0 or self.last == 0
+
     def enables(self) -> list[bool]:
         """Whether each of its bytes is enabled."""
         masks = [self.first, *[0xF] * (self.dwords - 2), *[self.last] * (self.dwords > 1)]
@@ -155,11 +162,7 @@ class Rules:
         offset = packet.address - (MEMORY_BASE if memory else REGISTER_BASE)
         if offset + 4 * packet.dwords > (self.memory_bytes if memory else REGISTER_BYTES):
             return UR
-        if packet.dwords == 1:
-            torn = packet.last != 0
-        else:
-            torn = packet.first == 0 or packet.last == 0
-        if torn or packet.address % PAGE + 4 * packet.dwords > PAGE:
+        if packet.address % PAGE + 4 * packet.dwords > PAGE:
             return CA
         if memory:
             return SC
@@ -218,6 +221,8 @@ class Vandal:
                 return made
 
     def _may_be_sent(self, made: Packet) -> bool:
+        if made.torn and made.bar == "memory" and self.rules.verdict(made) == SC:
+            return False  # which the card does not look for
         if self.rules.writes(made):
             begin = made.address - MEMORY_BASE
             return begin >= self.places.scratch.start and (

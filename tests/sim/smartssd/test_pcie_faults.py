@@ -34,9 +34,12 @@ pytestmark = pytest.mark.deep
 LOOKED_AT = 4 << 20
 """Bytes of memory that are compared; whatever is beyond must never be written."""
 
-PACKETS = {"shipped": 100_000, "small": 20_000}
-URLS = {"shipped": "bus=pcie", "small": f"{OPTIONS}&bus=pcie&reorder=yes&stall=0.2"}
-"""The card with all its defaults; and a small one where packets pass each other and all stalls."""
+PACKETS = {"in_order": 100_000, "stalled": 20_000}
+URLS = {
+    "in_order": f"{OPTIONS}&bus=pcie",
+    "stalled": f"{OPTIONS}&bus=pcie&reorder=yes&stall=0.2",
+}
+"""A card of 4 lanes; in the second, packets pass each other and everything stalls."""
 
 BATCH = 50
 COUNT = 3000
@@ -279,7 +282,7 @@ def test_packets_that_break_rules_beside_faults_of_everything_else(name: str) ->
 
 def test_an_answer_to_nobody_is_a_fault() -> None:
     """The checks of this file see what they are for."""
-    with opened("small") as bench:
+    with opened("in_order") as bench:
         bench.batch()
         wrong = Packet("read", MEMORY_BASE + PLACES.constant.start, 4, 0xF, 0xF, tag=3)
         bench.backend.send(wrong.words())

@@ -83,6 +83,7 @@ class PcieHost {
         b_due_.clear();
         ar_due_.clear();
         unsent_ = unanswered_ = dma_writes_ = failed_ = 0;
+        others_in_block_ = others_posted_ = 0;
         failure = {};
     }
 
@@ -438,7 +439,7 @@ class PcieHost {
         const std::uint64_t bytes = std::uint64_t(tlp.dwords) * kWord;
         const bool carried = memory && request.bar == kMemoryBar && !request.discontinue &&
                              request.offset + bytes <= shape_.memory_bytes &&
-                             tlp.address % kTlpPage + bytes <= kTlpPage && !tlp.torn();
+                             tlp.address % kTlpPage + bytes <= kTlpPage;
         if (carried && tlp.posted()) {
             aw_due_.push_back(due(request, request.offset, request.offset + bytes));
             if (request.origin == Origin::other) ++others_posted_;

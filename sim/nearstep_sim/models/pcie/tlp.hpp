@@ -28,10 +28,6 @@ struct Tlp {
 
     bool posted() const { return kind == TlpKind::memory_write || kind == TlpKind::message; }
 
-    // Byte enables that the standard forbids: of a last dword where there is one, or none of the first
-    // or last of several. Receivers need not look.
-    bool torn() const { return dwords == 1 ? last_be != 0 : first_be == 0 || last_be == 0; }
-
     // Of a dword of the payload.
     unsigned byte_enables(unsigned index) const {
         if (index == 0) return first_be;
