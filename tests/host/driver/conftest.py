@@ -50,6 +50,14 @@ DIMMS = {
     ),
 }
 
+WHOLE = {
+    "sim-dimm-whole": (
+        f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&top=whole&stall=0.3&seed=7"
+    ),
+}
+"""The module as `nearstep rtl axdimm_module` writes it, all units in it, as one Verilated object:
+for deep tests. It has the shape of the others; `test_dimm_whole.py` has it as it is by default."""
+
 EVERYTHING = (
     "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
     "&copy_out_formats=fp16,bf16&scan=yes&compression=fused,scatter"
@@ -74,7 +82,9 @@ def chosen(names: Iterable[str], deep: Collection[str]) -> list[object]:
     return [pytest.param(n, marks=pytest.mark.deep) if n in deep else n for n in names]
 
 
-everywhere = pytest.mark.parametrize("device", chosen([*URLS, *DIMMS], BUILDS), indirect=True)
+everywhere = pytest.mark.parametrize(
+    "device", chosen([*URLS, *DIMMS, *WHOLE], {*BUILDS, *WHOLE}), indirect=True
+)
 """For a test that holds on every device, DIMMs included."""
 
 
@@ -88,7 +98,7 @@ each_kind = pytest.mark.parametrize(
 
 @pytest.fixture(params=chosen(URLS, BUILDS))
 def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
-    with nearstep.open((URLS | DIMMS)[request.param]) as opened:
+    with nearstep.open((URLS | DIMMS | WHOLE)[request.param]) as opened:
         assert isinstance(opened, KernelDevice)
         yield opened
 
@@ -107,8 +117,8 @@ def job(device: KernelDevice) -> Callable[..., Job]:
     return partial(Job, device)
 
 
-@pytest.fixture(params=DIMMS)
+@pytest.fixture(params=chosen([*DIMMS, *WHOLE], WHOLE))
 def dimm(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
-    with nearstep.open(DIMMS[request.param]) as opened:
+    with nearstep.open((DIMMS | WHOLE)[request.param]) as opened:
         assert isinstance(opened, AxdimmDevice)
         yield opened
