@@ -29,8 +29,6 @@ PENDING = {
     ("smartssd_pcie_card", "area"),
     ("smartssd_pcie_card", "cocotb"),
     ("smartssd_pcie_card", "faults"),
-    ("smartssd_pcie_card", "runs"),
-    ("smartssd_pcie_card", "stands"),
     ("smartssd_series7_card", "area"),
     ("smartssd_series7_card", "cocotb"),
     ("smartssd_series7_card", "faults"),

@@ -36,8 +36,9 @@ URLS = {
     "sim-card-stalled": f"sim:smartssd?{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
     "golden-cards": f"golden:smartssd?cards=3&{CARD_SHAPE}&{ADAM}",
     "sim-cards": f"sim:smartssd?cards=2&{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
+    "pcie-card": f"sim:smartssd?{SIM_CARD_SHAPE}&bus=pcie",
 }
-ADAM_ALONE = [name for name in URLS if name != "sim-card"]
+ADAM_ALONE = [name for name in URLS if name not in ("sim-card", "pcie-card")]
 """Those whose kernel has nothing else."""
 
 DIMM_SHAPE = "block_bytes=512&functional_units=4"
@@ -70,10 +71,11 @@ FULL = {
     "sim-ideal": f"sim:axdimm?{SHAPE}&{EVERYTHING}",
     "sim-card-stalled": f"sim:smartssd?{SIM_CARD_SHAPE}&{EVERYTHING}&stall=0.2&seed=7",
     "sim-card-ecp5": f"sim:smartssd?{SIM_CARD_SHAPE}&{EVERYTHING}&stall=0.2&technology=ecp5",
+    "pcie-card": f"sim:smartssd?{SIM_CARD_SHAPE}&bus=pcie&reorder=yes&stall=0.2&seed=7",
 }
 """Devices whose kernels have everything that a kernel can have."""
 
-BUILDS = {"sim-halfduplex", "sim-card-stalled", "sim-cards"}
+BUILDS = {"sim-halfduplex", "sim-card-stalled", "sim-cards", "pcie-card"}
 """Of these devices only deep tests make the library; the other ones have the same hardware."""
 
 
@@ -103,7 +105,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
         yield opened
 
 
-@pytest.fixture(params=chosen(FULL, {"sim-ideal", "sim-card-ecp5"}))
+@pytest.fixture(params=chosen(FULL, {"sim-ideal", "sim-card-ecp5", "pcie-card"}))
 def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
     """A device whose kernels have everything."""
     with nearstep.open(FULL[request.param]) as opened:
