@@ -167,7 +167,7 @@ class Rules:
         if memory:
             return SC
         whole = all(packet.enables()) or (packet.dwords == 1 and packet.first == 0)
-        if packet.dwords > 2 or not whole:
+        if packet.dwords > 2 or packet.torn or not whole:
             return CA
         if packet.first == 0:
             return SC
