@@ -1,4 +1,4 @@
-"""Pools of COARSE devices against numpy alone, through random commands: every bit of every device."""
+"""Pools of COARSE devices against numpy alone, through random commands: all bits of all devices."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_the_order_of_a_ring_shows() -> None:
 
 
 def test_rounding_is_that_of_the_host() -> None:
-    """Of numpy's own types, which nothing else here uses; all patterns of 16 bits and their ties."""
+    """Of numpy's own types; all patterns of 16 bits, their ties, and any of 32 bits."""
     halves = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(over="ignore"):
         wide = halves.view(np.float16).astype(np.float32)
