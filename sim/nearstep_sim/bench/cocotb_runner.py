@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +64,16 @@ class _PortsVerilator(Verilator):
     build: make takes no path with a space.
     """
 
-    def __init__(self, *, module_folder: Path | None = None, objects: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        module_folder: Path | None = None,
+        objects: Path | None = None,
+        apart: Sequence[str] = (),
+    ) -> None:
         self._module_folder = module_folder
         self._objects = objects
+        self._apart = apart
         super().__init__()
 
     def _simulator_in_path_build_only(self) -> None:
@@ -79,9 +86,8 @@ class _PortsVerilator(Verilator):
             link.symlink_to(real)
         self.env["VERILATOR_ROOT"] = str(tools / "verilator")
         ports = self.build_dir / "ports.vlt"
-        ports.write_text(
-            f'`verilator_config\npublic_flat_rw -module "{self.hdl_toplevel}" -var "*"\n'
-        )
+        settings = [f'public_flat_rw -module "{self.hdl_toplevel}" -var "*"', *_kept(self._apart)]
+        ports.write_text("\n".join(["`verilator_config", *settings, ""]))
         commands = [[str(part) for part in command] for command in super()._build_command()]
         cocotb = str(config.base_cocotb_dir)
         rpath = f"-Wl,-rpath,{config.libs_dir} "  # the bench is told where they are when it runs
@@ -143,18 +149,24 @@ def _tools() -> object:
         os.environ.update(saved)
 
 
-def _build(top: str, verilog: Path, waves: bool) -> Path:
+def _kept(modules: Sequence[str]) -> list[str]:
+    """Settings for modules that stay what they are, so that their instances share their code."""
+    return [f'no_inline -module "{module}"' for module in modules]
+
+
+def _build(top: str, verilog: Path, waves: bool, apart: Sequence[str]) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
     parts = [*versions, *FLAGS, *MAKE, str(waves), compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts).encode()
-    digest = hashlib.sha256(top.encode() + common + verilog.read_bytes()).hexdigest()[:24]
+    own = "\0".join([top, *_kept(apart)]).encode()
+    digest = hashlib.sha256(own + common + verilog.read_bytes()).hexdigest()[:24]
 
     def build(folder: Path) -> Path:
         made = folder / "made"
         made.mkdir()
         with _plain(folder) as plain:
             objects = _runtime(common, waves)
-            shutil.move(_make(plain, top, verilog, waves, objects) / top, made / top)
+            shutil.move(_make(plain, top, verilog, waves, objects, apart) / top, made / top)
         return made
 
     with _tools():
@@ -178,12 +190,19 @@ def _runtime(common: bytes, waves: bool) -> Path:
     return once(cache_dir() / "cocotb" / f"verilated-{digest}", build)
 
 
-def _make(folder: Path, top: str, verilog: Path, waves: bool, objects: Path | None) -> Path:
+def _make(
+    folder: Path,
+    top: str,
+    verilog: Path,
+    waves: bool,
+    objects: Path | None,
+    apart: Sequence[str] = (),
+) -> Path:
     """A folder in `folder` with the executable `top` and the objects that it is made of."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
     try:
-        _PortsVerilator(objects=objects).build(
+        _PortsVerilator(objects=objects, apart=apart).build(
             sources=[source],
             hdl_toplevel=top,
             build_dir=folder / "sim",
@@ -207,6 +226,7 @@ def run_cocotb(
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
     icarus: bool = False,
+    apart: Sequence[str] = (),
 ) -> BenchResult:
     """Build `top` if it is not in the cache, and run the tests of `test_module` on it.
 
@@ -221,6 +241,8 @@ def run_cocotb(
     testcase : the only tests to run, comma separated; None for all.
     env : variables for the bench.
     seed : of cocotb's random numbers; cocotb prints the one it uses.
+    apart : modules of which all instances share their code: a top with many of one is compiled
+        faster.
     icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
 
     Raises
@@ -246,7 +268,7 @@ def run_cocotb(
                 log_file=folder / "build.log",
             )
     else:
-        build_dir = _build(top, verilog, waves)
+        build_dir = _build(top, verilog, waves, apart)
         runner = _PortsVerilator(module_folder=module_folder)
         runner.parameters = {}
     try:

@@ -3,7 +3,7 @@ module around its instances that has wires and links alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nearstep_hw.generate import build, verilog
@@ -12,11 +12,31 @@ from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.codec import digest
 
-__all__ = ["DEVICE", "TOP", "device_verilog", "ports_of", "ring_verilog"]
+__all__ = [
+    "APART",
+    "COMMON",
+    "CORE",
+    "CORES",
+    "DEVICE",
+    "TOP",
+    "cores_verilog",
+    "device_verilog",
+    "numbered",
+    "ports_of",
+    "ring_verilog",
+]
 
 DEVICE = "coarse_device"
 """Name of the generator, and of the module that is shipped."""
 TOP = "coarse_ring"
+
+APART = (DEVICE, "coarse_fu")
+"""Modules all of whose instances can share their code in a simulator: devices, and the functional
+units of their kernels."""
+
+CORE = "coarse_sync_core"
+"""Generator and module of a sync core alone."""
+CORES = "coarse_sync_cores"
 
 PHIT_BITS = 130  # 128 of data, head, last: nearstep_hw.coarse.wire.LinkPhit
 COMMON = ("clk", "rst")
@@ -87,6 +107,18 @@ def ring_verilog(config: CoarseConfig, devices: int, latency: int) -> Path:
     )
 
 
+def cores_verilog(config: CoarseConfig, count: int) -> Path:
+    """The text that `nearstep rtl coarse_sync_core` writes, and behind it the module `CORES` with
+    so many of them side by side: nothing joins them but `clk` and `rst`."""
+    ports = flat_ports(build(CORE, config=config))
+    instances = [line for n in range(count) for line in _instance(CORE, ports, n, {})]
+    return verilog_of(
+        f"{CORES} {count} {digest(config)}",
+        lambda: verilog(CORE, config=config) + _module(CORES, ports, count, instances),
+        sources=[Path(__file__)],
+    )
+
+
 def ports_of(config: CoarseConfig) -> list[Port]:
     """Name, direction and width of each port of a device, as they are flat in Verilog."""
     return flat_ports(build(DEVICE, config=config))
@@ -103,31 +135,53 @@ def _key(config: CoarseConfig) -> str:
     return f"{digest(config)}{rules}"
 
 
-def _around(ports: list[Port], devices: int, latency: int) -> str:
+def _module(
+    name: str, ports: list[Port], count: int, lines: list[str], more: Sequence[Port] = ()
+) -> str:
+    """A module with the ports of so many instances, and `more`."""
     own = [port for port in ports if port[0] not in COMMON]
     outer = [
-        *(("clk", "input", 1), ("rst", "input", 1), ("i_outside", "input", 1)),
-        *((numbered(name, n), way, width) for n in range(devices) for name, way, width in own),
+        *((each, "input", 1) for each in COMMON),
+        *more,
+        *((numbered(each, n), way, width) for n in range(count) for each, way, width in own),
     ]
-    lines = [
-        LINK.format(latency=latency, high=PHIT_BITS - 1, last=latency - 1),
-        f"// A ring of {devices} devices.",
-        f"module {TOP}({', '.join(name for name, _, _ in outer)});",
-        *(f"  {way} {_range(width)}{name};" for name, way, width in outer),
-        *(line for n in range(devices) for line in _instance(own, n, devices)),
-        *(line for n in range(devices) for line in _links(n, devices)),
+    joint = ",\n  "
+    text = [
+        f"module {name}(\n  {joint.join(port for port, _, _ in outer)});",
+        *(f"  {way} {_range(width)}{port};" for port, way, width in outer),
+        *lines,
         "endmodule",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(text) + "\n"
 
 
 def _range(width: int) -> str:
     return "" if width == 1 else f"[{width - 1}:0] "
 
 
-def _instance(ports: list[Port], number: int, devices: int) -> Iterator[str]:
+def _instance(
+    module: str, ports: list[Port], number: int, inside: Mapping[str, str]
+) -> Iterator[str]:
+    """An instance whose ports are those of the top with its number, or what is said."""
+    pins = [
+        f".{name}({name if name in COMMON else inside.get(name, numbered(name, number))})"
+        for name, _, _ in ports
+    ]
+    joint = ",\n    "
+    yield f"  {module} instance{number} (\n    {joint.join(pins)});"
+
+
+def _around(ports: list[Port], devices: int, latency: int) -> str:
+    lines = [
+        *(line for n in range(devices) for line in _device(ports, n, devices)),
+        *(line for n in range(devices) for line in _links(n, devices)),
+    ]
+    link = LINK.format(latency=latency, high=PHIT_BITS - 1, last=latency - 1)
+    return link + _module(TOP, ports, devices, lines, [("i_outside", "input", 1)])
+
+
+def _device(ports: list[Port], number: int, devices: int) -> Iterator[str]:
     """A device; what its links bring and take is inside or outside."""
-    joined = [port for port in range(PORTS) if _peer(number, port, devices) is not None]
     inside = {
         f"link_{way}__{port}__{member}": f"{member}_{way}{number}_{port}"
         for port in range(PORTS)
@@ -135,23 +189,18 @@ def _instance(ports: list[Port], number: int, devices: int) -> Iterator[str]:
     }
     for port in range(PORTS):
         name = f"{number}_{port}"
-        given = port in joined
         yield f"  wire came{name};"
-        yield f"  wire [{PHIT_BITS - 1}:0] phit{name};"
-        if not given:
+        yield f"  wire {_range(PHIT_BITS)}phit{name};"
+        if _peer(number, port, devices) is None:
             yield f"  assign came{name} = 1'b0, phit{name} = {PHIT_BITS}'b0;"
         outer = numbered(f"link_in__{port}__", number)
         ready = numbered(f"link_out__{port}__ready", number)
         yield f"  wire valid_in{name} = i_outside ? {outer}valid : came{name};"
         yield (
-            f"  wire [{PHIT_BITS - 1}:0] payload_in{name} = i_outside ? {outer}payload "
-            f": phit{name};"
+            f"  wire {_range(PHIT_BITS)}payload_in{name} = i_outside ? {outer}payload : phit{name};"
         )
         yield f"  wire ready_out{name} = i_outside ? {ready} : 1'b1;"
-    pins = [f".{name}({name})" for name in COMMON]
-    pins += [f".{name}({inside.get(name, numbered(name, number))})" for name, _, _ in ports]
-    joint = ",\n    "
-    yield f"  {DEVICE} device{number} (\n    {joint.join(pins)});"
+    yield from _instance(DEVICE, ports, number, inside)
 
 
 def _links(number: int, devices: int) -> Iterator[str]:

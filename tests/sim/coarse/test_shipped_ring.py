@@ -244,7 +244,7 @@ def test_the_ring_holds_the_bytes_that_are_shipped(kernel, tmp_path) -> None:
     assert whole.startswith(written)
     around = whole[len(written) :].decode()
     assert around.count("module coarse_ring") == 2
-    assert around.count("  coarse_device device") == 4
+    assert around.count("  coarse_device instance") == 4
     assert around.count("  coarse_ring_link link") == 8
     assert around.count(" reg ") == 3, "the links' phits, valid and place, and no other state"
     parsed = SIM.parse(
