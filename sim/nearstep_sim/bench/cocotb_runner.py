@@ -69,11 +69,11 @@ class _PortsVerilator(Verilator):
         *,
         module_folder: Path | None = None,
         objects: Path | None = None,
-        apart: Sequence[str] = (),
+        settings: Sequence[str] = (),
     ) -> None:
         self._module_folder = module_folder
         self._objects = objects
-        self._apart = apart
+        self._settings = settings
         super().__init__()
 
     def _simulator_in_path_build_only(self) -> None:
@@ -86,8 +86,8 @@ class _PortsVerilator(Verilator):
             link.symlink_to(real)
         self.env["VERILATOR_ROOT"] = str(tools / "verilator")
         ports = self.build_dir / "ports.vlt"
-        settings = [f'public_flat_rw -module "{self.hdl_toplevel}" -var "*"', *_kept(self._apart)]
-        ports.write_text("\n".join(["`verilator_config", *settings, ""]))
+        public = f'public_flat_rw -module "{self.hdl_toplevel}" -var "*"'
+        ports.write_text("\n".join(["`verilator_config", public, *self._settings, ""]))
         commands = [[str(part) for part in command] for command in super()._build_command()]
         cocotb = str(config.base_cocotb_dir)
         rpath = f"-Wl,-rpath,{config.libs_dir} "  # the bench is told where they are when it runs
@@ -149,16 +149,11 @@ def _tools() -> object:
         os.environ.update(saved)
 
 
-def _kept(modules: Sequence[str]) -> list[str]:
-    """Settings for modules that stay what they are, so that their instances share their code."""
-    return [f'no_inline -module "{module}"' for module in modules]
-
-
-def _build(top: str, verilog: Path, waves: bool, apart: Sequence[str]) -> Path:
+def _build(top: str, verilog: Path, waves: bool, settings: Sequence[str]) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
     parts = [*versions, *FLAGS, *MAKE, str(waves), compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts).encode()
-    own = "\0".join([top, *_kept(apart)]).encode()
+    own = "\0".join([top, *settings]).encode()
     digest = hashlib.sha256(own + common + verilog.read_bytes()).hexdigest()[:24]
 
     def build(folder: Path) -> Path:
@@ -166,7 +161,7 @@ def _build(top: str, verilog: Path, waves: bool, apart: Sequence[str]) -> Path:
         made.mkdir()
         with _plain(folder) as plain:
             objects = _runtime(common, waves)
-            shutil.move(_make(plain, top, verilog, waves, objects, apart) / top, made / top)
+            shutil.move(_make(plain, top, verilog, waves, objects, settings) / top, made / top)
         return made
 
     with _tools():
@@ -196,13 +191,13 @@ def _make(
     verilog: Path,
     waves: bool,
     objects: Path | None,
-    apart: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> Path:
     """A folder in `folder` with the executable `top` and the objects that it is made of."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
     try:
-        _PortsVerilator(objects=objects, apart=apart).build(
+        _PortsVerilator(objects=objects, settings=settings).build(
             sources=[source],
             hdl_toplevel=top,
             build_dir=folder / "sim",
@@ -226,7 +221,7 @@ def run_cocotb(
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
     icarus: bool = False,
-    apart: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> BenchResult:
     """Build `top` if it is not in the cache, and run the tests of `test_module` on it.
 
@@ -241,8 +236,7 @@ def run_cocotb(
     testcase : the only tests to run, comma separated; None for all.
     env : variables for the bench.
     seed : of cocotb's random numbers; cocotb prints the one it uses.
-    apart : modules of which all instances share their code: a top with many of one is compiled
-        faster.
+    settings : of Verilator, lines of its configuration.
     icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
 
     Raises
@@ -268,7 +262,7 @@ def run_cocotb(
                 log_file=folder / "build.log",
             )
     else:
-        build_dir = _build(top, verilog, waves, apart)
+        build_dir = _build(top, verilog, waves, settings)
         runner = _PortsVerilator(module_folder=module_folder)
         runner.parameters = {}
     try:

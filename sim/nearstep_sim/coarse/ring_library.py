@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nearstep_sim.coarse.ring_top import APART, COMMON, TOP, numbered, ports_of, ring_verilog
+from nearstep_sim.coarse.ring_top import COMMON, SHARING, TOP, numbered, ports_of, ring_verilog
 from nearstep_sim.verilate.build import Model, stored, verilate_library
 from nearstep_spec.coarse.config import CoarseConfig
 
@@ -61,8 +61,8 @@ def ring_library(config: CoarseConfig, devices: int, latency: int) -> Path:
     """The shared library of `pool.cpp` around one object: the ring of `ring_verilog`."""
     ports = [name for name, _, _ in ports_of(config) if name not in COMMON]
     pins = stored("design", {"ring.hpp": header(ports, devices)})
-    shared = "".join(f'no_inline -module "{name}"\n' for name in APART)
-    settings = stored("verilator", {"shared.vlt": f"`verilator_config\n{shared}"})
+    shared = "\n".join(["`verilator_config", *SHARING, ""])
+    settings = stored("verilator", {"shared.vlt": shared})
     ring = ring_verilog(config, devices, latency)
     return verilate_library(
         "coarse_ring",

@@ -13,11 +13,11 @@ from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.codec import digest
 
 __all__ = [
-    "APART",
     "COMMON",
     "CORE",
     "CORES",
     "DEVICE",
+    "SHARING",
     "TOP",
     "cores_verilog",
     "device_verilog",
@@ -30,9 +30,20 @@ DEVICE = "coarse_device"
 """Name of the generator, and of the module that is shipped."""
 TOP = "coarse_ring"
 
-APART = (DEVICE, "coarse_fu")
-"""Modules all of whose instances can share their code in a simulator: devices, and the functional
-units of their kernels."""
+_SHARED = {
+    DEVICE: ("rst", "csr__*", "s_axi__*", "m_axi__*", "link_*"),
+    "coarse_fu": ("rst", "i_*", "s_*"),
+}
+SHARING = tuple(
+    line
+    for module, ports in _SHARED.items()
+    for line in (
+        f'no_inline -module "{module}"',
+        *(f'public_flat_rw -module "{module}" -var "{port}"' for port in ports),
+    )
+)
+"""Settings of Verilator with which all devices, and the functional units of their kernels, share
+their code: nothing outside is merged into it."""
 
 CORE = "coarse_sync_core"
 """Generator and module of a sync core alone."""

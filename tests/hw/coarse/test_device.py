@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.coarse.ring_top import APART, TOP, ring_verilog
+from nearstep_sim.coarse.ring_top import SHARING, TOP, ring_verilog
 from nearstep_spec.coarse.config import CoarseConfig
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ def bench(config: CoarseConfig, *, devices: int, seed: int, latency: int = 1) ->
     result = run_cocotb(
         top=TOP,
         verilog=ring_verilog(config, devices, latency),
-        apart=APART,
+        settings=SHARING,
         test_module=HERE / "cocotb_device.py",
         env={
             "NEARSTEP_CONFIG": json.dumps(dataclasses.asdict(config)),
