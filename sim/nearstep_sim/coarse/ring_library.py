@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nearstep_sim.coarse.ring_top import COMMON, SHARING, TOP, numbered, ports_of, ring_verilog
+from nearstep_sim.coarse.ring_top import (
+    COMMON,
+    DEVICE,
+    SHARING,
+    TOP,
+    device_verilog,
+    numbered,
+    ports_of,
+    ring_verilog,
+)
 from nearstep_sim.verilate.build import Model, stored, verilate_library
 from nearstep_spec.coarse.config import CoarseConfig
 
@@ -59,7 +68,8 @@ def header(ports: Sequence[str], devices: int) -> str:
 
 def ring_library(config: CoarseConfig, devices: int, latency: int) -> Path:
     """The shared library of `pool.cpp` around one object: the ring of `ring_verilog`."""
-    ports = [name for name, _, _ in ports_of(config) if name not in COMMON]
+    text = device_verilog(config).read_text()
+    ports = [name for name, _, _ in ports_of(text, DEVICE) if name not in COMMON]
     pins = stored("design", {"ring.hpp": header(ports, devices)})
     shared = "\n".join(["`verilator_config", *SHARING, ""])
     settings = stored("verilator", {"shared.vlt": shared})

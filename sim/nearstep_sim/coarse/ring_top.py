@@ -3,11 +3,11 @@ module around its instances that has wires and links alone."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from nearstep_hw.generate import build, verilog
-from nearstep_hw.verilog import flat_ports
+from nearstep_hw.generate import verilog
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.codec import digest
@@ -54,6 +54,8 @@ COMMON = ("clk", "rst")
 
 Port = tuple[str, str, int]
 """Name, direction and width."""
+
+_PORT = re.compile(r"^\s*(input|output)\s+(?:\[(\d+):0\]\s+)?(\w+);", re.MULTILINE)
 
 LINK = """\
 // One direction of a link: what comes in a cycle goes out {latency} cycles later.
@@ -111,28 +113,35 @@ def ring_verilog(config: CoarseConfig, devices: int, latency: int) -> Path:
             f"devices must be 2 or more and latency 1 or more, not {devices} and {latency}"
         )
     device = device_verilog(config)
-    return verilog_of(
-        f"{TOP} {devices} {latency} {_key(config)}",
-        lambda: device.read_text() + _around(ports_of(config), devices, latency),
-        sources=[Path(__file__)],
-    )
+
+    def make() -> str:
+        text = device.read_text()
+        return text + _around(ports_of(text, DEVICE), devices, latency)
+
+    return verilog_of(f"{TOP} {devices} {latency} {_key(config)}", make, sources=[Path(__file__)])
 
 
 def cores_verilog(config: CoarseConfig, count: int) -> Path:
     """The text that `nearstep rtl coarse_sync_core` writes, and behind it the module `CORES` with
     so many of them side by side: nothing joins them but `clk` and `rst`."""
-    ports = flat_ports(build(CORE, config=config))
-    instances = [line for n in range(count) for line in _instance(CORE, ports, n, {})]
-    return verilog_of(
-        f"{CORES} {count} {digest(config)}",
-        lambda: verilog(CORE, config=config) + _module(CORES, ports, count, instances),
-        sources=[Path(__file__)],
-    )
+
+    def make() -> str:
+        text = verilog(CORE, config=config)
+        ports = ports_of(text, CORE)
+        instances = [line for n in range(count) for line in _instance(CORE, ports, n, {})]
+        return text + _module(CORES, ports, count, instances)
+
+    return verilog_of(f"{CORES} {count} {digest(config)}", make, sources=[Path(__file__)])
 
 
-def ports_of(config: CoarseConfig) -> list[Port]:
-    """Name, direction and width of each port of a device, as they are flat in Verilog."""
-    return flat_ports(build(DEVICE, config=config))
+def ports_of(text: str, module: str) -> list[Port]:
+    """Name, direction and width of each port of a module, in the order of its text."""
+    body = re.search(rf"^module {module}\(.*?^endmodule", text, re.MULTILINE | re.DOTALL)
+    if body is None:
+        raise ValueError(f"text must have a module {module}, not {text[:80]!r}")
+    return [
+        (name, direction, int(high or 0) + 1) for direction, high, name in _PORT.findall(body[0])
+    ]
 
 
 def numbered(name: str, device: int) -> str:

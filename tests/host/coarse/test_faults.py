@@ -23,7 +23,7 @@ from nearstep_sim.coarse.pool_values import compare, reduced
 
 from .conftest import EVERY, URLS, deep_on_tops, emulated, opened, random_arrays
 
-ELEMENTS = 20000
+ELEMENTS = 10000
 """Enough for a job not to have ended when registers have been read a few times."""
 
 
