@@ -14,10 +14,10 @@ from nearstep_spec.dram.address import (
     DramAddress,
 )
 from nearstep_spec.dram.geometry import DramGeometry
-from nearstep_spec.dram.timing import DENSITIES, WIDTHS
+from nearstep_spec.dram.timing import PARTS
 
 ALL_ORDERS = ["-".join(p) for p in permutations(["row", "column", "bank", "bankgroup"])]
-geometries = st.builds(DramGeometry, st.sampled_from(DENSITIES), st.sampled_from(WIDTHS))
+geometries = st.sampled_from([DramGeometry(*part) for part in PARTS])
 mappings = st.builds(AddressMapping, geometries, st.sampled_from(ALL_ORDERS))
 
 

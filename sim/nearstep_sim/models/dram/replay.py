@@ -116,7 +116,7 @@ def _chunks(commands: Iterator[TraceCommand]) -> Iterator[list[TraceCommand]]:
 def main(
     file: Annotated[Path, typer.Argument(help="command trace", exists=True, dir_okay=False)],
     speed: Annotated[str | None, typer.Option(help="DDR4-1600 or DDR4-800")] = None,
-    density: Annotated[str | None, typer.Option(help="4Gb, 8Gb or 16Gb")] = None,
+    density: Annotated[str | None, typer.Option(help="4Gb, 8Gb, 16Gb or 32Gb")] = None,
     width: Annotated[str | None, typer.Option(help="x8 or x16")] = None,
     cl: Annotated[int | None, typer.Option(help="read latency, clocks")] = None,
     cwl: Annotated[int | None, typer.Option(help="write latency, clocks")] = None,
