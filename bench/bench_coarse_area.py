@@ -1,12 +1,11 @@
 # amaranth: UnusedElaboratable=no
-"""Area of a COARSE memory device: part by part by `synth_xilinx -family xcup`, and whole."""
+"""Area of a COARSE memory device, part by part: `synth_xilinx -family xcup`."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
@@ -30,8 +29,6 @@ from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.decoder import CsrDecoder
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim import area
-from nearstep_sim.row_file import read_rows
 from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
@@ -164,60 +161,14 @@ def lanes(areas: dict[str, Area]) -> list[dict[str, Any]]:
     return [*rows, {"of": "one more", **{key: (many[key] - few[key]) / more for key in AREA}}]
 
 
-def whole(name: str, family: area.Family) -> dict[str, Any]:
-    """Area of a top in one synthesis, and the processor time that it took."""
-    before = os.times()
-    row = area.measure(name, family)
-    after = os.times()
-    seconds = after.children_user + after.children_system
-    seconds -= before.children_user + before.children_system
-    return {
-        "label": "measured, one synthesis",
-        "family": family.title,
-        "row": row,
-        "cpu_s": seconds,
-    }
-
-
-def wholes(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tops that `nearstep rtl coarse_device` writes, on each family of FPGAs; rows of
-    `nearstep area` are written as well. What is known and unchanged is not made again."""
-    for family in area.FAMILIES.values():
-        for name in area.WHOLE:
-            if not name.startswith("coarse_device"):
-                continue
-            key = f"{name} on {family.name}"
-            if known.get(key, {}).get("row", {}).get("digest") != area.digest(name, family):
-                known[key] = whole(name, family)
-                tools, rows = read_rows(family.file)
-                kept = rows if tools == area.tools() else {}
-                area.write({**kept, name: known[key]["row"]}, family.file)
-            yield key, known[key]
-
-
 def main(
-    resume: Annotated[bool, typer.Option(help="Keep what is there already.")] = False,
-    tops: Annotated[bool, typer.Option(help="Whole tops as well: an hour.")] = True,
+    resume: Annotated[bool, typer.Option(help="Keep the parts that are there already.")] = False,
 ) -> None:
     """Count cells (may take an hour), and write build/bench/coarse_area.json part by part."""
     path = report.FOLDER / "coarse_area.json"
     areas: dict[str, Area] = {}
-    found: dict[str, Any] = {}
     if resume and path.exists():
-        before = json.loads(path.read_text())
-        areas, found = before["parts"], before.get("tops", {})
-
-    def write() -> None:
-        results = {
-            "label": "measured (synth_xilinx -family xcup), each part by itself",
-            "config": asdict(CONFIG),
-            "parts": areas,
-            "sums": sums(areas),
-            "lanes": lanes(areas),
-            "tops": found,
-        }
-        report.write("coarse_area", results)
-
+        areas = json.loads(path.read_text())["parts"]
     for name, part in parts().items():
         if name in areas:
             continue
@@ -226,11 +177,14 @@ def main(
         areas[name] = ultrascale_plus_area(ultrascale_plus_cells(verilog, TOP, part.boxes))
         cells = ", ".join(f"{key} {value:g}" for key, value in areas[name].items())
         console.print(f"{name}: {cells} ({time.perf_counter() - began:.0f} s)")
-        write()
-    if tops:
-        for key, each in wholes(found):
-            console.print(f"{key}: {each['row']} ({each['cpu_s']:.0f} s of processor time)")
-            write()
+        results = {
+            "label": "measured (synth_xilinx -family xcup), each part by itself",
+            "config": asdict(CONFIG),
+            "parts": areas,
+            "sums": sums(areas),
+            "lanes": lanes(areas),
+        }
+        report.write("coarse_area", results)
     console.print(f"written: {path}")
 
 

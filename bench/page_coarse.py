@@ -308,7 +308,6 @@ def coarse_area(results: Results) -> list[str]:
             *(row(f"*{name}*", area) for name, area in whole.items()),
         ],
     )
-    lines += _tops(results.get("tops", {}))
     if results["lanes"]:
         lines += ["A lane of the ALUs: receives, adds or compares, scales, converts.", ""]
         lines += table(
@@ -331,38 +330,6 @@ def coarse_area(results: Results) -> list[str]:
             "",
         ]
     return lines
-
-
-def _tops(tops: Results) -> list[str]:
-    """Whole devices, each in one synthesis."""
-    if not tops:
-        return []
-    lines = [
-        "Whole devices as `nearstep rtl coarse_device` writes them, without an update kernel and,",
-        "with `--rules adam,sgd`, with one of 16 functional units: *measured*, each in **one**",
-        "synthesis, module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`). LUT",
-        "have six inputs on UltraScale+ and four on ECP5; LUT as memory are counted, too.",
-        "",
-    ]
-    return lines + table(
-        ["device", "FPGA", "multipliers", "LUT", "FF", "block RAM, Kib", "synthesis, CPU s"],
-        (
-            [
-                "with update kernel" if "kernel" in key else "without update kernel",
-                each["family"],
-                f"{each['row']['dsp']:,}",
-                f"{each['row']['lut']:,.0f}",
-                f"{each['row']['ff']:,}",
-                f"{_kib(each['row']):,.0f}",
-                f"{each['cpu_s']:,.0f}",
-            ]
-            for key, each in tops.items()
-        ),
-    )
-
-
-def _kib(row: Results) -> float:
-    return 36 * row["bram36"] if "bram36" in row else 18 * row["bram18"]
 
 
 def coarse_service(results: Results) -> list[str]:

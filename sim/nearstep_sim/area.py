@@ -17,7 +17,7 @@ from amaranth.lib import wiring
 
 from nearstep_hw.generate import GENERATORS, build, modules
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.row_file import Row, digest_of, digest_of_texts, write_rows
+from nearstep_sim.row_file import Row, digest_of, write_rows
 from nearstep_sim.synthesis import (
     ecp5_area,
     ecp5_cells,
@@ -63,7 +63,7 @@ class Family:
     name: str
     title: str
     file: Path
-    cells: Callable[..., Mapping[str, int]]
+    cells: Callable[[str, str, str | None], Mapping[str, int]]
     area: Callable[[Mapping[str, int]], dict[str, float]]
     columns: tuple[str, ...]
 
@@ -101,7 +101,6 @@ class Block:
     make : the component, with options of its generator; made anew each time.
     what : its configuration, in words.
     boxes : modules that it has instances of, by name, which are not in its area.
-    whole : they are: each module is synthesised once, and counted as often as it is instantiated.
     limits : the most of each number of its row.
     large : minutes of synthesis: its row is made on request, and compared by a deep test.
     run, cycles : a run of it, in words, and what counts its cycles in RTL.
@@ -110,7 +109,6 @@ class Block:
     make: Callable[..., wiring.Component]
     what: str
     boxes: Callable[..., Mapping[str, wiring.Component]] = _none
-    whole: bool = False
     limits: Mapping[str, float] = field(default_factory=dict)
     large: bool = False
     run: str | None = None
@@ -122,15 +120,11 @@ OF_PARTS: Mapping[str, tuple[str, ...]] = {
     "smartssd_card": ("smartssd_fu", "adam_kernel", "decompress_fused", "decompress_scatter"),
     "smartssd_pcie_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),
     "smartssd_series7_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),
+    "coarse_device": ("coarse_sync_core", "coarse_alus"),
 }
 """Generators without a row, and parts of theirs that have one: Yosys had not ended after 26 minutes
 of processor time for the first."""
 NO_MEMORY = {"bram36": 0}
-WHOLE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "coarse_device": ("coarse_device", {}),
-    "coarse_device_kernel": ("coarse_device", {"rules": ("adam", "sgd")}),
-}
-"""Tops that are synthesised whole: their generators, and options of these."""
 LIMITS: dict[str, dict[str, float]] = {
     "adam_fu": {"latency": 80, "dsp": 12, **NO_MEMORY},
     "dram_controller": {"dsp": 0, "cycles": 465_400},  # 94 % of the peak
@@ -168,25 +162,7 @@ def _generated() -> dict[str, Block]:
             **RUNS.get(name, {}),
         )
         for name, generator in GENERATORS.items()
-        if name not in OF_PARTS and name not in WHOLE
-    }
-
-
-def _wholes() -> dict[str, Block]:
-    return {
-        name: Block(
-            make=partial(build, generator, **options),
-            what=", ".join(
-                [
-                    GENERATORS[generator].summary,
-                    *(f"{key}={','.join(value)}" for key, value in options.items()),
-                ]
-            ),
-            boxes=partial(modules, generator, **options),
-            whole=True,
-            large=True,
-        )
-        for name, (generator, options) in WHOLE.items()
+        if name not in OF_PARTS
     }
 
 
@@ -253,7 +229,7 @@ def _parts() -> dict[str, Block]:
     }
 
 
-BLOCKS: dict[str, Block] = {**_generated(), **_wholes(), **_parts()}
+BLOCKS: dict[str, Block] = {**_generated(), **_parts()}
 """Every block with a row, by the name of the row."""
 
 
@@ -270,12 +246,8 @@ def options_of(name: str, family: Family = ULTRASCALE_PLUS) -> dict[str, Any]:
 
 
 def digest(name: str, family: Family = ULTRASCALE_PLUS) -> str:
-    """Digest of the block, see `digest_of`; of a whole one with that of its modules."""
-    block, options = BLOCKS[name], options_of(name, family)
-    own = digest_of(block.make(**options), name)
-    parts = block.boxes(**options) if block.whole else {}
-    found = [own, *(digest_of(each, part) for part, each in parts.items())]
-    return own if len(found) == 1 else digest_of_texts(found)
+    """Digest of the block, see `digest_of`."""
+    return digest_of(BLOCKS[name].make(**options_of(name, family)), name)
 
 
 def measure(name: str, family: Family = ULTRASCALE_PLUS) -> Row:
@@ -292,12 +264,11 @@ def measure(name: str, family: Family = ULTRASCALE_PLUS) -> Row:
     latency = getattr(component, "latency", None)
     boxes = block.boxes(**options)
     verilog = to_verilog(component, name, boxes)
-    out = None if block.whole else " ".join(boxes) or None
-    cells = family.cells(verilog, name, out, flat=not block.whole)
+    cells = family.cells(verilog, name, " ".join(boxes) or None)
     area = family.area(cells)
     area["lut"] += area.pop("lut_memory")
     row: Row = {"digest": digest(name, family)}
-    if boxes and not block.whole:
+    if boxes:
         row["without"] = {each: cells[each] for each in boxes}
     if latency is not None:
         row["latency"] = latency

@@ -74,14 +74,11 @@ def _area(cells: Mapping[str, int], *, dsp: str, generation: int) -> dict[str, f
     }
 
 
-def ultrascale_plus_cells(
-    verilog: str, top: str, boxes: str | None = None, *, flat: bool = True
-) -> Mapping[str, int]:
+def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
     """Cells of `synth_xilinx -family xcup`, by type: `DSP48E2`, `LUT6`, `CARRY4`, `FDRE`...
 
     Modules whose names match `boxes`, a pattern with `*`, are left out: each is a cell of a type
-    of its own name. If it is not `flat`, each module is synthesised by itself, once, and counted as
-    often as it is instantiated: what a large design needs.
+    of its own name.
 
     Yosys packs no registers into DSP48E2, so that flip-flops read high. Takes about a minute for a
     functional unit.
@@ -90,12 +87,10 @@ def ultrascale_plus_cells(
     ------
     BuildError : with the end of Yosys's output.
     """
-    return _cells(verilog, top, boxes, f"synth_xilinx -family xcup -top {{top}}{_flatten(flat)}")
+    return _cells(verilog, top, boxes, "synth_xilinx -family xcup -top {top} -flatten")
 
 
-def series7_cells(
-    verilog: str, top: str, boxes: str | None = None, *, flat: bool = True
-) -> Mapping[str, int]:
+def series7_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
     """Cells of `synth_xilinx -family xc7`, by type: `DSP48E1`, `LUT6`, see `ultrascale_plus_cells`.
 
     Takes six minutes for a card of four lanes.
@@ -104,11 +99,7 @@ def series7_cells(
     ------
     BuildError : with the end of Yosys's output.
     """
-    return _cells(verilog, top, boxes, f"synth_xilinx -family xc7 -top {{top}}{_flatten(flat)}")
-
-
-def _flatten(flat: bool) -> str:
-    return " -flatten" if flat else ""
+    return _cells(verilog, top, boxes, "synth_xilinx -family xc7 -top {top} -flatten")
 
 
 def ecp5_area(cells: Mapping[str, int]) -> dict[str, float]:
@@ -129,19 +120,16 @@ def ecp5_area(cells: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def ecp5_cells(
-    verilog: str, top: str, boxes: str | None = None, *, flat: bool = True
-) -> Mapping[str, int]:
+def ecp5_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
     """Cells of `synth_ecp5`, by type: `LUT4`, `CCU2C`, `TRELLIS_FF`, `MULT18X18D`, `DP16KD`...
 
-    `boxes` and `flat` as of `ultrascale_plus_cells`.
+    `boxes` as of `ultrascale_plus_cells`.
 
     Raises
     ------
     BuildError : with the end of Yosys's output.
     """
-    modules = "" if flat else " -noflatten"
-    return _cells(verilog, top, boxes, f"synth_ecp5 {SYNTHESIS} -top {{top}}{modules}")
+    return _cells(verilog, top, boxes, f"synth_ecp5 {SYNTHESIS} -top {{top}}")
 
 
 def _cells(verilog: str, top: str, boxes: str | None, synthesis: str) -> Mapping[str, int]:
