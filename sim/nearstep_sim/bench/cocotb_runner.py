@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,16 +64,9 @@ class _PortsVerilator(Verilator):
     build: make takes no path with a space.
     """
 
-    def __init__(
-        self,
-        *,
-        module_folder: Path | None = None,
-        objects: Path | None = None,
-        settings: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, *, module_folder: Path | None = None, objects: Path | None = None) -> None:
         self._module_folder = module_folder
         self._objects = objects
-        self._settings = settings
         super().__init__()
 
     def _simulator_in_path_build_only(self) -> None:
@@ -86,8 +79,9 @@ class _PortsVerilator(Verilator):
             link.symlink_to(real)
         self.env["VERILATOR_ROOT"] = str(tools / "verilator")
         ports = self.build_dir / "ports.vlt"
-        public = f'public_flat_rw -module "{self.hdl_toplevel}" -var "*"'
-        ports.write_text("\n".join(["`verilator_config", public, *self._settings, ""]))
+        ports.write_text(
+            f'`verilator_config\npublic_flat_rw -module "{self.hdl_toplevel}" -var "*"\n'
+        )
         commands = [[str(part) for part in command] for command in super()._build_command()]
         cocotb = str(config.base_cocotb_dir)
         rpath = f"-Wl,-rpath,{config.libs_dir} "  # the bench is told where they are when it runs
@@ -149,19 +143,18 @@ def _tools() -> object:
         os.environ.update(saved)
 
 
-def _build(top: str, verilog: Path, waves: bool, settings: Sequence[str]) -> Path:
+def _build(top: str, verilog: Path, waves: bool) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
     parts = [*versions, *FLAGS, *MAKE, str(waves), compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts).encode()
-    own = "\0".join([top, *settings]).encode()
-    digest = hashlib.sha256(own + common + verilog.read_bytes()).hexdigest()[:24]
+    digest = hashlib.sha256(top.encode() + common + verilog.read_bytes()).hexdigest()[:24]
 
     def build(folder: Path) -> Path:
         made = folder / "made"
         made.mkdir()
         with _plain(folder) as plain:
             objects = _runtime(common, waves)
-            shutil.move(_make(plain, top, verilog, waves, objects, settings) / top, made / top)
+            shutil.move(_make(plain, top, verilog, waves, objects) / top, made / top)
         return made
 
     with _tools():
@@ -185,19 +178,12 @@ def _runtime(common: bytes, waves: bool) -> Path:
     return once(cache_dir() / "cocotb" / f"verilated-{digest}", build)
 
 
-def _make(
-    folder: Path,
-    top: str,
-    verilog: Path,
-    waves: bool,
-    objects: Path | None,
-    settings: Sequence[str] = (),
-) -> Path:
+def _make(folder: Path, top: str, verilog: Path, waves: bool, objects: Path | None) -> Path:
     """A folder in `folder` with the executable `top` and the objects that it is made of."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
     try:
-        _PortsVerilator(objects=objects, settings=settings).build(
+        _PortsVerilator(objects=objects).build(
             sources=[source],
             hdl_toplevel=top,
             build_dir=folder / "sim",
@@ -221,7 +207,6 @@ def run_cocotb(
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
     icarus: bool = False,
-    settings: Sequence[str] = (),
 ) -> BenchResult:
     """Build `top` if it is not in the cache, and run the tests of `test_module` on it.
 
@@ -236,7 +221,6 @@ def run_cocotb(
     testcase : the only tests to run, comma separated; None for all.
     env : variables for the bench.
     seed : of cocotb's random numbers; cocotb prints the one it uses.
-    settings : of Verilator, lines of its configuration.
     icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
 
     Raises
@@ -262,7 +246,7 @@ def run_cocotb(
                 log_file=folder / "build.log",
             )
     else:
-        build_dir = _build(top, verilog, waves, settings)
+        build_dir = _build(top, verilog, waves)
         runner = _PortsVerilator(module_folder=module_folder)
         runner.parameters = {}
     try:

@@ -132,11 +132,11 @@ class Course:
             arrays = draw(pool, 9000, self.random)
             tensor = pool.tensor(arrays)
             self.tensor = tensor
-            if happen is self._small_window:
+            if happen == self._small_window:
                 happen()
             event = pool.submit(tensor)
             backend(pool).run(1500)
-            if happen is not self._small_window:
+            if happen != self._small_window:
                 happen()
             with pytest.raises(error) as found:
                 event.wait()

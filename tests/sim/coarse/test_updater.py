@@ -14,7 +14,6 @@ from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError, BusyError, KernelError
 from nearstep.updater.run import KernelRun
 from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, compare, draw, reduced
-from nearstep_sim.coarse.shipped_ring import shipped_ring
 
 from .small_pool import random
 
@@ -26,21 +25,14 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("pgm", {"lr": 0.1, "momentum": 0.9}),
     "lion": ("pgm", {"lr": 1e-3, "betas": (0.8, 0.9), "weight_decay": 0.1}),
 }
-KINDS = ["golden", "sim", pytest.param("ring", marks=pytest.mark.deep)]
-"""`ring`: devices as `nearstep rtl` writes them, in one object, functional units inside."""
 SIZES = (4099, 1, 640)
 STEPS = 3
 SEED = 5
 
 
 def opened(kind: str, **options: object) -> CoarsePool:
-    if kind == "sim":
-        options = {"fu": "native", **options}
     text = "".join(f"&{name}={value}" for name, value in options.items())
-    options_of_all = f"{SMALL_TWO}&{SMALL_MEMORY}&{RULES}{text}"
-    if kind == "ring":
-        return CoarsePool(shipped_ring(f"sim:coarse?{options_of_all}", links_inside=False))
-    return CoarsePool.open(f"{kind}:coarse?{options_of_all}")
+    return CoarsePool.open(f"{kind}:coarse?{SMALL_TWO}&{SMALL_MEMORY}&{RULES}{text}")
 
 
 def start(
@@ -111,10 +103,10 @@ def test_rtl_and_golden_have_the_same_bits_after_ring_sums(optimizer, options) -
     assert checks == 2 * arrays * sum(SIZES if options["fu"] == "native" else SIZES[:1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["golden", "sim"])
 def test_a_snapshot_keeps_its_version_while_the_kernels_write(kind) -> None:
     size, rng, checks = 3000, random(6), 0
-    with opened(kind) as pool:
+    with opened(kind, **({"fu": "native"} if kind == "sim" else {})) as pool:
         values = {name: pool.tensor(draw(pool, size, rng)) for name in "pmg"}
         before = {
             name: [each.read(d) for d in range(pool.devices)] for name, each in values.items()
@@ -138,10 +130,10 @@ def test_a_snapshot_keeps_its_version_while_the_kernels_write(kind) -> None:
     assert checks == 2 * 2 * size
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["golden", "sim"])
 def test_rings_sum_while_the_kernels_update_and_buffers_in_use_are_refused(kind) -> None:
     size, rng, checks = 4096, random(7), 0
-    with opened(kind) as pool:
+    with opened(kind, **({"fu": "native"} if kind == "sim" else {})) as pool:
         gradients = draw(pool, size, rng)
         g, other = pool.tensor(gradients), pool.tensor(gradients)
         p = [pool.device.alloc(size, channel=device) for device in range(pool.devices)]
@@ -151,7 +143,7 @@ def test_rings_sum_while_the_kernels_update_and_buffers_in_use_are_refused(kind)
         states = [{"p": p[device], "m": m[device]} for device in range(pool.devices)]
         runs = start(pool, "sgd", states, g, lr=0.5, momentum=0.5)
         event = pool.submit(other)
-        if kind != "golden":  # nothing of it takes time
+        if kind == "sim":  # nothing of golden takes time
             with pytest.raises(BusyError, match="which uses it as p"):
                 p[0].write(np.zeros(size, np.float32))
             with pytest.raises(BusyError, match="has not ended"):
@@ -167,9 +159,9 @@ def test_rings_sum_while_the_kernels_update_and_buffers_in_use_are_refused(kind)
     assert checks == 4 * size
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["golden", "sim"])
 def test_a_fault_of_memory_ends_the_run_of_that_device_alone(kind) -> None:
-    with opened(kind) as pool:
+    with opened(kind, **({"fu": "native"} if kind == "sim" else {})) as pool:
         g = pool.tensor(draw(pool, 64, random(8)))
         m, p = pool.tensor(64), pool.tensor(64)
         states = [{"p": p.front(device), "m": m.front(device)} for device in range(pool.devices)]
