@@ -25,8 +25,8 @@ deep_on_rtl = pytest.mark.parametrize(
 )
 """For what the host does, or what another fast test asks of the RTL, too."""
 
-TOPS = {"ring": URLS["sim"], "shipped": "sim:coarse?devices=4&memory_bytes=64MiB"}
-"""Four devices as `nearstep rtl` writes them, in one object: small ones, and without an option."""
+TOPS = {"ring": URLS["sim"]}
+"""Those devices as `nearstep rtl` writes them, in one object."""
 
 EVERY = [*URLS, *(pytest.param(name, marks=pytest.mark.deep) for name in TOPS)]
 """For lists of faults, which the whole product has to bear."""
