@@ -175,8 +175,8 @@ def module(results: Results) -> list[str]:
     lines = section(
         "The module",
         "Two channels behind one host bus, each with mode arbiter, controller and kernel, all in",
-        "RTL, *measured*: START through the register window, data beats over all cycles from START",
-        "to done by the kernel's own counter, the slower channel where there are two. 16 KiB",
+        "RTL, *measured*: START through the register window, needed beats over all cycles from",
+        "START to done by the kernel's own counter, the slower channel where there are two. 16 KiB",
         f"blocks, {steps[0]['parameters_per_channel']:,} parameters a channel. Stand-ins of equal",
         "latency do the arithmetic; all of memory is compared. Lost clocks are those of the DRAM's",
         "data bus. MP/s at 200 MHz, by the host's count of cycles from before the first START to",

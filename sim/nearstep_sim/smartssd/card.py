@@ -11,16 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.backends.base import Completion, Ended, Poll
 from nearstep.backends.peer import HostLinks, PeerTraffic
-from nearstep.errors import (
-    RESPONSES,
-    ClosedDeviceError,
-    CompletionError,
-    DeviceError,
-    OptionError,
-    PeerReadError,
-    PeerWriteError,
-    PostedWriteError,
-)
+from nearstep.errors import CompletionError, OptionError, PostedWriteError
 from nearstep_hw.smartssd.card import HOST_ID_WIDTH
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
@@ -28,15 +19,9 @@ from nearstep_sim.smartssd.library import card_library
 from nearstep_sim.smartssd.options import VerilatedCardOptions
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 from nearstep_sim.updater.transfer import DeviceTransfer
+from nearstep_sim.updater.under_way import STATUS, UnderWay
 from nearstep_sim.verilate.abi import structure, values
 from nearstep_sim.verilate.harness import FAILED, CPoll
-
-STATUS = (*RESPONSES, "timeout")
-"""How a request through the memory BAR ended, by code."""
-
-_GIVEN_UP = len(STATUS)
-_PEER_ERRORS = (PeerReadError, PeerWriteError)
-
 
 _Limits = structure("models/bar_host.hpp", "BarLimits")
 
@@ -48,9 +33,6 @@ _Traffic = structure("models/bar_host.hpp", "BarCounters")
 
 
 _Pacing = structure("models/peer_dma.hpp", "PeerPacing")
-
-
-_PeerEnd = structure("models/peer_dma.hpp", "PeerEnd")
 
 
 def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
@@ -95,8 +77,7 @@ class CardBackend(ShellBackend, BarBackend):
             options.drive_write_bytes_per_s or 0,
             round(options.drive_latency_s * options.clock_hz),
         )
-        self._transfers: dict[int, DeviceTransfer] = {}  # that have not ended, as far as is known
-        self._submitted = 0
+        self._under_way = UnderWay()
         path = partial(card_library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
 
@@ -144,10 +125,7 @@ class CardBackend(ShellBackend, BarBackend):
 
         It takes no time, and no error comes of it.
         """
-        end = _PeerEnd()
-        while self._lib.card_peer_ended(self._device, ctypes.byref(end)):
-            transfer = self._transfers.pop(end.number)
-            transfer.end(end.cycle, self._peer_error(transfer, end))
+        self._under_way.look(partial(self._lib.card_peer_ended, self._device))
 
     def advance(self, max_cycles: int, polls: Sequence[Poll] = ()) -> None:
         array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
@@ -165,9 +143,7 @@ class CardBackend(ShellBackend, BarBackend):
 
     def close(self) -> None:
         super().close()
-        while self._transfers:
-            _, transfer = self._transfers.popitem()
-            transfer.end(0, ClosedDeviceError(self._name, f"end the {transfer.what}"))
+        self._under_way.close(self._name)
 
     def read_register(self, address: int) -> int:
         self.check_register(address)
@@ -198,23 +174,12 @@ class CardBackend(ShellBackend, BarBackend):
         begun = int(self._lib.device_cycle(self._device))
         if not data.size:
             return Ended(0)
-        self._submitted += 1
         what = f"{'host' if host else 'drive'}'s {kind} of {data.size} bytes at {address:#x}"
         transfer = DeviceTransfer(self, what, begun, data, host=host)
-        self._transfers[self._submitted] = transfer
+        number = self._under_way.add(transfer)
         submit = self._lib.card_submit_write if write else self._lib.card_submit_read
-        submit(self._device, self._submitted, address, data.ctypes.data, data.size, host)
+        submit(self._device, number, address, data.ctypes.data, data.size, host)
         return transfer
-
-    def _peer_error(self, transfer: DeviceTransfer, end: ctypes.Structure) -> DeviceError | None:
-        """What a transfer failed with, if it did."""
-        if not end.response:
-            return None
-        transactions = self.transactions()
-        if end.response == _GIVEN_UP:
-            return DeviceError(f"{transfer.what} was given up", transactions=transactions)
-        kinds = (CompletionError, PostedWriteError) if transfer.host else _PEER_ERRORS
-        return kinds[bool(end.write)](end.address, STATUS[end.response], transactions=transactions)
 
     def _check(self, status: int, action: str) -> None:
         if status == FAILED:

@@ -13,6 +13,7 @@ from nearstep_sim.verilate.options import Memory, SimulationOptions
 from nearstep_spec.codec import Nested, Option
 from nearstep_spec.smartssd.array import MOST_CARDS, ArrayConfig
 from nearstep_spec.smartssd.config import SmartssdConfig
+from nearstep_spec.updater.config import ConfigError
 
 DriveRate = Annotated[
     int | None,
@@ -59,6 +60,8 @@ class CardOptions:
 
     def __post_init__(self) -> None:
         ArrayConfig(card=self.card, cards=self.cards)  # checks the number
+        if self.drive == "":
+            raise ConfigError("drive must be a directory, not ''; '.' is the one at hand")
         self.card.maps()  # which may be impossible with rules of a file
 
     @property
