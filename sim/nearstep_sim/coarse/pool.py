@@ -73,13 +73,7 @@ class PoolBackend(ShellBackend):
         self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
         self._pool_options = options
         self._threads = simulation_threads()
-<<<<<<< HEAD
-        self._transfers: dict[int, DeviceTransfer] = {}  # that have not ended, as far as is known
-        self._submitted = 0
-=======
         self._under_way = UnderWay()
-        path = partial(pool_library, self.config, trace=options.trace is not None)
->>>>>>> main
         total = options.devices * self.config.memory_bytes
         super().__init__(self._library(), options, total, host_ids=1 << HOST_ID_WIDTH)
 
