@@ -18,7 +18,14 @@ from page_coarse import (
 from page_formats import formats, state_losses
 from page_fu import accuracy, functional_unit
 from page_memferry import memferry
-from page_smartssd import compression, handler, rules, smartssd, smartssd_area
+from page_smartssd import (
+    compression,
+    handler,
+    rules,
+    smartssd,
+    smartssd_area,
+    smartssd_shipped,
+)
 from page_storage import cards, offload, overflow, storage
 from page_table import Results, mega, percent, section, table
 from report import FOLDER
@@ -403,6 +410,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "fu": functional_unit,
     "rules": rules,
     "smartssd": smartssd,
+    "smartssd_shipped": smartssd_shipped,
     "handler": handler,
     "smartssd_area": smartssd_area,
     "coarse": coarse,

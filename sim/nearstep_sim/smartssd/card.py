@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from nearstep_hw.smartssd.card import HOST_ID_WIDTH
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
 from nearstep_sim.smartssd.library import card_library
-from nearstep_sim.smartssd.options import VerilatedCardOptions
+from nearstep_sim.smartssd.options import SimulatedCardOptions, VerilatedCardOptions
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 from nearstep_sim.updater.transfer import DeviceTransfer
 from nearstep_sim.updater.under_way import STATUS, UnderWay
@@ -42,9 +42,21 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
     ------
     OptionError : a trace of several cards.
     """
+    return cards_of(options, CardBackend)
+
+
+def cards_of(
+    options: SimulatedCardOptions, backend: Callable[[SimulatedCardOptions], BarBackend]
+) -> BarBackend | CardArray:
+    """One card, or as many as the options say, each made by `backend`.
+
+    Raises
+    ------
+    OptionError : a trace of several cards.
+    """
     if options.cards > 1 and options.trace is not None:
         raise OptionError("sim:smartssd", "trace", options.trace, "it is of one card")
-    made = array_of(options, lambda: CardBackend(options))
+    made = array_of(options, lambda: backend(options))
     made.links = HostLinks(options.uplink_bytes_per_s, options.link_bytes_per_s)
     made.hertz = float(options.clock_hz)
     return made
@@ -62,9 +74,11 @@ class CardBackend(ShellBackend, BarBackend):
     max_payload, max_read_request : of the link.
     """
 
+    _library = staticmethod(card_library)
+
     def __init__(
         self,
-        options: VerilatedCardOptions,
+        options: SimulatedCardOptions,
         *,
         max_payload: int = MAX_PAYLOAD,
         max_read_request: int = MAX_READ_REQUEST,
@@ -77,8 +91,8 @@ class CardBackend(ShellBackend, BarBackend):
             options.drive_write_bytes_per_s or 0,
             round(options.drive_latency_s * options.clock_hz),
         )
-        self._under_way = UnderWay()
-        path = partial(card_library, self.config, trace=options.trace is not None)
+        self._under_way = UnderWay(self._status)
+        path = partial(self._library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
 
     def _open(self, options: ShellOptions) -> int:
@@ -93,8 +107,12 @@ class CardBackend(ShellBackend, BarBackend):
             more = [] if name == "flush" else [ctypes.c_void_p]
             getattr(lib, f"card_{name}").argtypes = [device, *more]
         lib.card_advance.argtypes = lib.device_wait.argtypes
-        parts = (options, self._limits, self._pacing)
+        parts = (options, self._limits, self._pacing, *self._more_parts())
         return int(lib.card_open(*map(ctypes.byref, parts)))
+
+    def _more_parts(self) -> Sequence[ctypes.Structure]:
+        """Of `card_open`, behind those that every card has."""
+        return ()
 
     @property
     def traffic(self) -> BarTraffic:
@@ -181,11 +199,16 @@ class CardBackend(ShellBackend, BarBackend):
         submit(self._device, number, address, data.ctypes.data, data.size, host)
         return transfer
 
+    @staticmethod
+    def _status(code: int) -> str:
+        """How a request ended, in words."""
+        return STATUS[code]
+
     def _check(self, status: int, action: str) -> None:
         if status == FAILED:
             failure = _Failure()
             self._lib.card_failure(self._device, ctypes.byref(failure))
             kind = PostedWriteError if failure.write else CompletionError
-            response = STATUS[failure.response]
+            response = self._status(failure.response)
             raise kind(failure.address, response, transactions=self.transactions())
         super()._check(status, action)

@@ -30,9 +30,15 @@ _Next = Callable[[Any], int]
 
 
 class UnderWay:
-    """Transfers by the number that the device's DMA engine knows them by."""
+    """Transfers by the number that the device's DMA engine knows them by.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    status : how a request ended, in words, by code.
+    """
+
+    def __init__(self, status: Callable[[int], str] = STATUS.__getitem__) -> None:
+        self._status = status
         self._transfers: dict[int, DeviceTransfer] = {}
         self._last = 0
 
@@ -47,7 +53,7 @@ class UnderWay:
         end = _End()
         while ended(ctypes.byref(end)):
             transfer = self._transfers.pop(end.number)
-            transfer.end(end.cycle, _error(transfer, end))
+            transfer.end(end.cycle, _error(transfer, end, self._status))
 
     def close(self, name: str) -> None:
         """The device of this name is closed: they end with that error."""
@@ -56,7 +62,7 @@ class UnderWay:
             transfer.end(0, ClosedDeviceError(name, f"end the {transfer.what}"))
 
 
-def _error(transfer: DeviceTransfer, end: Any) -> DeviceError | None:
+def _error(transfer: DeviceTransfer, end: Any, status: Callable[[int], str]) -> DeviceError | None:
     """What a transfer failed with, if it did."""
     if not end.response:
         return None
@@ -65,4 +71,4 @@ def _error(transfer: DeviceTransfer, end: Any) -> DeviceError | None:
         return DeviceError(f"{transfer.what} was given up", transactions=transactions)
     host, drive = (CompletionError, PostedWriteError), (PeerReadError, PeerWriteError)
     kind = (host if transfer.host else drive)[bool(end.write)]
-    return kind(end.address, STATUS[end.response], transactions=transactions)
+    return kind(end.address, status(end.response), transactions=transactions)
