@@ -64,7 +64,8 @@ def shipped_ring(url: str, *, links_inside: bool) -> CoarseDevice:
 
     Raises
     ------
-    UrlError, OptionError, ArgumentError
+    UrlError, OptionError : as `nearstep.open`.
+    ArgumentError : as `ShippedRing`.
     MismatchError : the name is of something else than `sim:coarse`.
     """
     name = DeviceUrl.parse(url)

@@ -24,8 +24,10 @@ SCALE = np.float32(1 / 3)
     scope="module", params=[2, *(pytest.param(n, marks=pytest.mark.deep) for n in (4, 16))]
 )
 def alus(request):
-    """Lanes. A sync core has 4 of them or more; of 2 the build takes half as long, and each has
-    one beside it."""
+    """How many lanes there are.
+
+    A sync core has 4 or more; of 2 the build takes half as long, and each has one beside it.
+    """
     return request.param
 
 
