@@ -77,6 +77,8 @@ COMPANIONS = {
 NEEDS = {
     "lanes": "&functional_units=1",
     "lanes=1": "&compression=&functional_units=1",
+    "stochastic_rounding=yes": "&state_format=bf16",
+    "density=32Gb": "&width=x16",
     "board=orangecrab_85f": "&memory=blockram",  # of DDR3 there is no model
 }
 
