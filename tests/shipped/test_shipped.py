@@ -21,7 +21,6 @@ PENDING = {
     ("coarse_device", "area"),
     ("coarse_device", "cocotb"),
     ("coarse_device", "runs"),
-    ("coarse_device", "stands"),
     ("nitefury", "cocotb"),
     ("smartssd_card", "area"),
     ("smartssd_card", "cocotb"),

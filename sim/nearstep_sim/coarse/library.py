@@ -31,7 +31,7 @@ def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
             "coarse_pool",
             [Model(top="memory_device", verilog=device, prefix="Vdevice")],
             [HARNESS],
-            defines={"COARSE_UPDATER": 0},
+            defines={"COARSE_RING": 0, "COARSE_UPDATER": 0},
             trace=trace,
         )
     return device_library(
@@ -41,5 +41,5 @@ def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
         config.updater,
         trace,
         pairs_clock=False,
-        defines={"COARSE_UPDATER": 1},
+        defines={"COARSE_RING": 0, "COARSE_UPDATER": 1},
     )

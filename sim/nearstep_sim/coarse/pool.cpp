@@ -3,6 +3,9 @@
 // settled and clocked by itself in every cycle, in threads if there are several: a link shows both of
 // its ends what it knew before the cycle, and goes on when all devices have.
 //
+// With COARSE_RING the devices are one object of one model, the ring of `ring_top.py`, links and
+// functional units included: all that is different here is how it is settled and clocked.
+//
 // Registers of device d begin at d * register_bytes, its memory at d * memory_bytes. The host reaches
 // memory through the device's window, in device cycles, or, if the pool is opened so, behind its back.
 // Clients push and pull through the windows, too, over a link for each device, while cycles pass.
@@ -15,12 +18,11 @@
 #include <vector>
 
 #include "coarse/client_link.hpp"
-#include "coarse/node_units.hpp"
+#include "coarse/device_models.hpp"
 #include "models/link/link.hpp"
 #include "models/axi/axi_checker.hpp"
 #include "models/axi/axi_ports.hpp"
 #include "models/bar_host.hpp"
-#include "verilate/context.hpp"
 #include "models/axi/port_memory.hpp"
 #include "verilate/thread_pool.hpp"
 #include "verilated.h"
@@ -36,7 +38,6 @@ using link::Phit;
 
 constexpr unsigned kBeatBytes = 64;
 constexpr unsigned kPorts = 2;
-constexpr unsigned kResetCycles = 6;
 constexpr std::uint64_t kPollInterval = 4096;   // cycles between looks at a register in a wait
 constexpr std::uint64_t kRegisterCycles = 16;   // a register access that takes longer has hung
 constexpr std::uint64_t kWindowCycles = 1 << 18;  // so has a window that moves nothing for so long
@@ -66,6 +67,7 @@ struct PoolOptions {
     std::uint32_t stall;
     std::uint32_t host_ids;
     std::uint32_t threads;
+    std::uint32_t links_inside;  // of a ring that is one object
     const char* trace;
     link::Options link;
     ClientOptions client;
@@ -74,8 +76,8 @@ struct PoolOptions {
 // A device with its memory and the host's window.
 class Node {
   public:
-    Node(const PoolOptions& options, unsigned number, VerilatedContext* context)
-        : model_(context, ("device" + std::to_string(number)).c_str()),
+    Node(const PoolOptions& options, unsigned number, Vdevice& model, VerilatedContext* context)
+        : model_(model),
           units_(options.native != 0, context),
           memory_(Store(options.data + number * options.capacity,
                         options.state + number * (options.capacity / Store::kLineBytes),
@@ -88,7 +90,8 @@ class Node {
           memory_checker_(kBeatBytes),
           window_checker_(kBeatBytes) {}
 
-    void reset(std::uint64_t now) {
+    // Before the device is reset: nobody asks it for anything.
+    void rest(std::uint64_t now) {
         memory_.reset();
         window_.reset();
         client_.give_up(now);
@@ -101,15 +104,10 @@ class Node {
         units_.rest(d);
         d.link_in___05F0___05Fvalid = d.link_in___05F1___05Fvalid = 0;
         d.link_out___05F0___05Fready = d.link_out___05F1___05Fready = 0;
-        for (unsigned i = 0; i < kResetCycles; ++i) {
-            d.rst = i < kResetCycles - 2;
-            d.clk = 0;
-            d.eval();
-            d.clk = 1;
-            d.eval();
-        }
-        units_.reset(d);
     }
+
+    // When it has been.
+    void reset_units() { units_.reset(model_); }
 
     // Everything that the device sees in a cycle. `in` is what arrives on each link, null for
     // nothing; `ready` tells whether the link takes a phit.
@@ -122,8 +120,7 @@ class Node {
         drive_manager<kBeatBytes>(d, memory_.pins());
         drive_subordinate<kBeatBytes>(d, window_.pins());
         units_.show(d);
-        d.clk = 0;
-        d.eval();
+        DeviceModels::settle(d);
     }
 
     // The edge that ends the cycle. `out` is what was sent on each link, if it is `sent`.
@@ -141,8 +138,7 @@ class Node {
             memory_.fault.protocol(answers_.bvalid ? "B" : "R", "an answer belongs to a request",
                                    now, "ID %u", answers_.bvalid ? answers_.bid : answers_.rid);
         units_.clock(d);
-        d.clk = 1;
-        d.eval();
+        DeviceModels::clock(d);
         memory_.tick(manager_);
         if (!memory_.fault && window_.tick(answers_)) moved = true;
         client_.pass(now);
@@ -178,7 +174,7 @@ class Node {
         return true;
     }
 
-    Vdevice model_;
+    Vdevice& model_;
     NodeUnits units_;
     PortMemory memory_;
     ClientLink client_;
@@ -195,15 +191,19 @@ class Pool {
     explicit Pool(const PoolOptions& options)
         : options_(options),
           contexts_(VM_TRACE ? 1 : options.devices),  // a VCD is of one
+          models_(unsigned(options.devices), contexts_),
           sent_(options.devices),
           threads_(VM_TRACE ? 1 : options.threads, unsigned(options.devices)) {
 #if VM_TRACE
         contexts_[0].traceEverOn(options.trace != nullptr);
 #endif
         for (unsigned i = 0; i < options.devices; ++i)
-            nodes_.push_back(std::make_unique<Node>(options, i, &contexts_[VM_TRACE ? 0 : i]));
+            nodes_.push_back(std::make_unique<Node>(options, i, models_.at(i),
+                                                    &contexts_[VM_TRACE ? 0 : i]));
+        models_.links_outside(!options.links_inside);
         // Link i joins port 1 of device i with port 0 of the next; of two devices there is one.
-        const unsigned links = options.devices == 2 ? 1 : unsigned(options.devices);
+        unsigned links = options.devices == 2 ? 1 : unsigned(options.devices);
+        if (options.links_inside) links = 0;
         for (unsigned i = 0; i < links; ++i)
             for (unsigned direction = 0; direction < 2; ++direction)
                 links_.push_back(std::make_unique<Link>(link_options(2 * i + direction)));
@@ -221,7 +221,7 @@ class Pool {
     }
 
     ~Pool() {
-        for (auto& node : nodes_) node->model().final();
+        models_.finish();
 #if VM_TRACE
         if (trace_) trace_->close();
 #endif
@@ -229,7 +229,9 @@ class Pool {
 
     void reset() {
         for (std::size_t i = 0; i < links_.size(); ++i) links_[i]->reset(link_options(i));
-        for (auto& node : nodes_) node->reset(cycle_);
+        for (auto& node : nodes_) node->rest(cycle_);
+        models_.reset();
+        for (auto& node : nodes_) node->reset_units();
         cycle_ += kResetCycles;
         begun_ = false;
     }
@@ -377,7 +379,7 @@ class Pool {
         const bool up = port == 1;  // towards the next device
         const unsigned index = up ? device : (device + count - 1) % count;
         const unsigned direction = up == sends ? 0 : 1;
-        if (count == 2 && (device == 0) != up) return nullptr;
+        if (links_.empty() || (count == 2 && (device == 0) != up)) return nullptr;
         return links_[2 * (count == 2 ? 0 : index) + direction].get();
     }
 
@@ -451,10 +453,16 @@ class Pool {
             settle(i);
             clock(i);
         };
-        if (threads_.begun() || cycle_ >= kAloneCycles)
+        if constexpr (DeviceModels::kJoined) {
+            for (unsigned i = 0; i < count; ++i) settle(i);
+            models_.settle();
+            for (unsigned i = 0; i < count; ++i) clock(i);
+            models_.clock();
+        } else if (threads_.begun() || cycle_ >= kAloneCycles) {
             threads_.run(go);
-        else
+        } else {
             for (unsigned i = 0; i < count; ++i) go(i);
+        }
 #endif
         for (unsigned i = 0; i < count; ++i)
             for (unsigned port = 0; port < kPorts; ++port)
@@ -477,6 +485,7 @@ class Pool {
 
     PoolOptions options_;
     std::vector<Context> contexts_;
+    DeviceModels models_;
     std::vector<std::unique_ptr<Node>> nodes_;
     std::vector<std::unique_ptr<Link>> links_;
     std::vector<Sent> sent_;

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,7 @@ class PoolBackend(ShellBackend):
 
     family = "coarse"
     config: CoarseConfig
+    links_inside = False
 
     def __init__(self, options: VerilatedPoolOptions) -> None:
         self.config = options.config()
@@ -72,9 +74,12 @@ class PoolBackend(ShellBackend):
         self._pool_options = options
         self._threads = simulation_threads()
         self._under_way = UnderWay()
-        path = partial(pool_library, self.config, trace=options.trace is not None)
         total = options.devices * self.config.memory_bytes
-        super().__init__(path, options, total, host_ids=1 << HOST_ID_WIDTH)
+        super().__init__(self._library(), options, total, host_ids=1 << HOST_ID_WIDTH)
+
+    def _library(self) -> Callable[[], Path]:
+        """What builds the library."""
+        return partial(pool_library, self.config, trace=self._pool_options.trace is not None)
 
     def _open(self, options: ShellOptions) -> int:
         lib, given = self._lib, self._pool_options
@@ -107,6 +112,7 @@ class PoolBackend(ShellBackend):
                         stall=options.stall,
                         host_ids=options.host_ids,
                         threads=self._threads,
+                        links_inside=self.links_inside,
                         trace=options.trace,
                         link=given.link().mirror(),
                         client=_Client(given.client_interval, given.client_latency),

@@ -1,5 +1,7 @@
 """The ALUs of a sync core against the golden model of floating point."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -12,25 +14,37 @@ from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.coarse.registers import Operation, Wire
 from nearstep_spec.fp import BF16, FP16
 
-ALUS = 4
+WIRES = CoarseConfig().wire_formats
 RECEIVE, LOCAL, FINAL, SEND, WRITE, LAST, END = (1 << k for k in range(7))
 FORMATS = {"fp16": FP16, "bf16": BF16}
 SCALE = np.float32(1 / 3)
 
 
+@pytest.fixture(
+    scope="module", params=[2, *(pytest.param(n, marks=pytest.mark.deep) for n in (4, 16))]
+)
+def alus(request):
+    """How many lanes there are.
+
+    A sync core has 4 or more; of 2 the build takes half as long, and each has one beside it.
+    """
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def bench():
-    config = CoarseConfig(alus=ALUS)
-    unit = StreamBench(Reduce(config), name="reduce", key=f"{config!r}")
+def bench(alus):
+    shape = SimpleNamespace(alus=alus, wire_formats=WIRES)
+    unit = StreamBench(Reduce(shape), name="reduce", key=f"{shape!r}")
     yield unit
     unit.close()
 
 
 def _run(bench, wire, operation, received, local, control, mode="free"):
     """Rows of what was sent, with `last`, and of what was written."""
-    rows = np.zeros((len(control), 2 * ALUS + 1), np.uint32)
+    alus = local.shape[1]
+    rows = np.zeros((len(control), 2 * alus + 1), np.uint32)
     rows[:, : received.shape[1]] = received
-    rows[:, ALUS : 2 * ALUS] = local
+    rows[:, alus : 2 * alus] = local
     rows[:, -1] = control
     inputs = {
         "i_operation": Operation[operation.upper()],
@@ -43,28 +57,28 @@ def _run(bench, wire, operation, received, local, control, mode="free"):
     return run.streams["send"], run.streams["write"], run
 
 
-def _words(a) -> np.ndarray:
-    return np.ascontiguousarray(a).view(np.uint32).reshape(-1, ALUS)
+def _words(a, alus) -> np.ndarray:
+    return np.ascontiguousarray(a).view(np.uint32).reshape(-1, alus)
 
 
-def _on_the_wire(values, wire):
+def _on_the_wire(values, wire, alus):
     """Patterns as words of a beat, and what they are worth in binary32."""
     if wire == "fp32":
-        return _words(values), _words(values)
+        return _words(values, alus), _words(values, alus)
     short = narrow32(values, FORMATS[wire])
-    packed = short.reshape(-1, ALUS).view(np.uint32)
-    return packed, _words(widen32(short, FORMATS[wire]))
+    packed = short.reshape(-1, alus).view(np.uint32)
+    return packed, _words(widen32(short, FORMATS[wire]), alus)
 
 
 @pytest.mark.parametrize("mode", STALLS)
 @pytest.mark.parametrize("operation", ["sum", "average", "max"])
 @pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16"])
-def test_beats_of_every_kind_in_any_order(bench, wire, operation, mode) -> None:
+def test_beats_of_every_kind_in_any_order(bench, alus, wire, operation, mode) -> None:
     beats = 3000
     print("seed 71")
     rng = np.random.default_rng(71)
-    received, local = operands(["received", "local"], beats * ALUS, 71).values()
-    coming, received32 = _on_the_wire(received, wire)
+    received, local = operands(["received", "local"], beats * alus, 71).values()
+    coming, received32 = _on_the_wire(received, wire, alus)
     received = received32.view(np.float32).reshape(-1)
     kind = rng.choice([LOCAL, RECEIVE, RECEIVE | LOCAL, RECEIVE | LOCAL | FINAL], beats)
     where = rng.choice([0, SEND, WRITE, SEND | WRITE], beats) | rng.choice([0, LAST], beats)
@@ -72,14 +86,14 @@ def test_beats_of_every_kind_in_any_order(bench, wire, operation, mode) -> None:
     both = maximum32(received, local) if operation == "max" else add32(received, local)
     final = mul32(both, np.full_like(both, SCALE)) if operation == "average" else both
     value = np.select(
-        [np.repeat(kind == k, ALUS) for k in (LOCAL, RECEIVE, RECEIVE | LOCAL)],
+        [np.repeat(kind == k, alus) for k in (LOCAL, RECEIVE, RECEIVE | LOCAL)],
         [local.view(np.uint32), received.view(np.uint32), both.view(np.uint32)],
         final.view(np.uint32),
     ).view(np.float32)
-    sent, written = _on_the_wire(value, wire)
+    sent, written = _on_the_wire(value, wire, alus)
 
     got_sent, got_written, run = _run(
-        bench, wire, operation, coming, _words(local), kind | where, mode
+        bench, wire, operation, coming, _words(local, alus), kind | where, mode
     )
     goes, stays = (where & SEND) != 0, (where & WRITE) != 0
     assert np.array_equal(got_sent[:, : sent.shape[1]], sent[goes])
@@ -91,26 +105,26 @@ def test_beats_of_every_kind_in_any_order(bench, wire, operation, mode) -> None:
 
 
 @pytest.mark.parametrize("wire", FORMATS)
-def test_all_patterns_of_16_bits_are_widened_exactly(bench, wire) -> None:
+def test_all_patterns_of_16_bits_are_widened_exactly(bench, alus, wire) -> None:
     patterns = np.arange(1 << 16, dtype=np.uint16)
-    coming = patterns.reshape(-1, ALUS).view(np.uint32)
+    coming = patterns.reshape(-1, alus).view(np.uint32)
     control = np.full(len(coming), RECEIVE | SEND | WRITE)
-    sent, written, _ = _run(bench, wire, "sum", coming, np.zeros((len(coming), ALUS)), control)
+    sent, written, _ = _run(bench, wire, "sum", coming, np.zeros((len(coming), alus)), control)
     wide = widen32(patterns, FORMATS[wire])
-    assert np.array_equal(written, _words(wide))
-    back = narrow32(wide, FORMATS[wire]).reshape(-1, ALUS).view(np.uint32)
-    assert np.array_equal(sent[:, : ALUS // 2], back)
+    assert np.array_equal(written, _words(wide, alus))
+    back = narrow32(wide, FORMATS[wire]).reshape(-1, alus).view(np.uint32)
+    assert np.array_equal(sent[:, : alus // 2], back)
 
 
 @pytest.mark.parametrize("wire", FORMATS)
-def test_ties_and_their_neighbours_are_narrowed_to_even(bench, wire) -> None:
+def test_ties_and_their_neighbours_are_narrowed_to_even(bench, alus, wire) -> None:
     wide = widen32(np.arange(1 << 16, dtype=np.uint16), FORMATS[wire]).view(np.uint32)
     step = 1 << (FORMATS["bf16"].width if wire == "bf16" else 13)
     values = np.concatenate([wide + np.uint32(step // 2 + d) for d in (-1, 0, 1)])
     values = values.astype(np.uint32).view(np.float32)
-    local = _words(values)
+    local = _words(values, alus)
     sent, _, _ = _run(
         bench, wire, "sum", np.zeros((len(local), 1)), local, np.full(len(local), LOCAL | SEND)
     )
-    assert np.array_equal(sent[:, : ALUS // 2], _on_the_wire(values, wire)[0])
-    assert len(sent) == 3 * (1 << 16) // ALUS
+    assert np.array_equal(sent[:, : alus // 2], _on_the_wire(values, wire, alus)[0])
+    assert len(sent) == 3 * (1 << 16) // alus
