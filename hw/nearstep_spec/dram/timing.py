@@ -13,6 +13,7 @@ __all__ = [
     "BURST_LENGTH",
     "DENSITIES",
     "MAX_POSTPONED_REFRESHES",
+    "RANK_SWITCH",
     "SPEED_GRADES",
     "WIDTHS",
     "DramTiming",
@@ -25,8 +26,14 @@ __all__ = [
 BURST_LENGTH = 8  # transfers of a column command; burst chop is not used
 BURST_CLOCKS = BURST_LENGTH // 2
 MAX_POSTPONED_REFRESHES = 8  # and as many pulled in, in the 1x refresh mode
-DENSITIES = ("4Gb", "8Gb", "16Gb")
+DENSITIES = ("4Gb", "8Gb", "16Gb", "32Gb")
 WIDTHS = ("x8", "x16")
+
+RANK_SWITCH = 2
+"""tRTRS, clocks between the data of two ranks: a read preamble of one clock and the half clock of
+the postamble before it do not overlap, and the termination of a write, RTT_WR, which begins two
+clocks before its data (ODTLcnw = CWL - 2), does not reach into those of another rank. JEDEC leaves
+the first to the controller."""
 
 _ROUNDING_GUARD = 974  # thousandths of a clock: JEDEC forgives a 2.5 % overshoot of a rounded tCK
 
@@ -126,6 +133,7 @@ _BY_DENSITY: Mapping[str, Minimum] = MappingProxyType(
         "4Gb": Minimum(ps=260_000),
         "8Gb": Minimum(ps=350_000),
         "16Gb": Minimum(ps=550_000),
+        "32Gb": Minimum(ps=550_000),  # as 16Gb: the standard's table ends there
     }
 )
 
@@ -199,6 +207,21 @@ class DramTiming:
         return self.cwl + BURST_CLOCKS + self.t_wtr_l
 
     @property
+    def column_to_column_other_rank(self) -> int:
+        """READ to READ, or WRITE to WRITE, of another rank: tRTRS between the data."""
+        return BURST_CLOCKS + RANK_SWITCH
+
+    @property
+    def read_to_write_other_rank(self) -> int:
+        """READ to WRITE of another rank: tRTRS between the data."""
+        return self.cl + BURST_CLOCKS + RANK_SWITCH - self.cwl
+
+    @property
+    def write_to_read_other_rank(self) -> int:
+        """WRITE to READ of another rank: tRTRS between the data."""
+        return max(1, self.cwl + BURST_CLOCKS + RANK_SWITCH - self.cl)
+
+    @property
     def write_to_precharge(self) -> int:
         """WRITE to PRECHARGE of its bank: tWR after the last data."""
         return self.cwl + BURST_CLOCKS + self.t_wr
@@ -227,7 +250,7 @@ def dram_timing(
     Parameters
     ----------
     speed : a key of `SPEED_GRADES`.
-    density : bits of a chip: 4Gb, 8Gb or 16Gb.
+    density : bits of a chip: 4Gb, 8Gb, 16Gb or 32Gb.
     width : data pins of a chip: x8 or x16.
     cl, cwl : latencies in nCK, where they are not those of the grade: a module whose buffer takes
         time shows its host longer ones.

@@ -14,7 +14,7 @@ from nearstep_sim.models.dram.kernel_on_channel import LATENCY, KernelOnChannel
 from nearstep_sim.models.dram.library import CGeometry, CMapping, CPortConfig, CTiming
 from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
-from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, AddressMapping
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import DramTiming, dram_timing
@@ -26,7 +26,8 @@ LANES = BEAT_BYTES // ELEMENT_BYTES
 ARRAYS = ("p", "g", "m", "v")
 BEATS_PER_ELEMENT_BEAT = 7  # four arrays read, three written
 FOLDER = Path(__file__).parent
-ADDRESS_BITS = 34  # of the kernel's port: 16 GiB
+ADDRESS_BITS = 34  # of the kernel's port, at least: 16 GiB
+DEBT_BITS = 4  # of a rank in `i_debt`
 _MESSAGE_BYTES = 512
 
 
@@ -40,13 +41,16 @@ class Channel:
 
     Parameters
     ----------
-    density, width, mapping : see `dram_timing`, `AddressMapping`.
+    density, width, ranks : see `dram_timing`, `DramGeometry`.
+    mapping, interleave : see `AddressMapping`.
     batch_beats, postponed : see `DramController`.
     """
 
     density: str = "8Gb"
     width: str = "x8"
+    ranks: int = 1
     mapping: str = DEFAULT_MAPPING
+    interleave: int = DEFAULT_INTERLEAVE
     batch_beats: int = 4096
     postponed: int = 8
 
@@ -56,14 +60,20 @@ class Channel:
 
     @cached_property
     def addresses(self) -> AddressMapping:
-        return AddressMapping(DramGeometry(self.density, self.width), self.mapping)
+        geometry = DramGeometry(self.density, self.width, self.ranks)
+        return AddressMapping(geometry, self.mapping, self.interleave)
+
+    @property
+    def address_bits(self) -> int:
+        """Bits of the kernel's port; with two ranks there are addresses outside the channel."""
+        return max(ADDRESS_BITS, self.addresses.geometry.address_bits + (self.ranks > 1))
 
     def controller(self) -> DramController:
         """The controller, to be elaborated once."""
         return DramController(
             self.timing,
             self.addresses,
-            address_width=ADDRESS_BITS,
+            address_width=self.address_bits,
             batch_beats=self.batch_beats,
             postponed=self.postponed,
         )
@@ -75,8 +85,8 @@ class ChannelRun:
 
     `slots` counts column slots by use between the first and the last column command, `start` and
     `drain` the cycles before and after; together they are `cycles`, from START to done. `commands`
-    counts commands by kind; `debt` is the number of refreshes due at done, `checks` the number of
-    beats compared.
+    counts commands by kind; `debts` are the refreshes due at done, of each rank, `checks` is the
+    number of beats compared.
     """
 
     channel: Channel
@@ -87,7 +97,12 @@ class ChannelRun:
     slots: dict[Slot, int]
     commands: dict[Command, int] = field(repr=False)
     checks: int
-    debt: int
+    debts: tuple[int, ...]
+
+    @property
+    def debt(self) -> int:
+        """Refreshes due at done, of all ranks."""
+        return sum(self.debts)
 
     @property
     def beats(self) -> int:
@@ -101,7 +116,8 @@ class ChannelRun:
 
     @property
     def settled_efficiency(self) -> float:
-        """`efficiency` if the refreshes still due at done had been given before it."""
+        """`efficiency` if the refreshes still due at done had been given before it, one after the
+        other, also those of different ranks."""
         return self.beats / (self.cycles + self.debt * self.channel.timing.t_rfc / PHASES)
 
     @property
@@ -190,13 +206,13 @@ def run_traffic(
     count : parameters.
     block_bytes, functional_units : of the kernel.
     bases : byte addresses of p, g, m and v.
-    debt : refreshes due at the start.
+    debt : refreshes due at the start, to each rank.
 
     Raises
     ------
     ChannelBenchError : a violation, wrong data, or no end.
     """
-    kernel = AdamKernelConfig(block_bytes=block_bytes, functional_units=functional_units)
+    kernel = _kernel(channel, block_bytes, functional_units)
     config = _CTrafficConfig(
         _channel_config(channel, count, bases, debt, seed),
         kernel.block_beats,
@@ -245,7 +261,7 @@ def run_random(
     config = _CRandomConfig(
         _channel_config(rank or channel, 0, (0, 0, 0, 0), 0, seed),
         bursts,
-        ADDRESS_BITS,
+        channel.address_bits,
         pages,
         *chances,
         longest_gap,
@@ -270,7 +286,7 @@ def run_kernel(
     seed: int = 0,
 ) -> ChannelRun:
     """A step of the kernel, in RTL but for the arithmetic; arguments as of `run_traffic`."""
-    kernel = AdamKernelConfig(block_bytes=block_bytes, functional_units=functional_units)
+    kernel = _kernel(channel, block_bytes, functional_units)
     verilog = verilog_of(
         f"kernel on channel {channel!r} {kernel!r}",
         lambda: to_verilog(KernelOnChannel(kernel, channel.controller()), "kernel_on_channel"),
@@ -306,6 +322,14 @@ def run_kernel(
     return _channel_run(channel, count, failed, result, message)
 
 
+def _kernel(channel: Channel, block_bytes: int, functional_units: int) -> AdamKernelConfig:
+    return AdamKernelConfig(
+        block_bytes=block_bytes,
+        functional_units=functional_units,
+        address_width=channel.address_bits,
+    )
+
+
 def _channel_config(
     channel: Channel, count: int, bases: Sequence[int] | None, debt: int, seed: int
 ) -> _CChannelConfig:
@@ -315,7 +339,7 @@ def _channel_config(
         CGeometry.of(channel.addresses.geometry),
         CMapping.of(channel.addresses),
         CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
-        debt,
+        sum(debt << DEBT_BITS * rank for rank in range(channel.ranks)),
         0,
         (ctypes.c_uint64 * len(ARRAYS))(*chosen),
         count,
@@ -337,5 +361,5 @@ def _channel_run(
         {slot: result.slots[slot.value] for slot in Slot},
         {command: result.commands[command] for command in Command},
         result.checks,
-        result.debt,
+        tuple(result.debt[: channel.ranks]),
     )

@@ -32,8 +32,12 @@ struct Issued {
     Command command = Command::NOP;
     Pins pins;
 
-    std::string text() const {
+    // Of a rank, if there are several.
+    std::string text(int rank = -1) const {
         if (ck == kNever) return "the start at 0";
+        if (rank >= 0)
+            return std::string(name(command)) + " of rank " + std::to_string(rank) + " at " +
+                   std::to_string(ck);
         std::string where;
         if (command >= Command::ACT && command <= Command::PRE)
             where = " bg" + std::to_string(pins.bg) + " ba" + std::to_string(pins.ba);
@@ -52,9 +56,11 @@ struct Violation {
     Issued previous, next;
     std::int64_t minimum = 0;  // clocks; 0 for a rule of state
     std::int64_t owed = 0;     // refreshes, where they are too many
+    int previous_rank = -1, next_rank = -1;  // of a rule between ranks
 
     std::string text() const {
-        std::string out = std::string(rule) + ": " + next.text() + " after " + previous.text();
+        std::string out = std::string(rule) + ": " + next.text(next_rank) + " after " +
+                          previous.text(previous_rank);
         if (owed) out += ", " + std::to_string(owed) + " owed, limit " + std::to_string(minimum);
         else if (minimum)
             out += ", " + std::to_string(next.ck - std::max<std::int64_t>(previous.from, 0)) +
@@ -176,13 +182,20 @@ class Ddr4Device {
         return failed_ ? false : fail(rule, last_, now);
     }
 
+    // Of a rule between ranks.
+    bool fail_shared(const Violation& violation) {
+        if (!failed_) violation_ = violation;
+        failed_ = true;
+        return false;
+    }
+
     bool failed() const { return failed_; }
     const Violation& violation() const { return violation_; }
 
     // Where the column command just accepted points.
     Place place(const Pins& pins) const {
         return {pins.bg, pins.ba, static_cast<std::uint32_t>(banks_[bank_of(pins)].row),
-                pins.address & kColumnMask};
+                pins.address & kColumnMask, rank_number_};
     }
     bool has_bank(unsigned bg, unsigned ba) const {
         return bg >> geometry_.bank_group_bits == 0 && ba >> geometry_.bank_bits == 0;
@@ -214,6 +227,7 @@ class Ddr4Device {
     }
 
     SparseStorage& storage() { return storage_; }
+    const SparseStorage& storage() const { return storage_; }
     const Timing& timing() const { return timing_; }
     const Geometry& geometry() const { return geometry_; }
     std::uint64_t count(Command command) const { return counts_[static_cast<int>(command)]; }

@@ -54,7 +54,7 @@ class CGeometry(structure("models/dram/library.cpp", "Geometry")):
 
 
 class CMapping(structure("models/dram/library.cpp", "Mapping")):
-    """`nearstep::Mapping`: shifts in a beat number."""
+    """`nearstep::Mapping`: shifts in a beat number; no rank if there is one."""
 
     _words = ("bankgroup", "bank", "row", "column")
 
@@ -62,7 +62,8 @@ class CMapping(structure("models/dram/library.cpp", "Mapping")):
     def of(cls, mapping: AddressMapping) -> "CMapping":
         beat_shift = BEAT_BYTES.bit_length() - 1
         fields = mapping.fields
-        return cls(*(fields[word].shift - beat_shift for word in cls._words))
+        rank = mapping.rank.shift - beat_shift if mapping.rank.width else -1
+        return cls(*(fields[word].shift - beat_shift for word in cls._words), rank)
 
 
 class CSlot(structure("models/dram/library.cpp", "SlotIn")):
