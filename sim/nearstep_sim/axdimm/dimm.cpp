@@ -100,8 +100,7 @@ class Channel {
     Channel(const DimmOptions& options, VerilatedContext* context, unsigned number)
         : number_(number),
           mapping_(options.host.mapping),
-          device_(options.timing, options.geometry, number),
-          port_(device_, options.port),
+          port_(options.timing, options.geometry, 1, options.port, number),
           read_latency_(options.port.read_latency),
           states_(options.geometry.beats()),
           shell_(std::make_unique<design::Shell>(context, ("channel" + std::to_string(number)).c_str())),
@@ -112,7 +111,7 @@ class Channel {
         shell.dfi___05Frddata_valid = 0;
         shell.fu___05Fo_valid = 0;
         if (options.commands != nullptr)
-            device_.trace_to(std::make_unique<TraceWriter>(
+            device().trace_to(std::make_unique<TraceWriter>(
                 std::string(options.commands) + "." + std::to_string(number),
                 options.commands_header));
     }
@@ -162,8 +161,8 @@ class Channel {
         auto& shell = *shell_;
         if (shell.o_acceleration && watched_) watch(cycle);
         if (!take_commands(shell, port_)) [[unlikely]]
-            fault.protocol(("dram" + std::to_string(number_)).c_str(), device_.violation().rule,
-                           cycle, "%s", device_.violation().text().c_str());
+            fault.protocol(("dram" + std::to_string(number_)).c_str(), port_.violation()->rule,
+                           cycle, "%s", port_.violation()->text().c_str());
         const bool reset = shell.o_kernel_reset;
         if (shell.fu___05Fi_en) units_->clock(shell);
         shell.clk = 1;
@@ -177,7 +176,7 @@ class Channel {
     void configure() { units_->configure(*shell_); }
     void judge(bool on) { watched_ = on; }
     LineStates& states() { return states_; }
-    Ddr4Device& device() { return device_; }
+    Ddr4Device& device() { return port_.device(0); }
     Injections& injections() { return injections_; }
 
     Fault fault;  // the first, until somebody clears it
@@ -212,14 +211,10 @@ class Channel {
         const Command command = decode(pins);
         const bool write = command == Command::WR || command == Command::WRA;
         if (!write && command != Command::RD && command != Command::RDA) return;
-        if (device_.open_row(pins.bg, pins.ba) < 0) return;  // the rank will say so
-        const Place at = device_.place(pins);
-        const std::uint64_t line = std::uint64_t(at.bg) << mapping_.bank_group_shift |
-                                   std::uint64_t(at.ba) << mapping_.bank_shift |
-                                   std::uint64_t(at.row) << mapping_.row_shift |
-                                   std::uint64_t(at.column / kBurstLength) << mapping_.column_shift;
+        if (device().open_row(pins.bg, pins.ba) < 0) return;  // the rank will say so
+        const std::uint64_t line = beat_of(port_.place(0, pins), mapping_);
         const std::uint64_t address =
-            (number_ * device_.geometry().beats() + line) * kBeatBytes;
+            (number_ * device().geometry().beats() + line) * kBeatBytes;
         const LineState state = states_.of(line);
         if (state == LineState::guard)
             fault.access(FaultKind::guard, address, write, cycle);
@@ -234,8 +229,7 @@ class Channel {
     unsigned number_;
     bool watched_ = true;
     Mapping mapping_;
-    Ddr4Device device_;
-    Ddr4Port port_;
+    Ddr4Channel port_;
     int read_latency_;
     LineStates states_;
     Injections injections_;

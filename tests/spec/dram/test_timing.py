@@ -4,6 +4,7 @@ import pytest
 
 from nearstep_spec.dram.timing import (
     DENSITIES,
+    RANK_SWITCH,
     SPEED_GRADES,
     WIDTHS,
     Minimum,
@@ -36,8 +37,8 @@ BY_PAGE_1600 = {
     "x8": {"tRRD_S": 4, "tRRD_L": 5, "tFAW": 20},  # 1 KiB page: 5 ns, 6 ns, max(20 nCK, 25 ns)
     "x16": {"tRRD_S": 5, "tRRD_L": 6, "tFAW": 28},  # 2 KiB page: 6 ns, 7.5 ns, max(28 nCK, 35 ns)
 }
-TRFC_1600 = {"4Gb": 208, "8Gb": 280, "16Gb": 440}  # 260, 350, 550 ns
-BOUND = {"4Gb": 0.9667, "8Gb": 0.9551, "16Gb": 0.9295}  # 1 - 350 / 7800 and so on
+TRFC_1600 = {"4Gb": 208, "8Gb": 280, "16Gb": 440, "32Gb": 440}  # 260, 350, 550 ns
+BOUND = {"4Gb": 0.9667, "8Gb": 0.9551, "16Gb": 0.9295, "32Gb": 0.9295}  # 1 - 350 / 7800 and so on
 
 
 @pytest.mark.parametrize("density", DENSITIES)
@@ -69,7 +70,7 @@ def test_what_the_host_keeps_holds_on_the_faster_dram() -> None:
                 assert 2 * host[name] >= dram[name], (name, density, width)
                 checks += 1
             assert 2 * host["tREFI"] == dram["tREFI"]
-    assert checks == 6 * 18
+    assert checks == 8 * 18
 
 
 def test_turnarounds_are_those_of_the_standard_for_1600k() -> None:
@@ -79,6 +80,15 @@ def test_turnarounds_are_those_of_the_standard_for_1600k() -> None:
     assert timing.write_to_read_l == 9 + 4 + 6  # 19
     assert timing.write_to_precharge == 9 + 4 + 12  # CWL + BL/2 + tWR = 25
     assert timing.max_refresh_interval == 9 * 6240
+
+
+def test_data_of_two_ranks_are_two_clocks_apart_for_1600k() -> None:
+    timing = dram_timing("DDR4-1600", "8Gb", "x8")
+    assert RANK_SWITCH == 2
+    assert timing.column_to_column_other_rank == 4 + 2
+    assert timing.read_to_write_other_rank == 11 + 4 + 2 - 9
+    assert timing.write_to_read_other_rank == 9 + 4 + 2 - 11
+    assert dram_timing(cl=30).write_to_read_other_rank == 1  # a command a clock
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ class Ddr4Channel {
   public:
     static constexpr int kRankSwitch = 2;  // RANK_SWITCH of nearstep_spec.dram.timing
 
-    Ddr4Channel(const Timing& timing, const Geometry& geometry, int ranks, const PortConfig& config)
+    // `number`: of the first rank, in traces.
+    Ddr4Channel(const Timing& timing, const Geometry& geometry, int ranks, const PortConfig& config,
+                unsigned number = 0)
         : phases_(config.phases), bus_(timing, kRankSwitch) {
         for (int rank = 0; rank < ranks; ++rank) {
-            devices_.push_back(std::make_unique<Ddr4Device>(timing, geometry, rank));
+            devices_.push_back(std::make_unique<Ddr4Device>(timing, geometry, number + rank));
             ports_.push_back(std::make_unique<Ddr4Port>(*devices_.back(), config));
         }
     }
@@ -75,12 +77,23 @@ class Ddr4Channel {
     }
     bool failed() const { return violation() != nullptr; }
 
+    // Where the column command just accepted by a rank points.
+    Place place(unsigned rank, const Pins& pins) const {
+        Place at = devices_[rank]->place(pins);
+        at.rank = rank;
+        return at;
+    }
+
     // Contents past the pins; see SparseStorage.
     bool load(const Place& at, std::uint8_t* out) const {
         return devices_[at.rank]->storage().read(at, out);
     }
     void store(const Place& at, const std::uint8_t* data, std::uint64_t keep) {
         devices_[at.rank]->storage().write(at, data, keep);
+    }
+
+    void trace_to(std::shared_ptr<TraceWriter> writer) {
+        for (const auto& device : devices_) device->trace_to(writer);
     }
 
     // Of all ranks.

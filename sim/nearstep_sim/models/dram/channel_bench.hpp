@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "models/dram/channel.hpp"
@@ -21,6 +22,16 @@ struct ChannelConfig {
     std::uint64_t base[4];  // byte addresses of p, g, m, v
     std::uint64_t count;    // elements of 4 bytes
     std::uint64_t seed;
+    const char* commands;  // a file for the DRAM commands, or null
+    const char* commands_header;
+
+    // False if it cannot be written.
+    bool trace(Ddr4Channel& channel) const {
+        if (commands == nullptr) return true;
+        auto writer = std::make_shared<TraceWriter>(commands, commands_header);
+        if (writer->good()) channel.trace_to(writer);
+        return writer->good();
+    }
 };
 
 struct ChannelResult {

@@ -195,7 +195,7 @@ class Ddr4Device {
     // Where the column command just accepted points.
     Place place(const Pins& pins) const {
         return {pins.bg, pins.ba, static_cast<std::uint32_t>(banks_[bank_of(pins)].row),
-                pins.address & kColumnMask, rank_number_};
+                pins.address & kColumnMask};
     }
     bool has_bank(unsigned bg, unsigned ba) const {
         return bg >> geometry_.bank_group_bits == 0 && ba >> geometry_.bank_bits == 0;
@@ -231,7 +231,8 @@ class Ddr4Device {
     const Timing& timing() const { return timing_; }
     const Geometry& geometry() const { return geometry_; }
     std::uint64_t count(Command command) const { return counts_[static_cast<int>(command)]; }
-    void trace_to(std::unique_ptr<TraceWriter> writer) { trace_ = std::move(writer); }
+    // Ranks of a channel write to one file.
+    void trace_to(std::shared_ptr<TraceWriter> writer) { trace_ = std::move(writer); }
     void flush_trace() {
         if (trace_) trace_->flush();
     }
@@ -535,7 +536,7 @@ class Ddr4Device {
     std::int64_t quiet_until_ = Issued::kNever;
     bool failed_ = false;
     Violation violation_;
-    std::unique_ptr<TraceWriter> trace_;
+    std::shared_ptr<TraceWriter> trace_;
 };
 
 }  // namespace nearstep

@@ -37,6 +37,7 @@ class Bench {
 
     std::string run(const Write* writes, std::size_t size, std::uint32_t status,
                     ChannelResult& result) {
+        if (!c_.trace(port_)) return "the commands cannot be written";
         fill();
         dut_.s_axil___05Fbready = dut_.s_axil___05Frready = 1;
         dut_.s_axil___05Fwstrb = 0xF;

@@ -84,6 +84,7 @@ class Bench {
           state_(c_.seed) {}
 
     std::string run(RandomResult& result) {
+        if (!c_.trace(port_)) return "the commands cannot be written";
         for (std::size_t i = 0; i < logs_.size(); ++i) store(i);
         dut_.s_axi___05Farburst = dut_.s_axi___05Fawburst = 1;
         dut_.rst = 1;

@@ -98,6 +98,7 @@ class Bench {
           write_schedule_({beat_of(0, 0), beat_of(2, 0), beat_of(3, 0)}, beats_, t_) {}
 
     std::string run(ChannelResult& result) {
+        if (!c_.trace(port_)) return "the commands cannot be written";
         fill();
         dut_.s_axi___05Frready = dut_.s_axi___05Fbready = 1;
         dut_.s_axi___05Farsize = dut_.s_axi___05Fawsize = 6;
