@@ -73,6 +73,8 @@ class RefreshManager(wiring.Component):
     o_debt : refreshes due. Zero when the channel has been handed back.
     o_idle : the channel is not owned: banks are closed, tRP, tRFC and tZQCS have passed.
     i_free : no beat of this rank is near; the others have beats for a tRFC. With other ranks.
+    i_inside : a beat of this rank is on the way; others may be behind it, so that it goes on also
+        after `i_enable` fell. Likewise.
     i_pins : no other rank is precharged, refreshed or calibrated in this cycle. Likewise.
     o_done, i_done : this rank, and all, can be handed back in this cycle. Likewise.
 
@@ -119,7 +121,10 @@ class RefreshManager(wiring.Component):
                 "o_calibrate": Out(1),
                 "o_idle": Out(1),
                 **(
-                    {"i_free": In(1), "i_pins": In(1), "o_done": Out(1), "i_done": In(1)}
+                    {
+                        **{f"i_{name}": In(1) for name in ("free", "inside", "pins", "done")},
+                        "o_done": Out(1),
+                    }
                     if shared
                     else {}
                 ),
@@ -138,9 +143,11 @@ class RefreshManager(wiring.Component):
         calibrate = Signal()
 
         if self.shared:
-            free, pay, pins, done = self._share(m, quiet, owed=owed, must=must)
+            free, pay = self._share(m, quiet, owed=owed, must=must)
+            pins, done, again = self.i_pins, self.i_done, self.i_enable | self.i_inside
         else:
-            free, pay, pins, done = quiet == self.idle_cycles, owed, None, ~self.due
+            free, pay = quiet == self.idle_cycles, owed
+            pins, done, again = None, ~self.due, self.i_enable
         m.d.comb += [
             wanted.eq(must | (owed & free) | ~self.i_enable),
             calibrate.eq(self.i_calibrate | (uncalibrated == t.calibration_interval)),
@@ -190,7 +197,7 @@ class RefreshManager(wiring.Component):
                 with m.Elif(calibrate):
                     m.d.comb += self.o_calibrate.eq(1)
                     m.d.sync += left.eq(t.calibration - 1)
-                with m.Elif(self.i_enable):
+                with m.Elif(again):
                     m.next = "OPEN"
                 if self.shared:
                     with m.Else():
@@ -205,9 +212,8 @@ class RefreshManager(wiring.Component):
 
     def _share(
         self, m: Module, quiet: Signal, *, owed: Signal, must: Signal
-    ) -> tuple[Value, Value, Value | None, Value]:
-        """When the other ranks leave time for refreshes, whether one that is due is given, whether
-        the pins are free for it, and whether all ranks can be handed back."""
+    ) -> tuple[Value, Value]:
+        """When the other ranks leave time for refreshes, and whether one that is due is given."""
         free = Signal()
         pay = Signal()
         all_due = Signal()  # `postponed` were due, and all of them are given
@@ -219,7 +225,7 @@ class RefreshManager(wiring.Component):
             m.d.sync += all_due.eq(0)
         with m.Elif(must):
             m.d.sync += all_due.eq(1)
-        return free, pay, self.i_pins, self.i_done
+        return free, pay
 
     def _count(self, m: Module) -> None:
         interval, due = self.interval, self.due

@@ -205,6 +205,7 @@ class CommandScheduler(wiring.Component):
             here = used | (self.i.valid & entering[number])
             statements += [
                 manager.i_busy.eq(here | self.i_waiting[number]),
+                manager.i_inside.eq(used),
                 manager.i_free.eq(~here & self.i_ahead[number]),
                 manager.i_clear.eq(~used & ~rules.o_no_precharge.word_select(number, banks).any()),
                 manager.i_pins.eq(~taken),
