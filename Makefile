@@ -96,6 +96,7 @@ docs: $(READY)  ## regenerate the pages under docs/ that come from the sources
 	@$(BIN)/nearstep registers smartssd --format md -o docs/registers-smartssd.md
 	@$(BIN)/nearstep registers coarse --format md -o docs/registers-coarse.md
 	@$(BIN)/nearstep registers coarse-sync --format md -o docs/registers-coarse-sync.md
+	@$(BIN)/python -m tests.shipped.page docs/verification.md
 
 clean:  ## remove build products (.venv and the build cache stay: .venv/bin/nearstep cache clear)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

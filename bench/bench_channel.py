@@ -27,7 +27,10 @@ from nearstep_spec.dram.geometry import BEAT_BYTES
 
 BLOCKS_KIB = (1, 2, 4, 8, 16, 32, 64)
 UNITS = (1, 2, 4, 8, 16)
-PARTS = (("4Gb", "x8"), ("8Gb", "x8"), ("16Gb", "x8"), ("8Gb", "x16"))
+PARTS = (("4Gb", "x8"), ("8Gb", "x8"), ("16Gb", "x8"), ("8Gb", "x16"), ("32Gb", "x16"))
+KERNEL_PARTS = (("8Gb", "x8"), ("16Gb", "x8"), ("32Gb", "x16"))
+"""The last one is that of the paper."""
+
 SKEW_BEATS = (0, 4, 8, 16, 37)
 CHANNELS = 2
 PAPER: dict[str, Any] = {
@@ -91,14 +94,14 @@ def row(kind: str, run: ChannelRun, **shape: Any) -> dict[str, Any]:
 
 
 def kernel_rows(count: int) -> list[dict[str, Any]]:
-    shapes = [(density, units) for density in ("8Gb", "16Gb") for units in (16, 4)]
+    shapes = [(part, units) for part in KERNEL_PARTS for units in (16, 4)]
     return [
         row(
             "kernel",
-            run_kernel(Channel(density=density), count=count, functional_units=units),
+            run_kernel(Channel(density=density, width=width), count=count, functional_units=units),
             functional_units=units,
         )
-        for density, units in track(shapes, "kernel RTL", console=console)
+        for (density, width), units in track(shapes, "kernel RTL", console=console)
     ]
 
 

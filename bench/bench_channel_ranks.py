@@ -27,12 +27,12 @@ from nearstep_sim.models.dram.bench import (
 from nearstep_spec.dram.geometry import BEAT_BYTES
 
 RANKS = 2
-DENSITIES = ("8Gb", "16Gb", "32Gb")
+KERNEL_PARTS = (("8Gb", "x8"), ("16Gb", "x8"), ("32Gb", "x16"))
 UNITS = (16, 4)
 INTERLEAVES_KIB = (4, 8, 16, 64, 256, 8 << 20)
 AHEAD = (8, 12, 16, 32, 64)
 SKEW_BEATS = (0, 1, 16, 64, 128, 256, 272)
-PARTS = (("4Gb", "x8"), ("8Gb", "x8"), ("16Gb", "x8"), ("32Gb", "x8"), ("8Gb", "x16"))
+PARTS = (("4Gb", "x8"), ("8Gb", "x8"), ("16Gb", "x8"), ("32Gb", "x16"), ("8Gb", "x16"))
 
 console = bench_channel.console
 
@@ -47,14 +47,18 @@ def row(kind: str, run: ChannelRun, **shape: Any) -> dict[str, Any]:
 
 
 def kernel_rows(count: int) -> list[dict[str, Any]]:
-    shapes = [(density, units) for density in DENSITIES for units in UNITS]
+    shapes = [
+        (Channel(density=density, width=width, ranks=RANKS), units)
+        for density, width in KERNEL_PARTS
+        for units in UNITS
+    ]
     return [
         row(
             "kernel",
-            run_kernel(Channel(density=density, ranks=RANKS), count=count, functional_units=units),
+            run_kernel(channel, count=count, functional_units=units),
             functional_units=units,
         )
-        for density, units in track(shapes, "kernel RTL", console=console)
+        for channel, units in track(shapes, "kernel RTL", console=console)
     ]
 
 

@@ -9,9 +9,11 @@ simulated DIMM takes, with its functional units in RTL, on one thread and on two
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,7 +48,12 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.axdimm.memory_channel import ChannelBench, Kernel, Mode
 from nearstep_sim.axdimm.module_step import ModuleStep, run_step
 from nearstep_sim.models.dram.bench import BEATS_PER_ELEMENT_BEAT, LANES, Channel, run_kernel
-from nearstep_sim.models.dram.host import SCHEDULERS, BareDram, HostConfig
+from nearstep_sim.models.dram.host import (
+    SCHEDULERS,
+    BareDram,
+    HostConfig,
+    without_a_module,
+)
 from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
 from nearstep_spec.axdimm.hand_over import longest_to_acceleration, longest_to_normal
 from nearstep_spec.axdimm.registers import Block, arbiter_map
@@ -56,6 +63,9 @@ from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, update_rule
 
 DENSITIES = ("8Gb", "16Gb")
+PARTS = (("8Gb", "x8"), ("16Gb", "x8"), ("32Gb", "x16"))
+"""The last one is that of the paper."""
+
 UNITS = (16, 4)
 CHANNELS = 2
 FABRIC_HZ = 200e6
@@ -67,17 +77,20 @@ PAPER = {
 }
 MEASURED = "measured (RTL cycles)"
 PATTERNS = ("streaming loads", "streaming stores", "copy", "random loads", "random, 1/3 stores")
+ALONE = "random loads, one at a time"
+MOST_ALONE = 5000  # accesses of that pattern
 REGION = 1 << 26  # bytes that the host touches, away from kernel and registers
 MODE_LINE = 1
 SIMULATED = "sim:axdimm?memory=ddr4-1600"
 THREADS = (1, 2)
+SUBJECTS = ("kernels", "host", "hand-overs", "simulation", "area")
 LONGEST_STAY = 14_000  # cycles in a mode: nine refresh intervals, so that as many may be owed
 
 pyplot.switch_backend("Agg")
 console = Console(width=150)
 
 
-def step_row(step: ModuleStep, density: str, units: int) -> dict[str, Any]:
+def step_row(step: ModuleStep, part: tuple[str, str], units: int) -> dict[str, Any]:
     """A step of the kernels of one or both channels, as plain data."""
     worst = min(step.channels, key=lambda channel: channel.efficiency)
     clocks, bus = PHASES * worst.cycles, worst.bus
@@ -87,8 +100,8 @@ def step_row(step: ModuleStep, density: str, units: int) -> dict[str, Any]:
     }
     return {
         "label": f"{MEASURED}, stand-ins of equal latency for the functional units",
-        "density": density,
-        "width": "x8",
+        "density": part[0],
+        "width": part[1],
         "functional_units": units,
         "block_kib": 16,
         "channels": len(step.channels),
@@ -105,41 +118,72 @@ def step_row(step: ModuleStep, density: str, units: int) -> dict[str, Any]:
     }
 
 
-def steps(count: int) -> list[dict[str, Any]]:
-    """One channel alone, then both at once."""
-    shapes = [(d, u, c) for d in DENSITIES for u in UNITS for c in (1, CHANNELS)]
-    return [
-        step_row(
-            run_step(
-                AdamKernelConfig(functional_units=units),
-                count=count,
-                channels=channels,
-                density=density,
-            ),
-            density,
-            units,
-        )
-        for density, units, channels in track(shapes, "kernels", console=console)
-    ]
+Shape = tuple[Any, ...]
+Row = dict[str, Any]
 
 
-def postponing(count: int) -> list[dict[str, Any]]:
-    """The controller alone, with eight refreshes postponed and with five as in a channel."""
-    rows = []
-    for density in track(DENSITIES, "controller alone", console=console):
-        for postponed in (MAX_POSTPONED_REFRESHES, POSTPONED):
-            run = run_kernel(Channel(density=density, postponed=postponed), count=count)
-            rows.append(
-                {
-                    "label": f"{MEASURED}, stand-ins of equal latency for the functional units",
-                    "density": density,
-                    "postponed": postponed,
-                    "fraction_of_peak": run.efficiency,
-                    "fraction_with_due_refreshes": run.settled_efficiency,
-                    "refreshes_due_at_done": run.debt,
-                }
-            )
-    return rows
+class Rows:
+    """Rows that are kept as they are measured, so that a bench which was cut off goes on.
+
+    Parameters
+    ----------
+    resume : take those of the run before.
+    """
+
+    def __init__(self, *, resume: bool) -> None:
+        self.path = report.FOLDER / "module.partial.json"
+        self.kept: dict[str, Row] = {}
+        if resume and self.path.exists():
+            self.kept = json.loads(self.path.read_text())
+
+    def measure(self, what: str, shapes: list[Shape], row: Callable[..., Row]) -> list[Row]:
+        """A row for each shape, in their order."""
+        found = []
+        for shape in track(shapes, what, console=console):
+            key = f"{what} {shape}"
+            if key not in self.kept:
+                self.kept[key] = row(*shape)
+                report.FOLDER.mkdir(parents=True, exist_ok=True)
+                self.path.write_text(json.dumps(self.kept))
+            found.append(self.kept[key])
+        return found
+
+    def end(self) -> None:
+        """All rows are there."""
+        self.path.unlink(missing_ok=True)
+
+
+def step(density: str, width: str, units: int, channels: int, count: int) -> Row:
+    """A step of the kernels."""
+    config = AdamKernelConfig(functional_units=units)
+    run = run_step(config, count=count, channels=channels, density=density, width=width)
+    return step_row(run, (density, width), units)
+
+
+def steps(rows: Rows, count: int) -> list[Row]:
+    """Both channels at once, and one alone."""
+    shapes = [(*part, units, CHANNELS, count) for part in PARTS for units in UNITS]
+    return rows.measure("kernels", [(*PARTS[0], UNITS[0], 1, count), *shapes], step)
+
+
+def postponed_row(density: str, postponed: int, count: int) -> Row:
+    """The controller alone, with so many refreshes postponed."""
+    run = run_kernel(Channel(density=density, postponed=postponed), count=count)
+    return {
+        "label": f"{MEASURED}, stand-ins of equal latency for the functional units",
+        "density": density,
+        "postponed": postponed,
+        "fraction_of_peak": run.efficiency,
+        "fraction_with_due_refreshes": run.settled_efficiency,
+        "refreshes_due_at_done": run.debt,
+    }
+
+
+def postponing(rows: Rows, count: int) -> list[Row]:
+    """With eight refreshes postponed and with five as in a channel."""
+    several = (MAX_POSTPONED_REFRESHES, POSTPONED)
+    shapes = [(density, postponed, count) for density in DENSITIES for postponed in several]
+    return rows.measure("controller alone", shapes, postponed_row)
 
 
 def accesses(pattern: str, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -156,45 +200,53 @@ def accesses(pattern: str, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
         is_store = inside >= page
         line = (block * page + inside % page) % (lines // 2) + is_store * (lines // 2)
         return is_store, line * LINE_BYTES
-    is_store = rng.random(n) < (0 if pattern == "random loads" else 1 / 3)
+    is_store = rng.random(n) < (1 / 3 if pattern.endswith("stores") else 0)
     return is_store, rng.integers(0, lines, n) * LINE_BYTES
 
 
-def host_rows(n: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Cycles of a host with the channel in normal mode, and with bare DRAM."""
-    rows = []
-    shapes = [(scheduler, pattern) for scheduler in SCHEDULERS for pattern in PATTERNS]
-    for scheduler, pattern in track(shapes, "host", console=console):
-        is_store, addresses = accesses(pattern, n, np.random.default_rng(seed))
-        data = np.random.default_rng(seed + 1).integers(0, 256, (n, LINE_BYTES), dtype=np.uint8)
-        config = HostConfig(
-            scheduler=scheduler,
-            read_latency=HOST_READ_LATENCY,
-            write_latency=HOST_WRITE_LATENCY,
-            seed=seed,
-        )
-        benches = {
-            "channel": ChannelBench(scheduler=scheduler, seed=seed),
-            "bare": BareDram(config),
-        }
-        took = {}
-        for name, bench in benches.items():
-            bench.host.submit(is_store, addresses, data=data)
-            took[name] = bench.run(200 * n, until_idle=True)
-            if not bench.host.idle:
-                raise SystemExit(f"{scheduler}, {pattern}, {name}: the host does not end")
-        rows.append(
-            {
-                "label": MEASURED,
-                "scheduler": scheduler,
-                "pattern": pattern,
-                "accesses": n,
-                "cycles": took,
-                "bytes_per_cycle": {name: LINE_BYTES * n / each for name, each in took.items()},
-                "throughput_over_bare": took["bare"] / took["channel"],
-            }
-        )
-    return rows
+def host_rows(rows: Rows, most: int) -> list[Row]:
+    """Every pattern and scheduler."""
+    patterns = (*PATTERNS, ALONE)
+    shapes = [(scheduler, each, most) for scheduler in SCHEDULERS for each in patterns]
+    return rows.measure("host", shapes, host_row)
+
+
+def host_row(scheduler: str, pattern: str, most: int, seed: int = 1) -> Row:
+    """Cycles of a host with the channel in normal mode; with DRAM chips alone, which answer after
+    their own latencies and turn around as fast as they can; and with DRAM as late as the module."""
+    n = min(most, MOST_ALONE) if pattern == ALONE else most
+    is_store, addresses = accesses(pattern, n, np.random.default_rng(seed))
+    data = np.random.default_rng(seed + 1).integers(0, 256, (n, LINE_BYTES), dtype=np.uint8)
+    config = HostConfig(
+        scheduler=scheduler,
+        read_latency=HOST_READ_LATENCY,
+        write_latency=HOST_WRITE_LATENCY,
+        seed=seed,
+    )
+    benches = {
+        "channel": ChannelBench(scheduler=scheduler, seed=seed),
+        "bare": BareDram(without_a_module(config)),
+        "late": BareDram(config),
+    }
+    took = {}
+    for name, bench in benches.items():
+        took[name] = 0
+        for part in range(n if pattern == ALONE else 1):
+            some = slice(part, part + 1) if pattern == ALONE else slice(n)
+            bench.host.submit(is_store[some], addresses[some], data=data[some])
+            took[name] += bench.run(200 * n, until_idle=True)
+        if not bench.host.idle:
+            raise SystemExit(f"{scheduler}, {pattern}, {name}: the host does not end")
+    return {
+        "label": MEASURED,
+        "scheduler": scheduler,
+        "pattern": pattern,
+        "accesses": n,
+        "cycles": took,
+        "bytes_per_cycle": {name: LINE_BYTES * n / each for name, each in took.items()},
+        "throughput_over_bare": took["bare"] / took["channel"],
+        "throughput_over_late": took["late"] / took["channel"],
+    }
 
 
 @dataclass(frozen=True)
@@ -292,29 +344,32 @@ class Changer:
         return found
 
 
-def hand_over_rows(times: int, seed: int = 1) -> list[dict[str, Any]]:
+def hand_over_rows(rows: Rows, times: int) -> list[Row]:
+    """Every load."""
+    shapes = [
+        (density, number, times) for density in DENSITIES for number in range(len(HAND_OVERS))
+    ]
+    return rows.measure("hand-overs", shapes, hand_over_row)
+
+
+def hand_over_row(density: str, number: int, times: int, seed: int = 1) -> Row:
     """Distribution of the cycles of a change of mode."""
-    rows = []
-    shapes = [(density, what) for density in DENSITIES for what in HAND_OVERS]
-    for density, what in track(shapes, "hand-overs", console=console):
-        cycles = Changer(density, what, seed).measure(-(-times // what.patience))
-        bound = "to_acceleration" if what.to is Mode.ACCELERATION else "to_normal"
-        if what.to is Mode.NORMAL and what.host != "idle":
-            bound = "to_normal_busy_host"
-        rows.append(
-            {
-                "label": f"{MEASURED}, random bursts for the kernel",
-                "density": density,
-                "to": what.to.name.lower(),
-                "load": what.name,
-                "times": len(cycles),
-                "cycles": sorted(cycles),
-                "median": statistics.median(cycles),
-                "worst": max(cycles),
-                "bound": bounds(density)[bound],
-            }
-        )
-    return rows
+    what = HAND_OVERS[number]
+    cycles = Changer(density, what, seed).measure(-(-times // what.patience))
+    bound = "to_acceleration" if what.to is Mode.ACCELERATION else "to_normal"
+    if what.to is Mode.NORMAL and what.host != "idle":
+        bound = "to_normal_busy_host"
+    return {
+        "label": f"{MEASURED}, random bursts for the kernel",
+        "density": density,
+        "to": what.to.name.lower(),
+        "load": what.name,
+        "times": len(cycles),
+        "cycles": sorted(cycles),
+        "median": statistics.median(cycles),
+        "worst": max(cycles),
+        "bound": bounds(density)[bound],
+    }
 
 
 class Simulated:
@@ -469,8 +524,8 @@ def area() -> dict[str, Any]:
     }
 
 
-def show(results: dict[str, Any]) -> None:
-    """The tables."""
+def show_kernels(results: Row) -> None:
+    """Steps, and what fewer postponed refreshes cost."""
     table = Table("part", "units", "channels", "% of peak", "due", "settled", "bound",
                   *results["steps"][0]["lost"], "MP/s")  # fmt: skip
     for row in results["steps"]:
@@ -495,22 +550,34 @@ def show(results: dict[str, Any]) -> None:
             f"{100 * row['fraction_with_due_refreshes']:.3f}",
         )
     console.print(table)
-    table = Table("host", "pattern", "channel, B/cycle", "bare", "% of bare")
-    for row in results["host"]:
+
+
+def show_host(rows: list[Row]) -> None:
+    """Rates of the host in normal mode."""
+    table = Table("host", "pattern", "channel, B/cycle", "bare", "as late", "% of bare", "of late")
+    for row in rows:
         table.add_row(
             row["scheduler"],
             row["pattern"],
-            *(f"{row['bytes_per_cycle'][name]:.3f}" for name in ("channel", "bare")),
-            f"{100 * row['throughput_over_bare']:.2f}",
+            *(f"{row['bytes_per_cycle'][name]:.3f}" for name in ("channel", "bare", "late")),
+            *(f"{100 * row[f'throughput_over_{name}']:.2f}" for name in ("bare", "late")),
         )
     console.print(table)
+
+
+def show_hand_overs(rows: list[Row]) -> None:
+    """Cycles of changes of mode."""
     table = Table("part", "to", "load", "times", "median", "worst", "bound")
-    for row in results["hand_overs"]:
+    for row in rows:
         keys = ("density", "to", "load", "times", "median", "worst", "bound")
         table.add_row(*(str(row[key]) for key in keys))
     console.print(table)
+
+
+def show_simulation(rows: list[Row]) -> None:
+    """Seconds of simulated DIMMs."""
     table = Table("simulation", "threads", "s, fastest", "processor s", "times as fast", "median")
-    for row in results["simulation"]:
+    for row in rows:
         for place, threads in enumerate(row["threads"]):
             ratios = (row["speedup_of_the_fastest"], row["median_speedup"])
             table.add_row(
@@ -520,13 +587,16 @@ def show(results: dict[str, Any]) -> None:
                 *(f"{each:.2f}" if place else "" for each in ratios),
             )
     console.print(table)
-    if results["area"]:
-        table = Table("area", *AREA)
-        for each in results["area"]["blocks"]:
-            table.add_row(each["name"], *(f"{each[key]:,}" for key in AREA))
-        for name, each in results["area"]["sums"].items():
-            table.add_row(name, *(f"{each[key]:,}" for key in AREA))
-        console.print(table)
+
+
+def show_area(found: dict[str, Any]) -> None:
+    """Blocks and sums."""
+    table = Table("area", *AREA)
+    for each in found["blocks"]:
+        table.add_row(each["name"], *(f"{each[key]:,}" for key in AREA))
+    for name, each in found["sums"].items():
+        table.add_row(name, *(f"{each[key]:,}" for key in AREA))
+    console.print(table)
 
 
 def plot_rates(results: dict[str, Any]) -> None:
@@ -567,9 +637,9 @@ def plot_rates(results: dict[str, Any]) -> None:
     figure.savefig(report.FOLDER / "module.png", dpi=150)
 
 
-def plot_hand_overs(results: dict[str, Any]) -> None:
+def plot_hand_overs(measured: list[Row]) -> None:
     """Every change of mode that was measured, by load."""
-    rows = [row for row in results["hand_overs"] if row["density"] == DENSITIES[0]]
+    rows = [row for row in measured if row["density"] == DENSITIES[0]]
     figure, axes = pyplot.subplots(figsize=(8, 4))
     jitter = np.random.default_rng(0)
     for place, row in enumerate(rows):
@@ -598,30 +668,46 @@ def main(
     lines: Annotated[int, typer.Option(help="Accesses of the host in each pattern.")] = 100_000,
     times: Annotated[int, typer.Option(help="Changes of mode under each load.")] = 200,
     turns: Annotated[int, typer.Option(help="Steps on one thread, and on two.")] = 5,
-    synth: Annotated[bool, typer.Option(help="Synthesise, which takes five minutes.")] = True,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(SUBJECTS)}; all without it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run that was cut off.")] = False,
 ) -> None:
-    """Measure, print, and write build/bench/module.json and its plots."""
-    results = {
-        "paper": PAPER,
-        "peak_params_per_s": PEAK,
-        "steps": steps(count),
-        "postponing": postponing(count),
-        "host": host_rows(lines),
-        "hand_overs": hand_over_rows(times),
-        "simulation": simulation_rows(count, turns),
-        "area": area() if synth else {},
-    }
-    show(results)
-    path = report.write("module", results)
-    plot_rates(results)
-    plot_hand_overs(results)
-    console.print(f"written: {path}")
-    for row in results["hand_overs"]:
-        if row["worst"] > row["bound"]:
-            console.print(
-                f"beyond its bound of {row['bound']}: {row['worst']} cycles to {row['to']}, "
-                f"{row['density']}, {row['load']}"
-            )
+    """Measure, print, and write build/bench/module*.json and the plots; area takes five minutes."""
+    wanted = only or [*SUBJECTS]
+    if wrong := sorted({*wanted} - {*SUBJECTS}):
+        raise typer.BadParameter(f"--only must be of {', '.join(SUBJECTS)}, not {wrong[0]}")
+    rows = Rows(resume=resume)
+    if "kernels" in wanted:
+        kernels = {"paper": PAPER, "peak_params_per_s": PEAK, "steps": steps(rows, count)}
+        kernels["postponing"] = postponing(rows, count)
+        show_kernels(kernels)
+        report.write("module", kernels)
+        plot_rates(kernels)
+    if "host" in wanted:
+        hosts = host_rows(rows, lines)
+        show_host(hosts)
+        report.write("module_host", {"rows": hosts})
+    if "hand-overs" in wanted:
+        changes = hand_over_rows(rows, times)
+        show_hand_overs(changes)
+        report.write("module_hand_overs", {"rows": changes})
+        plot_hand_overs(changes)
+        for row in changes:
+            if row["worst"] > row["bound"]:
+                console.print(
+                    f"beyond its bound of {row['bound']}: {row['worst']} cycles to {row['to']}, "
+                    f"{row['density']}, {row['load']}"
+                )
+    if "simulation" in wanted:
+        simulated = simulation_rows(count, turns)
+        show_simulation(simulated)
+        report.write("module_simulation", {"rows": simulated})
+    if "area" in wanted:
+        found = area()
+        show_area(found)
+        report.write("module_area", found)
+    rows.end()
 
 
 if __name__ == "__main__":

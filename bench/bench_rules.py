@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""Update rules beside one another in one kernel: cycles against the beats they move, and area.
+"""Update rules beside one another in one kernel: cycles against the beats they need, and area.
 
 Cycles are those of the RTL with functional units in C++ (whose cycles are those of the units in
 RTL). The bound is a beat a cycle, of the arrays that the rule reads and writes. Area is that of
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import report
 import typer
+from needed import update_bytes
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -63,6 +64,7 @@ def measure(device: AxdimmDevice, memory: str, rule: str, count: int) -> dict[st
         buffer.free()
     beats = run.counters["read_beats"] + run.counters["write_beats"]
     per_s = count / run.cycles * CLOCK_HZ
+    needed = update_bytes(device.config, rule, count)
     return {
         "label": "measured (RTL cycles)",
         "memory": memory,
@@ -70,9 +72,9 @@ def measure(device: AxdimmDevice, memory: str, rule: str, count: int) -> dict[st
         "parameters": count,
         "cycles": run.cycles,
         "beats": beats,
-        "of_bound": beats / run.cycles,
+        "of_bound": needed / device.config.beat_bytes / run.cycles,
         "params_per_s_at_200_mhz": per_s,
-        "bytes_per_s_at_200_mhz": per_s * 64 * beats / count,
+        "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
     }
 
 

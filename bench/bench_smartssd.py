@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import report
 import typer
+from needed import scan_bytes, update_bytes
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -84,6 +85,9 @@ class Card:
         seconds = time.perf_counter() - began
         beats = run.counters["read_beats"] + run.counters["write_beats"]
         form = gradient.form if isinstance(gradient, Pairs) else "dense"
+        config = self.device.config
+        pairs = gradient.size if isinstance(gradient, Pairs) else None
+        needed = update_bytes(config, rule, self.count, pairs=pairs)
         kept = gradient.size / self.count if isinstance(gradient, Pairs) else 1.0
         if isinstance(gradient, Pairs):
             gradient.index.free()
@@ -96,23 +100,25 @@ class Card:
             "parameters": self.count,
             "cycles": run.cycles,
             "beats": beats,
-            "of_bound": beats / run.cycles,
-            "bytes_per_param": beats * self.device.config.beat_bytes / self.count,
+            "needed_bytes": needed,
+            "of_bound": needed / config.beat_bytes / run.cycles,
+            "bytes_per_param": beats * config.beat_bytes / self.count,
             "params_per_s_at_200_mhz": self.count / run.cycles * CLOCK_HZ,
-            "bytes_per_s_at_200_mhz": beats * 64 / run.cycles * CLOCK_HZ,
+            "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
             "simulated_params_per_s": self.count / seconds,
         }
 
     def scan(self) -> dict[str, Any]:
         """Cycles of a scan of dense gradients."""
         run = self.device.scan(self.arrays["g"]).wait()
-        beats = run.counters["read_beats"]
+        needed, moved = scan_bytes(self.count), run.counters["read_beats"]
         return {
             "label": "measured (RTL cycles)",
             "parameters": self.count,
             "cycles": run.cycles,
-            "of_bound": beats / run.cycles,
-            "bytes_per_s_at_200_mhz": beats * 64 / run.cycles * CLOCK_HZ,
+            "of_bound": needed / self.device.config.beat_bytes / run.cycles,
+            "bytes_per_param": moved * self.device.config.beat_bytes / self.count,
+            "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
         }
 
 

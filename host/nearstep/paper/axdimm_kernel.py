@@ -24,7 +24,7 @@ ELEMENTS = 1 << 19
 """Of each channel."""
 
 DEVICES: Mapping[str, str] = {
-    "32Gb, two dies of 16Gb x8": "sim:axdimm?memory=ddr4-1600&channels=2&density=16Gb",
+    "32Gb, two dies of 16Gb x8": "sim:axdimm?memory=ddr4-1600&channels=2&density=32Gb&width=x16",
     "8Gb x8": "sim:axdimm?memory=ddr4-1600&channels=2",
 }
 

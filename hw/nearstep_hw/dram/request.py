@@ -7,7 +7,18 @@ from amaranth.utils import exact_log2
 from nearstep_hw.axi.signature import MAX_BURST_BEATS, PAGE_BYTES, BurstType, Response
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
-__all__ = ["BEAT_SHIFT", "PAGE_BEATS", "BeatLayout", "BurstLayout", "RowLayout", "any_rank", "bank_width", "of_rank", "rank_select", "refusal"]
+__all__ = [
+    "BEAT_SHIFT",
+    "PAGE_BEATS",
+    "BeatLayout",
+    "BurstLayout",
+    "RowLayout",
+    "any_rank",
+    "bank_width",
+    "of_rank",
+    "rank_select",
+    "refusal",
+]
 
 BEAT_SHIFT = exact_log2(BEAT_BYTES)
 MAX_BURST_BITS = exact_log2(MAX_BURST_BEATS)

@@ -21,7 +21,8 @@ class DimmConfig:
     """Channels, the DRAM of each, and the kernel beside it.
 
     A channel is one rank: 4 GiB with 4Gb x8 parts, 8 GiB with 8Gb x8, 16 GiB with 16Gb x8, half of
-    that with x16. Its last `WINDOW_BYTES` are registers.
+    that with x16, and 16 GiB with 32Gb x16, which is two dies of 16Gb x8. Its last `WINDOW_BYTES`
+    are registers.
 
     Parameters
     ----------

@@ -2,9 +2,8 @@
 
 from nearstep_spec.dram.latency import LOOKAHEAD, PHASES
 from nearstep_spec.dram.timing import (
-    DENSITIES,
     MAX_POSTPONED_REFRESHES,
-    WIDTHS,
+    PARTS,
     DramTiming,
     dram_timing,
 )
@@ -68,8 +67,7 @@ def longest_to_normal(timing: DramTiming, *, restless: bool = True) -> int:
 
 HAND_OVER_CYCLES = max(
     longest_to_acceleration(timing) + longest_to_normal(timing)
-    for density in DENSITIES
-    for width in WIDTHS
+    for density, width in PARTS
     for timing in [dram_timing("DDR4-1600", density, width)]
 )
 """Bound for any change of mode of any part: a mode is reached before the change to the other

@@ -8,7 +8,9 @@ from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, MAPP
 from nearstep_spec.dram.geometry import RANKS, DramGeometry
 from nearstep_spec.dram.timing import DramTiming, dram_timing
 
-Density = Annotated[Literal["4Gb", "8Gb", "16Gb", "32Gb"], Option(meaning="of a DRAM chip")]
+Density = Annotated[
+    Literal["4Gb", "8Gb", "16Gb", "32Gb"], Option(meaning="of a DRAM chip; 32Gb: two dies, x16")
+]
 Width = Annotated[Literal["x8", "x16"], Option(meaning="data pins of a DRAM chip")]
 Mapping = Annotated[
     str,

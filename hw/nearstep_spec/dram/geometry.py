@@ -5,7 +5,7 @@ Ref: JESD79-4, "DDR4 SDRAM Addressing".
 
 from dataclasses import dataclass
 
-from nearstep_spec.dram.timing import BURST_LENGTH, DENSITIES, WIDTHS
+from nearstep_spec.dram.timing import BURST_LENGTH, TimingError, die_of
 
 __all__ = ["BEAT_BYTES", "CHANNEL_BITS", "RANKS", "DramGeometry", "GeometryError"]
 
@@ -14,7 +14,7 @@ BEAT_BYTES = CHANNEL_BITS // 8 * BURST_LENGTH  # one column command moves this m
 
 RANKS = (1, 2)  # that share the data pins of a channel
 
-_ROW_BITS = {"4Gb": 15, "8Gb": 16, "16Gb": 17, "32Gb": 18}
+_ROW_BITS = {"4Gb": 15, "8Gb": 16, "16Gb": 17}
 
 
 class GeometryError(ValueError):
@@ -25,10 +25,12 @@ class GeometryError(ValueError):
 class DramGeometry:
     """Ranks of equal chips on a 64-bit channel. Banks, rows and columns are those of a rank.
 
+    A chip is a die: a part of 32Gb is two of them.
+
     Parameters
     ----------
-    density : bits of a chip: 4Gb, 8Gb, 16Gb or 32Gb.
-    width : data pins of a chip: x8 or x16.
+    density : bits of a part: 4Gb, 8Gb, 16Gb, or 32Gb of two dies.
+    width : data pins of a part: x8 or x16; of 32Gb x16.
     ranks : 1 or 2, each with a chip select of its own.
 
     Raises
@@ -41,10 +43,10 @@ class DramGeometry:
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        if self.density not in DENSITIES:
-            raise GeometryError(f"density must be one of {DENSITIES}, not {self.density!r}")
-        if self.width not in WIDTHS:
-            raise GeometryError(f"width must be one of {WIDTHS}, not {self.width!r}")
+        try:
+            die_of(self.density, self.width)
+        except TimingError as error:
+            raise GeometryError(str(error)) from None
         if self.ranks not in RANKS or isinstance(self.ranks, bool):
             raise GeometryError(f"ranks must be one of {RANKS}, not {self.ranks!r}")
 
@@ -54,9 +56,13 @@ class DramGeometry:
         return self.ranks.bit_length() - 1
 
     @property
+    def _die(self) -> tuple[str, str]:
+        return die_of(self.density, self.width)
+
+    @property
     def chip_bits(self) -> int:
         """Data pins of a chip."""
-        return int(self.width[1:])
+        return int(self._die[1][1:])
 
     @property
     def chips(self) -> int:
@@ -66,7 +72,7 @@ class DramGeometry:
     @property
     def bank_group_bits(self) -> int:
         """Four bank groups in x8 parts, two in x16."""
-        return 2 if self.width == "x8" else 1
+        return 2 if self.chip_bits == 8 else 1
 
     @property
     def bank_bits(self) -> int:
@@ -76,7 +82,7 @@ class DramGeometry:
     @property
     def row_bits(self) -> int:
         """Equal for x8 and x16: a x16 row is twice as long and there are half as many banks."""
-        return _ROW_BITS[self.density]
+        return _ROW_BITS[self._die[0]]
 
     @property
     def column_bits(self) -> int:

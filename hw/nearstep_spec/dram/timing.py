@@ -1,7 +1,13 @@
 """DDR4 timing parameters, from the nanoseconds of the standard to whole clocks, as plain data.
 
+A part of 32Gb is a package: the standard has no die above 16Gb. What is here is that of the AXDIMM
+paper, K4ABG165WA-MC: x16, two dies of 16Gb x8 side by side, which share commands. So its banks, its
+pages and its refresh, 550 ns, are those of such a die.
+
 Ref: JESD79-4 (DDR4 SDRAM), "Timing Parameters by Speed Grade", "Refresh Parameters by Device
-Density", "Speed Bins", and "Rounding Algorithms".
+Density" (tRFC1 of 16Gb: 550 ns; the same in JESD79-4C and in Ramulator 2's `DDR4.cpp`), "Speed
+Bins", and "Rounding Algorithms"; Samsung, DDR4 SDRAM Memory Product Guide, May 2018, ordering
+information (BG: 32Gb, M: dual-die package).
 """
 
 from collections.abc import Mapping
@@ -13,6 +19,7 @@ __all__ = [
     "BURST_LENGTH",
     "DENSITIES",
     "MAX_POSTPONED_REFRESHES",
+    "PARTS",
     "RANK_SWITCH",
     "SPEED_GRADES",
     "WIDTHS",
@@ -20,6 +27,7 @@ __all__ = [
     "Minimum",
     "SpeedGrade",
     "TimingError",
+    "die_of",
     "dram_timing",
 ]
 
@@ -35,11 +43,38 @@ the postamble before it do not overlap, and the termination of a write, RTT_WR, 
 clocks before its data (ODTLcnw = CWL - 2), does not reach into those of another rank. JEDEC leaves
 the first to the controller."""
 
+_DIES: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType(
+    {
+        **{(density, width): (density, width) for density in DENSITIES[:3] for width in WIDTHS},
+        ("32Gb", "x16"): ("16Gb", "x8"),
+    }
+)
+"""Density and width of the dies in a part, which answer to one chip select."""
+
+PARTS = tuple(_DIES)
+"""Density and width of each part."""
+
 _ROUNDING_GUARD = 974  # thousandths of a clock: JEDEC forgives a 2.5 % overshoot of a rounded tCK
 
 
 class TimingError(ValueError):
     """A speed grade, density, width or latency that is not in the table."""
+
+
+def die_of(density: str, width: str) -> tuple[str, str]:
+    """Density and width of the dies of a part: that of a package of several, or its own.
+
+    Raises
+    ------
+    TimingError : there is no such part; with the value and what is allowed.
+    """
+    for what, value, allowed in (("density", density, DENSITIES), ("width", width, WIDTHS)):
+        if value not in allowed:
+            raise TimingError(f"{what} must be one of {allowed}, not {value!r}")
+    if (density, width) not in _DIES:
+        widths = tuple(each for part, each in PARTS if part == density)
+        raise TimingError(f"width of {density} must be one of {widths}, not {width!r}")
+    return _DIES[density, width]
 
 
 @dataclass(frozen=True)
@@ -112,7 +147,7 @@ _EVERY_PART: Mapping[str, Minimum] = MappingProxyType(
     }
 )
 
-# By page size: x8 has 1 KiB, x16 has 2 KiB.
+# By page size of a die: x8 has 1 KiB, x16 has 2 KiB.
 _BY_WIDTH: Mapping[str, Mapping[str, Minimum]] = MappingProxyType(
     {
         "x8": {
@@ -133,7 +168,6 @@ _BY_DENSITY: Mapping[str, Minimum] = MappingProxyType(
         "4Gb": Minimum(ps=260_000),
         "8Gb": Minimum(ps=350_000),
         "16Gb": Minimum(ps=550_000),
-        "32Gb": Minimum(ps=550_000),  # as 16Gb: the standard's table ends there
     }
 )
 
@@ -187,7 +221,7 @@ class DramTiming:
     @property
     def table(self) -> dict[str, int]:
         """Clocks by JEDEC name."""
-        names = [*_EVERY_PART, *_BY_WIDTH[self.width], "tRFC", "tREFI"]
+        names = [*_EVERY_PART, *_BY_WIDTH["x8"], "tRFC", "tREFI"]
         values = {name: int(getattr(self, "t_" + name[1:].lower())) for name in names}
         return {"CL": self.cl, "CWL": self.cwl, "BL": BURST_LENGTH, **values}
 
@@ -250,8 +284,8 @@ def dram_timing(
     Parameters
     ----------
     speed : a key of `SPEED_GRADES`.
-    density : bits of a chip: 4Gb, 8Gb, 16Gb or 32Gb.
-    width : data pins of a chip: x8 or x16.
+    density : bits of a part: 4Gb, 8Gb, 16Gb, or 32Gb of two dies.
+    width : data pins of a part: x8 or x16; of 32Gb x16.
     cl, cwl : latencies in nCK, where they are not those of the grade: a module whose buffer takes
         time shows its host longer ones.
 
@@ -259,19 +293,15 @@ def dram_timing(
     ------
     TimingError : with the value and what is allowed.
     """
-    for what, value, allowed in (
-        ("speed", speed, tuple(SPEED_GRADES)),
-        ("density", density, DENSITIES),
-        ("width", width, WIDTHS),
-    ):
-        if value not in allowed:
-            raise TimingError(f"{what} must be one of {allowed}, not {value!r}")
+    if speed not in SPEED_GRADES:
+        raise TimingError(f"speed must be one of {tuple(SPEED_GRADES)}, not {speed!r}")
+    die_density, die_width = die_of(density, width)
     grade = SPEED_GRADES[speed]
     cl = grade.cl if cl is None else cl
     cwl = grade.cwl if cwl is None else cwl
     if cwl < 1 or cl < cwl:
         raise TimingError(f"latencies must be 1 <= CWL <= CL, not CL {cl!r} and CWL {cwl!r}")
-    minima = {**_EVERY_PART, **_BY_WIDTH[width], "tRFC": _BY_DENSITY[density]}
+    minima = {**_EVERY_PART, **_BY_WIDTH[die_width], "tRFC": _BY_DENSITY[die_density]}
     arithmetic = {name: m.arithmetic(grade.tck_ps) for name, m in minima.items()}
     # A maximum, so it is rounded down.
     refi = _TREFI_PS // grade.tck_ps

@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from nearstep_hw.dram.dfi import PHASES
 from nearstep_sim.axdimm.module import ModuleBench, ModuleError
-from nearstep_sim.models.dram.bench import ARRAYS, LANES, Channel, bases_of
+from nearstep_sim.models.dram.bench import (
+    ARRAYS,
+    BEATS_PER_ELEMENT_BEAT,
+    LANES,
+    Channel,
+    bases_of,
+)
 from nearstep_sim.models.dram.device import BusClocks
 from nearstep_sim.models.dram.kernel_on_channel import StandInUnit
 from nearstep_spec.dram.command import Command
@@ -32,6 +38,7 @@ class ChannelStep:
     Attributes
     ----------
     cycles : from START to done, counted by the kernel.
+    needed_beats : that the step has to move: each array once.
     read_beats, write_beats : of its AXI port, counted by the kernel.
     bus : clocks of the DRAM's data bus from just before START to the last column command.
     commands : to the DRAM in that time.
@@ -41,6 +48,7 @@ class ChannelStep:
 
     timing: DramTiming
     cycles: int
+    needed_beats: int
     read_beats: int
     write_beats: int
     bus: BusClocks
@@ -50,14 +58,14 @@ class ChannelStep:
 
     @property
     def efficiency(self) -> float:
-        """Data beats over all cycles from START to done: a fraction of the peak."""
-        return (self.read_beats + self.write_beats) / self.cycles
+        """Beats needed over all cycles from START to done: a fraction of the peak."""
+        return self.needed_beats / self.cycles
 
     @property
     def settled_efficiency(self) -> float:
         """`efficiency` if the refreshes still due at the end had been given before it."""
         late = self.debt * self.timing.t_rfc / PHASES
-        return (self.read_beats + self.write_beats) / (self.cycles + late)
+        return self.needed_beats / (self.cycles + late)
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,7 @@ def run_step(
     steps = [
         ChannelStep(
             timing=timing,
+            needed_beats=BEATS_PER_ELEMENT_BEAT * beats,
             **{
                 name: bench.get(number, f"adam.{name}.value")
                 for name in ("cycles", "read_beats", "write_beats")

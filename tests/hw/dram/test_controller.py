@@ -163,22 +163,20 @@ def test_other_channels_keep_every_rule_and_every_byte(channel: Channel) -> None
     assert run_traffic(channel, count=100_000).efficiency > 0.4
 
 
-TWO_RANKS = {"8Gb": 0.985, "16Gb": 0.980, "32Gb": 0.980}
+TWO_RANKS = {("8Gb", "x8"): 0.985, ("16Gb", "x8"): 0.980, ("32Gb", "x16"): 0.980}
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("functional_units", [4, 16])
-@pytest.mark.parametrize("density", TWO_RANKS)
+@pytest.mark.parametrize("part", TWO_RANKS)
 def test_one_rank_streams_while_the_other_is_refreshed(
-    density: str, functional_units: int, tmp_path: Path
+    part: tuple[str, str], functional_units: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "commands"
-    channel = Channel(density=density, ranks=2)
-    run = run_kernel(
-        channel, count=MILLION // 4, functional_units=functional_units, commands=path
-    )
+    channel = Channel(density=part[0], width=part[1], ranks=2)
+    run = run_kernel(channel, count=MILLION // 4, functional_units=functional_units, commands=path)
     assert run.checks == 4 * (MILLION // 64 + 8)
-    check(run, TWO_RANKS[density])
+    check(run, TWO_RANKS[part])
     found = replay(path)
     assert found.violation is None, found.violation
     assert found.ranks == (0, 1)
@@ -226,7 +224,9 @@ def test_random_bursts_of_two_ranks_keep_their_data(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("skew_bytes", [64, 1024, 4096, 8192, 12288, 16384, 16384 + 1024, 100 << 10])
+@pytest.mark.parametrize(
+    "skew_bytes", [64, 1024, 4096, 8192, 12288, 16384, 16384 + 1024, 100 << 10]
+)
 def test_arrays_split_over_the_ranks_anywhere_keep_their_data(skew_bytes: int) -> None:
     """And no array's place costs more than refreshes that nobody hides."""
     channel, count = Channel(ranks=2), MILLION // 8

@@ -1,14 +1,10 @@
 """Distances in fabric cycles against the clocks between the phases."""
 
-from itertools import product
-
 import pytest
 
 from nearstep_hw.dram.dfi import ACTIVATE_PHASE, COLUMN_PHASE, PHASES, PRECHARGE_PHASE
 from nearstep_hw.dram.fabric import REFRESH_PHASE, FabricTiming
-from nearstep_spec.dram.timing import DENSITIES, WIDTHS, dram_timing
-
-PARTS = tuple(product(DENSITIES, WIDTHS))
+from nearstep_spec.dram.timing import PARTS, dram_timing
 
 # (distance, phases of the two commands, clocks)
 RULES = (

@@ -90,7 +90,9 @@ def test_a_rank_is_refreshed_while_the_other_moves_data() -> None:
         if kind in (Command.RD, Command.WR):
             row = devices[rank].open_row(given.bg, given.ba)
             bank = (rank << 1 | given.bg) << 2 | given.ba
-            columns.append((clock, int(kind is Command.WR), bank, row, (given.address & 0x3FF) >> 3))
+            columns.append(
+                (clock, int(kind is Command.WR), bank, row, (given.address & 0x3FF) >> 3)
+            )
             assert bus.play([TraceCommand(clock, kind, rank, given.bg, given.ba)]) is None
 
     simulator = Simulator(dut)

@@ -21,6 +21,7 @@ def test_a_step_moves_seven_beats_and_every_clock_is_booked() -> None:
     assert len(step.channels) == 2
     for channel in step.channels:
         assert (channel.read_beats, channel.write_beats) == (4 * beats, 3 * beats)
+        assert channel.needed_beats == 7 * beats
         assert channel.commands[Command.RD] == 4 * beats
         assert channel.commands[Command.WR] == 3 * beats
         assert channel.words == 4 * (beats + 8) * 16

@@ -7,9 +7,9 @@ from nearstep_spec.dram.config import DramConfig
 
 
 def test_two_ranks_come_from_text_and_go_back() -> None:
-    given = {"ranks": "2", "interleave": "64KiB", "density": "32Gb"}
+    given = {"ranks": "2", "interleave": "64KiB", "density": "32Gb", "width": "x16"}
     config = from_text(DramConfig, given)
-    assert config == DramConfig(ranks=2, interleave=65536, density="32Gb")
+    assert config == DramConfig(ranks=2, interleave=65536, density="32Gb", width="x16")
     assert from_text(DramConfig, to_text(config)) == config
     mapping = config.address_mapping
     assert (mapping.geometry.ranks, mapping.rank) == (2, (16, 1))

@@ -14,8 +14,7 @@ TABLE = [
     ("4Gb", "x16", 15, 1, 2048, 4, 2),
     ("8Gb", "x16", 16, 1, 2048, 4, 4),
     ("16Gb", "x16", 17, 1, 2048, 4, 8),
-    ("32Gb", "x8", 18, 2, 1024, 8, 32),  # a row bit more than the standard's last part
-    ("32Gb", "x16", 18, 1, 2048, 4, 16),
+    ("32Gb", "x16", 17, 2, 1024, 8, 16),  # four packages, each of two dies
 ]
 
 
@@ -28,12 +27,13 @@ def test_geometry_is_the_standard_s(
     assert (g.page_bytes, g.chips) == (page, chips)
     assert g.capacity_bytes == gib * GIB
     assert 1 << g.address_bits == g.capacity_bytes
-    # the bits of one chip come to its density
-    assert g.rows * g.columns * g.banks * g.chip_bits == int(density[:-2]) * GIB
+    # the bits of one part come to its density
+    dies = int(width[1:]) // g.chip_bits
+    assert g.rows * g.columns * g.banks * g.chip_bits * dies == int(density[:-2]) * GIB
     assert (g.row_bytes, g.row_beats) == (8192, 128)
 
 
-@pytest.mark.parametrize(("density", "width"), [("64Gb", "x8"), ("8Gb", "x4")])
+@pytest.mark.parametrize(("density", "width"), [("64Gb", "x8"), ("32Gb", "x8"), ("8Gb", "x4")])
 def test_an_unknown_part_is_refused(density: str, width: str) -> None:
     with pytest.raises(GeometryError, match="must be one of"):
         DramGeometry(density, width)

@@ -3,10 +3,9 @@
 import pytest
 
 from nearstep_spec.dram.timing import (
-    DENSITIES,
+    PARTS,
     RANK_SWITCH,
     SPEED_GRADES,
-    WIDTHS,
     Minimum,
     TimingError,
     dram_timing,
@@ -41,10 +40,10 @@ TRFC_1600 = {"4Gb": 208, "8Gb": 280, "16Gb": 440, "32Gb": 440}  # 260, 350, 550 
 BOUND = {"4Gb": 0.9667, "8Gb": 0.9551, "16Gb": 0.9295, "32Gb": 0.9295}  # 1 - 350 / 7800 and so on
 
 
-@pytest.mark.parametrize("density", DENSITIES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("density", "width"), PARTS)
 def test_ddr4_1600_has_the_clocks_of_the_standard(density: str, width: str) -> None:
-    expected = {**COMMON_1600, **BY_PAGE_1600[width], "tRFC": TRFC_1600[density]}
+    page = "x8" if density == "32Gb" else width  # two dies of x8
+    expected = {**COMMON_1600, **BY_PAGE_1600[page], "tRFC": TRFC_1600[density]}
     timing = dram_timing("DDR4-1600", density, width)
     assert timing.table == expected
     assert len(expected) == 22
@@ -62,15 +61,22 @@ def test_the_host_clock_keeps_the_nanoseconds() -> None:
 
 def test_what_the_host_keeps_holds_on_the_faster_dram() -> None:
     checks = 0
-    for density in DENSITIES:
-        for width in WIDTHS:
-            host = dram_timing("DDR4-800", density, width).table
-            dram = dram_timing("DDR4-1600", density, width).table
-            for name in set(host) - {"CL", "CWL", "BL", "tREFI"}:
-                assert 2 * host[name] >= dram[name], (name, density, width)
-                checks += 1
-            assert 2 * host["tREFI"] == dram["tREFI"]
-    assert checks == 8 * 18
+    for density, width in PARTS:
+        host = dram_timing("DDR4-800", density, width).table
+        dram = dram_timing("DDR4-1600", density, width).table
+        for name in set(host) - {"CL", "CWL", "BL", "tREFI"}:
+            assert 2 * host[name] >= dram[name], (name, density, width)
+            checks += 1
+        assert 2 * host["tREFI"] == dram["tREFI"]
+    assert checks == 7 * 18
+
+
+def test_a_package_of_32gb_is_two_dies_of_16gb_side_by_side() -> None:
+    package, die = (dram_timing("DDR4-1600", *part) for part in (("32Gb", "x16"), ("16Gb", "x8")))
+    assert package.table == die.table
+    assert package != die
+    with pytest.raises(TimingError, match=r"width of 32Gb must be one of \('x16',\), not 'x8'"):
+        dram_timing("DDR4-1600", "32Gb", "x8")
 
 
 def test_turnarounds_are_those_of_the_standard_for_1600k() -> None:

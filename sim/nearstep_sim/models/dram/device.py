@@ -291,10 +291,7 @@ def columns_of(commands: Sequence[TraceCommand], *names: str) -> list[NDArray[An
     """Clocks, commands and some coordinates of commands, as the C++ models take them."""
     return [
         np.array([c.clock for c in commands], np.uint64),
-        *(
-            np.array([getattr(c, name) for c in commands], np.int32)
-            for name in ("command", *names)
-        ),
+        *(np.array([getattr(c, name) for c in commands], np.int32) for name in ("command", *names)),
     ]
 
 

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from nearstep_sim.verilate.abi import values
 from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
 from nearstep_spec.dram.command import DESELECT, Pins
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
-from nearstep_spec.dram.timing import DramTiming, dram_timing
+from nearstep_spec.dram.timing import SPEED_GRADES, DramTiming, dram_timing
 
 __all__ = [
     "BareDram",
@@ -36,8 +36,10 @@ __all__ = [
     "HostDataError",
     "HostStatistics",
     "Loads",
+    "without_a_module",
 ]
 
+HOST_GRADE = "DDR4-800"
 SCHEDULERS = ("in-order", "fr-fcfs")
 
 
@@ -55,7 +57,8 @@ class HostConfig:
     ranks : ranks on the bus; the rank is the top of the address.
     mapping : order of the address bits inside a rank.
     read_latency, write_latency : fabric cycles from a column command to its first data, fixed.
-        Twice as many host clocks are the CL and CWL behind every turnaround.
+    cl, cwl : clocks that turnarounds are reckoned with; None: those of the latencies, two in a
+        fabric cycle. Bare DRAM has the part's own, which need not be whole fabric cycles.
     scheduler : `in-order` (columns in the order of the requests, rows prepared ahead) or
         `fr-fcfs` (row hits first).
     window : requests that the scheduler sees.
@@ -80,6 +83,8 @@ class HostConfig:
     mapping: str = DEFAULT_MAPPING
     read_latency: int = 10
     write_latency: int = 3
+    cl: int | None = None
+    cwl: int | None = None
     scheduler: str = "fr-fcfs"
     window: int = 16
     overtake: int = 32
@@ -109,11 +114,11 @@ class HostConfig:
     def timing(self) -> DramTiming:
         """Timing at the host's clock."""
         return dram_timing(
-            "DDR4-800",
+            HOST_GRADE,
             self.density,
             self.width,
-            cl=HOST_PHASES * self.read_latency,
-            cwl=HOST_PHASES * self.write_latency,
+            cl=HOST_PHASES * self.read_latency if self.cl is None else self.cl,
+            cwl=HOST_PHASES * self.write_latency if self.cwl is None else self.cwl,
         )
 
     @property
@@ -373,8 +378,26 @@ class _BareHandle:
             self.library.ddr4_bare_free(self.pointer)
 
 
+def without_a_module(config: HostConfig) -> HostConfig:
+    """The same host before DRAM chips alone: their latencies at its clock, CL 6 and CWL 5 in the
+    three fabric cycles each that these take, and the turnarounds that follow from them."""
+    grade = SPEED_GRADES[HOST_GRADE]
+    cycles = (-(-clocks // HOST_PHASES) for clocks in (grade.cl, grade.cwl))
+    read_latency, write_latency = cycles
+    return replace(
+        config,
+        read_latency=read_latency,
+        write_latency=write_latency,
+        cl=grade.cl,
+        cwl=grade.cwl,
+    )
+
+
 class BareDram:
-    """A host controller wired to its own ranks: what the host gets with no module in between."""
+    """A host controller wired to its own ranks: what the host gets with no module in between.
+
+    With the latencies of a module it is as slow as one; `without_a_module` takes them away.
+    """
 
     def __init__(self, config: HostConfig) -> None:
         self.config = config

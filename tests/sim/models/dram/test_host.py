@@ -6,7 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearstep_sim.models.dram.host import BareDram, HostConfig, HostController, HostDataError
+from nearstep_sim.models.dram.host import (
+    BareDram,
+    HostConfig,
+    HostController,
+    HostDataError,
+    without_a_module,
+)
 from nearstep_sim.models.dram.trace import read_trace
 from nearstep_spec.dram.address import MAPPINGS, DramAddress
 from nearstep_spec.dram.command import Command
@@ -87,6 +93,8 @@ CONFIGS = {
     "two ranks in order": {"ranks": 2, "scheduler": "in-order", "stall": 0.1},
     "postponing 8": {"postpone": 8, "density": "16Gb"},
     "x16": {"width": "x16", "density": "4Gb"},
+    "two dies": {"width": "x16", "density": "32Gb"},
+    "chips alone": {"read_latency": 3, "write_latency": 3, "cl": 6, "cwl": 5},
     "columns in slot 0": {"column_slot": 0},
     "columns in slot 1": {"column_slot": 1, "ranks": 2},
     "long latencies": {"read_latency": 20, "write_latency": 9},
@@ -405,3 +413,38 @@ def test_bad_requests_are_refused() -> None:
 def test_configurations_that_cannot_be_are_refused(options: dict, word: str) -> None:
     with pytest.raises(ValueError, match=word):
         BareDram(HostConfig(**options))
+
+
+@pytest.mark.parametrize("scheduler", ["in-order", "fr-fcfs"])
+def test_a_module_costs_a_host_that_reads_and_writes_what_its_latency_is(scheduler: str) -> None:
+    """Against chips alone, whose turnarounds are shorter; streams hardly notice."""
+    n, late = 4000, HostConfig(scheduler=scheduler, seed=3)
+    early = without_a_module(late)
+    assert (early.timing.cl, early.timing.cwl, early.timing.read_to_write) == (6, 5, 7)
+    assert (late.timing.cl, late.timing.cwl, late.timing.read_to_write) == (20, 6, 20)
+    rng = np.random.default_rng(3)
+    addresses, mixed = rng.integers(0, 1 << 20, n) * 64, rng.random(n) < 1 / 3
+    cases = {"stream": (np.zeros(n, bool), np.arange(n) * 64), "mixed": (mixed, addresses)}
+    shares = {}
+    for name, (is_store, where) in cases.items():
+        took = []
+        for config in (early, late):
+            bare = BareDram(config)
+            bare.host.submit(is_store, where, data=np.zeros((n, 64), np.uint8))
+            took.append(bare.run(100 * n))
+            assert bare.host.idle
+        shares[name] = took[0] / took[1]
+    print(scheduler, shares)
+    assert shares["stream"] > 0.99
+    assert shares["mixed"] < 0.9
+
+
+def test_one_load_is_answered_after_the_latency_of_the_chips() -> None:
+    taken = []
+    for config in (HostConfig(), without_a_module(HostConfig())):
+        bare = BareDram(config)
+        bare.host.load(0)
+        bare.run(1000)
+        loads = bare.host.completed()
+        taken.append(int(loads.completed[0] - loads.submitted[0]))
+    assert taken[0] - taken[1] == 10 - 3

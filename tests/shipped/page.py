@@ -1,0 +1,119 @@
+"""docs/verification.md from shipped.toml: `python -m tests.shipped.page docs/verification.md`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from nearstep_sim.area import FAMILIES
+from nearstep_sim.area_table import BRAM_KIB
+
+from .rows import CELLS, SHIPPED, Block, Entry, Top, area_rows, functions, read
+
+HEAD = """\
+# What ships and what shows that it works
+
+Written by `make docs` from [`tests/shipped/shipped.toml`](../tests/shipped/shipped.toml); a test
+fails if a top has no row, if a cell is empty without a reason, if a test that is named is not
+there, or if this page is another one.
+
+A *top* is what somebody builds: Verilog of `.venv/bin/nearstep rtl`, or the design of a board.
+Tests marked *deep* are part of `make test-all`, the others of `make test`; benches in cocotb run
+with `make sim`, proofs with `make formal`. *{shipped}* is said of a test that has the top in the
+configuration that its command writes; of others it is said what they have instead. Areas are
+*measured* by Yosys. The table says how many of each there are.
+"""
+
+TITLES = {
+    "cocotb": "benches in cocotb",
+    "runs": "in-process device",
+    "proofs": "proofs",
+    "area": "area of the whole",
+    "stands": "what stands for what",
+    "faults": "faults",
+}
+PARAMETERS = {"lut": "LUT", "ff": "FF", "dsp": "multipliers"}
+
+
+def _test(name: str) -> str:
+    file, _, function = name.partition("::")
+    deep = ", deep" if "deep" in functions(file)[function] else ""
+    return f"[`{function.rpartition('::')[2]}`](../{file}){deep}"
+
+
+def _entry(cell: str, entry: Entry) -> str:
+    if cell == "stands":
+        return f"{entry['what']}: {_test(entry['test'])}"
+    if cell != "area":
+        return f"{entry['of']}: {_test(entry['test'])}"
+    row = area_rows(entry["family"])[entry["row"]]
+    kib = sum(row[key] * kib for key, kib in BRAM_KIB.items() if key in row)
+    numbers = [f"{row[key]:,} {name}" for key, name in PARAMETERS.items()]
+    return f"{FAMILIES[entry['family']].title}: {', '.join(numbers)}, {kib:,.0f} Kib of block RAM"
+
+
+def _cell(top: Top, cell: str) -> str:
+    lines = [_entry(cell, each) for each in getattr(top, cell)]
+    if cell == "runs" and top.device:
+        lines.insert(0, f"`{top.device}`")
+    if cell in top.none:
+        lines.append(f"none: {top.none[cell]}")
+    if cell in top.pending:
+        lines.append(f"**{top.pending[cell]}**")
+    return "<br>".join(lines)
+
+
+def _overview(tops: list[Top]) -> Iterator[str]:
+    """A line for each top: how much there is for each cell."""
+    yield f"| top | {' | '.join(TITLES[cell] for cell in CELLS)} |"
+    yield f"|---|{'---:|' * len(CELLS)}"
+    for top in tops:
+        said = []
+        for cell in CELLS:
+            count = str(len(getattr(top, cell)))
+            missing = "not yet whole" if count != "0" else "not yet"
+            count = "none" if cell in top.none else count
+            said.append(f"{count}, {missing}" if cell in top.pending else count)
+        yield f"| [{top.name}](#{_anchor(top.name)}) | {' | '.join(said)} |"
+    yield ""
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(",", "").replace(" ", "-")
+
+
+def _command(top: Top) -> str:
+    module, _, function = top.command.partition(" ")
+    if module.startswith("nearstep_"):
+        return f"`{module}.{function}()`"
+    return f"`.venv/bin/nearstep {top.command}`"
+
+
+def _blocks(blocks: list[Block]) -> Iterator[str]:
+    yield "## Blocks"
+    yield ""
+    yield "Parts of tops that `.venv/bin/nearstep rtl` writes by themselves, too."
+    yield ""
+    yield "| block | part of | tests of it alone |"
+    yield "|---|---|---|"
+    for block in blocks:
+        cells = (
+            ", ".join(f"`{name}`" for name in block.names),
+            ", ".join(f"`{name}`" for name in block.part_of),
+            "<br>".join(map(_test, block.tests)),
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def text(tops: list[Top], blocks: list[Block]) -> str:
+    """The page."""
+    lines = [HEAD.format(shipped=SHIPPED), *_overview(tops)]
+    for top in tops:
+        lines += [f"## {top.name}", "", f"{top.what[0].upper()}{top.what[1:]}.", ""]
+        lines += ["| | |", "|---|---|", f"| configuration | {_command(top)} |"]
+        lines += [f"| {TITLES[cell]} | {_cell(top, cell)} |" for cell in CELLS]
+        lines.append("")
+    return "\n".join([*lines, *_blocks(blocks), ""])
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(text(*read()), encoding="utf-8")

@@ -1,0 +1,270 @@
+"""What ships and what shows that it works: the rows of shipped.toml, read and checked.
+
+A top is what somebody builds: Verilog of `nearstep rtl`, or the design of a board. A block is a
+part of tops that `nearstep rtl` writes by itself, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from nearstep.backends.options import DeviceUrl
+from nearstep_hw.generate import GENERATORS, build
+from nearstep_sim.area import FAMILIES
+from nearstep_sim.backends import families
+from nearstep_sim.bitstream.command import DESIGNS
+from nearstep_sim.row_file import Row, read_rows
+from nearstep_spec.boards.board import BOARDS
+from nearstep_spec.boards.nitefury import NitefuryConfig
+from nearstep_spec.codec import from_text, texts_of
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = Path(__file__).with_name("shipped.toml")
+
+SHIPPED = "as shipped"
+"""What an entry says that is about the top in the configuration that its command writes."""
+
+CELLS = ("cocotb", "runs", "proofs", "area", "stands", "faults")
+NEEDS_SHIPPED = ("cocotb", "runs")
+"""Cells that need an entry about the top as shipped."""
+
+Entry = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Top:
+    """A row of a top.
+
+    Attributes
+    ----------
+    name
+    what : in words.
+    command : of `nearstep`, which writes it.
+    device : in-process device that runs it; empty with a reason in `none` under `runs`.
+    cocotb, runs, proofs, faults : `test` (file::function) and `of`, what that test is about.
+    area : `family` and `row` of a synthesis of the whole.
+    stands : `what` stands for what, and `test`, which holds the two equal.
+    none : cell to the reason why it has nothing.
+    pending : cell to what is missing in it.
+    """
+
+    name: str
+    what: str
+    command: str
+    device: str = ""
+    cocotb: list[Entry] = field(default_factory=list)
+    runs: list[Entry] = field(default_factory=list)
+    proofs: list[Entry] = field(default_factory=list)
+    area: list[Entry] = field(default_factory=list)
+    stands: list[Entry] = field(default_factory=list)
+    faults: list[Entry] = field(default_factory=list)
+    none: Mapping[str, str] = field(default_factory=dict)
+    pending: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A row of a block.
+
+    Attributes
+    ----------
+    names : in the list of `nearstep rtl`.
+    part_of : tops or blocks that it is in.
+    tests : of the block alone.
+    """
+
+    names: list[str]
+    part_of: list[str]
+    tests: list[str]
+
+
+def read(path: Path = FILE) -> tuple[list[Top], list[Block]]:
+    """Rows of tops and of blocks.
+
+    Raises
+    ------
+    TypeError : a key is unknown, or one is missing.
+    """
+    found = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert set(found) == {"top", "block"}, set(found)
+    return [Top(**row) for row in found["top"]], [Block(**row) for row in found["block"]]
+
+
+@cache
+def functions(file: str) -> Mapping[str, frozenset[str]]:
+    """Tests of a file, those of classes as `Class::test`, and the marks that decorators, class or
+    module give each."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return dict(_functions(tree, "", frozenset()))
+
+
+def _functions(
+    node: ast.Module | ast.ClassDef, prefix: str, marks: frozenset[str]
+) -> Iterator[tuple[str, frozenset[str]]]:
+    for each in node.body:
+        if isinstance(each, ast.Assign) and "pytestmark" in map(ast.unparse, each.targets):
+            marks |= _attributes(each.value)
+    for each in node.body:
+        if isinstance(each, ast.ClassDef):
+            own = marks.union(*map(_attributes, each.decorator_list))
+            yield from _functions(each, f"{prefix}{each.name}::", own)
+        elif isinstance(each, ast.FunctionDef) and each.name.startswith("test_"):
+            yield f"{prefix}{each.name}", marks.union(*map(_attributes, each.decorator_list))
+
+
+def _attributes(node: ast.AST) -> frozenset[str]:
+    return frozenset(each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute))
+
+
+def _test_problem(test: str, mark: str = "") -> str:
+    """What is wrong with the name of a test; nothing if it is there and has the mark."""
+    file, _, function = test.partition("::")
+    if not (file.startswith("tests/") and (ROOT / file).is_file()):
+        return f"there is no file {file}"
+    if function not in functions(file):
+        return f"there is no test {function!r} in {file}"
+    if mark and mark not in functions(file)[function]:
+        return f"{test} has no mark {mark!r}"
+    return ""
+
+
+def _configuration_problem(command: str) -> str:
+    """Why a command could not write anything; nothing if its configuration can be made."""
+    words = shlex.split(command)
+    try:
+        match words:
+            case ["rtl", name, *options]:
+                kind = GENERATORS[name].config
+                build(name, config=from_text(kind, texts_of(kind, options)))
+            case ["bitstream", board, "--design", design, *options]:
+                kind = DESIGNS[design]
+                from_text(kind, {"board": board, **texts_of(kind, options)})
+            case ["bitstream", board, *options]:
+                kind = DESIGNS["updater"]
+                from_text(kind, {"board": board, **texts_of(kind, options)})
+            case [module, function] if module.startswith("nearstep_"):
+                assert callable(getattr(importlib.import_module(module), function))
+                NitefuryConfig()
+            case _:
+                return f"{command!r} writes no top"
+    except (ValueError, KeyError, AttributeError, ImportError) as error:
+        return f"{command!r}: {error}"
+    return ""
+
+
+def _device_problem(url: str) -> str:
+    """Why a device could not be opened; nothing if its options can be read."""
+    try:
+        parsed = DeviceUrl.parse(url)
+        if parsed.backend != "sim":
+            return f"{url} is not simulated"
+        families("SIM")[parsed.target].parse(parsed.options)
+    except (ValueError, KeyError) as error:
+        return f"{url}: {error}"
+    return ""
+
+
+@cache
+def area_rows(family: str) -> Mapping[str, Row]:
+    return read_rows(FAMILIES[family].file)[1]
+
+
+def _area_problem(entry: Entry) -> str:
+    if entry["family"] not in FAMILIES:
+        return f"there is no family {entry['family']!r}"
+    row = area_rows(entry["family"]).get(entry["row"])
+    if row is None:
+        return f"{entry['row']} has no row for {entry['family']}"
+    if row.get("without"):
+        return f"the row {entry['row']} is without {', '.join(row['without'])}: not of the whole"
+    return ""
+
+
+KEYS = {"area": {"family", "row"}, "stands": {"what", "test"}}
+
+
+def _cell_problems(top: Top, cell: str) -> Iterator[str]:
+    entries: list[Entry] = getattr(top, cell)
+    keys = KEYS.get(cell, {"test", "of"})
+    told = cell in top.none or cell in top.pending
+    if cell in top.none and (entries or cell in top.pending):
+        yield "says that there is none, and has some"
+    if not (entries or told):
+        yield "is empty"
+    whole = cell not in NEEDS_SHIPPED or any(each.get("of") == SHIPPED for each in entries)
+    if not (whole or told):
+        yield f"has nothing about the top {SHIPPED}"
+    for entry in entries:
+        if set(entry) != keys or not all(entry.values()):
+            yield f"{dict(entry)} must have {', '.join(sorted(keys))}"
+        elif problem := (
+            _area_problem(entry)
+            if cell == "area"
+            else _test_problem(
+                entry["test"], {"cocotb": "cocotb", "proofs": "formal"}.get(cell, "")
+            )
+        ):
+            yield problem
+
+
+def problems_of(top: Top) -> list[str]:
+    """What is wrong with a row."""
+    found = [f"{cell}: {each}" for cell in CELLS for each in _cell_problems(top, cell)]
+    found += [
+        f"{kind}: {cell!r} is no cell, or has no reason"
+        for kind, reasons in (("none", top.none), ("pending", top.pending))
+        for cell, reason in reasons.items()
+        if cell not in CELLS or len(reason.split()) < 3
+    ]
+    if problem := _configuration_problem(top.command):
+        found.append(f"command: {problem}")
+    if top.device and (problem := _device_problem(top.device)):
+        found.append(f"device: {problem}")
+    if not top.device and "runs" not in {**top.none, **top.pending}:
+        found.append("device: is empty")
+    return [f"{top.name}: {each}" for each in found]
+
+
+def problems(tops: list[Top], blocks: list[Block], pending: set[tuple[str, str]]) -> list[str]:
+    """What is wrong with all rows.
+
+    Parameters
+    ----------
+    tops, blocks
+    pending : (name of a top, cell), all that may be pending and are.
+    """
+    found = [each for top in tops for each in problems_of(top)]
+    written = [words[1] for top in tops if (words := shlex.split(top.command))[0] == "rtl"]
+    named = [*written, *(name for block in blocks for name in block.names)]
+    for name in GENERATORS:
+        if named.count(name) != 1:
+            found.append(f"{name}: nearstep rtl writes it, and it has {named.count(name)} rows")
+    found += [f"{name}: nearstep rtl does not write it" for name in named if name not in GENERATORS]
+    boards = {words[1] for top in tops if (words := shlex.split(top.command))[0] == "bitstream"}
+    found += [f"{name}: is a board without a row" for name in BOARDS if name not in boards]
+    known = {top.name for top in tops} | set(named)
+    for block in blocks:
+        found += [f"{block.names}: there is no {x}" for x in block.part_of if x not in known]
+        found += [f"{block.names}: {x}" for test in block.tests if (x := _test_problem(test))]
+        if not (block.names and block.part_of and block.tests):
+            found.append(f"{block.names}: has an empty cell")
+    names = [top.name for top in tops]
+    found += [f"{name}: has two rows" for name in {n for n in names if names.count(n) > 1}]
+    are = {(top.name, cell) for top in tops for cell in top.pending}
+    found += [f"{name}: {cell} is pending, and not listed" for name, cell in sorted(are - pending)]
+    found += [f"{name}: {cell} is listed and not pending" for name, cell in sorted(pending - are)]
+    return found
+
+
+def cells_checked(tops: list[Top]) -> int:
+    """Entries and reasons of all rows."""
+    return sum(len(getattr(top, cell)) for top in tops for cell in CELLS) + sum(
+        len(top.none) + len(top.pending) for top in tops
+    )
