@@ -193,9 +193,9 @@ def channel_ranks(results: Results) -> list[str]:
 
     lines = section(
         "Two ranks on a channel",
-        "The same controller with two ranks: one is refreshed while the other moves data. Columns as",
-        "above; *settled* counts the refreshes due at done, of both ranks, one after the other, and",
-        "*turnaround* the changes of direction and of rank. The kernel's RTL, 16 KiB blocks,",
+        "The same controller with two ranks: one is refreshed while the other moves data. Columns",
+        "as above; *settled* counts the refreshes due at done, of both ranks, one after the other,",
+        "and *turnaround* the changes of direction and of rank. The kernel's RTL, 16 KiB blocks,",
         f"{rows[0]['parameters']:,} parameters:",
         "",
     )

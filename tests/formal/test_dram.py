@@ -477,7 +477,7 @@ class SchedulerProperties(Component):
         return m
 
     def _check_ranks(self, m, column, row, precharge) -> None:
-        """No command is for both ranks, and data of one do not follow those of the other at once."""
+        """No command is for both ranks, and the data of two ranks are apart."""
         timing = FabricTiming(SHORT)
         for pins in (column, row, precharge):
             m.d.comb += Assert(pins.cs_n != 0)

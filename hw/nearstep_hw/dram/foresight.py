@@ -1,5 +1,7 @@
 """What the bursts that wait in a queue mean for each rank."""
 
+from itertools import pairwise
+
 from amaranth import Cat, Const, Elaboratable, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -53,7 +55,7 @@ class Foresight(wiring.Component):
         m.d.sync += level.eq(level + self.i_enter - self.i_leave)
         with m.If(self.i_leave):
             m.d.sync += [
-                *(mine.eq(above) for mine, above in zip(rank, rank[1:], strict=False)),
+                *(mine.eq(above) for mine, above in pairwise(rank)),
                 long.eq(long >> 1),
             ]
         with m.If(self.i_enter):

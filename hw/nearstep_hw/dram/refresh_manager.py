@@ -26,7 +26,7 @@ def connect_debt(m: Module, outer: wiring.Component, inner: wiring.Component) ->
 
 
 def connect_part(m: Module, outer: Value, inner: Value, member: Member) -> None:
-    """Connect a port of a component to that of one inside it, whose direction is that of `member`."""
+    """Connect a port of a component to that of one inside it, in the direction of `member`."""
     m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
 
 

@@ -260,5 +260,5 @@ class HastyChannel(Channel):
 
 @pytest.mark.deep
 def test_the_bench_notices_ranks_whose_data_follow_too_closely() -> None:
-    with pytest.raises(ChannelBenchError, match="tRTRS: RD of rank . at"):
+    with pytest.raises(ChannelBenchError, match=r"tRTRS: RD of rank \d at"):
         run_random(HastyChannel(ranks=2), seed=1, bursts=2_000)

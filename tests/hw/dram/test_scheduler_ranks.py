@@ -1,4 +1,4 @@
-"""Beats of two ranks through the scheduler, on the pins, judged by the models of both and their bus.
+"""Beats of two ranks through the scheduler, on the pins, judged by the models of ranks and bus.
 
 The beats of one rank go on while the other is refreshed; the beats keep their order.
 """
