@@ -56,10 +56,6 @@ class MemoryChannel(wiring.Component):
     address_width, id_width : of the kernel's AXI port.
     controller : makes the controller; anything with the ports of `DramController` will do.
 
-    Raises
-    ------
-    ConfigError : a mapping of two ranks, which the arbiter does not have.
-
     Members
     -------
     host : the host's bus.
@@ -68,6 +64,10 @@ class MemoryChannel(wiring.Component):
     kernel : the kernel's registers, by lines.
     o_kernel_reset : resets the kernel; high for a cycle.
     o_normal, o_acceleration : the mode; neither while it changes.
+
+    Raises
+    ------
+    ConfigError : a mapping of two ranks, which the arbiter does not have.
 
     Ref: AXDIMM paper, sections 3.1 and 3.2, figure 2.
     """
