@@ -15,6 +15,7 @@ from page_coarse import (
     coarse_update,
     coarse_wire,
 )
+from page_formats import formats, state_losses
 from page_fu import accuracy, functional_unit
 from page_memferry import memferry
 from page_smartssd import compression, handler, rules, smartssd, smartssd_area
@@ -297,7 +298,8 @@ def module_host(results: Results) -> list[str]:
         "",
         "The same host model at the same clock on the module's channel and on DRAM chips alone,",
         "which have the latencies of their own, CL 6 and CWL 5, and the turnarounds that follow",
-        f"from those; {rows[0]['accesses']:,} accesses queued at once, *measured*; 32",
+        f"from those; {rows[0]['accesses']:,} accesses queued at once, and",
+        f"{min(row['accesses'] for row in rows):,} one at a time, *measured*; 32",
         "bytes a cycle is the bus. The module answers seven cycles later, so after a read its",
         "host waits longer before it may write. *As late* is DRAM with the module's latencies:",
         "what differs from that is the arbiter's doing.",
@@ -409,34 +411,6 @@ def step(results: Results) -> list[str]:
     return lines
 
 
-def formats(results: Results) -> list[str]:
-    """A step by what is in which format in memory."""
-    lines = section(
-        "Formats in memory",
-        "One step of AdamW from START to done on a DDR4-1600 channel (8Gb x8, refresh on),",
-        f"{results['count']:,} parameters, *measured* in RTL cycles; 16 stand-ins of equal latency",
-        "do the arithmetic. *Of DRAM peak* counts each array that is read and each that is",
-        "written once. `examples/adam_bf16.py` has the rules.",
-    )
-    lines += table(
-        ["in memory", "bytes a parameter", "cycles", "million a second at 200 MHz", "of DRAM peak",
-         "times as fast", "ratio of bytes"],
-        (
-            [
-                row["formats"],
-                str(row["bytes_per_parameter"]),
-                f"{row['cycles']:,}",
-                mega(row["params_per_s"]),
-                percent(row["fraction_of_peak"]),
-                f"{row['faster']:.3f}",
-                f"{row['fewer_bytes']:.3f}",
-            ]
-            for row in results["rows"]
-        ),
-    )  # fmt: skip
-    return lines
-
-
 def module_area(area: Results) -> list[str]:
     """Blocks, and sums of them."""
     keys = ("dsp", "lut", "lut_memory", "ff", "bram36")
@@ -483,6 +457,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "module_area": module_area,
     "step": step,
     "formats": formats,
+    "state_losses": state_losses,
     "fu": functional_unit,
     "rules": rules,
     "smartssd": smartssd,

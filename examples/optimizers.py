@@ -20,6 +20,9 @@ from nearstep_spec.updater.operands import element_bytes
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&channels=2"
 
+ROUNDINGS = ("nearest", "stochastic")
+"""Of states in bfloat16."""
+
 DRIVES = ("gpt0.drive", "gpt1.drive")
 """Files in the place of drives."""
 
@@ -92,12 +95,13 @@ class Kind:
         """What the device's `rules=` must have."""
         return self.name if is_in_file(self.name) else self.rule.name
 
-    @property
-    def bytes_moved(self) -> int:
-        """By an update near memory, for each parameter; gradients in fp32."""
+    def bytes_moved(self, formats: Mapping[str, str] | None = None) -> int:
+        """By an update near memory, for each parameter; gradients in fp32, states in `formats`,
+        or those of the rule."""
         rule = self.rule
+        known = rule.formats if formats is None else formats
         passes = (*rule.arrays_in, *rule.arrays_out)
-        return sum(element_bytes(rule.formats.get(name, "fp32")) for name in passes)
+        return sum(element_bytes(known.get(name, "fp32")) for name in passes)
 
 
 KINDS = {
@@ -142,6 +146,7 @@ class Choice:
     drives : folder of files that state lies on as far as `memory` of the device does not hold it.
     memory
     resume : go on from the last step that drives have, those of `drives` or of the device's cards.
+    rounding : of states in bfloat16: nearest or stochastic.
     """
 
     kind: Kind
@@ -152,6 +157,7 @@ class Choice:
     drives: Path | None = None
     memory: str | None = None
     resume: bool = False
+    rounding: str = "nearest"
 
     @property
     def device(self) -> str:
@@ -163,6 +169,8 @@ class Choice:
             name += "&compression=fused"
         if self.max_grad_norm is not None:
             name += "&scan=yes&gradient_scale=yes"
+        if self.rounding != "nearest":
+            name += "&state_format=bf16&stochastic_rounding=yes"
         return name
 
     @property
@@ -185,6 +193,7 @@ class Choice:
             max_grad_norm=self.max_grad_norm,
             **self._overflow,
             resume=self.resume,
+            rounding=self.rounding,
             **self.kind.options,
         )
         return optimizer

@@ -19,6 +19,7 @@ from nearstep.paper.axdimm_kernel import AXDIMM
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload import Report as OffloadReport
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.updater.device import KernelDevice
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.smartssd.config import SmartssdConfig
 
@@ -120,7 +121,8 @@ def _differences(choice: Choice, ours: Trainer, theirs: Trainer | None) -> Itera
 
 
 def _bits_that_differ(ours: Trainer, theirs: Trainer) -> Mapping[str, tuple[int, int]]:
-    """Differing and all bits, by kind of array, over all parameters of two trainers."""
+    """Differing and all bits, by kind of array, over all parameters of two trainers; of arrays that
+    both have in one format."""
     counts: dict[str, list[int]] = {}
     for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         mine, other = ours.optimizer.state[a], theirs.optimizer.state[b]
@@ -128,6 +130,8 @@ def _bits_that_differ(ours: Trainer, theirs: Trainer) -> Mapping[str, tuple[int,
             key: (mine[key], value) for key, value in other.items() if key != "step"
         }
         for key, (x, y) in arrays.items():
+            if x.dtype != y.dtype:
+                continue
             counts.setdefault(key, [0, 0])
             words = x.detach().view(torch.int32) ^ y.detach().view(torch.int32)
             counts[key][0] += sum(int(((words >> bit) & 1).sum()) for bit in range(32))
@@ -224,13 +228,13 @@ def _memory_bus(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Fig
     if choice.compression is not None and choice.error_feedback:
         ours, arrays = ours + 2 * ELEMENT_BYTES, "g, p, residual"
     yield bus(name=f"nearstep: {arrays}", value=ours * elements, note=f"{ours} B/param")
-    theirs = choice.kind.bytes_moved
+    theirs = choice.kind.bytes_moved()
     states = "".join(f", {name}" for name in choice.kind.rule.arrays_out if name != "p")
     yield bus(name=f"CPU offload: g, p{states}", value=theirs * elements, note=f"{theirs} B/param")
 
 
 def _device(
-    choice: Choice, traffic: nearstep.optim.Traffic, opened: nearstep.Device
+    choice: Choice, traffic: nearstep.optim.Traffic, opened: KernelDevice
 ) -> Iterator[Figure]:
     dimm: DimmConfig | None = getattr(opened, "dimm", None)
     card: SmartssdConfig | None = getattr(opened, "card", None)
@@ -274,7 +278,8 @@ def _device(
         note=memory if cycles else no_clock,
     )
     plain = choice.compression is None and choice.max_grad_norm is None
-    moved = choice.kind.bytes_moved * traffic.elements
+    formats = opened.config.rule_set.whole.formats
+    moved = choice.kind.bytes_moved(formats) * traffic.elements
     if dimm is not None and cycles and plain:
         yield device(
             name="of DRAM peak",

@@ -22,7 +22,17 @@ import torch
 import typer
 from gpt import SIZES, Gpt, sized
 from offloading import POLICIES, check_options, drawn, offloaded, show_plan
-from optimizers import DEVICE, KINDS, Choice, Kind, NoDrivesError, begun, kind_named, new_drives
+from optimizers import (
+    DEVICE,
+    KINDS,
+    ROUNDINGS,
+    Choice,
+    Kind,
+    NoDrivesError,
+    begun,
+    kind_named,
+    new_drives,
+)
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from run_figures import figures, sha256
@@ -160,6 +170,9 @@ def main(
             "cards with drive=."
         ),
     ] = False,
+    rounding: Annotated[
+        str, typer.Option(help="Of states in bf16: nearest, or stochastic.")
+    ] = "nearest",
     baseline: Annotated[
         bool, typer.Option(help="Train the same model with torch's fused optimizer.")
     ] = True,
@@ -177,6 +190,7 @@ def main(
         drives=drives,
         memory=memory if drives is not None else None,
         resume=resume,
+        rounding=rounding,
     )
     _check(size, choice, offload=offload)
     check_options(policy, timeline, offload=offload, drives=drives)
@@ -249,6 +263,7 @@ def _options(choice: Choice, ours: Trainer) -> dict[str, object]:
         "compression": choice.compression,
         "error_feedback": None if choice.compression is None else choice.error_feedback,
         "max_grad_norm": choice.max_grad_norm,
+        "rounding": choice.rounding,
         "memory": choice.memory,
     }
 
@@ -268,6 +283,9 @@ def _check(size: str, choice: Choice, *, offload: bool) -> None:
         )
     if not 0.0 <= lr <= MAX_LR:
         raise typer.BadParameter(f"{lr} is not between 0 and {MAX_LR:g}", param_hint="--lr")
+    if choice.rounding not in ROUNDINGS:
+        known = " or ".join(ROUNDINGS)
+        raise typer.BadParameter(f"{choice.rounding!r} is not {known}", param_hint="--rounding")
     if size not in SIZES:
         raise typer.BadParameter(f"{size!r} is not one of {', '.join(SIZES)}", param_hint="--size")
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 from nearstep.device import Device
 from nearstep.device import open_device as open
 from nearstep.updater.pairs import Pairs
+from nearstep.updater.rounding import Rounding
 
 if TYPE_CHECKING:
     from nearstep import optim as optim
     from nearstep.torch.offload import offload as offload
 
-__all__ = ["Device", "Pairs", "open"]
+__all__ = ["Device", "Pairs", "Rounding", "open"]
 
 
 _OF_TORCH = {"optim": "nearstep.optim", "offload": "nearstep.torch.offload"}

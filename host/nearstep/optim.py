@@ -69,6 +69,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -135,6 +136,13 @@ class Adam(RuleOptimizer, optimizer="adam"):
         4 bytes a parameter, with the state, so that a resumed run has the bits of one that was not
         interrupted. False leaves that out, and such a step can be resumed with False alone, or
         without error feedback: nothing is left over then.
+    state_dtype : what the device keeps moments in: `torch.float32`, `torch.float16` or
+        `torch.bfloat16`, which the kernel must have (`state_format=bf16`). None: what it has.
+    rounding : of states in bfloat16: `nearest`, to even; or `stochastic`, up with the probability
+        of the fraction that is dropped, where the kernel can do that (`stochastic_rounding=yes`).
+    rounding_seed : of the random bits, from 0, below 2**32. They follow from it, the step count,
+        and the place of an element among those of all parameters: runs of equal seeds are equal,
+        on every device.
 
     Raises
     ------
@@ -238,7 +246,7 @@ class SGD(RuleOptimizer, optimizer="sgd"):
         dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
         max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler, save_residual : as in `Adam`.
+        transfer_handler, save_residual, state_dtype, rounding, rounding_seed : as in `Adam`.
 
     Raises
     ------
@@ -288,7 +296,7 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
         max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler, save_residual : as in `Adam`.
+        transfer_handler, save_residual, state_dtype, rounding, rounding_seed : as in `Adam`.
 
     Raises
     ------
@@ -343,6 +351,9 @@ def of(
     resume: Resume = False,
     transfer_handler: str = "overlapped",
     save_residual: bool = True,
+    state_dtype: torch.dtype | None = None,
+    rounding: str = "nearest",
+    rounding_seed: int = 0,
     **hyper: Any,
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::
@@ -360,7 +371,7 @@ def of(
     params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
         max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler, save_residual : as in `Adam`.
+        transfer_handler, save_residual, state_dtype, rounding, rounding_seed : as in `Adam`.
     **hyper : hyper-parameters; those not given have the optimizer's defaults. Groups may have their
         own.
 
@@ -389,6 +400,9 @@ def of(
         resume=resume,
         transfer_handler=transfer_handler,
         save_residual=save_residual,
+        state_dtype=state_dtype,
+        rounding=rounding,
+        rounding_seed=rounding_seed,
     )
 
 

@@ -17,6 +17,7 @@ from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import ArgumentError, ShapeError
 from nearstep.stripes import Stripes
+from nearstep.updater.rounding import Numbering
 
 ARRAYS: Mapping[str, float] = MappingProxyType({"p": 0.0, "g": 0.0, "m": 0.0, "v": 0.0})
 """Arrays of an Adam step, each with what its elements are before the first: parameters, gradients,
@@ -65,6 +66,7 @@ class Segment:
     stripes : how elements are spread over the channels.
     arenas : by channel.
     line
+    origin : index of its first element among those of all segments of a placement.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Segment:
         self._device = device
         self._size = size
         self.line = line
+        self.origin = 0
         self._dtypes = {**_DTYPES, **dtypes}
 
     def dtype_of(self, array: str) -> np.dtype:
@@ -176,6 +179,17 @@ class Segment:
             first, last = self.stripes.span(start, stop, channel)
             if first < last:
                 yield channel, arenas[array][first:last]
+
+    def numbering(self, start: int, channel: int) -> Numbering:
+        """Indices of the elements that a channel has from element `start` on: the same, however
+        many channels there are."""
+        stripes = self.stripes
+        place = stripes.before(start, channel)
+        return Numbering(
+            index=self.origin + stripes.element(place, channel),
+            within=place % stripes.block,
+            skip=(stripes.channels - 1) * stripes.block,
+        )
 
     def free(self) -> None:
         """Give the memory back, unless that has been done."""
@@ -330,6 +344,10 @@ class Launch:
         spans = (stripes.span(self.start, self.stop, each) for each in range(stripes.channels))
         return [channel for channel, (first, last) in enumerate(spans) if first < last]
 
+    def numbering(self, channel: int) -> Numbering:
+        """Indices of the elements that a channel has of it."""
+        return self.segment.numbering(self.start, channel)
+
     def cut(self, start: int, stop: int) -> Mapping[int, Arenas]:
         """`parts` of elements [start, stop) of the segment alone."""
         return _parts(self.segment, start, stop)
@@ -351,6 +369,7 @@ class Placement:
         self.device = device
         self._segments: list[Segment] = []
         self._guests: list[Segment] = []
+        self._elements = 0  # of all segments so far
 
     def place(
         self,
@@ -383,7 +402,7 @@ class Placement:
         OutOfDeviceMemoryError : nothing stays allocated.
         """
         segment.reserve(arrays)
-        self._segments.append(segment)
+        self._number(segment, sum(padded(count, segment.line) for count in counts))
         extents = []
         start = 0
         for count in counts:
@@ -391,10 +410,17 @@ class Placement:
             start = extents[-1].end
         return extents
 
-    def adopt(self, segment: Segment) -> None:
-        """Have a segment for runs whose memory is another's to give back."""
-        self._segments.append(segment)
+    def adopt(self, segment: Segment, elements: int) -> None:
+        """Have a segment, which has so many elements in extents, for runs; its memory is another's
+        to give back."""
+        self._number(segment, elements)
         self._guests.append(segment)
+
+    def _number(self, segment: Segment, elements: int) -> None:
+        """Have a segment behind all others."""
+        segment.origin = self._elements
+        self._elements += elements
+        self._segments.append(segment)
 
     def launches(self, keyed: Iterable[tuple[Extent, Hashable]]) -> Iterator[Launch]:
         """Group extents into runs: neighbours of one segment, in order, with equal keys.

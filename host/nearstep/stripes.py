@@ -35,6 +35,11 @@ class Stripes:
         """Elements of a channel that are [start, stop) of the array."""
         return self.before(start, channel), self.before(stop, channel)
 
+    def element(self, place: int, channel: int) -> int:
+        """The element of the array that is at this place among those of a channel."""
+        rounds, within = divmod(place, self.block)
+        return (rounds * self.channels + channel) * self.block + within
+
     def locate(self, elements: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Channel of each of these elements of the array, and its place among the elements there.
 

@@ -189,6 +189,15 @@ def _two_ranks() -> wiring.Component:
     return build("dram_controller", ranks=2)
 
 
+def _random(units: int) -> Callable[[], wiring.Component]:
+    def make() -> wiring.Component:
+        from nearstep_hw.updater.random_bits import RandomBits, calls_of
+
+        return RandomBits(lanes=16, calls=calls_of(units), block_elements=4096)
+
+    return make
+
+
 def _parts() -> dict[str, Block]:
     # 32 bits and a mark in both ports of a bank: a RAMB36E2 each, 16 banks, 2 buffers.
     buffers = {"bram36": 32, "dsp": 0}
@@ -210,6 +219,16 @@ def _parts() -> dict[str, Block]:
             limits={"lut": 12_000, "cycles": three_drives, **buffers},
             run="65,536 pairs in random order",
             cycles=_scatter_cycles,
+        ),
+        "random_bits": Block(
+            make=_random(16),
+            what="random bits of one state that is rounded stochastically, 16 units",
+            limits={"lut": 6000, "dsp": 0, **NO_MEMORY},
+        ),
+        "random_bits_4_units": Block(
+            make=_random(4),
+            what="random bits of one state that is rounded stochastically, 4 units",
+            limits={"lut": 2000, "dsp": 0, **NO_MEMORY},
         ),
         "coarse_alus": Block(
             make=_alus(4),

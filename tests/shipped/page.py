@@ -45,6 +45,9 @@ def _entry(cell: str, entry: Entry) -> str:
         return f"{entry['what']}: {_test(entry['test'])}"
     if cell != "area":
         return f"{entry['of']}: {_test(entry['test'])}"
+    if "page" in entry:
+        numbers = entry["says"].strip("| ").replace(" | ", ", ")
+        return f"{entry['of']}: {numbers}, [{entry['page']}]({entry['page']})"
     row = area_rows(entry["family"])[entry["row"]]
     kib = sum(row[key] * kib for key, kib in BRAM_KIB.items() if key in row)
     numbers = [f"{row[key]:,} {name}" for key, name in PARAMETERS.items()]

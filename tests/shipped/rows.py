@@ -49,7 +49,8 @@ class Top:
     command : of `nearstep`, which writes it.
     device : in-process device that runs it; empty with a reason in `none` under `runs`.
     cocotb, runs, proofs, faults : `test` (file::function) and `of`, what that test is about.
-    area : `family` and `row` of a synthesis of the whole.
+    area : `family` and `row` of a synthesis of the whole; of a board `page`, what it `says`, and
+        what that is `of`: place and route of the whole, or the synthesis of another tool.
     stands : `what` stands for what, and `test`, which holds the two equal.
     none : cell to the reason why it has nothing.
     pending : cell to what is missing in it.
@@ -177,6 +178,11 @@ def area_rows(family: str) -> Mapping[str, Row]:
 
 
 def _area_problem(entry: Entry) -> str:
+    if "page" in entry:
+        page = ROOT / "docs" / entry["page"]
+        if not (page.is_file() and page.read_text(encoding="utf-8").count(entry["says"]) == 1):
+            return f"{entry['page']} does not say {entry['says']!r} once"
+        return ""
     if entry["family"] not in FAMILIES:
         return f"there is no family {entry['family']!r}"
     row = area_rows(entry["family"]).get(entry["row"])
@@ -188,6 +194,7 @@ def _area_problem(entry: Entry) -> str:
 
 
 KEYS = {"area": {"family", "row"}, "stands": {"what", "test"}}
+OF_A_PAGE = {"page", "says", "of"}
 
 
 def _cell_problems(top: Top, cell: str) -> Iterator[str]:
@@ -202,7 +209,9 @@ def _cell_problems(top: Top, cell: str) -> Iterator[str]:
     if not (whole or told):
         yield f"has nothing about the top {SHIPPED}"
     for entry in entries:
-        if set(entry) != keys or not all(entry.values()):
+        if set(entry) not in (keys, OF_A_PAGE if cell == "area" else keys) or not all(
+            entry.values()
+        ):
             yield f"{dict(entry)} must have {', '.join(sorted(keys))}"
         elif problem := (
             _area_problem(entry)

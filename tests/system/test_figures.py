@@ -100,7 +100,18 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
         Of("formats", cell("p, g, m, v bf16", 5)),
     ),
     "step of AdamW on both channels": (Of("step", cell(STEP, 7)), Of("step", cell(STEP, 6))),
-    "host in normal mode": (Of("module_host", cell("in-order, random, 1/3 stores", 3)),),
+    "host in normal mode, streaming loads": (
+        Of("module_host", cell("in-order, streaming loads", 3)),
+        Of("module_host", cell("fr-fcfs, streaming loads", 3)),
+    ),
+    "host in normal mode, random, 1/3 stores": (
+        Of("module_host", cell("in-order, random, 1/3 stores", 3)),
+        Of("module_host", cell("fr-fcfs, random, 1/3 stores", 3)),
+    ),
+    "host in normal mode, one random load": (
+        Of("module_host", cell("in-order, random loads, one at a time", 3)),
+        Of("module_host", cell("fr-fcfs, random loads, one at a time", 3)),
+    ),
     "`sim:axdimm?memory=ddr4-1600&channels=2`": (
         Of("kernel", cell("`sim:axdimm?memory=ddr4-1600&channels=2&fu=rtl`", 2), MILLION),
     ),

@@ -17,7 +17,7 @@ from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.resident import Resident
 from nearstep.torch.settings import OnDevice, Settings
 from nearstep.torch.state import ParameterState
-from nearstep.torch.step import Arrays, GradientOptions
+from nearstep.torch.step import NUMBERING, Arrays, GradientOptions
 from nearstep_spec.rule.file import is_in_file, load_with_digest
 from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
@@ -158,11 +158,13 @@ class RuleOptimizer(DeviceOptimizer):
     def _start(
         self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
     ) -> Run:
+        options = {name: value for name, value in gradient.items() if name != NUMBERING}
         return self.device.update(
             self.definition,
             {name: arrays[name] for name in self._form(group).rule.arrays_in},
             **self._arguments(group, phase),
-            **gradient,
+            **options,
+            rounding=self._settings.rounding_of(gradient[NUMBERING]),
         )
 
 

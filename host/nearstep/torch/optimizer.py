@@ -373,6 +373,9 @@ class DeviceOptimizer(SteppingOptimizer):
         kernel = self._lease.device.config
         self._settings = settings.on(self._lease.device)
         self._settings.check(kernel)
+        if self._settings.stochastic and not self.definition.counts:
+            reason = f"{self.definition.name} counts no steps, whose random bits have to differ"
+            raise UnsupportedOptionError("rounding", "stochastic", reason)
         states = kernel.rule_set.whole.formats
         self._formats = Formats(kernel.gradient_formats, kernel.copy_out_formats, states)
         self._placement = Placement(self._lease.device)

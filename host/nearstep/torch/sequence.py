@@ -13,15 +13,18 @@ from nearstep.torch.resident import gradient_array
 from nearstep.torch.step import Arrays, Key, StepInputs, Steps, Update, starter
 from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.pairs import Pairs
+from nearstep.updater.rounding import Numbering
 from nearstep.updater.run import ScanRun
 
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """A launch whose gradients are on the device, with the arguments of each channel's run."""
+    """A launch whose gradients are on the device, with the arguments of each channel's run, and the
+    indices of its elements."""
 
     key: Key
     arrays: Sequence[Arrays]
+    numberings: Sequence[Numbering]
 
 
 class SequentialSteps(Steps):
@@ -41,7 +44,10 @@ class SequentialSteps(Steps):
             if factor is None:
                 return None
             for load in loads:
-                starts = [starter(step.start, arrays, load.key, factor) for arrays in load.arrays]
+                starts = [
+                    starter(step.start, arrays, load.key, factor, numbering)
+                    for arrays, numbering in zip(load.arrays, load.numberings, strict=True)
+                ]
                 for _ in range(load.key.times):
                     launcher.together(starts, step.started)
                     self._traffic.launches += len(starts)
@@ -53,14 +59,17 @@ class SequentialSteps(Steps):
         key = cast(Key, launch.key)
         if self._settings.compression is None:
             name = gradient_array(key.gradient_format)
-            return Load(key, [{**part, "g": part[name]} for part in launch.parts.values()])
+            given = [{**part, "g": part[name]} for part in launch.parts.values()]
+            return Load(key, given, [launch.numbering(channel) for channel in launch.parts])
         arrays: list[Arrays] = []
+        numberings = []
         cuts = [[range(launch.start, launch.stop)]] * self._device.channel_count
         for each in self._pair_lists(launch, updates, cuts):
             for buffer, data in zip((each.pairs.index, each.pairs.value), each.data, strict=True):
                 buffer.write(data)
             arrays.append({**launch.parts[each.channel], "g": each.pairs})
-        return Load(key, arrays)
+            numberings.append(launch.numbering(each.channel))
+        return Load(key, arrays, numberings)
 
     def _scan(self, loads: Sequence[Load], launcher: Launcher) -> list[ScanRun]:
         """Runs on the gradients of every load, which have ended."""

@@ -7,17 +7,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Required, Self, TypedDict, get_args
 
+import torch
 from torch import Tensor
 
 from nearstep.device import Device
 from nearstep.run import BOUND, is_bound
+from nearstep.scalars import is_whole
 from nearstep.torch.compression import Compression, check_pairs
+from nearstep.torch.convert import NAMES
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.torch.overflow.options import Drives, Overflow, Resume
 from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
+from nearstep.updater.rounding import Numbering, Rounding
+from nearstep_spec.rounding import WORD_BITS
+from nearstep_spec.rule.rules import PARAMETERS
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.decompressor import Decompressor
+
+Roundings = Literal["nearest", "stochastic"]
+"""How states of 16 bits are rounded."""
 
 TransferOrder = Literal["overlapped", "naive"]
 """What the transfer handler of cards with drives does: see `nearstep.optim.Adam`."""
@@ -39,6 +48,9 @@ class OnDevice(TypedDict, total=False):
     resume: Resume
     transfer_handler: str
     save_residual: bool
+    state_dtype: torch.dtype | None
+    rounding: str
+    rounding_seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +65,8 @@ class Settings:
     overflow : drives, and memory; None keeps all in memory.
     naive : cards with drives do one thing after the other.
     save_residual : drives have what error feedback holds back.
+    state_dtype : of moments on the device; None is what the device has.
+    stochastic, rounding_seed : states in bfloat16 are rounded stochastically, with this seed.
 
     Raises
     ------
@@ -65,10 +79,19 @@ class Settings:
     overflow: Overflow | None = None
     naive: bool = False
     save_residual: bool = True
+    state_dtype: torch.dtype | None = None
+    stochastic: bool = False
+    rounding_seed: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.save_residual, bool):
             raise HyperparameterError("save_residual", "True or False", self.save_residual)
+        if self.state_dtype is not None and self.state_dtype not in NAMES:
+            expected = f"one of {', '.join(map(str, NAMES))}, or None"
+            raise HyperparameterError("state_dtype", expected, self.state_dtype)
+        seed = self.rounding_seed
+        if not is_whole(seed) or not 0 <= seed < 1 << WORD_BITS:
+            raise HyperparameterError("rounding_seed", f"an integer in [0, 2**{WORD_BITS})", seed)
         if not is_bound(self.max_cycles):
             raise HyperparameterError("max_cycles", BOUND, self.max_cycles)
         given = self.max_grad_norm
@@ -95,11 +118,16 @@ class Settings:
         resume: Resume = False,
         transfer_handler: str = "overlapped",
         save_residual: bool = True,
+        state_dtype: torch.dtype | None = None,
+        rounding: str = "nearest",
+        rounding_seed: int = 0,
     ) -> Self:
         """Those of `OnDevice`."""
         if transfer_handler not in get_args(TransferOrder):
             allowed = f"one of {get_args(TransferOrder)}"
             raise HyperparameterError("transfer_handler", allowed, transfer_handler)
+        if rounding not in get_args(Roundings):
+            raise HyperparameterError("rounding", f"one of {get_args(Roundings)}", rounding)
         check_pairs(compression_form, compression_format)
         chosen = None
         if compression is not None:
@@ -116,7 +144,16 @@ class Settings:
             overflow=Overflow.given(drives, memory, eviction, resume=resume),
             naive=transfer_handler == "naive",
             save_residual=save_residual,
+            state_dtype=state_dtype,
+            stochastic=rounding == "stochastic",
+            rounding_seed=rounding_seed,
         )
+
+    def rounding_of(self, numbering: Numbering) -> Rounding | None:
+        """How states of a run on elements with these indices are rounded."""
+        if not self.stochastic:
+            return None
+        return Rounding(seed=self.rounding_seed, numbering=numbering)
 
     @property
     def has_residual(self) -> bool:
@@ -158,6 +195,7 @@ class Settings:
                 "the kernel must take the norm and apply the factor: open the device with "
                 "scan=yes and gradient_scale=yes",
             )
+        self._check_states(kernel)
         compression = self.compression
         if compression is None:
             return
@@ -176,6 +214,25 @@ class Settings:
                 compression.format,
                 f"the kernel takes gradients of {', '.join(kernel.gradient_formats)}: name it in "
                 "the device's gradient_formats=",
+            )
+
+    def _check_states(self, kernel: AdamKernelConfig) -> None:
+        formats, dtype = kernel.rule_set.whole.formats, self.state_dtype
+        for name in kernel.states:
+            form = formats.get(name, "fp32")
+            if dtype is not None and name != PARAMETERS and form != NAMES[dtype]:
+                raise UnsupportedOptionError(
+                    "state_dtype",
+                    dtype,
+                    f"the kernel keeps {name} in {form}: open the device with "
+                    f"state_format={NAMES[dtype]}",
+                )
+        if self.stochastic and not kernel.stochastic_rounding:
+            raise UnsupportedOptionError(
+                "rounding",
+                "stochastic",
+                "the kernel rounds to nearest even alone: open the device with "
+                "stochastic_rounding=yes and a state in bf16, such as state_format=bf16",
             )
 
     def _check_user(self, user: Decompressor, kernel: AdamKernelConfig) -> None:

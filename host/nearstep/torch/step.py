@@ -26,6 +26,7 @@ from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.device import KernelDevice
+from nearstep.updater.rounding import Numbering
 from nearstep.updater.run import ScanRun
 from nearstep.work.clock import Clock
 from nearstep.work.timeline import Timeline
@@ -34,7 +35,10 @@ Arrays = Mapping[str, Any]
 """Arguments of a run by array: buffers, and pairs in the place of a compressed gradient."""
 
 GradientOptions = Mapping[str, Any]
-"""How gradients come, and where a copy of the parameters goes: arguments of every rule."""
+"""How gradients come, and where a copy of the parameters goes: arguments of every rule. And indices
+of the elements, `NUMBERING`."""
+
+NUMBERING = "numbering"
 
 
 class Key(NamedTuple):
@@ -234,11 +238,15 @@ class Steps(ABC):
         return gradient_factor(norm, bound, scaling.scale)
 
 
-def starter(start: Start, arrays: Arrays, key: Key, factor: float) -> Callable[[], Run]:
-    """Start the rule on the arrays of one run, which multiplies its gradients by `factor`."""
+def starter(
+    start: Start, arrays: Arrays, key: Key, factor: float, numbering: Numbering
+) -> Callable[[], Run]:
+    """Start the rule on the arrays of one run, whose elements have these indices, and which
+    multiplies its gradients by `factor`."""
     options: dict[str, Any] = {
         "gradient_format": key.gradient_format,
         "gradient_scale": -factor if key.negate else factor,
+        NUMBERING: numbering,
     }
     if key.copy_format is not None:
         options["copy_out"] = arrays[copy_array(key.copy_format)]

@@ -20,6 +20,7 @@ from nearstep.torch.step import Key, Start, starter
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.pairs import Pairs
+from nearstep.updater.rounding import Numbering
 from nearstep.updater.run import ScanRun
 from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
@@ -212,7 +213,8 @@ class StepGraph:
             key = cast(Key, cut.launch.key)
             part = cut.launch.cut(cut.start, cut.stop)[channel]
             gradient = self._gradient(cut, channel, part)
-            found = run_parts(part, key, start, factor, started, gradient)
+            numbering = cut.launch.segment.numbering(cut.start, channel)
+            found = run_parts(part, key, start, factor, started, numbering, gradient)
             reads += found.reads
             writes += found.writes
             starts += found.starts
@@ -290,6 +292,7 @@ def run_parts(
     start: Start,
     factor: float,
     started: list[Run],
+    numbering: Numbering,
     gradient: Buffer | Pairs | None = None,
 ) -> RunParts:
     """Runs on the arrays of one channel.
@@ -301,6 +304,7 @@ def run_parts(
     start
     factor : of the gradients.
     started : each run is added to it as it is started.
+    numbering : indices of the elements.
     gradient : None: the array of its format.
     """
     if gradient is None:
@@ -308,7 +312,7 @@ def run_parts(
     pairs = isinstance(gradient, Pairs)
     reads = [gradient.index, gradient.value] if isinstance(gradient, Pairs) else [gradient]
     writes = [each for each in part.values() if pairs or each is not gradient]
-    begin = partial(_kept, starter(start, {**part, "g": gradient}, key, factor), started)
+    begin = partial(_kept, starter(start, {**part, "g": gradient}, key, factor, numbering), started)
     return RunParts(reads, writes, [begin] * key.times)
 
 

@@ -61,7 +61,8 @@ class Waiting:
         narrow: bool = False,
     ) -> Resident:
         """Make it an optimizer's; its memory is part of a placement until that is freed."""
-        placement.adopt(self.resident.extent.segment)
+        extent = self.resident.extent
+        placement.adopt(extent.segment, extent.end)
         self.resident.move_in(label, layout, traffic, narrow=narrow)
         self._adopter = weakref.ref(optimizer)
         weakref.finalize(optimizer, self.resident.move_out)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from nearstep.buffer import Buffer
 from nearstep.registers import BlockRegisters
+from nearstep.updater.rounding import Drawn
 from nearstep_spec.updater.config import INDEX, AdamKernelConfig
 from nearstep_spec.updater.operands import operands
 from nearstep_spec.updater.pair_registers import form_value
@@ -35,6 +36,7 @@ class Command:
     pairs
     rule : of an update.
     scalars : of its rule, switches included.
+    drawn : how states are rounded stochastically; None to nearest even.
     """
 
     operation: Operation
@@ -46,6 +48,7 @@ class Command:
     pairs: int = 0
     rule: str = ""
     scalars: Mapping[str, float | int] = field(default_factory=dict)
+    drawn: Drawn | None = None
 
     def beats(self, config: AdamKernelConfig) -> int:
         """Beats that it moves."""
@@ -73,6 +76,8 @@ class Command:
             kernel.pairs.value = self.pairs
         if self.operation is Operation.UPDATE:
             self._configure_rule(kernel, config)
+            if config.stochastic_rounding:
+                self._configure_rounding(kernel, config)
 
     def grant(self, kernel: BlockRegisters, config: AdamKernelConfig, base: int) -> None:
         """Open a window of the kernel for the whole beats of each buffer."""
@@ -87,6 +92,15 @@ class Command:
                 write=int(table[name].write != Stream.NONE),
                 valid=1,
             )
+
+    def _configure_rounding(self, kernel: BlockRegisters, config: AdamKernelConfig) -> None:
+        streams = {} if self.drawn is None else self.drawn.streams
+        kernel.rounding.set(**{name: streams.get(name, 0) for name in config.stochastic})
+        if self.drawn is not None:
+            kernel.rounding_seed.value = self.drawn.seed
+            kernel.rounding_step.value = self.drawn.step
+            for name, value in asdict(self.drawn.numbering).items():
+                kernel[f"element_{name}"].value = int(value)
 
     def _configure_rule(self, kernel: BlockRegisters, config: AdamKernelConfig) -> None:
         rules = config.rule_set

@@ -25,6 +25,7 @@ from nearstep.updater.command import Command
 from nearstep.updater.copy_out import CopyOut
 from nearstep.updater.gradient import Gradient
 from nearstep.updater.pairs import Pairs, check_count
+from nearstep.updater.rounding import Drawn, Rounding
 from nearstep.updater.run import KernelRun, ScanRun, UpdateRun
 from nearstep_spec.rule.optimizer import Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS
@@ -67,6 +68,7 @@ class UpdatingDevice(Device):
         gradient_scale: float = 1.0,
         copy_out: Buffer | None = None,
         copy_out_format: str | None = None,
+        rounding: Rounding | None = None,
         **hyper: Any,
     ) -> UpdateRun:
         """Start a step of an optimizer, its states in place, and return at once::
@@ -96,6 +98,8 @@ class UpdatingDevice(Device):
         copy_out : of the size of p, placed like p: it becomes the updated p, rounded to nearest
             even to 16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
         copy_out_format : `fp16` or `bf16`. None is that of copy_out's dtype; `bf16` must be named.
+        rounding : how states in bfloat16 are rounded; None to nearest even, else stochastically,
+            where the kernel can do that (`stochastic_rounding=yes`).
         **hyper : hyper-parameters, those of `torch.optim` under their names; those not given have
             the optimizer's defaults.
 
@@ -123,7 +127,11 @@ class UpdatingDevice(Device):
             raise ArgumentError(f"{GRADIENT} must be given")
         gradient = Gradient(gradient_format, gradient_scale)
         copy = CopyOut(copy_out, copy_out_format)
-        return self._update(arguments, states, arrays[GRADIENT], gradient, copy)
+        if not isinstance(rounding, Rounding | None):
+            raise ArgumentError(f"rounding must be a Rounding or None, not {rounding!r}")
+        rule = arguments.form.rule
+        drawn = None if rounding is None else rounding.drawn(rule, step, self.kernel_config)
+        return self._update(arguments, states, arrays[GRADIENT], gradient, copy, drawn)
 
     def optimizer(self, optimizer: str | Optimizer) -> Optimizer:
         """The optimizer of a name: one that the kernel has, or one of nearstep.
@@ -177,6 +185,7 @@ class UpdatingDevice(Device):
         g: Buffer | Pairs,
         gradient: Gradient,
         copy_out: CopyOut,
+        drawn: Drawn | None,
     ) -> UpdateRun:
         """Start a rule, if everything is as it should be."""
         rule = arguments.rule
@@ -206,6 +215,7 @@ class UpdatingDevice(Device):
                 pairs=0 if pairs is None else pairs.size,
                 rule=rule,
                 scalars=arguments.scalars,
+                drawn=drawn,
             ),
         )
 

@@ -8,8 +8,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.fp import convert
-from nearstep_hw.fp.pipeline import Pipeline
+from nearstep_hw.fp.pipeline import Pipeline, Staged
 from nearstep_spec.fp import BF16, FP16, FP32
+from nearstep_spec.rounding import RANDOM_BITS
 from nearstep_spec.updater.registers import CopyOutFormat
 
 COPY_FORMAT_WIDTH = max(form.value for form in CopyOutFormat).bit_length()
@@ -26,13 +27,15 @@ class Narrow(wiring.Component):
     *Timing*: a beat in every cycle; a beat out `latency + 1` cycles after the second of its two.
     Nothing moves while a beat waits at the output.
 
-    *Numerics*: rounded once, to nearest even; a NaN becomes the default NaN of the format.
+    *Numerics*: rounded once, to nearest even; a NaN becomes the default NaN of the format. Or
+    stochastically, to bfloat16: see `nearstep_spec.rounding`.
 
     Parameters
     ----------
     lanes : binary32 elements of a beat.
     formats : that the elements can have in memory, of `fp16` and `bf16`.
     beats_width : bits of `i_beats`.
+    stochastic : bfloat16, the only format, can be rounded stochastically.
 
     Members
     -------
@@ -40,20 +43,32 @@ class Narrow(wiring.Component):
     o : beats as they lie in memory.
     i_beats : beats of the run; held while anything is inside.
     i_format : a `CopyOutFormat`, one of `formats`; held likewise.
+    i_stochastic, i_random : elements are rounded stochastically, with 16 bits each of a beat of
+        random bits; held likewise. If that is so.
     i_clear : forgets everything.
     """
 
     latency = convert.DEPTH
 
-    def __init__(self, *, lanes: int, formats: Sequence[str], beats_width: int) -> None:
+    def __init__(
+        self,
+        *,
+        lanes: int,
+        formats: Sequence[str],
+        beats_width: int,
+        stochastic: bool = False,
+    ) -> None:
         self.lanes = lanes
         self.formats = tuple(formats)
+        self.stochastic = stochastic
+        random = stream.Signature(RANDOM_BITS * lanes)
         super().__init__(
             {
                 "i": In(stream.Signature(FP32.width * lanes)),
                 "o": Out(stream.Signature(FP32.width * lanes)),
                 "i_beats": In(beats_width),
                 "i_format": In(COPY_FORMAT_WIDTH),
+                **({"i_stochastic": In(1), "i_random": In(random)} if stochastic else {}),
                 "i_clear": In(1),
             }
         )
@@ -65,14 +80,19 @@ class Narrow(wiring.Component):
         number = Signal.like(self.i_beats)  # beats narrowed
         low = Signal(FP16.width * self.lanes)
         pipe = Pipeline(m, en=advance)
+        given, takes = self.i.valid, advance
+        if self.stochastic:
+            has_bits = ~self.i_stochastic | self.i_random.valid
+            given, takes = given & has_bits, advance & has_bits
+            m.d.comb += self.i_random.ready.eq(advance & self.i.valid & self.i_stochastic)
         half = Cat(
             self._narrowed(pipe, self.i.payload.word_select(lane, FP32.width), lane)
             for lane in range(self.lanes)
         )
         m.d.comb += [
             advance.eq(self.o.ready | ~self.o.valid),
-            self.i.ready.eq(advance),
-            narrowed.eq(pipe.valid(self.i.valid, self.latency)),
+            self.i.ready.eq(takes),
+            narrowed.eq(pipe.valid(given, self.latency)),
             ends.eq(number == self.i_beats - 1),
         ]
         with m.If(advance):
@@ -98,4 +118,16 @@ class Narrow(wiring.Component):
         (_, value), *others = values.items()
         for name, other in others:
             value = Mux(self.i_format == CopyOutFormat[name.upper()], other, value)
+        if self.stochastic:
+            return Mux(self.i_stochastic, self._rounded(pipe, number, lane), value)
         return value
+
+    def _rounded(self, pipe: Pipeline, number: Staged, lane: int) -> Value:
+        """A number rounded to bfloat16 stochastically."""
+        random = self.i_random.payload.word_select(lane, RANDOM_BITS)
+        fraction = number.value[: FP32.mantissa]
+        special = number.value[FP32.mantissa : FP32.width - 1].all() & fraction.any()
+        total = pipe.wrap((number.value + random)[RANDOM_BITS : FP32.width], 0, f"rounded{lane}")
+        nan = pipe.wrap(special, 0, f"nan{lane}")
+        at = self.latency
+        return Mux(pipe.at(nan, at), BF16.quiet_nan, pipe.at(total, at))

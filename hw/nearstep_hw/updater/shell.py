@@ -40,6 +40,7 @@ from nearstep_hw.updater.start_check import StartCheck
 from nearstep_hw.updater.store import StorePath
 from nearstep_hw.updater.unit_bank import ELEMENT_WIDTH, UnitBankSignature
 from nearstep_spec.csr.model import NamedValue
+from nearstep_spec.rounding import INDEX_BITS, alignment
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import (
     COPY_OUT,
@@ -90,7 +91,7 @@ class KernelShell(wiring.Component):
     the same time on different blocks. Each FIFO has two blocks. Of several rules the register
     `rule` chooses one for a run; arrays that it does not have are neither loaded nor stored.
     Elements in FP16 or BF16 take half the beats; they are widened as they are loaded, and results
-    narrowed as they are stored. Bytes
+    narrowed as they are stored, to nearest even or stochastically. Bytes
     behind the last element are read, if they share a beat with it, and never written. `status.done`
     comes after the last B.
 
@@ -252,6 +253,10 @@ class KernelShell(wiring.Component):
             unknown(bank.o_formats_copy_out, CopyOutFormat, ("none", *config.copy_out_formats)),
             Const(0, 1) if config.gradient_scale else bank.o_gradient_scale.any(),
         ]
+        if config.stochastic_rounding:
+            index, within = bank.o_element_index, bank.o_element_within
+            low = exact_log2(alignment(config.lanes))
+            wrong.append(index[:low].any() | within[:low].any() | index[INDEX_BITS:].any())
         if len(config.programs) > 1:
             wrong.append((bank.o_rule >= len(config.programs)) & ~scanning)
         if config.scan:
@@ -520,6 +525,18 @@ class KernelShell(wiring.Component):
                 m.d.comb += base.eq(bank.o["address"][name])
         if store.copies:
             m.d.comb += store.i_copy_format.eq(bank.o_formats_copy_out)
+        if store.stochastic:
+            m.d.comb += [
+                store.i_seed.eq(bank.o_rounding_seed),
+                store.i_step.eq(bank.o_rounding_step),
+                store.i_index.eq(bank.o_element_index),
+                store.i_within.eq(bank.o_element_within),
+                store.i_skip.eq(bank.o_element_skip),
+                *(
+                    getattr(store, f"i_stream_{name}").eq(getattr(bank, f"o_rounding_{name}"))
+                    for name in store.stochastic
+                ),
+            ]
         if store.narrow:
             used = bank.o_count[: lane_bits + 1]  # numbers of 16 bits in the last beat, 0 for all
             m.d.comb += store.i_narrow_tail.eq(

@@ -14,6 +14,8 @@ from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.narrow import COPY_FORMAT_WIDTH, Narrow
+from nearstep_hw.updater.random_bits import STREAM_WIDTH, RandomBits, calls_of
+from nearstep_spec.rounding import INDEX_BITS, SKIP_BITS, WORD_BITS
 from nearstep_spec.rule.rules import ARRAYS
 from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig
 from nearstep_spec.updater.operands import Operand, operands
@@ -42,6 +44,9 @@ class StorePath(wiring.Component):
         all.
     i_narrow_tail : of arrays with elements of 16 bits. If there are any.
     i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
+    i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
+        held while `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for
+        each.
     i_launch : begins.
     i_<array> : beats.
     i_made : a beat of every input is put in this cycle.
@@ -60,6 +65,15 @@ class StorePath(wiring.Component):
         table = operands(config)
         self.operands = [table[name] for name in self.streams]
         self.narrow = tuple(i for i, each in enumerate(self.operands) if each.has_16_bits)
+        self.stochastic = config.stochastic if config.stochastic_rounding else ()
+        random = {
+            "i_seed": In(WORD_BITS),
+            "i_step": In(WORD_BITS),
+            "i_index": In(INDEX_BITS),
+            "i_within": In(SKIP_BITS),
+            "i_skip": In(SKIP_BITS),
+            **{f"i_stream_{name}": In(STREAM_WIDTH) for name in self.stochastic},
+        }
         self.schedule = BlockSchedule(
             streams=len(self.streams),
             address_width=config.address_width,
@@ -89,6 +103,7 @@ class StorePath(wiring.Component):
                 **({"i_use": In(len(self.streams))} if self.schedule.optional else {}),
                 **({"i_narrow_tail": In(config.beat_bytes)} if self.narrow else {}),
                 **({"i_copy_format": In(COPY_FORMAT_WIDTH)} if self.copies else {}),
+                **(random if self.stochastic else {}),
                 "i_launch": In(1),
                 **{f"i_{name}": In(stream.Signature(config.data_width)) for name in config.states},
                 "i_made": In(1),
@@ -176,8 +191,12 @@ class StorePath(wiring.Component):
 
     def _narrow(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
         """Narrow what goes to a FIFO; give the stream in front."""
+        stochastic = operand.name in self.stochastic
         narrow = Narrow(
-            lanes=self.config.lanes, formats=operand.formats, beats_width=len(self.i_beats)
+            lanes=self.config.lanes,
+            formats=operand.formats,
+            beats_width=len(self.i_beats),
+            stochastic=stochastic,
         )
         cut = StreamSlice(self.config.data_width)
         m.submodules[f"narrow_{operand.name}"] = narrow
@@ -192,7 +211,31 @@ class StorePath(wiring.Component):
             ),
             narrow.i_clear.eq(self.i_clear),
         ]
+        if stochastic:
+            self._round(m, operand.name, narrow)
         return cut.i
+
+    def _round(self, m: Module, name: str, narrow: Narrow) -> None:
+        """Give an array random bits to be rounded with, if a run wants that."""
+        config = self.config
+        random = RandomBits(
+            lanes=config.lanes,
+            calls=calls_of(config.units),
+            block_elements=config.block_elements,
+        )
+        m.submodules[f"random_{name}"] = random
+        stream_number = getattr(self, f"i_stream_{name}")
+        wiring.connect(m, random.o, narrow.i_random)
+        m.d.comb += [
+            random.i_stream.eq(stream_number),
+            random.i_seed.eq(self.i_seed),
+            random.i_step.eq(self.i_step),
+            random.i_index.eq(self.i_index),
+            random.i_within.eq(self.i_within),
+            random.i_skip.eq(self.i_skip),
+            random.i_clear.eq(self.i_clear),
+            narrow.i_stochastic.eq(stream_number != 0),
+        ]
 
     def _copy(self, m: Module, parameters: object, copies: object) -> None:
         """Give what goes to the parameters to their copy as well, if it is wanted."""

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from nearstep_spec.rule import scale
 from nearstep_spec.rule.combine import combine, selector
+from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.file import is_in_file, load
 from nearstep_spec.rule.optimizer import DEFAULT_ORDER, Optimizer
 from nearstep_spec.rule.rule import Rule
@@ -27,7 +28,10 @@ __all__ = [
     "optimizer_of",
 ]
 
-ARRAYS = ("p", "g", "m", "v")
+PARAMETERS = "p"
+FP32 = "fp32"
+
+ARRAYS = (PARAMETERS, "g", "m", "v")
 """Arrays of Adam: parameters, gradients, first and second moments. Of others, a rule has some of
 them, or more."""
 
@@ -104,6 +108,8 @@ class RuleSet:
     names : at least one; the first is index 0. `FILE.py:NAME` is every rule of an optimizer.
     order : of Adam's arithmetic.
     scaled : whether gradients are multiplied by a scalar first, see `.scale.scaled`.
+    parameter_format, state_format : how `p`, and other states, lie in memory, see `Rule`. `fp32`
+        leaves formats to the rules.
 
     Attributes
     ----------
@@ -111,15 +117,24 @@ class RuleSet:
     optimizers : that of each rule.
     rules
     whole : the one rule, or the combination.
-    digests : of what each rule computes, unscaled.
+    digests : of what each rule computes, unscaled; of the formats that it has itself, too.
 
     Raises
     ------
     UnknownRuleError, RuleFileError
-    RuleError : rules of one name, or that cannot be combined or scaled.
+    RuleError : rules of one name, or that cannot be combined or scaled; or formats are given to one
+        that has its own.
     """
 
-    def __init__(self, names: Sequence[str], order: str, *, scaled: bool = False) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        order: str,
+        *,
+        scaled: bool = False,
+        parameter_format: str = FP32,
+        state_format: str = FP32,
+    ) -> None:
         forms = []
         for name in names:
             optimizer = optimizer_of(name)
@@ -128,7 +143,10 @@ class RuleSet:
         self.names = tuple(name for name, _, _ in forms)
         self.optimizers = tuple(optimizer for _, optimizer, _ in forms)
         self.digests = tuple(form.ordered(order).digest for _, _, form in forms)
-        self._plain = tuple(form.ordered(order).rule for _, _, form in forms)
+        self._plain = tuple(
+            _stored(form.ordered(order).rule, parameter_format, state_format)
+            for _, _, form in forms
+        )
         self._scaled = scaled
         # An optimizer that has orders has this one, unless it is the usual one, for all its rules.
         self.unordered = tuple(
@@ -157,3 +175,30 @@ class RuleSet:
     def switches(self) -> tuple[str, ...]:
         """Switches of the whole rule that are the rules' own."""
         return tuple(name for name in self.whole.switches if name not in self.selectors)
+
+
+def _stored(rule: Rule, parameter_format: str, state_format: str) -> Rule:
+    """`rule` with its states in these formats."""
+    wanted = {
+        each: parameter_format if each == PARAMETERS else state_format for each in rule.states
+    }
+    formats = {each: form for each, form in wanted.items() if form != FP32}
+    if not formats:
+        return rule
+    if rule.formats:
+        raise RuleError(
+            f"Rule {rule.name!r} has formats of its own "
+            f"({', '.join(f'{k} {v}' for k, v in rule.formats.items())}); "
+            "parameter_format and state_format must be fp32 with it",
+            rule.location,
+        )
+    return Rule(
+        rule.name,
+        rule.definition,
+        states=rule.states,
+        inputs=rule.inputs,
+        outputs=rule.outputs,
+        scalars=rule.scalars,
+        switches=rule.switches,
+        formats=formats,
+    )

@@ -8,6 +8,7 @@ from nearstep_spec.codec import Option
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.file import RuleFileError, is_in_file
+from nearstep_spec.rule.rule import STATE_FORMATS as RULE_FORMATS
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import BY_RULE, RuleSet, UnknownRuleError
 from nearstep_spec.rule.scale import GRADIENT
@@ -22,6 +23,7 @@ AXI_MAX_BEATS = 256  # longest INCR burst of AXI4
 LANES = (1, 2, 4, 8, 16)
 GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
 COPY_OUT_FORMATS = ("fp16", "bf16")
+STATE_FORMATS = ("fp32", *RULE_FORMATS)
 COMPRESSIONS = ("fused", "scatter")
 MOST_ARRAYS = 7  # each has a number as it is read and one as it is written, of 15
 INDEX, COPY_OUT = "index", "copy_out"  # arrays of a run beside those of its rule
@@ -51,6 +53,11 @@ class AdamKernelConfig:
     gradient_formats : formats that gradients may have in memory, of `fp32`, `fp16` and `bf16`;
         `fp32` is one of them. Which one a run uses is a register.
     gradient_scale : every gradient is multiplied by a register before anything else is done.
+    parameter_format, state_format : how parameters, and the other states of the rules, lie in
+        memory: `fp32`, `fp16` or `bf16`. They are widened before the arithmetic and rounded once
+        after it. A rule of a file that names formats of its own has those.
+    stochastic_rounding : a run can have its states in bfloat16 rounded stochastically, see
+        `nearstep_spec.rounding`; which ones, seed and step are registers.
     copy_out_formats : formats of a copy of the updated parameters that a run can write beside
         them, of `fp16` and `bf16`.
     scan : gradients can be read alone, for whether they are finite and the sum of their squares.
@@ -114,6 +121,23 @@ class AdamKernelConfig:
     ] = ("fp32",)
     gradient_scale: Annotated[
         bool, Option(meaning="whether the kernel can multiply gradients by a factor")
+    ] = False
+    parameter_format: Annotated[
+        str, Option(meaning="format of the parameters in memory", choices=STATE_FORMATS)
+    ] = "fp32"
+    state_format: Annotated[
+        str,
+        Option(
+            meaning="format of the rules' other states in memory, such as moments",
+            choices=STATE_FORMATS,
+        ),
+    ] = "fp32"
+    stochastic_rounding: Annotated[
+        bool,
+        Option(
+            meaning="whether the kernel can round states in bfloat16 stochastically",
+            allowed="needs a state in bf16",
+        ),
     ] = False
     copy_out_formats: Annotated[
         tuple[str, ...],
@@ -187,7 +211,15 @@ class AdamKernelConfig:
             f"rules must be different names, at least one, not {rules!r}",
         )
         _check_different("rules", rules)
+        for option in ("parameter_format", "state_format"):
+            form = getattr(self, option)
+            _check(form in STATE_FORMATS, f"{option} must be one of {STATE_FORMATS}, not {form!r}")
         self._load_rules()
+        _check(
+            not self.stochastic_rounding or bool(self.stochastic),
+            "stochastic_rounding needs a state in bf16, by state_format, parameter_format or a "
+            f"rule of a file; rules={','.join(self.rules)} have none",
+        )
         formats = self.gradient_formats
         _check(
             isinstance(formats, tuple) and "fp32" in formats,
@@ -269,14 +301,27 @@ class AdamKernelConfig:
     @property
     def rule_set(self) -> RuleSet:
         """The rules. Those of a file are what it defined when this configuration was made."""
-        given = (self.rules, self.order, self.gradient_scale)
+        formats = (self.parameter_format, self.state_format)
         if not any(map(is_in_file, self.rules)):
-            return _rule_set(*given)
+            return _rule_set(self.rules, self.order, self.gradient_scale, *formats)
         known: RuleSet | None = vars(self).get(_LOADED)
         if known is None:
-            known = RuleSet(*given[:2], scaled=self.gradient_scale)
+            known = RuleSet(
+                self.rules,
+                self.order,
+                scaled=self.gradient_scale,
+                parameter_format=formats[0],
+                state_format=formats[1],
+            )
             object.__setattr__(self, _LOADED, known)
         return known
+
+    @property
+    def stochastic(self) -> tuple[str, ...]:
+        """States that a run can have rounded stochastically, if the kernel can do that at all:
+        those in bfloat16."""
+        formats = self.rule_set.whole.formats
+        return tuple(name for name in self.states if formats.get(name) == "bf16")
 
     def __getstate__(self) -> dict[str, object]:
         return {
@@ -358,8 +403,16 @@ class AdamKernelConfig:
 
 
 @cache
-def _rule_set(names: tuple[str, ...], order: str, scaled: bool) -> RuleSet:
-    return RuleSet(names, order, scaled=scaled)
+def _rule_set(
+    names: tuple[str, ...], order: str, scaled: bool, parameter_format: str, state_format: str
+) -> RuleSet:
+    return RuleSet(
+        names,
+        order,
+        scaled=scaled,
+        parameter_format=parameter_format,
+        state_format=state_format,
+    )
 
 
 def _check_rule(name: str, rule: Rule) -> None:

@@ -14,6 +14,7 @@ from nearstep_spec.csr.model import (
     RegisterMap,
     RegisterMapError,
 )
+from nearstep_spec.rounding import INDEX_BITS, alignment
 from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import ARRAYS as ARRAYS
@@ -99,6 +100,9 @@ class Stream(NamedValue):
 
 STREAMS = 16
 """Numbers that a stream can have, 0 among them."""
+
+STOCHASTIC_BIT = 31
+"""Of the register of the formats of states."""
 
 FIVE_ARRAYS = frozenset({Stream.V_MAX_READ, Stream.V_MAX_WRITE})
 """Streams that only the map of a kernel with a fifth array lists."""
@@ -193,6 +197,7 @@ def _kernel_map(config: AdamKernelConfig) -> RegisterMap:
         lines=[
             _arrays(config),
             _rule_registers(config),
+            *([_rounding(config)] if config.stochastic_rounding else []),
             *([_operation()] if config.scan else []),
             *([pair_registers(config)] if config.compression else []),
             *_windows(config.window_count),
@@ -331,7 +336,20 @@ def _state_formats(config: AdamKernelConfig) -> list[Register]:
         )
         for index, name in enumerate(config.states)
     )
-    return [Register(name="state_formats", doc="Number formats of the states.", fields=fields)]
+    stochastic = Field(
+        name="stochastic",
+        access=Access.CONSTANT,
+        lsb=STOCHASTIC_BIT,
+        reset=int(config.stochastic_rounding),
+        doc="States in bfloat16 can be rounded stochastically.",
+    )
+    return [
+        Register(
+            name="state_formats",
+            doc="Number formats of the states.",
+            fields=(*fields, stochastic),
+        )
+    ]
 
 
 def _rule_registers(config: AdamKernelConfig) -> list[Register]:
@@ -398,6 +416,57 @@ def _rule_registers(config: AdamKernelConfig) -> list[Register]:
         scale,
         *([choice] if len(rules.rules) > 1 else []),
         *scalars,
+    ]
+
+
+def _rounding(config: AdamKernelConfig) -> list[Register]:
+    """How states in bfloat16 are rounded, see `nearstep_spec.rounding`."""
+    begins = alignment(config.lanes)
+    fields = tuple(
+        Field(
+            name=name,
+            access=Access.CONFIG,
+            lsb=4 * config.states.index(name),
+            width=4,
+            doc=f"Stream of random bits of {name}; 0 rounds to nearest even.",
+        )
+        for name in config.stochastic
+    )
+    return [
+        Register(
+            name="rounding",
+            doc="Rounding of states in bfloat16: to nearest even, or stochastically.",
+            fields=fields,
+            locked=True,
+        ),
+        value_register(
+            "rounding_seed", Access.CONFIG, "First word of the generator's key.", locked=True
+        ),
+        value_register(
+            "rounding_step",
+            Access.CONFIG,
+            "Second word of the generator's key: number of the step.",
+            locked=True,
+        ),
+        value_register(
+            "element_index",
+            Access.CONFIG,
+            f"Index of the run's first element; a multiple of {begins} below 2**{INDEX_BITS}.",
+            width=64,
+            locked=True,
+        ),
+        value_register(
+            "element_within",
+            Access.CONFIG,
+            f"Its place in its block; a multiple of {begins}.",
+            locked=True,
+        ),
+        value_register(
+            "element_skip",
+            Access.CONFIG,
+            "Elements that lie on other channels between two blocks of this one.",
+            locked=True,
+        ),
     ]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_sim.golden.formats_cpp import narrow32, widen32
+from nearstep_sim.golden.rounding_cpp import round_stochastically
 from nearstep_sim.golden.rule import ArrayMismatchError, SparseGradient
 from nearstep_sim.verilate.build import compile_library, stored
 from nearstep_spec.rule.expr import float32_bits
@@ -255,6 +256,7 @@ class Kernel:
 
     widen = staticmethod(widen32)
     narrow = staticmethod(narrow32)
+    round = staticmethod(round_stochastically)
 
     def __init__(self, rule: Rule, library: Path) -> None:
         self.rule = rule

@@ -20,7 +20,8 @@ from nearstep.errors import (
     OutOfBoundsError,
     WaitTimeoutError,
 )
-from nearstep_sim.golden import formats_cpp, fp
+from nearstep_sim.golden import formats_cpp, fp, rounding_cpp
+from nearstep_sim.golden.rounding import round_stochastically
 from nearstep_sim.golden.rule import SparseGradient, evaluate
 from nearstep_sim.golden.topk import decompress
 from nearstep_sim.golden.topk_cpp import taker
@@ -49,6 +50,8 @@ def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
     """The arithmetic of each rule of a kernel, compiled if need be."""
     if kind == "cpp" and any(each.has_16_bits for each in operands(config).values()):
         formats_cpp.load()
+    if kind == "cpp" and config.stochastic_rounding:
+        rounding_cpp.load()
     return [_engine(rule, kind) for rule in config.rule_set.rules]
 
 
@@ -76,6 +79,7 @@ class NumpyEngine:
 
     widen = staticmethod(fp.widen32)
     narrow = staticmethod(fp.narrow32)
+    round = staticmethod(round_stochastically)
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule

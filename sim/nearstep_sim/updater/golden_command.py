@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from nearstep_sim.golden.rounding import Draw
 from nearstep_sim.updater.golden_port import Fault
 from nearstep_spec.csr.model import NamedValue
+from nearstep_spec.rounding import INDEX_BITS, alignment
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
@@ -70,6 +72,8 @@ class Command:
     scale : pattern of `gradient_scale`.
     base : addresses of all arrays, by name.
     windows : those in force.
+    streams : of random bits, by state that can be rounded stochastically.
+    seed, step, index, within, skip : of these bits.
     """
 
     config: AdamKernelConfig
@@ -83,6 +87,12 @@ class Command:
     scale: int
     base: Mapping[str, int]
     windows: Sequence[Window]
+    streams: Mapping[str, int]
+    seed: int
+    step: int
+    index: int
+    within: int
+    skip: int
 
     @classmethod
     def read(cls, config: AdamKernelConfig, value: Callable[[str], int]) -> Command:
@@ -92,6 +102,7 @@ class Command:
         if config.compression:
             base[INDEX] = value("index_address.value")
         base[COPY_OUT] = value("copy_out_address.value")
+        rounds = config.stochastic_rounding
         return cls(
             config=config,
             rule=value("rule.value") if len(config.programs) > 1 else 0,
@@ -113,6 +124,12 @@ class Command:
                 for name in names
                 if value(f"{name}_permissions.valid")
             ],
+            streams={n: value(f"rounding.{n}") for n in config.stochastic} if rounds else {},
+            seed=value("rounding_seed.value") if rounds else 0,
+            step=value("rounding_step.value") if rounds else 0,
+            index=value("element_index.value") if rounds else 0,
+            within=value("element_within.value") if rounds else 0,
+            skip=value("element_skip.value") if rounds else 0,
         )
 
     @property
@@ -136,6 +153,23 @@ class Command:
     def bytes_of(self, array: str) -> int:
         """Bytes of an element of an array."""
         return element_bytes(self.format_of(array))
+
+    def draw_of(self, array: str, first: int) -> Draw | None:
+        """Random bits that elements of an array from `first` on are rounded with; None to nearest
+        even."""
+        stream = self.streams.get(array, 0)
+        if not stream:
+            return None
+        draw = Draw(
+            seed=self.seed,
+            step=self.step,
+            stream=stream,
+            index=self.index,
+            within=self.within,
+            block=self.config.block_elements,
+            skip=self.skip,
+        )
+        return draw.after(first)
 
     def areas(self) -> dict[str, Area]:
         """Arrays that the run uses, by name, in the order in which they are checked."""
@@ -207,6 +241,9 @@ class Command:
             or self.copy_out not in copies
             or self.form not in forms
             or (self.scale and not config.gradient_scale)
+            or self.index % alignment(config.lanes)
+            or self.within % alignment(config.lanes)
+            or self.index >> INDEX_BITS
             or (self.scans and (compressed or self.copy_out != CopyOutFormat.NONE))
             or ((self.scans or compressed) and self.count >= COUNT_LIMIT)
             or (compressed and self.pairs >= COUNT_LIMIT)

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_sim.golden.rounding import Draw
 from nearstep_sim.golden.rule import SparseGradient
 from nearstep_sim.golden.scan import scan
 from nearstep_sim.models.memory import EmulatedMemory
@@ -30,10 +31,12 @@ Floats = NDArray[np.float32]
 
 
 class Engine(Protocol):
-    """The arithmetic of one rule, and conversions between binary32 and formats of 16 bits."""
+    """The arithmetic of one rule, and conversions between binary32 and formats of 16 bits:
+    to nearest even, and to bfloat16 stochastically."""
 
     widen: Callable[[NDArray[np.uint16], FpFormat], Floats]
     narrow: Callable[[Floats, FpFormat], NDArray[np.uint16]]
+    round: Callable[[Floats, Draw], NDArray[np.uint16]]
 
     def __call__(self, arrays: Mapping[str, Floats], scalars: Mapping[str, float]) -> None:
         """Update the states in place."""
@@ -239,7 +242,7 @@ class GoldenAdamKernel:
                 for name in writes:
                     if self._command.format_of(name) != "fp32":  # others are in place
                         target = self._span(name, Stream.NONE, at, count)
-                        self._memory.write(target.address, self._stored(name, arrays))
+                        self._memory.write(target.address, self._stored(name, arrays, at))
         else:
             for span in (*reads.values(), *of_pairs):
                 self.port.read(span)
@@ -249,7 +252,7 @@ class GoldenAdamKernel:
             }
             self._compute(arrays, first, self._take_pairs(first, size))
             for name, span in writes.items():
-                self.port.write(span, self._stored(name, arrays))
+                self.port.write(span, self._stored(name, arrays, first))
         return lambda: self._commit(size)
 
     def _take_pairs(self, first: int, size: int) -> Taken | None:
@@ -268,10 +271,13 @@ class GoldenAdamKernel:
             gradient = taken.part(first, next(iter(arrays.values())).size)
             self._engine.of_pairs(arrays, self._scalars, gradient)
 
-    def _stored(self, name: str, arrays: Mapping[str, Floats]) -> NDArray[np.uint8]:
-        """The bytes of an array as memory gets them."""
+    def _stored(self, name: str, arrays: Mapping[str, Floats], first: int) -> NDArray[np.uint8]:
+        """The bytes of an array, which begins with element `first`, as memory gets them."""
         form = self._command.format_of(name)
         values = arrays["p" if name == COPY_OUT else name]
+        draw = self._command.draw_of(name, first)
+        if draw is not None:
+            return np.asarray(self._engines[0].round(values, draw)).view(np.uint8)
         if form in FORMATS:
             return np.asarray(self._engines[0].narrow(values, FORMATS[form])).view(np.uint8)
         return values.view(np.uint8)

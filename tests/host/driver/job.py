@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep import Pairs
+from nearstep import Pairs, Rounding
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.buffer import Buffer
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.run import UpdateRun
 from nearstep_sim.golden import fp
+from nearstep_sim.golden.rounding import Draw, round_stochastically
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.rule.optimizer import Form, Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS
@@ -56,7 +57,7 @@ def accelerated(device: KernelDevice) -> Iterator[None]:
 @dataclass(frozen=True)
 class Asked:
     """What a run was asked for: a form and its registers, with pairs or without, the scale of the
-    gradients, and a copy in a format."""
+    gradients, a copy in a format, and how states are rounded in which step."""
 
     form: Form
     registers: Mapping[str, float]
@@ -64,6 +65,8 @@ class Asked:
     scale: float
     copy: Buffer | None
     copy_format: str
+    rounding: Rounding | None
+    step: int
 
 
 class Job:
@@ -209,6 +212,7 @@ class Job:
         copy_out_format: str | None = None,
         gradient_format: str | None = None,
         gradient_scale: float = 1.0,
+        rounding: Rounding | None = None,
         step: int = 1,
         first: bool = False,
         **hyper: object,
@@ -218,7 +222,7 @@ class Job:
         form = self._form(known, hyper)
         registers = form.registers(known.defaults | hyper, step, first)
         stored = "" if copy_out is None else copy_out_format or format_of(copy_out.dtype)
-        self.asked = Asked(form, registers, pairs, gradient_scale, copy_out, stored)
+        self.asked = Asked(form, registers, pairs, gradient_scale, copy_out, stored, rounding, step)
         self.last = None
 
     def expected(self) -> dict[str, NDArray]:
@@ -231,10 +235,25 @@ class Job:
         g = self.dense() if asked.pairs else widened(self.before["g"], self.formats["g"])
         given["g"] = fp.mul32(g, np.full(g.size, asked.scale, np.float32))
         made = evaluate(asked.form.rule, given, asked.registers)
-        after = self.before | {n: narrowed(a, self.formats[n]) for n, a in made.items()}
+        after = self.before | {n: self._rounded(n, a, asked) for n, a in made.items()}
         if asked.copy is not None:
             after["copy"] = narrowed(made["p"], asked.copy_format)
         return after
+
+    def _rounded(self, name: str, values: NDArray[np.float32], asked: Asked) -> NDArray:
+        """A result as memory has it."""
+        rounding = asked.rounding
+        wanted = rounding is not None and self.formats[name] == "bf16"
+        if not wanted or name not in (rounding.states or asked.form.rule.states):
+            return narrowed(values, self.formats[name])
+        draw = Draw(
+            seed=rounding.seed,
+            step=asked.step if rounding.step is None else rounding.step,
+            stream=1 + asked.form.rule.arrays_out.index(name),
+            block=self.device.config.block_elements,
+            **asdict(rounding.numbering),
+        )
+        return round_stochastically(values, draw)
 
     def check(self, first: int = 0, stop: int | None = None) -> int:
         """Compare elements [first, stop) of the states, and the copy if there is one, with the

@@ -91,7 +91,7 @@ def check_random_plans(count: int, seed: int) -> None:
 
 
 def test_random_trainings_under_random_plans() -> None:
-    check_random_plans(5, SEED)
+    check_random_plans(3, SEED)
 
 
 @pytest.mark.deep

@@ -97,6 +97,76 @@ def test_bf16_parameters_train_as_with_torchs_fused_adamw(url, gradients):
     assert "master_param" not in ours.state_dict()["state"][0]
 
 
+@like_torch
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_formats_of_the_device_make_bf16_parameters_equal_torchs(kind, amsgrad):
+    """By options of the kernel and rules of the package; with special values among gradients."""
+    sizes = (32, 4096, 64 * 33)
+    torch.manual_seed(SEED)
+    mine = [torch.nn.Parameter(torch.randn(size).bfloat16()) for size in sizes]
+    theirs = [torch.nn.Parameter(each.detach().clone()) for each in mine]
+    device = "golden:axdimm?rules=adam,adam_amsgrad&gradient_formats=fp32,bf16&memory_bytes=8MiB"
+    device += "&state_format=bf16&parameter_format=bf16"
+    options = {**HYPER, "amsgrad": amsgrad}
+    ours = getattr(nearstep.optim, kind)(mine, device=device, **options)
+    torchs = getattr(torch.optim, kind)(theirs, fused=True, **options)
+    special = torch.tensor([0.0, -0.0, 1e-40, -1e-39, 3e38, torch.inf, -torch.inf, torch.nan])
+    compared = 0
+    for step in range(5):
+        for one, other in zip(mine, theirs, strict=True):
+            scale = 10.0 ** torch.randint(-6, 3, one.shape)
+            one.grad = (torch.randn(one.shape) * scale).bfloat16()
+            if step == 2:
+                one.grad[: special.numel()] = special.bfloat16()
+            other.grad = one.grad.clone()
+        ours.step()
+        torchs.step()
+    for one, other in zip(mine, theirs, strict=True):
+        keys = [key for key in torchs.state[other] if key != "step"]
+        for found, wanted in (
+            (one.detach(), other.detach()),
+            *((ours.state[one][key], torchs.state[other][key]) for key in keys),
+        ):
+            nan = wanted.isnan()
+            assert found.isnan().equal(nan)
+            compared += same(found[~nan].contiguous(), wanted[~nan].contiguous())
+    assert compared > (4 if amsgrad else 3) * (sum(sizes) - 3 * special.numel())
+
+
+@like_torch
+def test_torch_rounds_once_at_the_end():
+    """Parameters follow from moments in fp32: from rounded ones many would be others."""
+    size = 1 << 14
+    rng = np.random.default_rng(SEED)
+    given = {
+        name: fp.narrow32((rng.standard_normal(size) * 0.1).astype(np.float32), BF16)
+        for name in "pgmv"
+    }
+    given["v"] &= 0x7FFF
+
+    def tensor(name: str) -> Tensor:
+        return torch.from_numpy(given[name].view(np.int16).copy()).view(torch.bfloat16)
+
+    parameter = torch.nn.Parameter(tensor("p"))
+    parameter.grad = tensor("g")
+    torchs = torch.optim.AdamW([parameter], fused=True, **HYPER)
+    torchs.state[parameter] = {
+        "step": torch.tensor(4.0), "exp_avg": tensor("m"), "exp_avg_sq": tensor("v"),
+    }  # fmt: skip
+    torchs.step()
+    found = parameter.detach().view(torch.int16).numpy().view(np.uint16)
+    wide = {name: fp.widen32(words, BF16) for name, words in given.items()}
+    scalars = adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 5, True)
+    made = evaluate(ADAM, wide, scalars)
+    assert found.tobytes() == fp.narrow32(made["p"], BF16).tobytes()
+    # The rule again with moments that are rounded and stay as they are.
+    rounded = {name: fp.widen32(fp.narrow32(made[name], BF16), BF16) for name in "mv"}
+    kept = scalars | {"m_weight": 0.0, "m_from_g": 0, "v_weight": 0.0, "v_decay": 1.0}
+    early = evaluate(ADAM, wide | rounded, kept)
+    assert np.count_nonzero(found != fp.narrow32(early["p"], BF16)) > size // 1000
+
+
 def test_fp32_parameters_keep_moments_in_bf16(url):
     given = parameters(torch.float32)
     optimizer = nearstep.optim.of(MOMENTS, given, device=device_of(url, MOMENTS), **HYPER)

@@ -71,6 +71,7 @@ def test_the_same_bytes_in_two_folders(tmp_path: Path) -> None:
     assert first.digest == second.digest
 
 
+@pytest.mark.deep  # half a minute of Yosys and nextpnr
 def test_a_bitstream_and_all_that_is_said_of_it(tmp_path: Path) -> None:
     files = sorted(set(RESULTS) - {FAILED_BIT, DFU})
     first = make(tmp_path / "a")

@@ -120,6 +120,25 @@ def test_a_reset_in_the_midst_of_a_run_leaves_the_board_usable(board: SmartssdDe
     assert step(board, job) >= COUNT
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [("ulx3s_85f", "dram"), ("ulx3s_85f", "blockram"), ("orangecrab_85f", "blockram")],
+)
+def test_a_board_as_it_ships_steps_and_is_reset(name: str, memory: str) -> None:
+    """With the rate of its own line, which others here have not."""
+    with nearstep.open(f"sim:board?board={name}&memory={memory}") as board:
+        assert isinstance(board, SmartssdDevice)
+        job = Job(board, COUNT, seed=8, arrays=arrays_of(board))
+        assert step(board, job) == 4 * COUNT
+        run = job.start()
+        board.reset()
+        assert not run.done
+        job.upload()
+        assert step(board, job) == 4 * COUNT
+        assert line_of(board).counts.framing_errors == 0
+
+
 class Cable:
     """A line that outlives whoever closes it."""
 

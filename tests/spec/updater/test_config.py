@@ -1,11 +1,15 @@
 """Configurations of the Adam kernel: what they derive, and which are refused."""
 
+from pathlib import Path
+
 import pytest
 
 from nearstep_spec.csr.model import LINE_BYTES
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.updater.config import LANES, AdamKernelConfig, ConfigError
 from nearstep_spec.updater.registers import Order, Stream, adam_kernel_map, update_rule
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def test_default_is_the_shape_of_the_paper() -> None:
@@ -88,6 +92,53 @@ def test_formats_and_scale_of_gradients_can_be_read_from_the_registers() -> None
     ]
     assert read == [(0b001, 0, 0), (0b101, 1, 0x3F80_0000)]
     assert [register.name for register in plain] == [register.name for register in mixed]
+
+
+def test_formats_of_states_are_of_the_kernel_and_leave_what_rules_compute() -> None:
+    plain = AdamKernelConfig(rules=("adam", "adam_amsgrad"))
+    narrow = AdamKernelConfig(
+        rules=("adam", "adam_amsgrad"), state_format="bf16", stochastic_rounding=True
+    )
+    assert narrow.programs == plain.programs
+    assert dict(narrow.rule_set.whole.formats) == {"m": "bf16", "v": "bf16", "v_max": "bf16"}
+    assert narrow.stochastic == ("m", "v", "v_max")
+    both = AdamKernelConfig(parameter_format="bf16", state_format="fp16")
+    assert dict(both.rule_set.whole.formats) == {"p": "bf16", "m": "fp16", "v": "fp16"}
+    assert both.stochastic == ("p",)
+    assert {register.name for register in adam_kernel_map(narrow)} - {
+        register.name for register in adam_kernel_map(plain)
+    } == {
+        "state_formats", "rounding", "rounding_seed", "rounding_step", "element_index",
+        "element_within", "element_skip",
+    }  # fmt: skip
+    kernel = adam_kernel_map(narrow)
+    assert kernel["state_formats"].field("stochastic").reset == 1
+    assert [field.lsb for field in kernel["rounding"].fields] == [
+        4 * narrow.states.index(name) for name in narrow.stochastic
+    ]
+    without = adam_kernel_map(AdamKernelConfig(state_format="bf16"))
+    assert without["state_formats"].field("stochastic").reset == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state_format": "int8"}, "state_format must be one of"),
+        ({"parameter_format": None}, "parameter_format must be one of"),
+        ({"stochastic_rounding": True}, "stochastic_rounding needs a state in bf16"),
+        (
+            {"stochastic_rounding": True, "rules": ("sgd",), "state_format": "bf16"},
+            "stochastic_rounding needs a state in bf16",
+        ),
+        (
+            {"rules": (f"{EXAMPLES}/adam_bf16.py:ADAM_BF16",), "state_format": "bf16"},
+            "has formats of its own",
+        ),
+    ],
+)
+def test_formats_that_there_are_not_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AdamKernelConfig(**options)
 
 
 @pytest.mark.parametrize("windows", [1, 4, 8])

@@ -200,7 +200,8 @@ class TransferHandler:
             pairs = lists.get(Place(subgroup.launch, subgroup.start, channel))
             self._send(subgroup, channel, first, rooms, outbox, pairs)
             gradient = None if pairs is None else pairs.pairs
-            found = run_parts(rooms, key, start, factor, started, gradient)
+            numbering = segment.numbering(subgroup.start, channel)
+            found = run_parts(rooms, key, start, factor, started, numbering, gradient)
             self.graph.add(
                 f"run {subgroup.number}",
                 *self._held(channel, lane(channel)),

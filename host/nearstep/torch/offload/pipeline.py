@@ -281,7 +281,9 @@ class Pipeline:
         """Begin the runs of a launch, one on each channel."""
         key = cast(Key, launch.key)
         for channel, part in launch.parts.items():
-            reads, writes, starts = run_parts(part, key, start, factor, started)
+            reads, writes, starts = run_parts(
+                part, key, start, factor, started, launch.numbering(channel)
+            )
             elements = part["p"].size * key.times
             begin = partial(self._accelerator.begin, channel, starts)
             seconds = self._machine.update_seconds(elements)

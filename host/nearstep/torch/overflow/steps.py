@@ -91,7 +91,13 @@ class OverflowSteps(AttachedOptimizer):
     @property
     def _computes(self) -> str:
         """What a generation on drives says of the arithmetic."""
-        return digest(self.definition, self._source)
+        formats = self._formats.state
+        return " ".join(
+            [
+                digest(self.definition, self._source),
+                *(f"{k}:{v}" for k, v in sorted(formats.items())),
+            ]
+        )
 
     def _place_on_drives(
         self,

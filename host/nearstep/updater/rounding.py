@@ -1,0 +1,149 @@
+"""Stochastic rounding of the states of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nearstep.errors import ArgumentError
+from nearstep.scalars import is_whole
+from nearstep_spec.rounding import INDEX_BITS, SKIP_BITS, STREAMS, WORD_BITS, alignment
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import AdamKernelConfig
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """Indices of the elements of an array, of which a channel has some blocks.
+
+    Attributes
+    ----------
+    index : of the first element.
+    within : its place in its block.
+    skip : behind each block, so many of the index are on other channels.
+    """
+
+    index: int = 0
+    within: int = 0
+    skip: int = 0
+
+
+FROM_ZERO = Numbering()
+"""Of an array that is all on one channel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """Has a run round states in bfloat16 stochastically: up with the probability of the fraction
+    that is dropped, see `nearstep_spec.rounding`.
+
+    The same seed, step, index, state and value give the same bits, on every device. So steps of one
+    optimizer have different step counts, and optimizers that are to be independent have different
+    seeds.
+
+    Parameters
+    ----------
+    seed : from 0, below 2**32.
+    step : likewise. None is the step count of the update.
+    states : of the rule, in bfloat16; None is all that are.
+    numbering : of the elements. Multiples of the lanes of the kernel, at least of 4.
+    """
+
+    seed: int = 0
+    step: int | None = None
+    states: Sequence[str] | None = None
+    numbering: Numbering = FROM_ZERO
+
+    def streams(self, rule: Rule, config: AdamKernelConfig) -> Mapping[str, int]:
+        """Stream of random bits of each state that is rounded so, if the kernel can do that.
+
+        Raises
+        ------
+        ArgumentError : the kernel cannot round, or a state is none that it rounds.
+        """
+        if not config.stochastic_rounding:
+            raise ArgumentError(
+                "rounding must be None with this kernel, not stochastic: open the device with "
+                "stochastic_rounding=yes and a state in bf16, such as state_format=bf16"
+            )
+        able = [each for each in config.stochastic if each in rule.states]
+        states = able if self.states is None else self.states
+        for each in states:
+            if each not in able:
+                has = ", ".join(able) or "none"
+                raise ArgumentError(
+                    f"rounding.states must be states of {rule.name} in bf16 ({has}), not {each!r}"
+                )
+        if not states:
+            raise ArgumentError(f"rounding needs a state in bf16, and {rule.name} has none here")
+        numbers = {each: 1 + rule.arrays_out.index(each) for each in states}
+        assert max(numbers.values()) < STREAMS
+        return numbers
+
+    def key(self, step: int | None) -> tuple[int, int]:
+        """Seed and step, if they can be that.
+
+        Parameters
+        ----------
+        step : of the update.
+
+        Raises
+        ------
+        ArgumentError : seed or step is none, or too large.
+        """
+        chosen = step if self.step is None else self.step
+        if chosen is None:
+            raise ArgumentError("rounding.step must be given: the update has no step count")
+        _check("seed", self.seed, WORD_BITS)
+        _check("step", chosen, WORD_BITS)
+        return int(self.seed), int(chosen)
+
+    def drawn(self, rule: Rule, step: int | None, config: AdamKernelConfig) -> Drawn:
+        """What the registers of a kernel get for an update.
+
+        Parameters
+        ----------
+        rule, step : of the update.
+        config
+
+        Raises
+        ------
+        ArgumentError : any of that, or an index that begins no beat.
+        """
+        streams = self.streams(rule, config)
+        seed, chosen = self.key(step)
+        self.check_numbering(config)
+        return Drawn(streams=streams, seed=seed, step=chosen, numbering=self.numbering)
+
+    def check_numbering(self, config: AdamKernelConfig) -> None:
+        """Raise `ArgumentError` unless the kernel can count so."""
+        begins = alignment(config.lanes)
+        for name, bits in (("index", INDEX_BITS), ("within", SKIP_BITS), ("skip", SKIP_BITS)):
+            value = getattr(self.numbering, name)
+            _check(f"numbering.{name}", value, bits)
+            if value % begins and name != "skip":
+                raise ArgumentError(
+                    f"rounding.numbering.{name} must be a multiple of {begins}, not {value}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Registers of stochastic rounding.
+
+    Parameters
+    ----------
+    streams : by state.
+    seed, step
+    numbering
+    """
+
+    streams: Mapping[str, int]
+    seed: int
+    step: int
+    numbering: Numbering
+
+
+def _check(name: str, value: object, bits: int) -> None:
+    if not is_whole(value) or not 0 <= value < 1 << bits:
+        raise ArgumentError(f"rounding.{name} must be an integer in [0, 2**{bits}), not {value!r}")

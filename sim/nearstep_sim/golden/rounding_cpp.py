@@ -1,0 +1,53 @@
+"""Stochastic rounding to bfloat16 in C++: that of `nearstep_sim.golden.rounding`, bit for bit, at
+memory speed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_sim.golden.rounding import Draw
+from nearstep_sim.verilate.build import compile_library
+
+__all__ = ["load", "round_stochastically"]
+
+
+@cache
+def load() -> Callable[..., None]:
+    """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
+    source = Path(__file__).with_name("rounding.cpp")
+    library = ctypes.CDLL(str(compile_library("rounding", [source])))
+    function: Callable[..., None] = library.narrow_bf16_stochastically
+    function.argtypes = [  # type: ignore[attr-defined]
+        *[ctypes.c_void_p] * 2,
+        ctypes.c_size_t,
+        *[ctypes.c_uint32] * 3,
+        *[ctypes.c_uint64] * 4,
+    ]
+    function.restype = None  # type: ignore[attr-defined]
+    return function
+
+
+def round_stochastically(a: NDArray[np.float32], draw: Draw) -> NDArray[np.uint16]:
+    """float32, of shape (n,), as patterns of BF16, rounded stochastically."""
+    if a.dtype != np.float32:
+        raise TypeError(f"operands must be float32, not {a.dtype}")
+    given, made = np.ascontiguousarray(a), np.empty(a.shape, np.uint16)
+    load()(
+        given.ctypes.data,
+        made.ctypes.data,
+        given.size,
+        draw.seed,
+        draw.step,
+        draw.stream,
+        draw.index,
+        draw.within,
+        draw.block,
+        draw.skip,
+    )
+    return made
