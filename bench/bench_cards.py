@@ -1,6 +1,6 @@
 """A step of AdamW whose state lies on files, the drives of golden cards, beside what else does it.
 
-All in turn in one run, on the same folder:
+All in turn in one run, on the same folder, in rounds whose order alternates:
 
 - `golden:smartssd?drive=`: subgroups are read, updated and written back, and a generation is
   committed.
@@ -8,8 +8,12 @@ All in turn in one run, on the same folder:
   generation. It is what the drive and the CRCs take.
 - torch's fused AdamW with its moments on files that are mapped into memory, flushed after each
   step.
-- with `--deepspeed PYTHON`, an interpreter that has it: DeepSpeed's ZeRO-3, its states on NVMe,
-  updated by its CPU Adam. It runs by itself before the others.
+- DeepSpeed's ZeRO-3, its states on NVMe, updated by its CPU Adam, if this interpreter, or that of
+  `--deepspeed`, has it. It runs by itself before the others; what keeps it from running is printed.
+
+The ratio is that of the two in the same round, its interval that of the median (bootstrap). A disk
+that others use, too, varies more than that: so the first two run once more on drives whose
+transfers take their turns at a rate that is below the disk's.
 
 Memory is what the process holds beyond the parameters and gradients: subgroups in the cards' DRAM,
 and arrays that are on their way.
@@ -17,13 +21,17 @@ and arrays that are on their way.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
 import statistics
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,9 +45,15 @@ from rich.table import Table
 import nearstep
 from nearstep.backends.base import Completion
 from nearstep.storage.aligned import aligned_empty
+from nearstep.storage.blocks import BlockFile, Blocks, Calls, Move, create_file
+from nearstep.storage.drive import QUEUE_DEPTH
+from nearstep.storage.drive_set import Place
 from nearstep.storage.store import Store
 
 console = Console()
+
+EXTENT = 4 << 20
+"""Bytes of an extent of the paced drives, as of those that `drive=` makes."""
 
 DEEPSPEED = """
 import json, os, sys, time, torch, deepspeed
@@ -75,7 +89,7 @@ def timed(action: Callable[[], Any]) -> float:
 class Alone:
     """The bytes of a step through a store, without anything that computes."""
 
-    def __init__(self, places: list[Path], source: Store, subgroup: int) -> None:
+    def __init__(self, places: Sequence[Place], source: Store, subgroup: int) -> None:
         self.subgroup_bytes = 4 * subgroup
         drive = source.drives[0].header
         self.store = Store.create(
@@ -136,19 +150,111 @@ class Mapped:
             each.flush()
 
 
+class Paced:
+    """Calls of the system on a drive that moves so many bytes a second, one transfer after the
+    other."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def calls(self) -> Calls:
+        return Calls(preadv=partial(self._move, os.preadv), pwritev=partial(self._move, os.pwritev))
+
+    def _move(self, call: Move, fd: int, parts: Any, offset: int) -> int:
+        with self._lock:
+            begun = max(self._free, time.perf_counter())
+            self._free = end = begun + sum(each.nbytes for each in parts) / self._rate
+        done = call(fd, parts, offset)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return done
+
+
+def places(folder: Path, name: str, cards: int, nbytes: int, rate: float | None) -> list[Blocks]:
+    """New files for drives, open."""
+    found: list[Blocks] = []
+    paced = None if rate is None else Paced(rate)
+    for index in range(cards):
+        path = folder / f"{name}{index}"
+        create_file(path, nbytes)
+        found.append(BlockFile(path) if paced is None else BlockFile(path, calls=paced.calls()))
+    return found
+
+
+def in_turn(jobs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each job in each round; every second round is in the reverse order."""
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(rounds):
+        for name in list(jobs)[:: -1 if number % 2 else 1]:
+            seconds[name].append(timed(jobs[name]))
+    return seconds
+
+
+def ratio(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Of the time of storage alone to that of cards: median of the rounds, its 95 % interval, and
+    the least and the most."""
+    found = np.array(seconds["storage"]) / np.array(seconds["cards"])
+    drawn = np.random.default_rng(1).choice(found, (10_000, found.size))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return {
+        "median": float(np.median(found)),
+        "interval": [float(low), float(high)],
+        "extremes": [float(found.min()), float(found.max())],
+    }
+
+
+def said(found: Mapping[str, Any]) -> str:
+    low, high = found["interval"]
+    least, most = found["extremes"]
+    return (
+        f"{found['median']:.1%} of the rate of storage alone (95 % interval {low:.1%} to "
+        f"{high:.1%}; rounds {least:.1%} to {most:.1%})"
+    )
+
+
+def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) -> dict[str, Any]:
+    """The ratio on one drive of a constant rate."""
+    own = torch.nn.Parameter(torch.full((elements,), 0.02))
+    own.grad = torch.full((elements,), 0.5)
+    nbytes = 36 * elements + (64 << 20)  # two generations and the next
+    made = places(folder, "paced", 1, nbytes, rate)
+    url = f"golden:smartssd?subgroup_elements={subgroup}&drive={folder}"
+    with Store.create(made, drive_bytes=nbytes, owner="paced", extent_bytes=EXTENT) as store:
+        optimizer = nearstep.optim.AdamW([own], lr=1e-3, device=url, drives=store)
+        optimizer.step()
+        others = places(folder, "paced-alone", 1, nbytes, rate)
+        alone = Alone(others, store, subgroup)
+        alone.step()
+        seconds = in_turn({"cards": optimizer.step, "storage": alone.step}, rounds)
+        alone.store.close()
+    return {
+        "bytes_per_s": rate,
+        "parameters": elements,
+        "seconds": {name: statistics.median(each) for name, each in seconds.items()},
+        "seconds_all": seconds,
+        "rate": ratio(seconds),
+    }
+
+
 def by_deepspeed(
     python: Path | None, folder: Path, elements: int, steps: int, subgroup: int
-) -> dict[str, Any] | None:
+) -> dict[str, Any] | str:
+    """What it takes; or why that is not known."""
     if python is None:
-        return None
+        if importlib.util.find_spec("deepspeed") is None:
+            return "DeepSpeed is not installed here (--deepspeed PYTHON names an interpreter)"
+        python = Path(sys.executable)
     width = 1024
     arguments = [elements // (width * width), width, steps, subgroup]
     done = subprocess.run(
         [str(python), "-c", DEEPSPEED, str(folder), *map(str, arguments)],
-        check=True,
         capture_output=True,
         text=True,
     )
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        return f"DeepSpeed ended with {done.returncode}: {lines[-1]}"
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -160,6 +266,8 @@ def main(
     cards: Annotated[int, typer.Option(help="cards, a file each")] = 1,
     steps: Annotated[int, typer.Option(help="that are measured, after one that is not")] = 7,
     deepspeed: Annotated[Path | None, typer.Option(help="an interpreter that has it")] = None,
+    paced_gb: Annotated[float, typer.Option(help="GB/s of the paced drive; 0 leaves it out")] = 2.0,
+    paced_elements: Annotated[int, typer.Option(help="parameters on it")] = 1 << 26,
 ) -> None:
     work = folder / "cards"
     work.mkdir(parents=True, exist_ok=True)
@@ -189,13 +297,10 @@ def main(
     alone = Alone([work / f"alone{index}" for index in range(cards)], store, subgroup)
     mapped = Mapped(work, twin)
     jobs = {"cards": optimizer.step, "storage": alone.step, "mapped": mapped.step}
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
     alone.step()
     mapped.step()
     before = optimizer.traffic.as_dict()
-    for _ in range(steps):
-        for name, action in jobs.items():
-            seconds[name].append(timed(action))
+    seconds = in_turn(jobs, steps)
     after = optimizer.traffic.as_dict()
     if not torch.equal(own.view(torch.int32), twin.view(torch.int32)):
         raise AssertionError("parameters differ from torch's")
@@ -208,9 +313,18 @@ def main(
     for path in work.rglob("*"):
         if path.is_file():
             path.unlink()
-    ratios = [s / c for s, c in zip(seconds["storage"], seconds["cards"], strict=True)]
-    medians = {name: statistics.median(found) for name, found in seconds.items()}
-    if other is not None:
+    found = ratio(seconds)
+    paces = None
+    if paced_gb:
+        del own, twin, optimizer, mapped, jobs
+        paces = paced(work, paced_elements, subgroup, paced_gb * 1e9, steps)
+        for path in work.rglob("*"):
+            if path.is_file():
+                path.unlink()
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    if isinstance(other, str):
+        console.print(other)
+    else:
         seconds["deepspeed"] = other["seconds"]
         medians["deepspeed"] = statistics.median(other["seconds"])
     written = report.write(
@@ -225,18 +339,22 @@ def main(
             "bytes_per_parameter": per_step,
             "seconds": medians,
             "seconds_all": seconds,
-            "rate_of_storage_alone": statistics.median(ratios),
+            "queue_depth": QUEUE_DEPTH,
+            "rate_of_storage_alone": found,
+            "paced": paces,
             "memory_over_subgroup": grown / (16 * subgroup),
-            "deepspeed": None if other is None else other["version"],
+            "deepspeed": other if isinstance(other, str) else other["version"],
         },
     )
     table = Table(title=f"{elements / 1e6:.1f} million parameters on {cards} drives; {written}")
     for column in ("", "s a step", "all"):
         table.add_column(column, justify="right")
-    for name, found in seconds.items():
-        table.add_row(name, f"{medians[name]:.3f}", " ".join(f"{each:.2f}" for each in found))
+    for name, each in seconds.items():
+        table.add_row(name, f"{medians[name]:.3f}", " ".join(f"{one:.2f}" for one in each))
     console.print(table)
-    console.print(f"{statistics.median(ratios):.1%} of the rate of storage alone")
+    console.print(said(found))
+    if paces is not None:
+        console.print(f"on a drive of {paced_gb:g} GB/s {said(paces['rate'])}")
     console.print(f"memory: {grown / (16 * subgroup):.2f} x D x 16 bytes")
     console.print({key: round(value, 3) for key, value in per_step.items()}, "bytes a parameter")
 

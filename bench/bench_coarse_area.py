@@ -11,10 +11,7 @@ from typing import Annotated, Any
 
 import report
 import typer
-from amaranth import Module
 from amaranth.lib import wiring
-from amaranth.lib.crc import Processor
-from amaranth.lib.wiring import In, Out
 from rich.console import Console
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
@@ -42,32 +39,6 @@ Area = dict[str, float]
 console = Console()
 
 
-class Crc(wiring.Component):
-    """A CRC by itself, with the members of Amaranth's."""
-
-    def __init__(self, crc: Processor) -> None:
-        self.crc_ = crc
-        super().__init__(
-            {
-                "start": In(1),
-                "valid": In(1),
-                "data": In(len(crc.data)),
-                "crc": Out(len(crc.crc)),
-            }
-        )
-
-    def elaborate(self, platform: object) -> Module:
-        m = Module()
-        m.submodules.crc = crc = self.crc_
-        m.d.comb += [
-            crc.start.eq(self.start),
-            crc.valid.eq(self.valid),
-            crc.data.eq(self.data),
-            self.crc.eq(crc.crc),
-        ]
-        return m
-
-
 @dataclass(frozen=True)
 class Part:
     """What is synthesised: a component, without modules whose names match `boxes`."""
@@ -85,7 +56,7 @@ def parts() -> dict[str, Part]:
     makers: dict[str, Callable[[], wiring.Component]] = {
         "SendFlow": lambda: SendFlow(depth=depth),
         "RecvFlow": lambda: RecvFlow(depth=depth),
-        "header CRC": lambda: Crc(header_crc()),
+        "header CRC": header_crc,
         "snapshot gate": lambda: MemoryDevice(CONFIG).gate,
         "job queue": lambda: JobQueue(address_width=width, depth=CONFIG.queue_jobs),
         "faults": lambda: FaultControl(groups=groups),
@@ -98,7 +69,7 @@ def parts() -> dict[str, Part]:
         "read join": lambda: MemoryDevice(CONFIG).reads,
         "write join": lambda: MemoryDevice(CONFIG).writers,
         "copy join": lambda: MemoryDevice(CONFIG).writes,
-        "entry CRC": lambda: Crc(entry_crc()),
+        "entry CRC": entry_crc,
         f"ALUs, {few.alus} lanes": lambda: Reduce(few),
         f"ALUs, {many.alus} lanes": lambda: Reduce(many),
     }

@@ -121,12 +121,12 @@ def simulation_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
     }
 
 
-def dimm_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
+def dimm_speed(option: str, count: int, runs: int) -> dict[str, Any]:
     """The same of a DIMM of two DDR4 channels: both to acceleration mode, a run on each, and back.
 
     Copies to and from the DIMM are not in it.
     """
-    url = f"sim:axdimm?memory=ddr4-1600&channels=2&fu={fidelity}"
+    url = f"sim:axdimm?memory=ddr4-1600&channels=2&{option}"
     with nearstep.open(url) as device:
         share = count // len(device.channels)
         host = arrays(share)
@@ -277,8 +277,9 @@ def main(
         "simulation": [
             simulation_speed("rtl", 1_000_000, runs),
             simulation_speed("native", 4_000_000, runs),
-            dimm_speed("rtl", 2_000_000, runs),
-            dimm_speed("native", 2_000_000, runs),
+            dimm_speed("fu=rtl", 2_000_000, runs),
+            dimm_speed("top=whole", 2_000_000, runs),
+            dimm_speed("fu=native", 2_000_000, runs),
             *([cocotb_speed()] if cocotb else []),
         ],
         "golden": golden_against_torch(max(runs, 9)),

@@ -134,7 +134,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         right.fill_between(steps, apart.min(0), apart.max(0), color=case.color, alpha=0.12)
     left.set_title("training loss, mean of the seeds", loc="left", fontsize=11)
     right.set_title("less that of fp32; band: all seeds", loc="left", fontsize=11)
-    right.set_ylim(-0.1, 0.3)
+    right.set_ylim(-0.05, 0.1)
     left.set_ylabel("nats per byte")
     for axis in (left, right):
         axis.set_xlabel("step")

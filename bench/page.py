@@ -18,7 +18,14 @@ from page_coarse import (
 from page_formats import formats, state_losses
 from page_fu import accuracy, functional_unit
 from page_memferry import memferry
-from page_smartssd import compression, handler, rules, smartssd, smartssd_area
+from page_smartssd import (
+    compression,
+    handler,
+    rules,
+    smartssd,
+    smartssd_area,
+    smartssd_shipped,
+)
 from page_storage import cards, offload, overflow, storage
 from page_table import Results, mega, percent, section, table
 from report import FOLDER
@@ -232,8 +239,8 @@ def module(results: Results) -> list[str]:
     lines = section(
         "The module",
         "Two channels behind one host bus, each with mode arbiter, controller and kernel, all in",
-        "RTL, *measured*: START through the register window, data beats over all cycles from START",
-        "to done by the kernel's own counter, the slower channel where there are two. 16 KiB",
+        "RTL, *measured*: START through the register window, needed beats over all cycles from",
+        "START to done by the kernel's own counter, the slower channel where there are two. 16 KiB",
         f"blocks, {steps[0]['parameters_per_channel']:,} parameters a channel. Stand-ins of equal",
         "latency do the arithmetic; all of memory is compared. Lost clocks are those of the DRAM's",
         "data bus. MP/s at 200 MHz, by the host's count of cycles from before the first START to",
@@ -461,6 +468,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "fu": functional_unit,
     "rules": rules,
     "smartssd": smartssd,
+    "smartssd_shipped": smartssd_shipped,
     "handler": handler,
     "smartssd_area": smartssd_area,
     "coarse": coarse,

@@ -82,12 +82,15 @@ def cards(results: Results) -> list[str]:
         "*Storage*: `nearstep.storage` reads and writes the same bytes in the same pieces, and",
         "commits. *Mapped*: torch's fused step, its moments on mapped files that the page cache",
         "holds, flushed after each step: a third of the bytes, and no whole state after a cut.",
-        f"The step has {results['rate_of_storage_alone']:.1%} of the rate of storage alone (median",
-        f"of the rounds), and the process holds {results['memory_over_subgroup']:.2f} x D x 16",
-        "bytes beside the model, D the elements of a subgroup.",
+        "Rounds alternate in their order; the ratio is that of the two in one round, its interval",
+        f"that of the median. The step has {_ratio(results['rate_of_storage_alone'])} of the rate",
+        f"of storage alone. The process holds {results['memory_over_subgroup']:.2f} x D x 16",
+        f"bytes beside the model, D the elements of a subgroup. {_paced(results['paced'])}".strip(),
     )
+    if "deepspeed" not in seconds:
+        lines += [f"Without DeepSpeed's CPU Adam on NVMe: {results['deepspeed']}.", ""]
     names = {"cards": "cards", "storage": "storage alone", "mapped": "mapped, flushed"}
-    if results["deepspeed"] is not None:
+    if "deepspeed" in seconds:
         names["deepspeed"] = f"DeepSpeed {results['deepspeed']}, ZeRO-3, NVMe, CPU Adam, bf16"
     lines += table(
         ["", "s a step", "cards over it"],
@@ -97,6 +100,21 @@ def cards(results: Results) -> list[str]:
         ),
     )
     return lines
+
+
+def _ratio(found: Results) -> str:
+    low, high = found["interval"]
+    return f"{found['median']:.1%} (95 % interval {low:.1%} to {high:.1%})"
+
+
+def _paced(found: Results | None) -> str:
+    if found is None:
+        return ""
+    return (
+        f"On a drive that takes one transfer after the other at {found['bytes_per_s'] / 1e9:g} "
+        f"GB/s, of {found['parameters'] / 1e6:.1f} million parameters, it has "
+        f"{_ratio(found['rate'])}."
+    )
 
 
 def offload(results: Results) -> list[str]:

@@ -74,11 +74,14 @@ def _area(cells: Mapping[str, int], *, dsp: str, generation: int) -> dict[str, f
     }
 
 
-def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
+def ultrascale_plus_cells(
+    verilog: str, top: str, boxes: str | None = None, *, flat: bool = True
+) -> Mapping[str, int]:
     """Cells of `synth_xilinx -family xcup`, by type: `DSP48E2`, `LUT6`, `CARRY4`, `FDRE`...
 
     Modules whose names match `boxes`, a pattern with `*`, are left out: each is a cell of a type
-    of its own name.
+    of its own name. If it is not `flat`, each module is synthesised by itself, once, and counted as
+    often as it is instantiated: what a large design needs.
 
     Yosys packs no registers into DSP48E2, so that flip-flops read high. Takes about a minute for a
     functional unit.
@@ -87,10 +90,12 @@ def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> M
     ------
     BuildError : with the end of Yosys's output.
     """
-    return _cells(verilog, top, boxes, "synth_xilinx -family xcup -top {top} -flatten")
+    return _cells(verilog, top, boxes, f"synth_xilinx -family xcup -top {{top}}{_flatten(flat)}")
 
 
-def series7_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
+def series7_cells(
+    verilog: str, top: str, boxes: str | None = None, *, flat: bool = True
+) -> Mapping[str, int]:
     """Cells of `synth_xilinx -family xc7`, by type: `DSP48E1`, `LUT6`, see `ultrascale_plus_cells`.
 
     Takes six minutes for a card of four lanes.
@@ -99,7 +104,11 @@ def series7_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[s
     ------
     BuildError : with the end of Yosys's output.
     """
-    return _cells(verilog, top, boxes, "synth_xilinx -family xc7 -top {top} -flatten")
+    return _cells(verilog, top, boxes, f"synth_xilinx -family xc7 -top {{top}}{_flatten(flat)}")
+
+
+def _flatten(flat: bool) -> str:
+    return " -flatten" if flat else ""
 
 
 def ecp5_area(cells: Mapping[str, int]) -> dict[str, float]:
@@ -120,16 +129,19 @@ def ecp5_area(cells: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def ecp5_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
+def ecp5_cells(
+    verilog: str, top: str, boxes: str | None = None, *, flat: bool = True
+) -> Mapping[str, int]:
     """Cells of `synth_ecp5`, by type: `LUT4`, `CCU2C`, `TRELLIS_FF`, `MULT18X18D`, `DP16KD`...
 
-    `boxes` as of `ultrascale_plus_cells`.
+    `boxes` and `flat` as of `ultrascale_plus_cells`.
 
     Raises
     ------
     BuildError : with the end of Yosys's output.
     """
-    return _cells(verilog, top, boxes, f"synth_ecp5 {SYNTHESIS} -top {{top}}")
+    modules = "" if flat else " -noflatten"
+    return _cells(verilog, top, boxes, f"synth_ecp5 {SYNTHESIS} -top {{top}}{modules}")
 
 
 def _cells(verilog: str, top: str, boxes: str | None, synthesis: str) -> Mapping[str, int]:

@@ -1,5 +1,5 @@
-"""What several proofs state: values of the cycle before, inputs and streams that hold, and proofs
-that must fail.
+"""What several proofs state: values of the cycle before, inputs and streams that hold, registers
+inside of a design, and proofs that must fail.
 
 Counters of what is under way stay with their properties: each has its own bounds and its own ends.
 """
@@ -7,8 +7,10 @@ Counters of what is under way stay with their properties: each has its own bound
 from __future__ import annotations
 
 import pytest
-from amaranth.hdl import Assert, Assume, Module, Signal, Value
+from amaranth.hdl import Array, Assert, Assume, Const, Fragment, Module, Shape, Signal, Value
+from amaranth.hdl._mem import MemoryInstance
 from amaranth.lib.wiring import Component
+from amaranth.utils import ceil_log2
 
 from nearstep_sim.bench.formal import Mode, ProofError, prove
 
@@ -52,6 +54,57 @@ class History:
                 kind(port.valid),
                 kind(Value.cast(port.payload) == payload),
             ]
+
+
+class Inside:
+    """Registers and memories of a design by path, as `space.taken0`, for invariants of inductions.
+
+    The design is what it would be without; a name that is not there is a KeyError.
+    """
+
+    def __init__(self, whole: Fragment) -> None:
+        self._registers: dict[str, Signal] = {}
+        self._memories: dict[str, MemoryInstance] = {}
+        self._enter(whole, "")
+
+    def __getitem__(self, path: str) -> Signal:
+        return self._registers[path]
+
+    def read_data(self, path: str) -> Value:
+        """What the only read port of a memory gives."""
+        (port,) = self._memories[path]._read_ports
+        return port._data
+
+    def rows(self, path: str) -> Array:
+        """The rows of a memory, by read ports that are only for this; once for each memory."""
+        memory = self._memories[path]
+        width, depth = Shape.cast(memory._data.shape).width, memory._data.depth
+        rows = [Signal(width, name=f"row{row}") for row in range(depth)]
+        for address, row in enumerate(rows):
+            memory.read_port(
+                domain="comb",
+                addr=Const(address, ceil_log2(depth)),
+                data=row,
+                en=Const(1),
+                transparent_for=(),
+            )
+        return Array(rows)
+
+    def _enter(self, fragment: Fragment, path: str) -> None:
+        if isinstance(fragment, MemoryInstance):
+            self._memories[path.removesuffix(".")] = fragment
+        for domain, statements in fragment.statements.items():
+            if domain != "comb":
+                for signal in statements._lhs_signals():
+                    self._registers.setdefault(f"{path}{signal.name}", signal)
+        for inner, name, _ in fragment.subfragments:
+            self._enter(inner, f"{path}{name}.")
+
+
+def opened(component: Component) -> tuple[Fragment, Inside]:
+    """A component as it is to be added to a module, and what is inside of it."""
+    whole = Fragment.get(component, None)
+    return whole, Inside(whole)
 
 
 def held(m: Module, *values: Value) -> None:

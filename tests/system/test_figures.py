@@ -84,6 +84,7 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
     "kernel on `halfduplex`": (Of("kernel", cell("`halfduplex`", 5)),),
     "kernel behind the mode arbiter": (Of("module", cell("8Gb x8, 16, 2", 1)),),
     "the same on 16Gb x8": (Of("module", cell("16Gb x8, 16, 2", 1)),),
+    "the same on the paper's parts": (Of("module", cell("32Gb x16, 16, 2", 1)),),
     "both channels at 200 MHz, 8Gb x8": (Of("module", cell("8Gb x8, 16, 2", 11)),),
     "the same with 4 functional units": (Of("module", cell("8Gb x8, 4, 2", 11)),),
     "two ranks a channel": (

@@ -31,6 +31,7 @@ from nearstep.errors import (
 from nearstep.scalars import is_whole
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.drive import QUEUE_DEPTH
 from nearstep.storage.drive_errors import DriveFullError
 from nearstep.storage.spans import flat_bytes
 from nearstep.storage.store import Store
@@ -152,7 +153,7 @@ class Axdimm:
         *,
         direct: bool = True,
         overwrite: bool = False,
-        queue_depth: int = 4,
+        queue_depth: int = QUEUE_DEPTH,
     ) -> int:
         """Register an NVMe SSD, and return its number: a block device, or a file in the place of
         one.

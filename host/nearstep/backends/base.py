@@ -46,10 +46,12 @@ class Completion(ABC):
 
     Attributes
     ----------
-    backend : whose time has to pass for it to end; None if it has ended.
+    backend : whose time has to pass for it to end; None if it has ended, or there is no clock.
+    is_background : without a clock, it is waited for when nothing else is under way.
     """
 
     backend: Backend | None = None
+    is_background: bool = False
 
     @property
     @abstractmethod

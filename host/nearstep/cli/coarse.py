@@ -12,11 +12,12 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.service.engine import Scheduling
 from nearstep.coarse.service.server import BEAT_S, QUEUE_SHARDS, SHARD_BYTES, SILENCE_S, Server
 from nearstep.coarse.service.spawn import token_of
 
@@ -49,6 +50,9 @@ def serve(
     silence_s: Annotated[
         float, typer.Option(help="Seconds without one after which a client is gone.")
     ] = SILENCE_S,
+    scheduler: Annotated[
+        str, typer.Option(help="queues, or fcfs: what came first, whose deadlocks are found.")
+    ] = "queues",
     until_eof: Annotated[
         bool, typer.Option("--until-eof", help="Read the token from the input, and end with that.")
     ] = False,
@@ -75,6 +79,7 @@ def serve(
             queue_shards=queue_shards,
             beat_s=beat_s,
             silence_s=silence_s,
+            scheduler=cast("Scheduling", scheduler),  # it is checked there
         )
     except BaseException:
         pool.close()

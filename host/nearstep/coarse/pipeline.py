@@ -119,8 +119,9 @@ def push_sync_pull(
 
     A shard is summed by all rings, when every client has pushed it; each client pulls it when it
     has been summed. A direction of a link carries one shard at a time, in the order of the array.
-    If anything fails, the results that had not been pulled are undefined, and the memory is given
-    back; a failed sum asks for `CoarsePool.reset`, as ever.
+    If anything fails, or Ctrl-C ends it, the results that had not been pulled are undefined, and
+    the memory is given back. A failed sum asks for `CoarsePool.reset`, as ever, and so does Ctrl-C
+    while a sum is given to the devices (`ResetNeededError`): its memory is given back by that.
 
     Parameters
     ----------
@@ -154,7 +155,7 @@ def push_sync_pull(
     finally:
         if not pool.device.closed:
             for tensor in tensors:
-                tensor.free()
+                tensor.abandon()
 
 
 def _graph(

@@ -68,6 +68,17 @@ class QueueState:
         completed = frozenset(each for each in {*self.completed, done} if each.tensor in shared)
         return replace(self, under_way=under_way, completed=completed)
 
+    def forget(self, tensor: int) -> Self:
+        """A tensor is nowhere any more, as if it had never arrived."""
+        return replace(
+            self,
+            arrivals=tuple(
+                tuple(each for each in queue if each.tensor != tensor) for queue in self.arrivals
+            ),
+            under_way=tuple(each for each in self.under_way if each.tensor != tensor),
+            completed=frozenset(each for each in self.completed if each.tensor != tensor),
+        )
+
     def absent(self, tensor: int) -> tuple[int, ...]:
         """Proxies that have not started a tensor, one that is under way."""
         started = {each.proxy for each in self.under_way if each.tensor == tensor}

@@ -197,6 +197,7 @@ class Rings:
         self._pushed: list[list[int]] = []
         self._pending: list[Pending] = []
         self._tag = 0
+        self._giving = 0  # calls that give something to devices; more where one was interrupted
         pool, core = device.nodes[0].pool, device.nodes[0].sync0
         self._epochs = 1 << pool.map.lookup("link.epoch")[1].width
         self._tags = 1 << core.map.lookup("job.tag")[1].width
@@ -220,6 +221,7 @@ class Rings:
         WaitTimeoutError : a device did not become idle.
         """
         with self.lock:
+            self._giving += 1
             aborted = self._outcome(ErrorCause.ABORTED, 0) if self._pending else None
             self._epoch = (self._epoch + 1) % self._epochs
             for number, node in enumerate(self.device.nodes):
@@ -236,6 +238,7 @@ class Rings:
             self._pushed = [[0] * self.device.config.groups for _ in range(self.devices)]
             self.failure = None
             self._end_pending(aborted)
+            self._giving = 0
 
     def _wait_idle(self, device: int, block: BlockRegisters) -> None:
         try:
@@ -283,7 +286,13 @@ class Rings:
         )
 
     def check_ready(self) -> None:
-        """Raise `ResetNeededError` if jobs were ended and the pool was not reset."""
+        """Raise `ResetNeededError` if jobs were ended, or given to some devices and not to others,
+        and the pool was not reset."""
+        with self.lock:  # another thread may be giving one to them
+            if self._giving:
+                raise ResetNeededError(
+                    "a call was interrupted while it gave a job to devices: reset() the pool first"
+                )
         if self.failure is not None:
             raise ResetNeededError(
                 "a device ended all jobs: reset() the pool first"
@@ -303,17 +312,20 @@ class Rings:
         self._pending.append(pending)
 
     def submit(self, pending: Pending) -> None:
-        """Give the jobs to all devices."""
+        """Give the jobs to all devices. What ends that, such as Ctrl-C, makes a reset needed."""
         with self.lock:
+            self._giving += 1
             self.begin(pending)
             for job in pending.jobs:
                 for device in range(self.devices):
                     self.push(job, device)
+            self._giving -= 1
 
     def push(self, job: RingJob, device: int) -> None:
         """Give a job to one device."""
         core, group = self.core(device, job.part.group), job.part.group
         average = job.operation is Operation.AVERAGE
+        self._giving += 1
         core.source.value = job.sources[device]
         core.destination.value = job.destinations[device]
         core.elements.value = job.part.elements
@@ -322,6 +334,7 @@ class Rings:
         core.start.go = 1
         self._pushed[device][group] += 1
         job.targets[device] = self._pushed[device][group]
+        self._giving -= 1
 
     def look(self) -> None:
         """Find out which jobs have ended, without waiting."""

@@ -40,6 +40,7 @@ class PoolTensor:
         self._event: Pending | None = None
         self._transfers: list[Completion] = []
         self._freed = False
+        self._abandoned = False
         self._buffers: list[list[Buffer]] = []
         self._front = 0
         try:
@@ -181,6 +182,21 @@ class PoolTensor:
             self._release()
             self._freed = True
 
+    def abandon(self) -> None:
+        """`free`, when what uses it has ended: a transfer now, a job when it ends, or by a reset.
+
+        Raises
+        ------
+        Exception : of a transfer that does not end; the memory is not given back.
+        """
+        with self.rings.lock:
+            self._abandoned = True
+            for each in self._transfers:
+                each.abort()
+            if not self._freed and self.event is None:
+                self._release()
+                self._freed = True
+
     def front(self, device: int) -> Buffer:
         """Where the values of a device lie now."""
         return self._buffers[self._front][device]
@@ -198,6 +214,9 @@ class PoolTensor:
         self._event = None
         if succeeded:
             self._front = 1 - self._front
+        if self._abandoned and not self._freed:
+            self._release()
+            self._freed = True
 
     def check_usable(self, action: str) -> None:
         """Raise if it was freed or the pool is closed; `action` is what was to be done."""

@@ -20,8 +20,9 @@ from nearstep.storage.drive_errors import ClosedStoreError
 from nearstep.storage.header import Header
 from nearstep.storage.transfer import TIMEOUT_S, Transfer
 
-QUEUE_DEPTH = 4
-"""Reads or writes that a drive works on at once, if nothing is said."""
+QUEUE_DEPTH = 8
+"""Reads or writes that a drive works on at once, if nothing is said: a thread whose call has
+returned waits for Python's lock before the next one, and the drive has others meanwhile."""
 
 MAX_QUEUE_DEPTH = 256
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 from pathlib import Path
 
@@ -19,13 +20,25 @@ def lock(path: str, fd: int) -> None:
     DriveLockedError : somebody has it.
     DriveAccessError : its filesystem has no locks.
     """
+    if _is_free(path, fd):
+        return
+    if holder(os.fstat(fd)) == os.getpid():
+        gc.collect()  # what failed here, and nobody has any more, is in a cycle with its error
+        if _is_free(path, fd):
+            return
+    raise locked(path, os.fstat(fd))
+
+
+def _is_free(path: str, fd: int) -> bool:
+    """Whether it has been taken."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            reason = f"it cannot be locked: {error.strerror}"
-            raise DriveAccessError(path, reason, error.errno) from error
-        raise locked(path, os.fstat(fd)) from None
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        reason = f"it cannot be locked: {error.strerror}"
+        raise DriveAccessError(path, reason, error.errno) from error
+    return True
 
 
 def locked(path: str, found: os.stat_result) -> DriveLockedError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -86,6 +88,7 @@ class Store:
         self._current, self._other, self._last = found.current, found.other, found.last
         self._space, self._dying = account(found, [drive.header.blocks for drive in drives])
         self._pending = self._fresh()
+        _open.add(self)
 
     @classmethod
     def create(
@@ -543,3 +546,15 @@ class Store:
         for tensor in committed.tensors.values():
             tensor.table.fresh[:] = False
         self._pending = self._fresh()
+
+
+_open: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _unlock() -> None:
+    """In a child after `fork()`: no other thread is there, whichever had a store locked."""
+    for store in list(_open):
+        store._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)

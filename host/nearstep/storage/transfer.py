@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Self
 
 from nearstep.backends.base import Completion
-from nearstep.storage.drive_errors import DriveTimeoutError
+from nearstep.storage.drive_errors import ClosedStoreError, DriveTimeoutError
 
 TIMEOUT_S = 120.0
 """Seconds without any progress after which a wait gives up."""
@@ -40,6 +41,7 @@ class Transfer(Completion):
         self._timeout_s = timeout_s
         self._error: Exception | None = None
         self._changed = threading.Condition()
+        self._process = os.getpid()
 
     @property
     def ended(self) -> bool:
@@ -64,6 +66,7 @@ class Transfer(Completion):
         Raises
         ------
         DriveTimeoutError : nothing ended for too long. It goes on.
+        ClosedStoreError : as of `join`.
         StorageError : it failed: `error`.
         """
         self.join()
@@ -77,7 +80,14 @@ class Transfer(Completion):
         Raises
         ------
         DriveTimeoutError
+        ClosedStoreError : this is a child of the process that began it, and it had not ended when
+            the child was made: what carries it out is not here.
         """
+        if self._left == 0:
+            return
+        if os.getpid() != self._process:  # before the lock, which another thread may have had
+            reason = f"of process {self._process}, which began it"
+            raise ClosedStoreError(f"the {self.what}", "wait", reason)
         while True:
             before = self._progress()
             with self._changed:

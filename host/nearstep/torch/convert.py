@@ -142,12 +142,17 @@ def fingerprint(tensor: Tensor) -> int:
     torch's version counter is no substitute: a write through `tensor.data`, through `numpy()`
     or an assignment to `tensor.data` leaves it as it was.
     """
+    sums = part_sums(tensor)
+    sums.make_all()
+    return sums.fingerprint
+
+
+def part_sums(tensor: Tensor) -> PartSums:
+    """What makes the `fingerprint` of a tensor, of which nothing has been looked at."""
     flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none
         flat = flat.view(torch.int16)
-    sums = PartSums(np.ascontiguousarray(flat.numpy()))
-    at_once([partial(sums.make, number) for number in range(sums.count)])
-    return sums.fingerprint
+    return PartSums(np.ascontiguousarray(flat.numpy()))
 
 
 class PartSums:
@@ -170,6 +175,10 @@ class PartSums:
     def make(self, number: int) -> None:
         """Look at a part."""
         self._sums[number] = crc32(self._words[number * SUMMED : (number + 1) * SUMMED].data)
+
+    def make_all(self) -> None:
+        """Look at all parts."""
+        at_once([partial(self.make, number) for number in range(self.count)])
 
     @property
     def fingerprint(self) -> int:

@@ -97,6 +97,12 @@ class HeldGradient:
             gradient = torch.empty(parameter.shape, dtype=self.dtype, device=parameter.device)
             return gradient.copy_(self._read(self._extent).view(parameter.shape))
 
+    def whole(self) -> Tensor:
+        """The gradient as a new tensor of one dimension on the host."""
+        self._straighten()
+        with torch.inference_mode(False), torch.no_grad():
+            return self._read(self._extent)
+
     def divide(self, scale: float) -> None:
         """Have it divided by `scale` when it is next added to, fetched or stepped with."""
         self._straighten()

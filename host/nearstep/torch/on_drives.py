@@ -70,7 +70,7 @@ def on_drives(
             cards=True,
         )
         steps = CardSteps(device, placement, settings, traffic, opened.store, naive=settings.naive)
-        tier = CardTier(opened.store, device, traffic, steps.ahead)
+        tier = CardTier(opened.store, device, traffic, steps.ahead, steps.looks)
         tier.source, tier.replaces = opened.source, opened.replaces
         return OnDrives(opened, tier, steps)
     opened = OpenStore(options, title, groups, moments)

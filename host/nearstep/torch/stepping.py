@@ -265,19 +265,22 @@ class SteppingOptimizer(PlacedOptimizer):
         maximize, scales = bool(group["maximize"]), self.device.config.gradient_scale
         compressed = None
         negated = maximize and not scales
-        if isinstance(given.gradient, HeldGradient):
-            form = resident.take_gradient(given.gradient, negated=negated)
-        elif isinstance(given.gradient, HeldPairs):
+        gradient = given.gradient
+        if isinstance(gradient, Tensor):
+            gradient = redistributed(gradient, given.parameter)
+        elif isinstance(gradient, HeldGradient) and compression is not None:
+            gradient = gradient.whole()
+        if isinstance(gradient, HeldGradient):
+            form = resident.take_gradient(gradient, negated=negated)
+        elif isinstance(gradient, HeldPairs):
             assert compression is not None, "it was compressed"
             resident.begin_use()
-            form, compressed = compression.format, given.gradient.land()
+            form, compressed = compression.format, gradient.land()
         elif compression is None:
-            gradient = redistributed(given.gradient, given.parameter)
             form = resident.gradient_format(gradient)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
             resident.send_gradient(gradient, outbox, negated=negated)
         else:
-            gradient = redistributed(given.gradient, given.parameter)
             form = compression.format
             resident.begin_use()
             compressed = self.compress(given.parameter, gradient, self._residual_of(state))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 
 @dataclass(kw_only=True)
 class Traffic:
     """What one optimizer has done since it was made, in bytes where not said otherwise.
+
+    A step that begins anew, since it is found to have begun with parameters that the host had
+    changed (`nearstep.torch.cards`), counts once.
 
     In a plain training loop each step adds to `gradients_down` and `parameters_up` and to
     nothing else: four bytes for each element that was updated, or two of a format of 16 bits that
@@ -77,3 +81,8 @@ class Traffic:
     def as_dict(self) -> dict[str, int | float | None]:
         """Counters by name."""
         return asdict(self)
+
+    def go_back(self, then: Mapping[str, int | float | None]) -> None:
+        """Be what `as_dict` returned then."""
+        for name, value in then.items():
+            setattr(self, name, value)

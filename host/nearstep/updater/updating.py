@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ from nearstep_spec.updater.registers import Operation
 Started = TypeVar("Started", bound=KernelRun)
 
 
-class UpdatingDevice(Device):
+class UpdatingDevice(Device, ABC):
     """A device on whose memory channels there are update kernels. Families derive from it.
 
     Attributes
@@ -48,6 +49,7 @@ class UpdatingDevice(Device):
     channels: tuple[KernelChannel, ...] = ()
 
     @property
+    @abstractmethod
     def kernel_config(self) -> AdamKernelConfig:
         """Configuration of each kernel.
 
@@ -55,7 +57,6 @@ class UpdatingDevice(Device):
         ------
         ArgumentError : the device has none.
         """
-        raise NotImplementedError
 
     def update(
         self,

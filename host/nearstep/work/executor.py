@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from nearstep.backends.base import Completion
 from nearstep.errors import WaitTimeoutError
@@ -105,6 +106,7 @@ class Execution:
         self._done: list[str] = []
         self._failed: dict[str, Exception] = {}
         self._entries: list[Entry | None] = []
+        self._is_aborted = False
 
     @property
     def timeline(self) -> Timeline:
@@ -160,15 +162,24 @@ class Execution:
         """Let time pass until all have ended. Raises as `wait`."""
         self._guarded(lambda: self._pass_until(lambda: False))
 
+    @contextmanager
+    def growing(self) -> Iterator[None]:
+        """While operations are added and admitted: whatever is raised meanwhile, such as by Ctrl-C,
+        ends the operations under way and has a note of what was not run."""
+        try:
+            yield
+        except WorkError:
+            raise  # none is
+        except BaseException as error:
+            if not self._is_aborted:
+                self._is_aborted = True
+                self._abort(error)
+            raise
+
     def _guarded(self, work: Callable[[], None]) -> None:
         """End what is under way if anything but an operation fails."""
-        try:
+        with self.growing():
             work()
-        except WorkError:
-            raise
-        except BaseException as error:  # such as Ctrl-C
-            self._abort(error)
-            raise
 
     def _pass_until(self, met: Callable[[], bool]) -> None:
         while (self._modelled or self._running or self._unclocked) and (self._failed or not met()):
@@ -177,7 +188,7 @@ class Execution:
                     self._pass_time()
                     self._look()
                 elif self._unclocked:
-                    self._end(next(iter(self._unclocked.values())))
+                    self._end(self._first_unclocked())
             self._start_all()
         if self._failed:
             first = next(iter(self._failed.values()))
@@ -298,6 +309,12 @@ class Execution:
             if ended:
                 self._end(each)
         return len(self._unclocked) < known
+
+    def _first_unclocked(self) -> _UnderWay:
+        """Of what has no clock, what is to be waited for."""
+        every = self._unclocked.values()
+        wanted = (e for e in every if e.completion is None or not e.completion.is_background)
+        return next(wanted, next(iter(every)))
 
     def _end_modelled(self, each: _UnderWay) -> None:
         """Its time by a model is over, and with it what it is, unless a device goes on."""

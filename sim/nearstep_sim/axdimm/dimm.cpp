@@ -1,18 +1,19 @@
-// A DIMM in this process: a host memory controller, and for each channel a Verilated memory channel
-// with its kernel, the functional units, and a DDR4 rank that judges every command.
+// A DIMM in this process: a host memory controller, the RTL, and for each channel a DDR4 rank that
+// judges every command.
+//
+// The RTL is the module as it is shipped (NEARSTEP_WHOLE, `dimm_whole.hpp`), or its channels and
+// their functional units as Verilated objects of their own (`dimm_parts.hpp`).
 //
 // Rank c of the host's bus is channel c; a channel sees the commands of its chip select and all
 // write data, and the read data of the channel that drives them reach the host. In each cycle the
 // channels are settled with what host, rank and units drive; then all are clocked.
 //
 // What the host drives follows from what it was asked to do, never from what it reads, and a channel
-// knows nothing of another. So the host goes up to kAhead cycles ahead, then each channel goes through
-// them, in a thread of its own if there are enough; then the host has what it read. Whoever looks at
-// the channels, at data or at faults lets them catch up first. Bits and cycles are those of a host and
-// channels that go cycle by cycle. Only after a fault has all of the DIMM gone on to the end of those
-// cycles, for any number of threads.
-//
-// `design.hpp`, generated, gives the constants of the configuration, and the copies between ports.
+// knows nothing of another. So the host goes up to kAhead cycles ahead, then the RTL goes through
+// them, each part that is Verilated by itself in a thread of its own if there are enough; then the
+// host has what it read. Whoever looks at the channels, at data or at faults lets them catch up first.
+// Bits and cycles are those of a host and channels that go cycle by cycle. Only after a fault has all
+// of the DIMM gone on to the end of those cycles, for any number of threads.
 
 #include <algorithm>
 #include <array>
@@ -24,20 +25,24 @@
 #include <utility>
 #include <vector>
 
-#include "models/axi/axi.hpp"
 #include "verilate/context.hpp"
-#include "design.hpp"
-#include "models/dram/dfi_pins.hpp"
-#include "verilate/fault.hpp"
+#include "axdimm/dimm_rank.hpp"
+#if NEARSTEP_WHOLE
+#include "axdimm/dimm_whole.hpp"
+#else
+#include "axdimm/dimm_parts.hpp"
+#endif
 #include "verilate/history.hpp"
-#include "models/dram/host.hpp"
-#include "verilate/injection.hpp"
-#include "models/line_states.hpp"
-#include "updater/units.hpp"
 #include "verilate/thread_pool.hpp"
 
 namespace nearstep {
 namespace {
+
+#if NEARSTEP_WHOLE
+using Rtl = Whole;
+#else
+using Rtl = Parts;
+#endif
 
 constexpr unsigned kQueued = 32;              // accesses that the host's controller is given ahead
 constexpr unsigned kSettleCycles = 8;         // from the host's last data to the register they set
@@ -58,20 +63,6 @@ enum Status : std::int32_t {  // see shell_device.hpp
     kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kMore = -5
 };
 
-// Order is the ABI.
-struct DimmOptions {
-    HostConfig host;
-    Timing timing;
-    Geometry geometry;
-    PortConfig port;
-    std::int32_t native;
-    std::uint64_t window_bytes;  // registers, at the end of each channel
-    const char* trace;
-    const char* commands;  // a file of DRAM commands for each channel: this, with .0 and so on
-    const char* commands_header;
-    std::uint32_t threads;  // at most
-};
-
 struct Poll {
     std::uint64_t address;
     std::uint32_t mask, value;
@@ -88,157 +79,6 @@ struct Ahead {
     std::uint8_t* to;  // with the second half, where the beat is wanted; null if nowhere
 };
 
-// Half a beat of read data, if the channel drives them.
-struct ReadData {
-    bool valid;
-    std::uint8_t data[HostCycle::kDataBytes];
-};
-
-// One channel, as its clock sees it.
-class Channel {
-  public:
-    Channel(const DimmOptions& options, VerilatedContext* context, unsigned number)
-        : number_(number),
-          mapping_(options.host.mapping),
-          port_(options.timing, options.geometry, 1, options.port, number),
-          read_latency_(options.port.read_latency),
-          states_(options.geometry.beats()),
-          shell_(std::make_unique<design::Shell>(context, ("channel" + std::to_string(number)).c_str())),
-          units_(design::make_units(options.native != 0, context)) {
-        auto& shell = *shell_;
-        shell.host___05Fp0___05Fcs_n = shell.host___05Fp1___05Fcs_n = 1;
-        shell.host___05Fwrdata_en = 0;
-        shell.dfi___05Frddata_valid = 0;
-        shell.fu___05Fo_valid = 0;
-        if (options.commands != nullptr)
-            device().trace_to(std::make_unique<TraceWriter>(
-                std::string(options.commands) + "." + std::to_string(number),
-                options.commands_header));
-    }
-    ~Channel() { shell_->final(); }
-
-    // While the module is reset nothing reaches the rank.
-    void reset_cycle(bool last) {
-        auto& shell = *shell_;
-        shell.rst = 1;
-        shell.clk = 0;
-        shell.eval();
-        shell.clk = 1;
-        shell.eval();
-        if (last) {
-            shell.rst = 0;
-            units_->reset(shell);
-        }
-    }
-
-    // Read data of the cycle that begins.
-    void sample(ReadData& out) const {
-        out.valid = shell_->host___05Frddata_valid;
-        if (out.valid) std::memcpy(out.data, &shell_->host___05Frddata, sizeof out.data);
-    }
-
-    void settle(const HostCycle& host) {
-        auto& shell = *shell_;
-        drive_slot(host.slots[0], shell.host___05Fp0___05Fcs_n, shell.host___05Fp0___05Fact_n,
-                   shell.host___05Fp0___05Faddress, shell.host___05Fp0___05Fbg,
-                   shell.host___05Fp0___05Fba);
-        drive_slot(host.slots[1], shell.host___05Fp1___05Fcs_n, shell.host___05Fp1___05Fact_n,
-                   shell.host___05Fp1___05Faddress, shell.host___05Fp1___05Fbg,
-                   shell.host___05Fp1___05Fba);
-        shell.host___05Fwrdata_en = host.wrdata_en;
-        if (host.wrdata_en) {
-            shell.host___05Fwrdata_mask = host.wrdata_mask;
-            std::memcpy(&shell.host___05Fwrdata, host.wrdata, sizeof host.wrdata);
-        }
-        show_read_data(shell, port_);
-        if (port_.cycle() >= silent_from_) shell.dfi___05Frddata_valid = 0;
-        units_->show(shell);
-        shell.clk = 0;
-        shell.eval();
-    }
-
-    void clock(std::uint64_t cycle) {
-        auto& shell = *shell_;
-        if (shell.o_acceleration && watched_) watch(cycle);
-        if (!take_commands(shell, port_)) [[unlikely]]
-            fault.protocol(("dram" + std::to_string(number_)).c_str(), port_.violation()->rule,
-                           cycle, "%s", port_.violation()->text().c_str());
-        const bool reset = shell.o_kernel_reset;
-        if (shell.fu___05Fi_en) units_->clock(shell);
-        shell.clk = 1;
-        shell.eval();
-        if (reset) {
-            units_->reset(shell);
-            silent_from_ = kNever;
-        }
-    }
-
-    void configure() { units_->configure(*shell_); }
-    void judge(bool on) { watched_ = on; }
-    LineStates& states() { return states_; }
-    Ddr4Device& device() { return port_.device(0); }
-    Injections& injections() { return injections_; }
-
-    Fault fault;  // the first, until somebody clears it
-
-#if VM_TRACE
-    void trace(VerilatedVcdC* trace) {
-        shell_->trace(trace, 99);
-        units_->trace(trace);
-    }
-#endif
-
-  private:
-    template <class Cs, class Act, class Address, class Bg, class Ba>
-    void drive_slot(const HostSlot& slot, Cs& cs_n, Act& act_n, Address& address, Bg& bg, Ba& ba) {
-        cs_n = slot.rank != static_cast<int>(number_);
-        if (cs_n) return;
-        act_n = slot.pins.act_n;
-        address = slot.pins.address;
-        bg = slot.pins.bg;
-        ba = slot.pins.ba;
-    }
-
-    // The kernel's column commands of this cycle, against what it may touch.
-    void watch(std::uint64_t cycle) {
-        const auto& shell = *shell_;
-        if (shell.dfi___05Fp0___05Fcs_n || !shell.dfi___05Fp0___05Fact_n) return;
-        Pins pins;
-        pins.act_n = true;
-        pins.address = shell.dfi___05Fp0___05Faddress;
-        pins.bg = static_cast<std::uint8_t>(shell.dfi___05Fp0___05Fbg);
-        pins.ba = static_cast<std::uint8_t>(shell.dfi___05Fp0___05Fba);
-        const Command command = decode(pins);
-        const bool write = command == Command::WR || command == Command::WRA;
-        if (!write && command != Command::RD && command != Command::RDA) return;
-        if (device().open_row(pins.bg, pins.ba) < 0) return;  // the rank will say so
-        const std::uint64_t line = beat_of(port_.place(0, pins), mapping_);
-        const std::uint64_t address =
-            (number_ * device().geometry().beats() + line) * kBeatBytes;
-        const LineState state = states_.of(line);
-        if (state == LineState::guard)
-            fault.access(FaultKind::guard, address, write, cycle);
-        else if (!write && state == LineState::unwritten)
-            fault.access(FaultKind::unwritten, address, write, cycle);
-        else if (write)
-            states_.mark(line, line + 1, LineState::written);
-        if (!write && injections_.of(false, false, address, address + kBeatBytes).never)
-            silent_from_ = std::min(silent_from_, port_.cycle() + read_latency_);
-    }
-
-    unsigned number_;
-    bool watched_ = true;
-    Mapping mapping_;
-    Ddr4Channel port_;
-    int read_latency_;
-    LineStates states_;
-    Injections injections_;
-    static constexpr std::uint64_t kNever = ~std::uint64_t{0};
-    std::uint64_t silent_from_ = kNever;  // no read data until the kernel is reset
-    std::unique_ptr<design::Shell> shell_;
-    std::unique_ptr<Units<design::Shell>> units_;
-};
-
 class Dimm {
   public:
     explicit Dimm(const DimmOptions& options)
@@ -246,22 +86,21 @@ class Dimm {
           window_lines_(options.window_bytes / kBeatBytes),
           read_latency_(options.host.read_latency),
           host_(options.host),
-          contexts_(VM_TRACE ? 1 : options.host.ranks),  // a VCD is of one
-          read_data_(options.host.ranks),
-          threads_(VM_TRACE ? 1 : options.threads, options.host.ranks) {
-        for (int c = 0; c < options.host.ranks; ++c)
-            channels_.push_back(
-                std::make_unique<Channel>(options, &contexts_[VM_TRACE ? 0 : c], c));
+          contexts_(VM_TRACE ? 1 : Rtl::count(options)),  // a VCD is of one
+          ranks_(ranks_of(options)),
+          rtl_(options, ranks_, contexts_),
+          parts_(Rtl::count(options)),
+          read_data_(parts_),
+          threads_(VM_TRACE ? 1 : options.threads, parts_) {
 #if VM_TRACE
         if (options.trace != nullptr) {
             contexts_[0].traceEverOn(true);
             trace_ = std::make_unique<VerilatedVcdC>();
-            for (auto& channel : channels_) channel->trace(trace_.get());
+            rtl_.trace(trace_.get());
             trace_->open(options.trace);
         }
 #endif
-        for (unsigned i = 0; i < kResetCycles; ++i)
-            for (auto& channel : channels_) channel->reset_cycle(i + 1 == kResetCycles);
+        for (unsigned i = 0; i < kResetCycles; ++i) rtl_.reset_cycle(i + 1 == kResetCycles);
     }
 
     ~Dimm() {
@@ -289,14 +128,14 @@ class Dimm {
             if (host_.cycle() > t.limit) return end(kHung);
         }
         if (end(kDone) != kDone) return kFaulted;
-        Channel& channel = *channels_[first / channel_lines_];
+        const std::uint64_t channel = first / channel_lines_;
         const std::uint64_t inside = first % channel_lines_;
         if (inside + lines > channel_lines_ - window_lines_) {
             const std::int32_t status = run(kSettleCycles);
-            channel.configure();
+            rtl_.configure(channel);
             return status;
         }
-        channel.states().mark(inside, inside + lines, LineState::written);
+        ranks_[channel]->states().mark(inside, inside + lines, LineState::written);
         return kDone;
     }
 
@@ -380,21 +219,21 @@ class Dimm {
         while (lines) {
             const std::uint64_t inside = first % channel_lines_;
             const std::uint64_t n = std::min(lines, channel_lines_ - inside);
-            channels_[first / channel_lines_]->states().mark(inside, inside + n, state);
+            ranks_[first / channel_lines_]->states().mark(inside, inside + n, state);
             first += n;
             lines -= n;
         }
     }
     LineState state(std::uint64_t line) const {
-        return channels_[line / channel_lines_]->states().of(line % channel_lines_);
+        return ranks_[line / channel_lines_]->states().of(line % channel_lines_);
     }
 
     // Whether the kernels' accesses are judged. A broken DDR4 rule stays: the rank is lost.
     void watch(bool on) {
-        for (auto& channel : channels_) channel->judge(on);
+        for (auto& rank : ranks_) rank->judge(on);
         if (on || fault_.kind == FaultKind::protocol) return;
         fault_ = {};
-        for (auto& channel : channels_) channel->fault = {};
+        for (auto& rank : ranks_) rank->fault = {};
         settle();
     }
 
@@ -402,11 +241,18 @@ class Dimm {
     const Fault& fault() const { return fault_; }
     const History& history() const { return history_; }
     HostController& host() { return host_; }
-    Channel& channel(unsigned number) { return *channels_[number]; }
+    Rank& rank(unsigned number) { return *ranks_[number]; }
     ThreadPool& threads() { return threads_; }
-    std::size_t channels() const { return channels_.size(); }
+    std::size_t ranks() const { return ranks_.size(); }
 
   private:
+    static Ranks ranks_of(const DimmOptions& options) {
+        Ranks ranks;
+        for (int c = 0; c < options.host.ranks; ++c)
+            ranks.push_back(std::make_unique<Rank>(options, c));
+        return ranks;
+    }
+
     std::int32_t look(const Poll* polls, std::size_t count, bool& holds) {
         for (std::size_t i = 0; i < count; ++i) {
             std::uint8_t line[kBeatBytes];
@@ -560,9 +406,8 @@ class Dimm {
     void catch_up() {
         run_channels();
         Fault found;
-        for (const auto& channel : channels_)
-            if (channel->fault && (!found || channel->fault.cycle < found.cycle))
-                found = channel->fault;
+        for (const auto& rank : ranks_)
+            if (rank->fault && (!found || rank->fault.cycle < found.cycle)) found = rank->fault;
         for (unsigned i = 0; i < pending_; ++i) take_read_data(i, found);
         if (!fault_) fault_ = found;
         pending_ = done_ = 0;
@@ -572,28 +417,28 @@ class Dimm {
         const unsigned first = std::exchange(done_, pending_);
 #if VM_TRACE
         for (unsigned i = first; i < pending_; ++i) {
-            for (unsigned c = 0; c < channels_.size(); ++c) settle(c, i);
+            for (unsigned part = 0; part < parts_; ++part) settle(part, i);
             dump();
-            for (auto& channel : channels_) channel->clock(begun_ + i);
+            for (unsigned part = 0; part < parts_; ++part) rtl_.clock(part, begun_ + i);
             dump();
         }
 #else
-        const auto go = [this, first](unsigned c) {
+        const auto go = [this, first](unsigned part) {
             for (unsigned i = first; i < pending_; ++i) {
-                settle(c, i);
-                channels_[c]->clock(begun_ + i);
+                settle(part, i);
+                rtl_.clock(part, begun_ + i);
             }
         };
         if (pending_ - first >= (threads_.begun() ? kWorthThread : kAhead))
             threads_.run(go);
         else
-            for (unsigned c = 0; c < channels_.size(); ++c) go(c);
+            for (unsigned part = 0; part < parts_; ++part) go(part);
 #endif
     }
 
-    void settle(unsigned channel, unsigned i) {
-        channels_[channel]->sample(read_data_[channel][i]);
-        channels_[channel]->settle(ahead_[i].host);
+    void settle(unsigned part, unsigned i) {
+        rtl_.sample(part, read_data_[part][i]);
+        rtl_.settle(part, ahead_[i].host);
     }
 
     // Read data of a cycle, and a fault if they were not due, or are missing.
@@ -636,12 +481,14 @@ class Dimm {
     HostController host_;
     std::deque<std::uint64_t> due_;  // cycles of the first data of reads
     std::vector<Context> contexts_;
-    std::vector<std::unique_ptr<Channel>> channels_;
+    Ranks ranks_;
+    Rtl rtl_;
+    unsigned parts_;
     // Cycles from `begun_` on that the host has gone through, and how many of them the channels have.
     std::array<Ahead, kAhead> ahead_{};
     std::uint64_t begun_ = 0;
     unsigned pending_ = 0, done_ = 0;
-    std::vector<std::array<ReadData, kAhead>> read_data_;  // of each channel
+    std::vector<std::array<ReadData, kAhead>> read_data_;  // of each part
     std::uint8_t arriving_[kBeatBytes] = {};
     ThreadPool threads_;
     Fault fault_;
@@ -721,11 +568,11 @@ std::uint8_t dimm_state(Dimm* dimm, std::uint64_t line) {
 }
 
 void dimm_inject(Dimm* dimm, const Injection* injection) {
-    for (std::size_t c = 0; c < dimm->channels(); ++c) dimm->channel(c).injections().add(*injection);
+    for (std::size_t c = 0; c < dimm->ranks(); ++c) dimm->rank(c).injections().add(*injection);
 }
 
 void dimm_heal(Dimm* dimm) {
-    for (std::size_t c = 0; c < dimm->channels(); ++c) dimm->channel(c).injections().clear();
+    for (std::size_t c = 0; c < dimm->ranks(); ++c) dimm->rank(c).injections().clear();
 }
 
 void dimm_history(Dimm* dimm, char* text, std::uint64_t size) {
@@ -733,7 +580,7 @@ void dimm_history(Dimm* dimm, char* text, std::uint64_t size) {
 }
 
 void dimm_counters(Dimm* dimm, unsigned channel, ChannelCounters* out) {
-    const Ddr4Device& device = dimm->channel(channel).device();
+    const Ddr4Device& device = dimm->rank(channel).device();
     *out = {device.count(Command::ACT),
             device.count(Command::RD) + device.count(Command::RDA),
             device.count(Command::WR) + device.count(Command::WRA),

@@ -22,7 +22,7 @@ from nearstep.errors import (
 )
 from nearstep.run import check_bound
 from nearstep.threads import shared, simulation_threads
-from nearstep_sim.axdimm.library import dimm_library
+from nearstep_sim.axdimm.library import dimm_library, whole_library
 from nearstep_sim.axdimm.options import DimmOptions
 from nearstep_sim.models.dram.host import HostConfig, HostStatistics
 from nearstep_sim.models.dram.library import (
@@ -66,7 +66,7 @@ RESET_CYCLES = 20_000
 """Cycles that a reset may take; the longest hand-over is shorter."""
 
 
-_Options = structure("axdimm/dimm.cpp", "DimmOptions")
+_Options = structure("axdimm/dimm_rank.hpp", "DimmOptions")
 
 
 _Counters = structure("axdimm/dimm.cpp", "ChannelCounters")
@@ -197,7 +197,11 @@ class DimmBackend(EmulatedBackend):
             files = (f"{options.commands}.{number}" for number in range(dimm.channels))
             writable(name, "commands", options.commands, *files)
         self._threads = simulation_threads()
-        self._lib = _load(dimm_library(dimm, trace=options.trace is not None))
+        self._lib = _load(
+            whole_library(dimm)
+            if options.top == "whole"
+            else dimm_library(dimm, trace=options.trace is not None)
+        )
         host = HostConfig(
             density=dimm.density,
             width=dimm.width,

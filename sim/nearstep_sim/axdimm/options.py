@@ -127,6 +127,13 @@ class DimmOptions:
     postpone: Annotated[
         int, Option(meaning="refreshes that the host gathers before it gives them", low=1, high=8)
     ] = 1
+    top: Annotated[
+        Literal["parts", "whole"],
+        Option(
+            meaning="RTL; parts: channels and units, joined in C++; whole: the Verilog of "
+            "`nearstep rtl axdimm_module` as one object, of equal bits and cycles, slower"
+        ),
+    ] = "parts"
     fu: Units = "rtl"
     stall: Annotated[
         float,
@@ -146,6 +153,12 @@ class DimmOptions:
     def __post_init__(self) -> None:
         check_bounds(self)
         adam_kernel_map(self.dimm.kernel)  # which may be impossible with rules of a file
+        if self.top == "whole" and self.fu != "rtl":
+            raise ValueError(f"fu must be rtl with top=whole, whose units are RTL, not {self.fu}")
+        if self.top == "whole" and self.trace is not None:
+            raise ValueError(
+                f"top must be parts with trace={self.trace}: units of a whole one are not traced"
+            )
 
     def config(self) -> DimmConfig:
         """Configuration of the DIMM."""

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,12 @@ from nearstep_sim.verilate.build import (
     compiler_name,
     once,
     tool_environment,
+    verilate_block,
     verilator_root,
 )
 
 FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0")
+TIMESCALE = ("1ns", "1ps")
 PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
 MAKE = ("OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O0", "VM_PARALLEL_BUILDS=0")
 """Optimisation of the design, of what runs once, and of Verilator's own C++: a bench runs for
@@ -143,18 +145,19 @@ def _tools() -> object:
         os.environ.update(saved)
 
 
-def _build(top: str, verilog: Path, waves: bool) -> Path:
+def _build(top: str, verilog: Path, waves: bool, blocks: Sequence[str]) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
     parts = [*versions, *FLAGS, *MAKE, str(waves), compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts).encode()
-    digest = hashlib.sha256(top.encode() + common + verilog.read_bytes()).hexdigest()[:24]
+    apart = "".join(f"{block}\0" for block in blocks).encode()
+    digest = hashlib.sha256(top.encode() + apart + common + verilog.read_bytes()).hexdigest()[:24]
 
     def build(folder: Path) -> Path:
         made = folder / "made"
         made.mkdir()
         with _plain(folder) as plain:
             objects = _runtime(common, waves)
-            shutil.move(_make(plain, top, verilog, waves, objects) / top, made / top)
+            shutil.move(_make(plain, top, verilog, waves, objects, blocks) / top, made / top)
         return made
 
     with _tools():
@@ -178,18 +181,30 @@ def _runtime(common: bytes, waves: bool) -> Path:
     return once(cache_dir() / "cocotb" / f"verilated-{digest}", build)
 
 
-def _make(folder: Path, top: str, verilog: Path, waves: bool, objects: Path | None) -> Path:
+def _make(
+    folder: Path,
+    top: str,
+    verilog: Path,
+    waves: bool,
+    objects: Path | None,
+    blocks: Sequence[str] = (),
+) -> Path:
     """A folder in `folder` with the executable `top` and the objects that it is made of."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
+    flags = list(FLAGS)
+    common = ["--cc", *FLAGS, "--timescale", "/".join(TIMESCALE), *(["--trace"] if waves else [])]
+    for number, block in enumerate(blocks, 1):
+        made = verilate_block(block, source, folder, common, number)
+        flags += [*made.options, *made.sources, "-CFLAGS", f"-I{made.folder}"]
     try:
         _PortsVerilator(objects=objects).build(
             sources=[source],
             hdl_toplevel=top,
             build_dir=folder / "sim",
-            build_args=list(FLAGS),
+            build_args=flags,
             waves=waves,
-            timescale=("1ns", "1ps"),
+            timescale=TIMESCALE,
             log_file=log,
         )
     except RuntimeError as error:
@@ -207,6 +222,7 @@ def run_cocotb(
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
     icarus: bool = False,
+    blocks: Sequence[str] = (),
 ) -> BenchResult:
     """Build `top` if it is not in the cache, and run the tests of `test_module` on it.
 
@@ -222,6 +238,8 @@ def run_cocotb(
     env : variables for the bench.
     seed : of cocotb's random numbers; cocotb prints the one it uses.
     icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
+    blocks : modules in `verilog` that are Verilated once, however many instances there are; see
+        `nearstep_sim.verilate.build.Model`.
 
     Raises
     ------
@@ -242,11 +260,11 @@ def run_cocotb(
                 sources=[verilog],
                 hdl_toplevel=top,
                 build_dir=build_dir,
-                timescale=("1ns", "1ps"),
+                timescale=TIMESCALE,
                 log_file=folder / "build.log",
             )
     else:
-        build_dir = _build(top, verilog, waves)
+        build_dir = _build(top, verilog, waves, blocks)
         runner = _PortsVerilator(module_folder=module_folder)
         runner.parameters = {}
     try:

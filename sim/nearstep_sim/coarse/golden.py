@@ -23,6 +23,7 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.scalars import is_whole
+from nearstep.threads import shared, simulation_threads
 from nearstep_sim.coarse.golden_device import Finding, GoldenDevice, GoldenJob
 from nearstep_sim.coarse.options import CoarseOptions
 from nearstep_sim.golden import coarse_cpp
@@ -70,14 +71,12 @@ class GoldenRing:
         return slice(self.written, min(self.nbytes, self.written + nbytes))
 
 
-def _sums_in_place(jobs: Sequence[GoldenJob]) -> bool:
-    """Whether a job is a sum in fp32 that overwrites no element of a source before its turn."""
-    job = jobs[0]
-    sums = job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != Operation.MAX
-    return sums and all(
-        each.source == each.destination or abs(each.source - each.destination) >= each.nbytes
-        for each in jobs
-    )
+def _sums_as_written(job: GoldenJob) -> bool:
+    """Whether results of a job, a sum in fp32, are made when they are written.
+
+    No device takes a job whose result overlaps its source: a step can be made again.
+    """
+    return job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != Operation.MAX
 
 
 class GoldenPool(EmulatedBackend):
@@ -113,6 +112,7 @@ class GoldenPool(EmulatedBackend):
             )
             for number in range(devices)
         ]
+        self._threads = simulation_threads()
         self._rings: dict[int, GoldenRing] = {}
         self._rooms: dict[int, NDArray[np.float32]] = {}
         self._injections: list[ArmedInjection] = []
@@ -331,7 +331,7 @@ class GoldenPool(EmulatedBackend):
             sources = self._read_sources(jobs)
             if sources is None:
                 return True
-            result = None if _sums_in_place(jobs) else self._compute(group, sources, jobs[0])
+            result = None if _sums_as_written(jobs[0]) else self._compute(group, sources, jobs[0])
             self._rings[group] = GoldenRing(4 * jobs[0].elements, sources, result)
         ring = self._rings[group]
         if not self._write_results(group, ring, jobs):
@@ -439,6 +439,7 @@ class GoldenPool(EmulatedBackend):
             entry_elements=self.config.entry_elements("fp32"),
             reverse=bool(group % 2),
             scale=np.float32(job.scale) if average else None,
+            threads=shared(self._threads),
         )
 
     def _count(self, group: int, job: GoldenJob) -> None:

@@ -14,9 +14,7 @@ from nearstep.errors import (
     RESPONSES,
     ArgumentError,
     BusError,
-    ClosedDeviceError,
     CompletionError,
-    DeviceError,
     OutOfBoundsError,
     PostedWriteError,
 )
@@ -27,6 +25,7 @@ from nearstep_sim.coarse.options import VerilatedPoolOptions
 from nearstep_sim.models.link.faults import KINDS, COptions, CStatistics, LinkFault
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 from nearstep_sim.updater.transfer import DeviceTransfer
+from nearstep_sim.updater.under_way import STATUS, UnderWay
 from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.harness import FAILED, CPoll
 from nearstep_spec.coarse.config import CoarseConfig
@@ -38,11 +37,6 @@ HOST_ID_WIDTH = 4
 SLICE_CYCLES = 4096
 """Cycles for which a call enters the simulation."""
 
-STATUS = (*RESPONSES, "timeout")
-"""How a load or store through a window ended, by code."""
-
-_GIVEN_UP = len(STATUS)
-
 
 _Client = structure("coarse/client_link.hpp", "ClientOptions")
 
@@ -53,9 +47,6 @@ _Options = structure(
 
 
 _Failure = structure("models/bar_host.hpp", "BarFailure")
-
-
-_End = structure("models/peer_dma.hpp", "PeerEnd")
 
 
 class PoolBackend(ShellBackend):
@@ -80,8 +71,7 @@ class PoolBackend(ShellBackend):
         self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
         self._pool_options = options
         self._threads = simulation_threads()
-        self._transfers: dict[int, DeviceTransfer] = {}  # that have not ended, as far as is known
-        self._submitted = 0
+        self._under_way = UnderWay()
         path = partial(pool_library, self.config, trace=options.trace is not None)
         total = options.devices * self.config.memory_bytes
         super().__init__(path, options, total, host_ids=1 << HOST_ID_WIDTH)
@@ -167,10 +157,7 @@ class PoolBackend(ShellBackend):
 
         It takes no time, and no error comes of it.
         """
-        end = _End()
-        while self._lib.pool_ended(self._device, ctypes.byref(end)):
-            transfer = self._transfers.pop(end.number)
-            transfer.end(end.cycle, self._transfer_error(transfer, end))
+        self._under_way.look(partial(self._lib.pool_ended, self._device))
 
     def reset(self) -> None:
         super().reset()
@@ -178,9 +165,7 @@ class PoolBackend(ShellBackend):
 
     def close(self) -> None:
         super().close()
-        while self._transfers:
-            _, transfer = self._transfers.popitem()
-            transfer.end(0, ClosedDeviceError(self._name, f"end the {transfer.what}"))
+        self._under_way.close(self._name)
 
     def _submit(self, address: int, data: NDArray[np.uint8], *, write: bool) -> Completion:
         kind = "write" if write else "read"
@@ -188,27 +173,12 @@ class PoolBackend(ShellBackend):
         if self._pool_options.window == "direct" or len(parts) != 1:  # of no device, or of several
             submit = super().submit_write if write else super().submit_read
             return submit(address, data)
-        self._submitted += 1
         what = f"client's {kind} of {data.size} bytes at {address:#x}"
         begun = int(self._lib.device_cycle(self._device))
         transfer = DeviceTransfer(self, what, begun, data, host=True)
-        self._transfers[self._submitted] = transfer
-        self._lib.pool_submit(
-            self._device, self._submitted, address, data.ctypes.data, data.size, write
-        )
+        number = self._under_way.add(transfer)
+        self._lib.pool_submit(self._device, number, address, data.ctypes.data, data.size, write)
         return transfer
-
-    def _transfer_error(
-        self, transfer: DeviceTransfer, end: ctypes.Structure
-    ) -> DeviceError | None:
-        """What a transfer failed with, if it did."""
-        if not end.response:
-            return None
-        transactions = self.transactions()
-        if end.response == _GIVEN_UP:
-            return DeviceError(f"{transfer.what} was given up", transactions=transactions)
-        kind = PostedWriteError if end.write else CompletionError
-        return kind(end.address, STATUS[end.response], transactions=transactions)
 
     def kill(self, device: int) -> None:
         """Nothing comes out of the links of a device any more, and nothing goes in."""

@@ -18,6 +18,10 @@ with these options and the memory below."""
 
 SMALL_MEMORY = "memory_bytes=1MiB&snapshot_pages=64"
 
+SMALLEST = SMALL.replace("devices=4", "devices=2").replace("groups=2", "groups=1")
+SMALL_RULES = "adam,sgd_momentum"
+"""Of devices with update kernels: one library serves all fast tests with both of these."""
+
 
 def draw(pool: CoarsePool, elements: int, rng: np.random.Generator) -> list[Floats]:
     """An array of normal numbers for each device."""

@@ -18,15 +18,19 @@ __all__ = ["load", "ring_sum"]
 
 F32 = NDArray[np.float32]
 
+LEAST_SHARE = 1 << 16
+"""Elements that are worth a thread: to begin one takes as long as to sum a tenth of them."""
+
 
 @cache
 def _function() -> Callable[..., None]:
     """Compiled on first use, then taken from the build cache."""
     source = Path(__file__).with_name("ring.cpp")
-    function = ctypes.CDLL(str(compile_library("ring", [source]))).ring_sum
+    library = compile_library("ring", [source], cxxflags=["-pthread"])
+    function = ctypes.CDLL(str(library)).ring_sum
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     function.argtypes = [
-        pointer, *[size] * 6, ctypes.c_int, ctypes.c_float, pointer, size,
+        pointer, *[size] * 6, ctypes.c_int, ctypes.c_float, pointer, size, size,
     ]  # fmt: skip
     function.restype = None
     return function  # type: ignore[no-any-return]
@@ -45,6 +49,7 @@ def ring_sum(
     entry_elements: int,
     reverse: bool = False,
     scale: np.float32 | None = None,
+    threads: int = 1,
 ) -> None:
     """Write a range of what all devices of a ring hold after a sum or an average in fp32.
 
@@ -57,6 +62,7 @@ def ring_sum(
     entry_elements : elements of a part of a whole chunk.
     reverse : the ring runs from device 1 to device 0 to the last one, and so on.
     scale : the sums are multiplied by it; None is a sum alone.
+    threads : that share the elements, at most; no bit depends on it.
 
     Raises
     ------
@@ -92,6 +98,7 @@ def ring_sum(
         0.0 if scale is None else float(scale),
         _pointers(outs),
         len(outs),
+        max(1, min(threads, length // LEAST_SHARE)),
     )
 
 

@@ -5,6 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "models/bulk.hpp"
 
@@ -44,36 +48,64 @@ void put(float* out, const float* in, std::size_t size) {
     std::memcpy(out + i, in + i, (size - i) * sizeof(*in));
 }
 
+// What ring_sum is given.
+struct Sum {
+    const float* const* tensors;
+    std::size_t members, elements, entry, rest, first;
+    bool scales;
+    float scale;
+    float* const* outs;
+    std::size_t copies;
+};
+
+void sum_range(const Sum& sum, std::size_t first, std::size_t last) {
+    alignas(nearstep::line_bytes) float sums[block];
+    const std::size_t whole = sum.elements - sum.elements % (sum.members * sum.entry);
+    for (std::size_t at = first; at < last;) {
+        const std::size_t begin = at < whole ? 0 : whole;
+        const std::size_t part = at < whole ? sum.entry : sum.rest;
+        const std::size_t number = (at - begin) / part;
+        const std::size_t end = std::min(last, begin + (number + 1) * part);
+        const std::size_t size = std::min(block, end - at);
+        std::memcpy(sums, sum.tensors[number % sum.members] + at, size * sizeof(float));
+        for (std::size_t hop = 1; hop < sum.members; ++hop) {
+            add(sums, sum.tensors[(number + hop) % sum.members] + at, size);
+        }
+        if (sum.scales) {
+            scale_all(sums, sum.scale, size);
+        }
+        make_canonical(sums, size);
+        for (std::size_t copy = 0; copy < sum.copies; ++copy) {
+            put(sum.outs[copy] + (at - sum.first), sums, size);
+        }
+        at += size;
+    }
+    nearstep::finish_puts();
+}
+
 }  // namespace
 
 // Elements `first` to `last` of the sums of `members` tensors of `elements` each, in the order of
 // the ring, times `scale` if `scales`; to each of `outs`, which begin with element `first`. A chunk
 // has a part of `entry` elements for each member, the last chunk parts of `rest`: part p is summed
-// from the tensor of position p on.
+// from the tensor of position p on. `threads` share the elements; no bit depends on their number.
 extern "C" void ring_sum(
     const float* const* tensors, std::size_t members, std::size_t elements, std::size_t entry,
     std::size_t rest, std::size_t first, std::size_t last, int scales, float scale,
-    float* const* outs, std::size_t copies) {
-    alignas(nearstep::line_bytes) float sums[block];
-    const std::size_t whole = elements - elements % (members * entry);
-    for (std::size_t at = first; at < last;) {
-        const std::size_t begin = at < whole ? 0 : whole;
-        const std::size_t part = at < whole ? entry : rest;
-        const std::size_t number = (at - begin) / part;
-        const std::size_t end = std::min(last, begin + (number + 1) * part);
-        const std::size_t size = std::min(block, end - at);
-        std::memcpy(sums, tensors[number % members] + at, size * sizeof(float));
-        for (std::size_t hop = 1; hop < members; ++hop) {
-            add(sums, tensors[(number + hop) % members] + at, size);
+    float* const* outs, std::size_t copies, std::size_t threads) {
+    const Sum sum{tensors, members, elements, entry, rest, first, scales != 0, scale, outs, copies};
+    const std::size_t share = ((last - first) / threads / block + 1) * block;
+    std::vector<std::thread> helpers;
+    std::size_t end = last;
+    try {
+        for (; end - first > share; end -= share) {
+            helpers.emplace_back(sum_range, std::cref(sum), end - share, end);
         }
-        if (scales != 0) {
-            scale_all(sums, scale, size);
-        }
-        make_canonical(sums, size);
-        for (std::size_t copy = 0; copy < copies; ++copy) {
-            put(outs[copy] + (at - first), sums, size);
-        }
-        at += size;
+    } catch (const std::system_error&) {
+        // No more threads: the rest is summed here.
     }
-    nearstep::finish_puts();
+    sum_range(sum, first, end);
+    for (std::thread& helper : helpers) {
+        helper.join();
+    }
 }

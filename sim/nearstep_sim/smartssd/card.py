@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,32 +11,17 @@ from numpy.typing import NDArray
 
 from nearstep.backends.base import Completion, Ended, Poll
 from nearstep.backends.peer import HostLinks, PeerTraffic
-from nearstep.errors import (
-    RESPONSES,
-    ClosedDeviceError,
-    CompletionError,
-    DeviceError,
-    OptionError,
-    PeerReadError,
-    PeerWriteError,
-    PostedWriteError,
-)
+from nearstep.errors import CompletionError, OptionError, PostedWriteError
 from nearstep_hw.smartssd.card import HOST_ID_WIDTH
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
 from nearstep_sim.smartssd.library import card_library
-from nearstep_sim.smartssd.options import VerilatedCardOptions
+from nearstep_sim.smartssd.options import SimulatedCardOptions, VerilatedCardOptions
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 from nearstep_sim.updater.transfer import DeviceTransfer
+from nearstep_sim.updater.under_way import STATUS, UnderWay
 from nearstep_sim.verilate.abi import structure, values
 from nearstep_sim.verilate.harness import FAILED, CPoll
-
-STATUS = (*RESPONSES, "timeout")
-"""How a request through the memory BAR ended, by code."""
-
-_GIVEN_UP = len(STATUS)
-_PEER_ERRORS = (PeerReadError, PeerWriteError)
-
 
 _Limits = structure("models/bar_host.hpp", "BarLimits")
 
@@ -50,9 +35,6 @@ _Traffic = structure("models/bar_host.hpp", "BarCounters")
 _Pacing = structure("models/peer_dma.hpp", "PeerPacing")
 
 
-_PeerEnd = structure("models/peer_dma.hpp", "PeerEnd")
-
-
 def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
     """The RTL of a card, or of several.
 
@@ -60,9 +42,21 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
     ------
     OptionError : a trace of several cards.
     """
+    return cards_of(options, CardBackend)
+
+
+def cards_of(
+    options: SimulatedCardOptions, backend: Callable[[SimulatedCardOptions], BarBackend]
+) -> BarBackend | CardArray:
+    """One card, or as many as the options say, each made by `backend`.
+
+    Raises
+    ------
+    OptionError : a trace of several cards.
+    """
     if options.cards > 1 and options.trace is not None:
         raise OptionError("sim:smartssd", "trace", options.trace, "it is of one card")
-    made = array_of(options, lambda: CardBackend(options))
+    made = array_of(options, lambda: backend(options))
     made.links = HostLinks(options.uplink_bytes_per_s, options.link_bytes_per_s)
     made.hertz = float(options.clock_hz)
     return made
@@ -80,9 +74,11 @@ class CardBackend(ShellBackend, BarBackend):
     max_payload, max_read_request : of the link.
     """
 
+    _library = staticmethod(card_library)
+
     def __init__(
         self,
-        options: VerilatedCardOptions,
+        options: SimulatedCardOptions,
         *,
         max_payload: int = MAX_PAYLOAD,
         max_read_request: int = MAX_READ_REQUEST,
@@ -95,9 +91,8 @@ class CardBackend(ShellBackend, BarBackend):
             options.drive_write_bytes_per_s or 0,
             round(options.drive_latency_s * options.clock_hz),
         )
-        self._transfers: dict[int, DeviceTransfer] = {}  # that have not ended, as far as is known
-        self._submitted = 0
-        path = partial(card_library, self.config, trace=options.trace is not None)
+        self._under_way = UnderWay(self._status)
+        path = partial(self._library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
 
     def _open(self, options: ShellOptions) -> int:
@@ -112,8 +107,12 @@ class CardBackend(ShellBackend, BarBackend):
             more = [] if name == "flush" else [ctypes.c_void_p]
             getattr(lib, f"card_{name}").argtypes = [device, *more]
         lib.card_advance.argtypes = lib.device_wait.argtypes
-        parts = (options, self._limits, self._pacing)
+        parts = (options, self._limits, self._pacing, *self._more_parts())
         return int(lib.card_open(*map(ctypes.byref, parts)))
+
+    def _more_parts(self) -> Sequence[ctypes.Structure]:
+        """Of `card_open`, behind those that every card has."""
+        return ()
 
     @property
     def traffic(self) -> BarTraffic:
@@ -144,10 +143,7 @@ class CardBackend(ShellBackend, BarBackend):
 
         It takes no time, and no error comes of it.
         """
-        end = _PeerEnd()
-        while self._lib.card_peer_ended(self._device, ctypes.byref(end)):
-            transfer = self._transfers.pop(end.number)
-            transfer.end(end.cycle, self._peer_error(transfer, end))
+        self._under_way.look(partial(self._lib.card_peer_ended, self._device))
 
     def advance(self, max_cycles: int, polls: Sequence[Poll] = ()) -> None:
         array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
@@ -165,9 +161,7 @@ class CardBackend(ShellBackend, BarBackend):
 
     def close(self) -> None:
         super().close()
-        while self._transfers:
-            _, transfer = self._transfers.popitem()
-            transfer.end(0, ClosedDeviceError(self._name, f"end the {transfer.what}"))
+        self._under_way.close(self._name)
 
     def read_register(self, address: int) -> int:
         self.check_register(address)
@@ -198,29 +192,23 @@ class CardBackend(ShellBackend, BarBackend):
         begun = int(self._lib.device_cycle(self._device))
         if not data.size:
             return Ended(0)
-        self._submitted += 1
         what = f"{'host' if host else 'drive'}'s {kind} of {data.size} bytes at {address:#x}"
         transfer = DeviceTransfer(self, what, begun, data, host=host)
-        self._transfers[self._submitted] = transfer
+        number = self._under_way.add(transfer)
         submit = self._lib.card_submit_write if write else self._lib.card_submit_read
-        submit(self._device, self._submitted, address, data.ctypes.data, data.size, host)
+        submit(self._device, number, address, data.ctypes.data, data.size, host)
         return transfer
 
-    def _peer_error(self, transfer: DeviceTransfer, end: ctypes.Structure) -> DeviceError | None:
-        """What a transfer failed with, if it did."""
-        if not end.response:
-            return None
-        transactions = self.transactions()
-        if end.response == _GIVEN_UP:
-            return DeviceError(f"{transfer.what} was given up", transactions=transactions)
-        kinds = (CompletionError, PostedWriteError) if transfer.host else _PEER_ERRORS
-        return kinds[bool(end.write)](end.address, STATUS[end.response], transactions=transactions)
+    @staticmethod
+    def _status(code: int) -> str:
+        """How a request ended, in words."""
+        return STATUS[code]
 
     def _check(self, status: int, action: str) -> None:
         if status == FAILED:
             failure = _Failure()
             self._lib.card_failure(self._device, ctypes.byref(failure))
             kind = PostedWriteError if failure.write else CompletionError
-            response = STATUS[failure.response]
+            response = self._status(failure.response)
             raise kind(failure.address, response, transactions=self.transactions())
         super()._check(status, action)

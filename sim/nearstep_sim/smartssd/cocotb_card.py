@@ -9,6 +9,7 @@ The driver is synchronous; run it in a thread that cocotb bridges::
 
 from __future__ import annotations
 
+import mmap
 import random
 from collections.abc import Sequence
 
@@ -41,6 +42,17 @@ GUARD = 0xA5
 """Every byte of memory before a test, and of that beyond the BAR's end after it."""
 
 SETTLE_CYCLES = 50
+
+LARGEST_BAR = 1 << 31
+"""The memory BAR is twice the memory, half of it an address of nothing, but no larger than this:
+cocotbext-pcie finds no BAR whose lower half decodes nothing."""
+
+LARGEST_PEER = 1 << 20
+"""Memory of the other device: nobody uses it."""
+
+MOST_GUARDED = 1 << 26
+"""Addresses of a card whose memory is filled with `GUARD`; that of others is zeros that take no
+space, and only writes beyond its end are looked for."""
 
 
 class GuardWrittenError(AssertionError):
@@ -99,8 +111,8 @@ class CocotbCardBackend(Backend):
             dut,
             width=width,
             vectors=1,
-            bar_bytes=2 * config.memory_bytes,  # half of it is an address of nothing
-            peer_bytes=config.memory_bytes,
+            bar_bytes=min(2 * config.memory_bytes, LARGEST_BAR),
+            peer_bytes=min(config.memory_bytes, LARGEST_PEER),
             crossed=crossed,
             series7=series7,
         )
@@ -108,10 +120,19 @@ class CocotbCardBackend(Backend):
         self._dut = dut
         self._mode = mode
         self._random = random.Random(f"{seed} {mode}")
-        self._content = bytearray([GUARD]) * (1 << kernel.address_width)
+        size = 1 << kernel.address_width
+        self._guarded = size <= MOST_GUARDED
+        self._content: bytearray | mmap.mmap
+        if self._guarded:
+            self._content = bytearray([GUARD]) * size
+        else:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+            self._content = mmap.mmap(-1, size, flags=flags)
         self.memory = np.frombuffer(self._content, np.uint8)
         bus = AxiBus.from_prefix(dut, "m_axi", bus_separator="__", case_insensitive=False)
         self._ram = AxiRam(bus, dut.clk, dut.rst, mem=self._content)
+        self._beyond: list[tuple[int, int]] = []  # address and first byte of writes
+        self._watch_writes()
         ids = 1 << len(dut.m_axi__arid)
         self.checker = AxiChecker(beat_bytes=kernel.beat_bytes, read_ids=ids, write_ids=ids)
         self._port = AxiPort(dut, "m_axi", checker=self.checker)
@@ -146,8 +167,22 @@ class CocotbCardBackend(Backend):
         self.check_guard()
         return self.system.monitor.checks + sum(self.checker.transfers.values()) + 1
 
+    def _watch_writes(self) -> None:
+        write = self._ram.write_if._write
+
+        async def watched(address: int, data: bytes) -> None:
+            if address + len(data) > self.capacity_bytes:
+                self._beyond.append((address, data[0]))
+            await write(address, data)
+
+        self._ram.write_if._write = watched
+
     def check_guard(self) -> None:
         """Raise `GuardWrittenError` if anything beyond the memory was written."""
+        for at, byte in self._beyond:
+            raise GuardWrittenError(at, byte)
+        if not self._guarded:
+            return
         beyond = self.memory[self.capacity_bytes :]
         written = np.flatnonzero(beyond != GUARD)
         if written.size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from nearstep.backends.options import Family, Variant
 from nearstep_sim.updater.options import FIXED, Engine
@@ -13,6 +13,7 @@ from nearstep_sim.verilate.options import Memory, SimulationOptions
 from nearstep_spec.codec import Nested, Option
 from nearstep_spec.smartssd.array import MOST_CARDS, ArrayConfig
 from nearstep_spec.smartssd.config import SmartssdConfig
+from nearstep_spec.updater.config import ConfigError
 
 DriveRate = Annotated[
     int | None,
@@ -59,6 +60,8 @@ class CardOptions:
 
     def __post_init__(self) -> None:
         ArrayConfig(card=self.card, cards=self.cards)  # checks the number
+        if self.drive == "":
+            raise ConfigError("drive must be a directory, not ''; '.' is the one at hand")
         self.card.maps()  # which may be impossible with rules of a file
 
     @property
@@ -89,8 +92,8 @@ class GoldenCardOptions(CardOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerilatedCardOptions(SimulationOptions, CardOptions):
-    """Options of `sim:smartssd`."""
+class SimulatedCardOptions(SimulationOptions, CardOptions):
+    """Options of a card whose cycles are simulated, however the host reaches it."""
 
     memory: Memory = "halfduplex"
     drive_read_bytes_per_s: DriveRate = None
@@ -116,6 +119,31 @@ class VerilatedCardOptions(SimulationOptions, CardOptions):
         CardOptions.__post_init__(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerilatedCardOptions(SimulatedCardOptions):
+    """Options of `sim:smartssd`. (`bus=pcie` is a device of its own: `PcieCardOptions`.)"""
+
+    bus: Annotated[
+        Literal["bar"],
+        Option(meaning="between host and card; bar: the ports of registers and of the memory BAR"),
+    ] = "bar"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PcieCardOptions(SimulatedCardOptions):
+    """Options of `sim:smartssd?bus=pcie`: the card as it is shipped, with its endpoint."""
+
+    bus: Annotated[
+        Literal["pcie"],
+        Option(meaning="between host and card; pcie: packets at the PCIe block of the card"),
+    ] = "pcie"
+    fu: Annotated[Literal["rtl"], Option(meaning="functional units: those of the card")] = "rtl"
+    reorder: Annotated[
+        bool,
+        Option(meaning="whether packets pass each other at random wherever PCIe lets them"),
+    ] = False
+
+
 GOLDEN = Family(
     "golden:smartssd",
     (
@@ -133,6 +161,12 @@ SIM = Family(
             options=VerilatedCardOptions,
             opens="nearstep_sim.smartssd.card:open_card",
             summary="the RTL of a SmartSSD card",
+        ),
+        Variant(
+            options=PcieCardOptions,
+            opens="nearstep_sim.smartssd.pcie_card:open_pcie_card",
+            summary="the RTL of a SmartSSD card as it is shipped, with its PCIe endpoint",
+            when=("bus", "pcie"),
         ),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import numpy as np
@@ -19,6 +20,8 @@ class Transferring(Protocol):
     """What carries a transfer out."""
 
     def look_at_transfers(self) -> None: ...
+
+    def transactions(self) -> Sequence[str]: ...
 
 
 class DeviceTransfer(Completion):

@@ -30,6 +30,7 @@ from nearstep_spec.cache import cache_dir, stored, yowasp_dir, yowasp_environmen
 __all__ = [
     "BuildError",
     "Model",
+    "VerilatedBlock",
     "cache_dir",
     "compile_library",
     "compile_object",
@@ -41,6 +42,7 @@ __all__ = [
     "run_tool",
     "stored",
     "tool_environment",
+    "verilate_block",
     "verilate_library",
     "verilator_root",
     "verilog_of",
@@ -73,12 +75,22 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One Verilated C++ class: `prefix` is its name, `top` the module in `verilog`."""
+    """One Verilated C++ class: `prefix` is its name, `top` the module in `verilog`.
+
+    Attributes
+    ----------
+    flags : more of Verilator's.
+    blocks : modules in `verilog` that are Verilated once, however many instances there are, and
+        called through their ports: Verilator's hierarchical blocks.
+    visible : signals that C++ may read in `rootp`, as module and signal.
+    """
 
     top: str
     verilog: Path
     prefix: str
     flags: Sequence[str] = field(default=())
+    blocks: Sequence[str] = ()
+    visible: Sequence[tuple[str, str]] = ()
 
 
 @cache
@@ -331,25 +343,83 @@ def compile_library(
 
 
 def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
-    """Verilate one model into two C++ files: code of every cycle, and code that runs once.
+    """Verilate one model into C++ files: code of every cycle, and code that runs once; two of them,
+    and two for each block.
 
     Verilator writes a dozen files that include the same headers; compiled as one, they take a
     fraction of the time.
     """
-    out = folder / model.prefix
+    common = ["--cc", *VERILATOR_FLAGS, *(["--trace-vcd"] if trace else []), *model.flags]
+    text = "".join(
+        f'public_flat_rd -module "{module}" -var "{signal}"\n' for module, signal in model.visible
+    )
+    if text:
+        settings = folder / f"{model.prefix}.vlt"
+        settings.write_text(f"`verilator_config\n{text}")
+        common.append(str(settings))
+    verilog = str(model.verilog.resolve())
+    blocks = [
+        verilate_block(each, model.verilog, folder, common, number)
+        for number, each in enumerate(model.blocks, 1)
+    ]
     run_tool(
-        [str(verilator_root() / "bin" / "verilator_bin"), "--cc", "--top-module", model.top,
-         "--prefix", model.prefix, "--Mdir", str(out), *VERILATOR_FLAGS,
-         *(["--trace-vcd"] if trace else []), *model.flags, str(model.verilog.resolve())],
+        [str(verilator_root() / "bin" / "verilator_bin"), *common, "--top-module", model.top,
+         "--prefix", model.prefix, "--Mdir", str(folder / model.prefix),
+         *(part for block in blocks for part in block.options), verilog],
         folder,
     )  # fmt: skip
+    return [*_together(folder / model.prefix), *(s for block in blocks for s in block.sources)]
+
+
+@dataclass(frozen=True)
+class VerilatedBlock:
+    """A module that is Verilated by itself, for the tops that have instances of it.
+
+    Attributes
+    ----------
+    folder : of its headers.
+    sources : its C++.
+    options : of Verilator for a top, in front of the Verilog.
+    """
+
+    folder: Path
+    sources: Sequence[str]
+    options: Sequence[str]
+
+
+def verilate_block(
+    block: str, verilog: Path, folder: Path, flags: Sequence[str], number: int = 1
+) -> VerilatedBlock:
+    """Verilate the module `block` of a file by itself, in a folder of its own inside `folder`.
+
+    That is what Verilator's `--hierarchical` does, but that option calls make, which takes no path
+    with a space. `number` tells blocks of one top apart.
+
+    Raises
+    ------
+    BuildError : with the tool's output.
+    """
+    prefix = f"V{block}"
+    out = folder / prefix
+    known = ["--hierarchical-block", f"{block},{block}"]
+    run_tool(
+        [str(verilator_root() / "bin" / "verilator_bin"), *flags, *known, "--prefix", prefix,
+         "--mod-prefix", prefix, "--top-module-encoded", block, "--lib-create", block,
+         "--hierarchical-child", str(number), "--Mdir", str(out), str(verilog.resolve())],
+        folder,
+    )  # fmt: skip
+    return VerilatedBlock(out, _together(out), [*known, str(out / f"{block}.sv")])
+
+
+def _together(out: Path) -> list[str]:
+    """The C++ files of a folder as two that include them: of every cycle, and what runs once."""
     parts: dict[str, list[str]] = {"fast": [], SLOW: []}
     for source in sorted(out.glob("*.cpp")):
         parts[SLOW if SLOW in source.name else "fast"].append(f'#include "{source.name}"\n')
     together = []
     for kind, lines in parts.items():
         if lines:
-            together.append(str(out / f"{model.prefix}_all_{kind}.cpp"))
+            together.append(str(out / f"{out.name}_all_{kind}.cpp"))
             Path(together[-1]).write_text("".join(lines))
     return together
 
@@ -473,13 +543,15 @@ def verilate_library(
     parts += [path.name for path in objects]
     for model in models:
         parts += [model.top, model.prefix, " ".join(model.flags), model.verilog.read_bytes()]
+        parts += [*model.blocks, *(name for pair in model.visible for name in pair)]
     target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
 
     def build(folder: Path) -> Path:
         generated = [s for m in models for s in _verilate(m, folder, trace)]
         includes = [root / "include", root / "include" / "vltstd"]
         includes += [INCLUDES, *sorted({c.resolve().parent for c in (*cpp, *common)})]
-        includes += [folder / model.prefix for model in models]
+        prefixes = [p for m in models for p in (m.prefix, *(f"V{block}" for block in m.blocks))]
+        includes += [folder / prefix for prefix in prefixes]
         sources = [*generated, *(str(c.resolve()) for c in cpp if c.suffix != ".hpp")]
         made = _compile_all(
             sources,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -16,10 +17,12 @@ from typer.testing import CliRunner
 
 import nearstep
 from nearstep import cli
+from nearstep.errors import OptionError
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import (
     DriveAccessError,
     DriveFullError,
+    DriveLockedError,
     DriveSizeError,
     DriveTimeoutError,
     DriveVanishedError,
@@ -90,6 +93,32 @@ def test_a_flipped_bit_is_named_and_the_step_before_is_there(tmp_path: Path) -> 
     with pytest.raises(TornExtentError, match="there is generation 3") as caught:
         resumed(url(tmp_path, 3))
     assert files(tmp_path) == names(2)  # nothing was made, and nothing removed
+
+
+def test_a_step_that_failed_does_not_keep_the_drives_from_its_own_process(tmp_path: Path) -> None:
+    """Nobody has the optimizer any more but the error, which has itself."""
+    _, optimizer = trained(url(tmp_path, 2), 3)
+    optimizer.store.close()
+    flip(tmp_path, "0.m@1")
+    parameters, optimizer = resumed(url(tmp_path, 2))
+    with contextlib.suppress(TornExtentError):
+        JOB.step(optimizer, parameters, 3)
+        raise AssertionError("a flipped bit was not found")
+    del parameters, optimizer
+    flip(tmp_path, "0.m@1")
+    parameters, optimizer = resumed(url(tmp_path, 2))
+    assert everything(parameters, optimizer) == expected(3)
+    with pytest.raises(DriveLockedError):  # somebody has this one
+        resumed(url(tmp_path, 2))
+    with pytest.raises(NotADriveError) as caught:
+        trained(url(tmp_path, 2), 0)
+    assert any("resume=True" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("family", ["golden", "sim"])
+def test_an_empty_name_of_a_directory_is_none(family: str) -> None:
+    with pytest.raises(OptionError, match="drive must be a directory, not ''"):
+        trained(f"{family}:smartssd?cards=2&drive=", 0)
 
 
 def test_drives_that_are_gone_cut_off_or_may_not_be_written(

@@ -43,7 +43,7 @@ def parse(url: str, text: str) -> object:
 def test_every_device_is_listed() -> None:
     done = run()
     assert done.exit_code == 0
-    assert len(VARIANTS) == 10
+    assert len(VARIANTS) == 11
     assert {row.name for row in devices()} == set(VARIANTS)
     for name, variant in VARIANTS.items():
         assert name in done.stdout
@@ -77,6 +77,8 @@ COMPANIONS = {
 NEEDS = {
     "lanes": "&functional_units=1",
     "lanes=1": "&compression=&functional_units=1",
+    "stochastic_rounding=yes": "&state_format=bf16",
+    "density=32Gb": "&width=x16",
     "board=orangecrab_85f": "&memory=blockram",  # of DDR3 there is no model
 }
 

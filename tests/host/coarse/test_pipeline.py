@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -286,6 +287,90 @@ def test_a_device_that_dies_ends_the_work_and_after_a_reset_it_goes(url: str) ->
         done, arrays, results = pipelined(pool, ELEMENTS, SHARD)
         assert compared(pool, done.shards, arrays, results, "sum") == CLIENTS * ELEMENTS
         pool.tensor(80_000).free()
+
+
+ACCESSES = (
+    "read_register",
+    "write_register",
+    "read_memory",
+    "write_memory",
+    "submit_read",
+    "submit_write",
+    "advance",
+    "wait",
+)
+
+
+class Interrupting:
+    """Ctrl-C at a chosen access to the devices: before it, or behind it."""
+
+    def __init__(self, pool: CoarsePool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made, self.at, self.behind = 0, 0, False
+        backend = pool.device.backend
+        for name in ACCESSES:
+            monkeypatch.setattr(backend, name, self._wrapped(getattr(backend, name)))
+
+    def _wrapped(self, access: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **options: object) -> object:
+            self.made += 1
+            now = self.made == self.at
+            if now and not self.behind:
+                raise KeyboardInterrupt
+            found = access(*args, **options)
+            if now:
+                raise KeyboardInterrupt
+            return found
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("url", "step"),
+    [
+        (GOLDEN, 7),
+        (SIM, 41),
+        *(pytest.param(url, 1, marks=pytest.mark.deep) for url in (GOLDEN, SIM)),
+    ],
+    ids=["golden", "sim", "golden-every", "sim-every"],
+)
+def test_ctrl_c_at_any_access_gives_memory_back_and_a_reset_is_all_it_takes(
+    url: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of a job that some devices were given and others not reaches what is done next."""
+    seen = Counter[str]()
+    with CoarsePool.open(url) as pool:
+        arrays = random_arrays(pool, 2000, 18)
+        expected = [np.zeros(2000, np.float32) for _ in arrays]
+        interrupting = Interrupting(pool, monkeypatch)
+        push_sync_pull(pool, arrays, expected, shard_bytes=SHARD)
+        accesses, free = interrupting.made, pool.device.free_bytes
+        for number in range(1, accesses + 1, step):
+            interrupting.made, interrupting.at = 0, number
+            interrupting.behind = bool(number // step % 2)
+            results = [np.zeros(2000, np.float32) for _ in arrays]
+            try:
+                push_sync_pull(pool, arrays, results, shard_bytes=SHARD)
+            except KeyboardInterrupt:
+                seen["interrupted"] += 1
+            interrupting.at = 0
+            try:
+                push_sync_pull(pool, arrays, results, shard_bytes=SHARD)
+                seen["went on"] += 1
+            except WorkError as error:
+                seen[type(error.__cause__).__name__] += 1
+                pool.reset()
+                push_sync_pull(pool, arrays, results, shard_bytes=SHARD)
+            assert pool.device.free_bytes == free
+            for each, wanted in zip(results, expected, strict=True):
+                np.testing.assert_array_equal(each.view(np.uint32), wanted.view(np.uint32))
+                seen["bits"] += 32 * each.size
+    print(dict(seen))
+    tries = len(range(1, accesses + 1, step))
+    assert seen["went on"] + seen[ResetNeededError.__name__] == tries > 10
+    assert seen["interrupted"] > 0.9 * tries, "a course may have a few accesses less than the first"
+    assert seen["went on"]
+    assert seen[ResetNeededError.__name__]
+    assert seen["bits"] == tries * CLIENTS * 2000 * 32
 
 
 @pytest.mark.deep

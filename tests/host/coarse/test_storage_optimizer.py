@@ -15,9 +15,8 @@ from nearstep_sim.coarse.pool_values import Floats
 from nearstep_sim.golden.coarse import ring_all_reduce
 
 from .of_torch import OfTorch, same
-from .update_devices import RULES, device_url
+from .update_devices import RULES, device_url, of_rtl
 
-DENSE = pytest.param(1, id="dense", marks=pytest.mark.deep)  # a library of its own
 SIZES = (1, 17, 4099)
 STEPS = 3
 ADAMW: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
@@ -91,11 +90,11 @@ def test_bits_are_those_of_torch_after_the_same_average(devices, clients) -> Non
     assert checked == devices * STEPS * (sum(SIZES) + SIZES[1])
 
 
-@pytest.mark.parametrize("devices", [pytest.param(2, id="coarse"), DENSE])
-def test_on_rtl(devices) -> None:
-    with opened(devices, "sim") as pool:
+@pytest.mark.parametrize("url", of_rtl(2) + of_rtl(1))
+def test_on_rtl(url) -> None:
+    with CoarsePool.open(url) as pool:
         checked = trained(pool, 2, 700, "adamw", torch.optim.AdamW, ADAMW)
-        counters = pool.counters()
+        counters, devices = pool.counters(), pool.devices
     assert checked == devices * STEPS * 700
     links = [link.sent_phits for each in counters.devices for link in each.links]
     assert any(links) == (devices > 1), links

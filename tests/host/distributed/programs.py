@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from nearstep.coarse.service.errors import ClientLostError
+from nearstep.coarse.service.errors import ClientLostError, JobError, OrderError, UnlikeError
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed import GlooFallbackWarning
+
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 def works_and_futures() -> int:
@@ -121,6 +124,76 @@ def groups() -> int:
     return size + 6
 
 
+def calls_with_one_tensor() -> int:
+    """The forms of collectives that take a tensor, and a reduction or a root, in the place of lists
+    and options: DDP's `join` calls one of them."""
+    rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    total = float(size * (size + 1) // 2)
+    for dtype in (torch.float32, torch.int32):
+        group.allreduce(found := torch.full((5,), rank + 1, dtype=dtype)).wait()
+        assert (found == total).all()
+        group.allreduce(found := torch.full((5,), rank + 1, dtype=dtype), dist.ReduceOp.MAX).wait()
+        assert (found == size).all()
+    group.allreduce(found := torch.ones(3), timeout=timedelta(seconds=60)).wait()
+    assert (found == size).all()
+    group.broadcast(found := torch.full((2, 3), float(rank)), size - 1).wait()
+    assert (found == size - 1).all()
+    group.reduce(found := torch.full((4,), rank + 1.0), 0, dist.ReduceOp.MAX).wait()
+    assert rank or (found == size).all()
+    places = [torch.zeros(2) for _ in range(size)]
+    group.allgather(places, torch.full((2,), float(rank))).wait()
+    assert [float(each.sum()) for each in places] == [2.0 * each for each in range(size)]
+    group.gather(places if rank == 1 else [], torch.full((2,), rank + 1.0), 1).wait()
+    assert rank != 1 or [float(each[0]) for each in places] == [each + 1.0 for each in range(size)]
+    given = [torch.full((2,), each + 7.0) for each in range(size)]
+    group.scatter(found := torch.zeros(2), given if rank == 0 else [], 0).wait()
+    assert (found == rank + 7).all()
+    group.reduce_scatter(found, [each * 0 + rank + 1 for each in given]).wait()
+    assert (found == total).all()
+    return 11
+
+
+def not_the_same() -> int:
+    """Processes that do not do the same: refused where it can be, else the end of that group."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group()
+    with pytest.raises(UnlikeError, match=r"clients \[0\]: sum of 5 elements"):
+        dist.all_reduce(torch.ones(5 + rank), group=group)
+    with pytest.raises(UnlikeError, match="bfloat16"):
+        dist.all_reduce(torch.ones(5, dtype=DTYPES[rank % 2]), group=group)
+    for length in (5, 6):
+        dist.all_reduce(found := torch.ones(length), group=group)
+        assert (found == size).all()
+    for _ in range(2):  # what is refused once is refused for good
+        with pytest.raises(OrderError, match=r"sum of 5 elements of float32.*sum of 6|sum of 6"):
+            dist.all_reduce(torch.ones(6 if rank else 5), group=group)
+    with pytest.raises(OrderError):
+        dist.barrier(group=group)
+    dist.all_reduce(found := torch.ones(6))  # other groups go on
+    assert (found == size).all()
+    return 5
+
+
+def late() -> int:
+    """Who is not waited for any longer finds the group ended; the others learn who it was."""
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=30))
+    dist.barrier(group=group)
+    if rank == 0:
+        dist.barrier()
+        with pytest.raises(ClientLostError):
+            dist.all_reduce(torch.ones(5), group=group)
+        return 1
+    group.set_timeout(timedelta(seconds=0.2))
+    with pytest.raises(JobError) as found:
+        dist.all_reduce(torch.ones(5), group=group)
+    with pytest.raises(JobError):
+        dist.all_reduce(torch.ones(5), group=group)
+    dist.barrier()
+    assert dist.get_world_size() > 2 or found.value.ranks == (0,)  # else who was given up first
+    return 1
+
+
 def lost() -> list[str]:
     """The last process ends without a word: what the others get; in DDP, from backward, too."""
     model = DistributedDataParallel(nn.Linear(4, 4))
@@ -139,5 +212,6 @@ def lost() -> list[str]:
 def all_of_them() -> tuple[int, list[str]]:
     """Counts of checks, and what `lost` gives."""
     checks = works_and_futures() + fallbacks() + messages() + groups()
+    checks += calls_with_one_tensor() + not_the_same() + late()
     dist.barrier()
     return checks, lost()

@@ -14,13 +14,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from nearstep.coarse.service.errors import RefusedError
+from nearstep.coarse.service.errors import DeviceMemoryError, RefusedError
 from nearstep.errors import ArgumentError, DtypeError
 from nearstep.torch.distributed import StorageOptimizer, restore_snapshot, save_snapshot
 from nearstep.torch.distributed.rendezvous import DEVICE
 
 GROUPS: tuple[dict[str, Any], ...] = ({"lr": 0.05}, {"lr": 0.01, "weight_decay": 0.2})
 COMMON: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.0}
+LARGE_BYTES = 80 << 20
+"""More than a device has."""
 NOWHERE = "/dev/null/state"
 """A path below a file."""
 DECAY = 0.5
@@ -117,4 +119,25 @@ def refused(device: str) -> int:
     before = one.detach().clone()
     optimizer.step(closure)
     assert (one < before).all()
-    return 11
+    large = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
+    for too_large in (
+        lambda: group.broadcast(large, 0),
+        lambda: group.allgather([large, large.clone()], large),
+        lambda: group.allreduce(large.view(torch.float32)),
+    ):
+        with pytest.raises(DeviceMemoryError):  # at every rank, and none waits
+            too_large().wait()
+    group.allreduce(found := torch.ones(3)).wait()
+    assert (found == 2).all()
+    one.grad = torch.ones(4)
+    two = torch.zeros(4, requires_grad=True)
+    both = StorageOptimizer([{"params": [one]}, {"params": [two]}], "sgd", key="both", lr=0.5)
+    both.param_groups[1]["lr"] = -1.0
+    before = one.detach().clone()
+    with pytest.raises(RefusedError, match="lr must be finite and not negative"):
+        both.step()
+    assert (one == before).all()  # no group was stepped
+    both.param_groups[1]["lr"] = 1.0
+    both.step()
+    assert (one == before - 0.5).all()
+    return 18

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 1200
+LIMIT_S = 2400
 
 
 @pytest.mark.deep

@@ -36,8 +36,9 @@ URLS = {
     "sim-card-stalled": f"sim:smartssd?{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
     "golden-cards": f"golden:smartssd?cards=3&{CARD_SHAPE}&{ADAM}",
     "sim-cards": f"sim:smartssd?cards=2&{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
+    "pcie-card": f"sim:smartssd?{SIM_CARD_SHAPE}&bus=pcie",
 }
-ADAM_ALONE = [name for name in URLS if name != "sim-card"]
+ADAM_ALONE = [name for name in URLS if name not in ("sim-card", "pcie-card")]
 """Those whose kernel has nothing else."""
 
 DIMM_SHAPE = "block_bytes=512&functional_units=4"
@@ -49,6 +50,14 @@ DIMMS = {
         "&scheduler=in-order&postpone=8"
     ),
 }
+
+WHOLE = {
+    "sim-dimm-whole": (
+        f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&top=whole&stall=0.3&seed=7"
+    ),
+}
+"""The module as `nearstep rtl axdimm_module` writes it, all units in it, as one Verilated object:
+for deep tests. It has the shape of the others; `test_dimm_whole.py` has it as it is by default."""
 
 EVERYTHING = (
     "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
@@ -62,10 +71,11 @@ FULL = {
     "sim-ideal": f"sim:axdimm?{SHAPE}&{EVERYTHING}",
     "sim-card-stalled": f"sim:smartssd?{SIM_CARD_SHAPE}&{EVERYTHING}&stall=0.2&seed=7",
     "sim-card-ecp5": f"sim:smartssd?{SIM_CARD_SHAPE}&{EVERYTHING}&stall=0.2&technology=ecp5",
+    "pcie-card": f"sim:smartssd?{SIM_CARD_SHAPE}&bus=pcie&reorder=yes&stall=0.2&seed=7",
 }
 """Devices whose kernels have everything that a kernel can have."""
 
-BUILDS = {"sim-halfduplex", "sim-card-stalled", "sim-cards"}
+BUILDS = {"sim-halfduplex", "sim-card-stalled", "sim-cards", "pcie-card"}
 """Of these devices only deep tests make the library; the other ones have the same hardware."""
 
 
@@ -74,7 +84,9 @@ def chosen(names: Iterable[str], deep: Collection[str]) -> list[object]:
     return [pytest.param(n, marks=pytest.mark.deep) if n in deep else n for n in names]
 
 
-everywhere = pytest.mark.parametrize("device", chosen([*URLS, *DIMMS], BUILDS), indirect=True)
+everywhere = pytest.mark.parametrize(
+    "device", chosen([*URLS, *DIMMS, *WHOLE], {*BUILDS, *WHOLE}), indirect=True
+)
 """For a test that holds on every device, DIMMs included."""
 
 
@@ -88,12 +100,12 @@ each_kind = pytest.mark.parametrize(
 
 @pytest.fixture(params=chosen(URLS, BUILDS))
 def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
-    with nearstep.open((URLS | DIMMS)[request.param]) as opened:
+    with nearstep.open((URLS | DIMMS | WHOLE)[request.param]) as opened:
         assert isinstance(opened, KernelDevice)
         yield opened
 
 
-@pytest.fixture(params=chosen(FULL, {"sim-ideal", "sim-card-ecp5"}))
+@pytest.fixture(params=chosen(FULL, {"sim-ideal", "sim-card-ecp5", "pcie-card"}))
 def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
     """A device whose kernels have everything."""
     with nearstep.open(FULL[request.param]) as opened:
@@ -107,8 +119,8 @@ def job(device: KernelDevice) -> Callable[..., Job]:
     return partial(Job, device)
 
 
-@pytest.fixture(params=DIMMS)
+@pytest.fixture(params=chosen([*DIMMS, *WHOLE], WHOLE))
 def dimm(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
-    with nearstep.open(DIMMS[request.param]) as opened:
+    with nearstep.open((DIMMS | WHOLE)[request.param]) as opened:
         assert isinstance(opened, AxdimmDevice)
         yield opened

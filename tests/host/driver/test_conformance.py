@@ -39,6 +39,7 @@ URLS = {
     for group, (rules, names) in GROUPS.items()
 }
 URLS["sim-card-as-it-is-shipped"] = (f"sim:smartssd?{SIM_CARD_SHAPE}", list(OPTIMIZERS))
+URLS["sim-card-on-pcie"] = (f"sim:smartssd?{SIM_CARD_SHAPE}&bus=pcie", list(OPTIMIZERS))
 IN_DEPTH = [name for name in URLS if name.startswith("sim") and "shipped" not in name]
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 257, 1001, 4099)
 SCALES = (1.0, 2.0**-7, -0.3, 0.0)

@@ -30,10 +30,11 @@ URLS = {
     "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
     "golden-card": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
     "sim-card": f"sim:smartssd?{SIM_CARD_SHAPE}",
+    "pcie-card": f"sim:smartssd?{SIM_CARD_SHAPE}&bus=pcie",
 }
 
 
-DEEP = ("sim-ideal", "sim-halfduplex", "sim-dimm")
+DEEP = ("sim-ideal", "sim-halfduplex", "sim-dimm", "pcie-card")
 EMULATED = [name for name in URLS if name != "sim-dimm"]
 
 

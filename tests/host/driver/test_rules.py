@@ -34,11 +34,12 @@ URLS = {
     "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
     "golden-card": f"golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB&{ALL}",
     "sim-card": f"sim:smartssd?{SIM_CARD_SHAPE}",
+    "pcie-card": f"sim:smartssd?{SIM_CARD_SHAPE}&bus=pcie",
 }
 COUNTS = (1, 15, 16, 127, 128, 129, 1001, 4099)
 
 
-@pytest.fixture(params=chosen(URLS, {"sim-ideal", "sim-halfduplex", "sim-dimm"}))
+@pytest.fixture(params=chosen(URLS, {"sim-ideal", "sim-halfduplex", "sim-dimm", "pcie-card"}))
 def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
     with nearstep.open(URLS[request.param]) as opened:
         yield opened

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nearstep
+from nearstep.errors import ArgumentError
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.errors import GradientError, UnsupportedOptionError
 from nearstep.torch.held_pairs import HeldPairs
@@ -50,7 +51,9 @@ def trained(
         optimizer = OPTIMIZERS[plan.optimizer](trainable, lr=1e-2, **options, **where)
         engine = nearstep.offload(model, optimizer, **offload) if offload else nullcontext()
         with engine:
-            losses = run(plan, model, optimizer)
+            several = offload and (plan.passes > 1 or plan.keeps)
+            with engine.accumulate() if several else nullcontext():
+                losses = run(plan, model, optimizer)
             found = [losses, bits(model.state_dict()), bits(optimizer.state_dict())]
         return found, engine.report() if offload else optimizer.traffic
 
@@ -92,6 +95,87 @@ def test_updates_in_backward() -> None:
 @pytest.mark.parametrize("feedback", [True, False])
 def test_cards_with_drives(feedback: bool) -> None:
     assert_equal(Plan(kind="stack"), {"compression": 0.05, "error_feedback": feedback}, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cards", "feedback", "form", "keeps"),
+    [
+        ("stack", 0, True, "fp32", False),
+        ("tied", 0, False, "bf16", True),
+        ("stack", 2, True, "fp32", False),
+        ("stack", 3, False, "fp16", True),
+    ],
+)
+def test_accumulated_gradients_are_compressed_by_the_step(
+    kind: str, cards: int, feedback: bool, form: str, keeps: bool
+) -> None:
+    """Bits are those of torch's sum, compressed, as the optimizer makes it without an engine."""
+    plan = Plan(kind=kind, steps=3, passes=3, keeps=keeps)
+    options = {"compression": 0.1, "error_feedback": feedback, "compression_format": form}
+    plain, traffic = trained(plan, options, cards)
+    found, report = trained_in_least(plan, options, cards)
+    assert found == plain
+    assert report.gradients_up > 0
+    assert report.gradients_down > traffic.gradients_down > 0
+    assert report.peak <= report.budget
+
+
+def test_the_last_backward_may_be_outside_of_accumulate() -> None:
+    found = []
+    for offloads in (False, True):
+        model, optimizer = made()
+        engine = nearstep.offload(model, optimizer, budget="300%") if offloads else nullcontext()
+        with engine:
+            for _ in range(3):
+                optimizer.zero_grad()
+                with engine.accumulate() if offloads else nullcontext():
+                    backward(model)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # whole gradients can be read
+                backward(model)
+                optimizer.step()
+            optimizer.zero_grad()
+            backward(model)  # compressed at once again
+            if offloads:
+                held = [optimizer.resident(p).held for p in model.parameters()]
+                assert all(isinstance(each, HeldPairs) for each in held)
+            optimizer.step()
+            found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
+    assert found[0] == found[1]
+
+
+def test_a_step_of_accumulated_gradients_that_a_drive_fails_is_repeated() -> None:
+    found = []
+    for fails in (False, True):
+        with drives(2, 1200) as on:
+            model, _ = made()
+            optimizer = nearstep.optim.AdamW(
+                model.parameters(),
+                lr=1e-2,
+                device=f"{CARDS}&cards=2&drive=unused",
+                drives=on.store,
+                compression=0.1,
+            )
+            with nearstep.offload(model, optimizer, budget="150%") as engine, engine.accumulate():
+                for step in range(3):
+                    optimizer.zero_grad()
+                    backward(model)
+                    backward(model)
+                    if fails and step == 1:
+                        on.places[1].fault = fault = FailAt("write", 3, errno.EIO)
+                        with pytest.raises(StorageError):
+                            optimizer.step()
+                        assert fault.fired == 1
+                    optimizer.step()
+                found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
+    assert found[0] == found[1]
+
+
+def test_to_accumulate_where_backward_updates_is_refused() -> None:
+    model, optimizer = made()
+    early = nearstep.offload(model, optimizer, budget="100%", updates="in-backward")
+    refused = pytest.raises(ArgumentError, match="updates must be 'at-step', not 'in-backward'")
+    with early as engine, refused:
+        engine.accumulate().__enter__()
 
 
 def made(**options: Any) -> tuple[nn.Module, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,29 @@ def test_an_optimizer_of_a_file_can_be_rounded_too():
     device = f"golden:axdimm?memory_bytes=1MiB&rules={rule}&stochastic_rounding=yes"
     own = nearstep.optim.of(rule, parameters(), device=device, **HYPER, **STOCHASTIC)
     assert train(own) == train(make(URLS["one"]))
+
+
+@pytest.mark.parametrize("kind", ["offload", "init"])
+def test_offloaded_models_take_the_same_course(kind):
+    def course(url: str, how: str) -> list[bytes]:
+        torch.manual_seed(SEED)
+        with nearstep.open(url) as device:
+            entered = nearstep.offload.init(device=device) if how == "init" else nullcontext()
+            with entered:
+                model = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(4)])
+            optimizer = nearstep.optim.AdamW(
+                model.parameters(), device=device, **HYPER, **STOCHASTIC
+            )
+            engine = None if how == "plain" else nearstep.offload(model, optimizer, budget="50%")
+            generator = torch.Generator().manual_seed(SEED)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.randn(8, 32, generator=generator)).square().mean().backward()
+                optimizer.step()
+            if engine is not None:
+                engine.close()
+            return everything(optimizer)
+
+    found = course(URLS["two"], kind)
+    assert found == course(URLS["one"], "plain")
+    assert len(found) == 3 * 8

@@ -441,6 +441,58 @@ def test_a_child_does_not_use_the_drives_of_its_parent_nor_hold_them(tmp_path) -
     assert child.returncode == 0
 
 
+FORKED_AT_WORK = """
+import os, sys, threading
+from nearstep.storage import blocks
+from nearstep.storage.drive_errors import ClosedStoreError
+from nearstep.storage.store import Store
+print("ready", flush=True)
+go = threading.Event()
+def read(fd, parts, offset):
+    go.wait()
+    return os.preadv(fd, parts, offset)
+store = Store.open(sys.argv[1:], owner=None, direct=False)
+for drive in store.drives:
+    drive.blocks._calls = blocks.Calls(preadv=read)
+reading = store.submit_read("p", bytearray(100))
+locked, done = threading.Event(), threading.Event()
+def hold():
+    with store._lock:
+        locked.set()
+        done.wait()
+threading.Thread(target=hold, daemon=True).start()
+locked.wait()
+child = os.fork()
+if not child:
+    found = []
+    read = lambda: store.read("p", bytearray(100))
+    for action in (reading.wait, reading.join, read, store.abort):
+        try:
+            action()
+        except ClosedStoreError as error:
+            found.append(str(error))
+    store.close()
+    of = f"of process {os.getppid()}"
+    os._exit(0 if len(found) == 4 and all(of in each for each in found) else 1)
+ended = os.waitpid(child, 0)[1]
+done.set()
+go.set()
+reading.wait()
+store.close()
+assert not ended, ended
+"""
+
+
+def test_a_child_is_told_at_once_that_a_transfer_of_its_parent_does_not_end_there(tmp_path) -> None:
+    """Neither does it wait for the threads, nor for the lock that one of them has."""
+    child = in_child(FORKED_AT_WORK, *made(tmp_path))
+    try:
+        child.communicate(timeout=60)  # below the bound on a wait without progress
+    finally:
+        child.kill()
+    assert child.returncode == 0
+
+
 def test_a_store_that_nobody_has_is_closed(tmp_path) -> None:
     paths = made(tmp_path)
     gc.collect()  # of other tests

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 
 import cocotb
 import numpy as np
@@ -22,27 +23,44 @@ from nearstep_spec.updater.config import AdamKernelConfig
 
 CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
-CHANNELS = 2
 LATENCIES = {"read_latency": HOST_READ_LATENCY, "write_latency": HOST_WRITE_LATENCY}
 
 
 class Module(ModuleDriver):
-    """The driver's calls are made in a thread, and time passes in the simulator."""
+    """The driver's calls are made in a thread, and time passes in the simulator.
 
-    def __init__(self, dut: object, **host: object) -> None:
+    Parameters
+    ----------
+    dut
+    dfi : names of its DFI ports, one for each channel.
+    kernel : configuration of the kernels.
+    host : more of `HostConfig`.
+    """
+
+    def __init__(
+        self,
+        dut: object,
+        *,
+        dfi: Sequence[str] = ("dfi0", "dfi1"),
+        kernel: AdamKernelConfig = CONFIG,
+        **host: object,
+    ) -> None:
         self.dut = dut
-        config = HostConfig(ranks=CHANNELS, seed=SEED, **LATENCIES, **host)
+        self.dfi = dfi
+        config = HostConfig(ranks=len(dfi), seed=SEED, **LATENCIES, **host)
         self.host = HostController(config)
         self.capacity = config.geometry.capacity_bytes
-        self.maps = channel_maps(CONFIG, config.address_mapping, **LATENCIES)
-        self.devices = tuple(Ddr4Device(dram_timing(), rank=c) for c in range(CHANNELS))
+        self.maps = channel_maps(kernel, config.address_mapping, **LATENCIES)
+        self.devices = tuple(Ddr4Device(dram_timing(), rank=c) for c in range(len(dfi)))
 
     async def begin(self) -> None:
         dut = self.dut
         cocotb.start_soon(Clock(dut.clk, 5, unit="ns").start())
         dut.rst.value = 1
-        ranks = [DfiRank(dut, f"dfi{c}", device) for c, device in enumerate(self.devices)]
-        bus = HostBus(dut, "host", self.host, ranks=CHANNELS)
+        ranks = [
+            DfiRank(dut, name, device) for name, device in zip(self.dfi, self.devices, strict=True)
+        ]
+        bus = HostBus(dut, "host", self.host, ranks=len(self.dfi))
         await ClockCycles(dut.clk, 4)
         dut.rst.value = 0
         for each in (*ranks, bus):

@@ -1,4 +1,4 @@
-"""Builds the module and runs its cocotb bench."""
+"""Builds the module, and the family's tops as they are shipped, and runs their cocotb benches."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 from nearstep_hw.axdimm.module import AxdimmModule
+from nearstep_hw.generate import verilog
+from nearstep_hw.updater.unit_instance import UNIT_MODULE
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.updater import stand_in
 from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_sim.verilate.build import verilog_of
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.codec import digest
 from nearstep_spec.updater.config import AdamKernelConfig
 
 pytestmark = [pytest.mark.cocotb, pytest.mark.deep]
@@ -23,16 +27,35 @@ OPTIONS = {"functional_units": 1, "block_bytes": 512, "windows": 1, "bursts_ahea
 def test_one_driver_runs_both_channels() -> None:
     config = AdamKernelConfig(**OPTIONS)
     source = Path(stand_in.__file__).read_text()
-    verilog = verilog_of(
+    text = verilog_of(
         f"{TOP} {config!r} {source}",
         lambda: to_verilog(AxdimmModule(config, unit=StandInUnit), TOP),
     )
     result = run_cocotb(
         top=TOP,
-        verilog=verilog,
+        verilog=text,
         test_module=HERE / "cocotb_module.py",
         env={"NEARSTEP_CONFIG": json.dumps(OPTIONS), "NEARSTEP_SEED": "1"},
         seed=1,
     )
     print(f"seed 1: {result.tests}")
     assert len(result.tests) == 2
+
+
+@pytest.mark.parametrize("units", [16, 4])
+@pytest.mark.parametrize(("top", "dfi"), [(TOP, ["dfi0", "dfi1"]), ("axdimm_channel", ["dfi"])])
+def test_a_shipped_top_gives_the_golden_bits(top: str, dfi: list[str], units: int) -> None:
+    """The Verilog of `nearstep rtl`, with every unit of every channel."""
+    kernel = {"functional_units": units}
+    dimm = DimmConfig(kernel=AdamKernelConfig(**kernel))
+    text = verilog_of(f"{top} {digest(dimm)}", lambda: verilog(top, config=dimm))
+    result = run_cocotb(
+        top=top,
+        verilog=text,
+        test_module=HERE / "cocotb_shipped.py",
+        env={"NEARSTEP_CONFIG": json.dumps(kernel), "NEARSTEP_DFI": json.dumps(dfi)},
+        seed=1,
+        blocks=[UNIT_MODULE],
+    )
+    print(f"{top}, {units} units, seed 1: {result.tests}")
+    assert len(result.tests) == 4

@@ -23,6 +23,8 @@ from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.scan import scan
 from nearstep_sim.smartssd.cocotb_card import GUARD, CocotbCardBackend, GuardWrittenError
 from nearstep_spec.rule.adam import adam_scalars
+from nearstep_spec.rule.optimizer import Form
+from nearstep_spec.rule.rules import optimizer_named
 from nearstep_spec.smartssd.config import SmartssdConfig
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, ErrorCause, update_rule
@@ -32,7 +34,11 @@ SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
 KERNEL = AdamKernelConfig(
     **{k: tuple(v) if isinstance(v, list) else v for k, v in OPTIONS["kernel"].items()}
 )
-CONFIG = SmartssdConfig(kernel=KERNEL, memory_bytes=1 << 16, subgroup_elements=1024)
+CONFIG = SmartssdConfig(
+    kernel=KERNEL,
+    memory_bytes=OPTIONS["memory_bytes"],
+    subgroup_elements=OPTIONS["subgroup_elements"],
+)
 STATES = ("p", "m", "v")
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -247,6 +253,76 @@ async def a_peer_moves_subgroups_while_runs_go_on(dut: object, mode: str) -> Non
         bench.checks += during
 
     await on_card(dut, "peer", job, mode)
+
+
+OF_RULES = {
+    "adam": ("adam", {"weight_decay": 0.1}),
+    "sgd": ("sgd", {"weight_decay": 0.05}),
+    "sgd_momentum": ("sgd", {"momentum": 0.9, "nesterov": True}),
+    "adagrad": ("adagrad", {"lr_decay": 0.01}),
+}
+"""An optimizer, with options, for each rule."""
+
+
+def form_of(rule: str) -> tuple[str, dict[str, object], Form, dict[str, float]]:
+    """Optimizer, options, form and registers of its third step."""
+    name, hyper = OF_RULES[rule]
+    optimizer = optimizer_named(name)
+    form = optimizer.form(optimizer.defaults | hyper).ordered(KERNEL.order)
+    assert form.rule.name == rule
+    return name, hyper, form, dict(form.registers(optimizer.defaults | hyper, 3, False))
+
+
+def some_pairs(
+    rng: np.random.Generator, count: int, number: int, form: str
+) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """Pairs, some of them of the same element, in an order that the form allows."""
+    index = np.sort(rng.integers(0, count, number)).astype(np.uint32)
+    if form == "scatter":
+        block = index // KERNEL.block_elements
+        index = index[np.lexsort((rng.random(number), block))]
+    return index, rng.standard_normal(number).astype(np.float32)
+
+
+@cocotb.test()
+@cocotb.parametrize(mode=list(STALLS))
+async def every_rule_with_whole_gradients_and_with_pairs(dut: object, mode: str) -> None:
+    """All that a card has in one kernel, one run after the other."""
+
+    def job(bench: CardBench) -> None:
+        device, rng = bench.device, bench.random
+        seen = set()
+        for rule in KERNEL.rules:
+            name, hyper, form, registers = form_of(rule)
+            for pairs in (None, *KERNEL.compression):
+                count = KERNEL.block_elements + 37 if rule == "adam" else 333
+                arrays = {n: bench.arrays(count)[n] for n in form.rule.arrays_in}
+                if pairs is not None:
+                    index, value = some_pairs(rng, count, 90, pairs)
+                    arrays["g"] = np.zeros(count, np.float32)
+                    for at, number in zip(index.tolist(), value, strict=True):
+                        arrays["g"][at] = number
+                buffers = bench.upload({n: a for n, a in arrays.items() if n != "g"})
+                given: dict[str, object] = dict(buffers)
+                if pairs is None:
+                    given["g"] = bench.upload({"g": arrays["g"]})["g"]
+                else:
+                    sent = device.alloc(index.size, np.uint32), device.alloc(value.size)
+                    sent[0].write(index)
+                    sent[1].write(value)
+                    given["g"] = Pairs(*sent, pairs)
+                bench.runs += 1
+                run = device.update(name, given, step=3, **hyper).wait()
+                assert run.committed == count
+                bench.compare(buffers, arrays | evaluate(form.rule, arrays, registers))
+                seen.add((rule, pairs))
+                for buffer in buffers.values():
+                    buffer.free()
+        assert len(seen) == len(KERNEL.rules) * (1 + len(KERNEL.compression))
+        bench.checks += len(seen)
+        bench.ended()
+
+    await on_card(dut, "rules", job, mode)
 
 
 async def peer_read(backend: CocotbCardBackend, buffer: Buffer) -> bytes:

@@ -11,9 +11,11 @@ from amaranth.lib.wiring import Component
 from nearstep_hw.smartssd.pcie_card import PcieCard
 from nearstep_hw.smartssd.series7_card import Series7Card
 from nearstep_hw.verilog import to_verilog
+from nearstep_sim.bench.cocotb_pcie import STALLS
 from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_sim.smartssd.library import PCIE_TOP, pcie_card_verilog
 from nearstep_sim.verilate.build import verilog_of
-from nearstep_spec.smartssd.config import SmartssdConfig
+from nearstep_spec.smartssd.config import UPDATER_OPTIONS, SmartssdConfig
 from nearstep_spec.updater.config import AdamKernelConfig
 
 TOP = "pcie_card"
@@ -27,6 +29,12 @@ KERNEL = {
     "compression": ("fused",),
     "windows": 5,
 }
+SMALL_UPDATER = {
+    "rules": ("adam", "sgd", "sgd_momentum", "adagrad"),
+    "compression": ("fused", "scatter"),
+    "windows": 8,
+}
+"""As of the card that is shipped."""
 CHECKS = re.compile(r"(\w+): (\d+) checks")
 BENCHES = {
     "updates_are_those_of_the_golden_rule/mode=free",
@@ -72,8 +80,25 @@ def bench(
         f"{TOP} {width} {crossed} {series7} {config!r}", lambda: to_verilog(card(), TOP)
     )
     options = {"kernel": KERNEL | kernel, "width": width, "crossed": crossed, "series7": series7}
+    return run(TOP, verilog, config, options, seed=seed, benches=benches)
+
+
+def run(
+    top: str,
+    verilog: Path,
+    config: SmartssdConfig,
+    options: dict[str, object],
+    *,
+    seed: int,
+    benches: Collection[str],
+) -> int:
+    """Run benches on Verilog of a card; the number of checks that were made."""
+    options = options | {
+        "memory_bytes": config.memory_bytes,
+        "subgroup_elements": config.subgroup_elements,
+    }
     result = run_cocotb(
-        top=TOP,
+        top=top,
         verilog=verilog,
         test_module=HERE / "cocotb_pcie_card.py",
         testcase=",".join(sorted(benches)),
@@ -122,6 +147,32 @@ def test_other_shapes(options):
 @pytest.mark.parametrize("crossed", [False, True], ids=["one_clock", "crossed"])
 def test_the_driver_runs_on_a_card_behind_the_7_series_block(crossed):
     assert bench(seed=3, series7=True, crossed=crossed) > 0
+
+
+SHIPPED = {
+    *(f"every_rule_with_whole_gradients_and_with_pairs/mode={mode}" for mode in STALLS),
+    "a_run_that_fails_interrupts_too",
+    "a_peer_moves_subgroups_while_runs_go_on/mode=both",
+}
+
+
+@pytest.mark.cocotb
+@pytest.mark.deep
+def test_the_driver_runs_on_the_card_as_it_is_shipped():
+    """What `nearstep rtl smartssd_pcie_card` writes: 16 lanes, four rules, both forms of pairs."""
+    config = SmartssdConfig()
+    options = {"kernel": dict(UPDATER_OPTIONS), "width": 128, "crossed": False, "series7": False}
+    made = run(PCIE_TOP, pcie_card_verilog(config), config, options, seed=4, benches=SHIPPED)
+    assert config.kernel.lanes == config.kernel.units == 16
+    assert made > 12 * 4 * 333
+
+
+@pytest.mark.cocotb
+@pytest.mark.deep
+def test_every_rule_and_pairs_on_a_small_card():
+    """The same bench, where it takes a minute."""
+    benches = {name for name in SHIPPED if name.startswith("every")}
+    assert bench(seed=5, benches=benches, **SMALL_UPDATER) > 0
 
 
 def test_streams_wider_than_a_beat_of_memory_are_refused():

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from nearstep.backends.emulated import Injection
+from nearstep.coarse import CoarsePool
 from nearstep.coarse.device import CoarseDevice
+from nearstep.coarse.errors import MemoryResponseError
+from nearstep.coarse.rings import Pending
+from nearstep.coarse.split import Part
 from nearstep.device import open_device
 from nearstep.errors import (
     ArgumentError,
@@ -19,8 +23,12 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.registers import RefusedWriteError
+from nearstep_sim.bench.operands import SPECIALS
 from nearstep_sim.coarse.golden import GoldenPool
-from nearstep_spec.coarse.registers import ErrorCause, Stream
+from nearstep_sim.golden import coarse_cpp
+from nearstep_sim.golden.coarse import ring_all_reduce
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
 
 DEVICES = 4
 MEMORY = 64 << 10
@@ -338,3 +346,184 @@ def test_a_reset_is_a_power_up(bench) -> None:
     bench.device.close()
     with pytest.raises(ClosedDeviceError):
         bench.backend.reset()
+
+
+class TestSums:
+    """Those in fp32 are made as they are written, by C++, in memory or in what stands in its
+    place; the bits are the model's."""
+
+    ELEMENTS = 3 * 4096 + 77  # of several steps, the last one short
+    SOURCE, DESTINATION = 0, 0x20000
+    URL = (
+        f"golden:coarse?devices={DEVICES}&groups=2&entry_phits=256&queue_jobs=2&memory_bytes=512KiB"
+    )
+
+    @pytest.fixture
+    def pool(self) -> Iterator[CoarsePool]:
+        with CoarsePool.open(self.URL) as opened:
+            yield opened
+
+    def drawn(self, seed: int) -> list[np.ndarray]:
+        """Any bits, special ones among them."""
+        print(f"seed {seed}")
+        rng = np.random.default_rng(seed)
+        data = rng.integers(0, 1 << 32, (DEVICES, self.ELEMENTS), np.uint32)
+        special = rng.random(data.shape) < 0.3
+        data[special] = rng.choice(SPECIALS, int(special.sum()))
+        return list(data.view(np.float32))
+
+    def expected(self, pool: CoarsePool, arrays: list[np.ndarray], group: int) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return ring_all_reduce(
+                arrays,
+                operation="average",
+                wire="fp32",
+                config=pool.device.config,
+                reverse=bool(group),
+                scale=np.float32(0.3),
+            ).view(np.uint32)
+
+    def submitted(self, pool: CoarsePool, group: int) -> Pending:
+        size = pool.device.config.memory_bytes
+        job = pool.rings.make_job(
+            Part(group=group, start=0, stop=self.ELEMENTS),
+            Operation.AVERAGE,
+            Wire.FP32,
+            sources=[d * size + self.SOURCE for d in range(DEVICES)],
+            destinations=[d * size + self.DESTINATION for d in range(DEVICES)],
+            scale=np.float32(0.3),
+        )
+        pending = Pending(pool.rings, [job])
+        pool.rings.submit(pending)
+        return pending
+
+    def put(self, pool: CoarsePool, arrays: list[np.ndarray]) -> GoldenPool:
+        backend = pool.device.backend
+        assert isinstance(backend, GoldenPool)
+        for device, each in enumerate(arrays):
+            base = device * pool.device.config.memory_bytes
+            backend.claim(base, pool.device.config.memory_bytes)
+            backend.write_memory(base + self.SOURCE, each.view(np.uint8))
+        return backend
+
+    def check(self, pool: CoarsePool, wanted: np.ndarray) -> int:
+        for device in range(DEVICES):
+            out = np.empty(4 * self.ELEMENTS, np.uint8)
+            base = device * pool.device.config.memory_bytes
+            pool.device.backend.read_memory(base + self.DESTINATION, out)
+            np.testing.assert_array_equal(out.view(np.uint32), wanted)
+        return DEVICES * self.ELEMENTS
+
+    @pytest.mark.parametrize("group", [0, 1])
+    @pytest.mark.parametrize("offset", [0, 4, 32])
+    def test_go_to_lent_memory_and_come_from_there(self, pool, group, offset) -> None:
+        """Lent whole or in part, at any address of the host; the rest of it stays as it was."""
+        arrays = self.drawn(offset)
+        backend, size = self.put(pool, arrays), pool.device.config.memory_bytes
+        nbytes, checks = 4 * self.ELEMENTS, 0
+        room = np.full(2 * nbytes + 256, 0xA5, np.uint8)
+        skip = -room.ctypes.data % 64 + offset
+        whole, part = room[skip:][:nbytes], room[skip + nbytes :][: nbytes // 2]
+        given = np.zeros(nbytes + 64, np.uint8)[offset:][:nbytes]
+        given[:] = arrays[2].view(np.uint8)
+        assert backend.lend_memory(0 * size + self.DESTINATION, whole, writes=True)
+        assert backend.lend_memory(1 * size + self.DESTINATION + 4096, part, writes=True)
+        assert backend.lend_memory(2 * size + self.SOURCE, given, writes=False)
+        self.submitted(pool, group).wait()
+        wanted = self.expected(pool, arrays, group)
+        checks += self.check(pool, wanted)
+        np.testing.assert_array_equal(whole, wanted.view(np.uint8))
+        np.testing.assert_array_equal(part, wanted.view(np.uint8)[4096:][: part.size])
+        np.testing.assert_array_equal(given, arrays[2].view(np.uint8))
+        assert (room[:skip] == 0xA5).all()
+        assert (room[skip + nbytes + part.size :] == 0xA5).all()
+        assert checks == DEVICES * self.ELEMENTS
+
+    def test_a_step_that_ctrl_c_ended_is_made_again(self, pool, monkeypatch) -> None:
+        arrays = self.drawn(7)
+        self.put(pool, arrays)
+        pending, steps = self.submitted(pool, 0), []
+        step = pool.device.backend._put_results
+
+        def interrupted(*args: Any) -> None:
+            step(*args)
+            steps.append(args)
+            if len(steps) in (1, 3):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(pool.device.backend, "_put_results", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                pending.wait()
+        pending.wait()
+        assert len(steps) == 4 + 2
+        wanted = self.expected(pool, arrays, 0)
+        assert self.check(pool, wanted) == DEVICES * self.ELEMENTS
+
+    def test_a_memory_that_refuses_in_the_middle_ends_them(self, pool) -> None:
+        arrays = self.drawn(8)
+        backend, size = self.put(pool, arrays), pool.device.config.memory_bytes
+        before = np.full(4 * self.ELEMENTS, 0x5A, np.uint8)
+        for device in range(DEVICES):
+            backend.write_memory(device * size + self.DESTINATION, before)
+        bad = 2 * size + self.DESTINATION + 2 * 16384
+        backend.inject(Injection(kind="slverr", write=True, base=bad, limit=bad + 64))
+        with pytest.raises(MemoryResponseError) as found:
+            self.submitted(pool, 1).wait()
+        assert found.value.device == 2
+        wanted, out = self.expected(pool, arrays, 1).view(np.uint8), np.empty_like(before)
+        for device in range(DEVICES):  # whole steps are there, and nothing of the next one
+            backend.read_memory(device * size + self.DESTINATION, out)
+            np.testing.assert_array_equal(out[: 2 * 16384], wanted[: 2 * 16384])
+            assert (out[2 * 16384 :] == 0x5A).all()
+        backend.heal()
+        pool.reset()
+        self.submitted(pool, 1).wait()
+        assert self.check(pool, wanted.view(np.uint32)) == DEVICES * self.ELEMENTS
+
+    def test_of_large_entries_and_unaligned_places_are_the_models(self) -> None:
+        """Parts of several of the blocks in which it adds, and places between lines."""
+        config, checks = CoarseConfig(entry_phits=256), 0
+        entry = config.entry_elements("fp32")
+        assert entry == 1024
+        print("seed 9")
+        rng = np.random.default_rng(9)
+        for members, size in ((2, 5 * entry + 3), (3, 9001), (5, 3 * entry - 1)):
+            data = rng.integers(0, 1 << 32, (members, size + 8), np.uint32).view(np.float32)
+            tensors = [data[member, member : member + size] for member in range(members)]
+            with np.errstate(all="ignore"):
+                wanted = ring_all_reduce(tensors, operation="sum", wire="fp32", config=config)
+            for first in (0, 1, 500, entry - 1):
+                outs = [np.zeros(size + 8, np.float32)[skip:][: size - first] for skip in range(5)]
+                coarse_cpp.ring_sum(tensors, outs, first=first, entry_elements=entry)
+                for each in outs:
+                    np.testing.assert_array_equal(
+                        each.view(np.uint32), wanted[first:].view(np.uint32)
+                    )
+                    checks += 1
+        assert checks == 3 * 4 * 5
+
+    def test_any_number_of_threads_makes_the_same_bits(self, monkeypatch) -> None:
+        monkeypatch.setattr(coarse_cpp, "LEAST_SHARE", 100)
+        config, size, checks = CoarseConfig(entry_phits=8), 20_011, 0
+        print("seed 10")
+        rng = np.random.default_rng(10)
+        tensors = list(rng.integers(0, 1 << 32, (3, size), np.uint32).view(np.float32))
+        with np.errstate(all="ignore"):
+            wanted = ring_all_reduce(tensors, operation="average", wire="fp32", config=config)
+        for first, last in ((0, size), (77, size - 5), (100, 600), (3, 3)):
+            for threads in (1, 2, 3, 8, 64):
+                room = np.full(size + 2, 7, np.float32)
+                coarse_cpp.ring_sum(
+                    tensors,
+                    [room[1 : 1 + last - first]],
+                    first=first,
+                    entry_elements=config.entry_elements("fp32"),
+                    scale=np.float32(1 / 3),
+                    threads=threads,
+                )
+                found = room[1 : 1 + last - first].view(np.uint32)
+                np.testing.assert_array_equal(found, wanted[first:last].view(np.uint32))
+                assert room[0] == room[1 + last - first] == 7
+                checks += 1
+        assert checks == 4 * 5

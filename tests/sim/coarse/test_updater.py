@@ -13,13 +13,25 @@ from nearstep.coarse import CoarsePool
 from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError, BusyError, KernelError
 from nearstep.updater.run import KernelRun
-from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, compare, draw, reduced
+from nearstep_sim.coarse.pool_values import (
+    SMALL,
+    SMALL_MEMORY,
+    SMALL_RULES,
+    SMALLEST,
+    compare,
+    draw,
+    reduced,
+)
 
 from .small_pool import random
 
 ROOT = Path(__file__).parents[3]
 SMALL_TWO = SMALL.replace("devices=4", "devices=2")
-RULES = f"rules=adam,sgd,sgd_momentum,{ROOT}/examples/lion.py:LION"
+SETS = {
+    "small": f"{SMALLEST}&{SMALL_MEMORY}&rules={SMALL_RULES}",
+    "all": f"{SMALL_TWO}&{SMALL_MEMORY}&rules=adam,sgd,sgd_momentum,{ROOT}/examples/lion.py:LION",
+}
+"""Of devices: the library of fast tests, and one of two rings and of all rules."""
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("pgmv", {"lr": 1e-2, "weight_decay": 0.1}),
     "sgd": ("pgm", {"lr": 0.1, "momentum": 0.9}),
@@ -30,9 +42,9 @@ STEPS = 3
 SEED = 5
 
 
-def opened(kind: str, **options: object) -> CoarsePool:
+def opened(kind: str, devices: str = "small", **options: object) -> CoarsePool:
     text = "".join(f"&{name}={value}" for name, value in options.items())
-    return CoarsePool.open(f"{kind}:coarse?{SMALL_TWO}&{SMALL_MEMORY}&{RULES}{text}")
+    return CoarsePool.open(f"{kind}:coarse?{SETS[devices]}{text}")
 
 
 def start(
@@ -45,11 +57,13 @@ def start(
     ]
 
 
-def trained(kind: str, optimizer: str, size: int, **options: object) -> tuple[list[Any], int]:
+def trained(
+    kind: str, optimizer: str, size: int, devices: str, **options: object
+) -> tuple[list[Any], int]:
     """States after some steps, on each device, and how many sums were checked on the way."""
     names, hyper = OPTIMIZERS[optimizer]
     rng, checked = random(SEED), 0
-    with opened(kind, **options) as pool:
+    with opened(kind, devices, **options) as pool:
         states = [
             {name: pool.device.alloc(size, channel=device) for name in names if name != "g"}
             for device in range(pool.devices)
@@ -78,13 +92,20 @@ def trained(kind: str, optimizer: str, size: int, **options: object) -> tuple[li
     [{"fu": "rtl"}, {"fu": "native", "memory": "ideal", "stall": 0.2, "seed": 3}],
     ids=["rtl", "stalls"],
 )
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_rtl_and_golden_have_the_same_bits_after_ring_sums(optimizer, options) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "devices"),
+    [
+        ("adamw", "small"),
+        ("sgd", "small"),
+        *(pytest.param(each, "all", marks=pytest.mark.deep) for each in OPTIMIZERS),
+    ],
+)
+def test_rtl_and_golden_have_the_same_bits_after_ring_sums(optimizer, devices, options) -> None:
     checks = 0
     for size in SIZES if options["fu"] == "native" else SIZES[:1]:
         (golden, sums), (rtl, same_sums) = (
-            trained("golden", optimizer, size),
-            trained("sim", optimizer, size, **options),
+            trained("golden", optimizer, size, devices),
+            trained("sim", optimizer, size, devices, **options),
         )
         assert sums == same_sums == 2 * STEPS * size
         assert len(golden) == len(rtl) == 2

@@ -22,6 +22,7 @@ from nearstep.coarse.service.messages import (
     VERSION,
     Attach,
     Barrier,
+    Check,
     Close,
     Detach,
     Done,
@@ -144,6 +145,8 @@ class Client:
         *,
         shard_bytes: int | None = None,
         update: Update | None = None,
+        kind: str = "",
+        turn: int = 0,
     ) -> Exchange:
         """A tensor that all clients sum; they open it in the same order.
 
@@ -156,6 +159,8 @@ class Client:
         wire : format on the links of the devices.
         shard_bytes : least of a shard, a multiple of 2048; the service's by default.
         update : what the devices do with the average, of which the clients get the parameters.
+        kind : of what is summed, such as a dtype: all clients say the same.
+        turn : as of `Exchange.begin`.
 
         Raises
         ------
@@ -163,6 +168,7 @@ class Client:
         UnlikeError : the clients do not open the same; says who opens what.
         DeviceMemoryError : the devices have no memory for it.
         RefusedError, JobError
+        OrderError : other clients sum something else in this turn.
         """
         chosen = self.shard_bytes if shard_bytes is None else shard_bytes
         if not is_whole(chosen) or chosen < 1 or chosen % SHARD_ALIGNMENT:
@@ -195,7 +201,18 @@ class Client:
         )
         try:
             self._replies.send(
-                Open(number, elements, operation, wire, segment_number, device, chosen, update)
+                Open(
+                    number,
+                    elements,
+                    operation,
+                    wire,
+                    segment_number,
+                    device,
+                    chosen,
+                    update,
+                    kind,
+                    turn,
+                )
             )
             exchange.wait_opened()
         except RefusedError:
@@ -218,7 +235,7 @@ class Client:
 
         Raises
         ------
-        DeviceMemoryError : nothing was left.
+        DeviceMemoryError : nothing was left; the readers get it, too.
         RefusedError, JobError
         """
         if readers < 1:
@@ -244,6 +261,7 @@ class Client:
         Raises
         ------
         UnlikeError : there are more or fewer of them.
+        DeviceMemoryError : there was no memory for them.
         RefusedError, JobError
         """
         with self._mailbox(out.size) as (number, room):
@@ -354,6 +372,24 @@ class Client:
             passed = time.perf_counter() - began
             seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
         return Profile.of(seconds)
+
+    def check_step(self, exchange: Exchange, step: int, hyper: str) -> None:
+        """Ask whether a step of an exchange that updates can have these hyper-parameters.
+
+        Parameters
+        ----------
+        exchange
+        step : t, from 1.
+        hyper : JSON; what is not there is as it was given in the beginning.
+
+        Raises
+        ------
+        RefusedError : it cannot; nothing was done, and the job goes on.
+        JobError
+        """
+        request = self._replies.request()
+        self._replies.send(Check(request, exchange.number, step, hyper))
+        self._replies.answer(request, "hyper-parameters to be checked")
 
     def barrier(self) -> None:
         """Wait for all clients. Raises `JobError` if one is gone."""

@@ -8,8 +8,9 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
 from nearstep.coarse.pool import CoarsePool
@@ -20,11 +21,13 @@ from nearstep.coarse.service.errors import (
     DeviceLostError,
     FrameError,
     JobError,
+    ProxyDeadlockError,
     ProxyLostError,
 )
 from nearstep.coarse.service.job import TrainingJob
 from nearstep.coarse.service.messages import (
     Barrier,
+    Check,
     Close,
     Detach,
     Get,
@@ -40,12 +43,15 @@ from nearstep.coarse.service.messages import (
     Seek,
     Summed,
 )
+from nearstep.coarse.service.order import ArrivalOrder
 from nearstep.coarse.service.plan import Job
 from nearstep.coarse.service.session import Session, Shard
 from nearstep.coarse.stored import Together
 from nearstep.errors import NearstepError, WaitTimeoutError
 
 LOG = logging.getLogger(__name__)
+
+Scheduling = Literal["queues", "fcfs"]
 
 IDLE_S = 0.2
 
@@ -63,6 +69,14 @@ class Gone:
 class Posted(NamedTuple):
     session: Session
     message: Message | Gone
+
+
+class Pushed(NamedTuple):
+    """A shard, by its number, that clients push."""
+
+    job: TrainingJob
+    exchange: DeviceExchange
+    shard: int
 
 
 @dataclass(eq=False)
@@ -98,6 +112,9 @@ class Engine:
     queue_shards : that a client may have pushed and not got back.
     beat_s : seconds between signs of life.
     silence_s : seconds without one after which a client is gone.
+    scheduler : `queues`: a shard is summed as soon as all its clients have pushed it. `fcfs`: a
+        proxy takes the shard that came to it first, and no other until that has been summed;
+        proxies can then wait for each other for ever, which ends the jobs whose shards they hold.
 
     Attributes
     ----------
@@ -113,8 +130,11 @@ class Engine:
         queue_shards: int,
         beat_s: float,
         silence_s: float,
+        scheduler: Scheduling = "queues",
     ) -> None:
         self.pool = pool
+        self._order: ArrivalOrder[Pushed] | None
+        self._order = ArrivalOrder(pool.devices) if scheduler == "fcfs" else None
         self.shard_bytes = shard_bytes
         self.queue_shards = queue_shards
         self.beat_s = beat_s
@@ -173,6 +193,8 @@ class Engine:
         self._running.clear()
         self._updates.clear()
         self._failing.clear()
+        if self._order is not None:
+            self._order = ArrivalOrder(self.pool.devices)
 
     def _take(self) -> None:
         """Carry out what was asked for; wait a while if there is nothing to do.
@@ -240,6 +262,8 @@ class Engine:
         match message:
             case Open():
                 job.open(session, message)
+            case Check():
+                job.check(session, message)
             case Push():
                 self._push(job, session, message)
             case Close():
@@ -283,10 +307,39 @@ class Engine:
         exchange, shard = job.shard(session, message)
         session.queued += 1
         exchange.push(session.rank, shard)
-        if len(shard.pushed) == len(exchange.sessions):
-            shard.pushed.clear()
-            self._begin(job, exchange, shard)
+        if self._order is None:
+            if len(shard.pushed) == len(exchange.sessions):
+                self._sum(Pushed(job, exchange, shard.number))
+            return None
+        pushed = Pushed(job, exchange, shard.number)
+        self._go_on(self._order, self._order.push(pushed, session.rank, exchange.places))
         return None
+
+    def _sum(self, pushed: Pushed) -> None:
+        """Begin with a shard that all clients have pushed, unless that was done."""
+        shard = pushed.exchange.shards[pushed.shard]
+        if not shard.left:
+            shard.pushed.clear()
+            self._begin(pushed.job, pushed.exchange, shard)
+
+    def _go_on(self, order: ArrivalOrder[Pushed], ready: Sequence[Pushed]) -> None:
+        """Sum shards that their proxies have taken; end the jobs of those whose proxies wait for
+        each other."""
+        for each in ready:
+            self._sum(each)
+        circle, held = order.deadlock()
+        if not circle:
+            return
+        says = ", ".join(
+            f"that of device {proxy} has shard {each.shard} of exchange {each.exchange.number} of "
+            f"job {each.job.name!r}"
+            for proxy, each in zip(circle, held, strict=True)
+        )
+        error = ProxyDeadlockError(
+            f"proxies wait for each other, each for the next one to take its shard: {says}",
+            devices=circle,
+        )
+        self._failing += [(job, error) for job in dict.fromkeys(each.job for each in held)]
 
     def _settle(self) -> None:
         """What is kept may be what the kernels update: let them end."""
@@ -357,7 +410,7 @@ class Engine:
         shard.stage += 1
         if shard.stage < len(exchange.stages) or exchange.stored is not None:
             return self._begin(task.owner, exchange, shard)
-        return self._complete(exchange, shard)
+        return self._complete(task.owner, exchange, shard)
 
     def _look_at_update(self) -> None:
         """Go on with what an update that has ended was for."""
@@ -367,12 +420,15 @@ class Engine:
             raise pending.error
         task = self._updates.popleft()
         task.shard.left = 0
-        self._complete(task.exchange, task.shard)
+        self._complete(task.owner, task.exchange, task.shard)
 
-    def _complete(self, exchange: DeviceExchange, shard: Shard) -> None:
+    def _complete(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
         """Give the clients what a shard has become."""
         shard.stage = 0
         shard.version += 1
+        if self._order is not None:
+            done = Pushed(owner, exchange, shard.number)
+            self._go_on(self._order, self._order.complete(done))
         for rank, session in exchange.sessions.items():
             data = exchange.pull(rank, shard)
             session.queued -= 1
@@ -434,4 +490,6 @@ class Engine:
     def _forget(self, job: TrainingJob) -> None:
         if self.jobs.get(job.name) is job:
             del self.jobs[job.name]
+        if self._order is not None:
+            self._go_on(self._order, self._order.drop(lambda each: each.job is job))
         job.free()

@@ -94,13 +94,30 @@ class ProxyLostError(JobError):
     """A proxy ended."""
 
 
+class OrderError(JobError):
+    """Clients that make the same sums one after the other do not: `ranks` differ."""
+
+
+class ProxyDeadlockError(JobError):
+    """Proxies that serve what came first wait for each other: `devices`, each for the next one, and
+    the last for the first."""
+
+
 class ServiceLostError(JobError):
     """The service died, or fell silent."""
 
 
 JOB_ERRORS: Mapping[str, type[JobError]] = {
     each.__name__: each
-    for each in (ClientLostError, DeviceLostError, JobError, ProxyLostError, ServiceLostError)
+    for each in (
+        ClientLostError,
+        DeviceLostError,
+        JobError,
+        OrderError,
+        ProxyDeadlockError,
+        ProxyLostError,
+        ServiceLostError,
+    )
 }
 REFUSALS: Mapping[str, type[RefusedError]] = {
     each.__name__: each for each in (DeviceMemoryError, FullError, RefusedError, UnlikeError)

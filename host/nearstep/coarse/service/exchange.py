@@ -12,7 +12,8 @@ from nearstep.coarse.service.messages import Push
 from nearstep.coarse.service.plan import shards
 from nearstep.coarse.service.replies import Replies, Sums
 from nearstep.coarse.service.segment import Segment, half
-from nearstep.errors import ShapeError
+from nearstep.errors import ArgumentError, ShapeError
+from nearstep.scalars import is_whole
 
 
 class Exchange:
@@ -44,7 +45,8 @@ class Exchange:
         self.number = number
         self.elements = elements
         self.version = 0
-        self._step, self._hyper = 0, ""
+        self._step, self._hyper, self._turn = 0, "", 0
+        self._sent: set[int] = set()  # shards of this version
         self.queue_shards = queue_shards
         self.shards = shards(elements, shard_bytes) if elements else []
         self.pushed: NDArray[np.float32] = segment.data[: 4 * elements].view(np.float32)
@@ -62,29 +64,55 @@ class Exchange:
         """Names of the parameters and states that it updates."""
         return self._sums.kept
 
-    def begin(self, step: int = 0, hyper: str = "") -> None:
+    def begin(self, step: int = 0, hyper: str = "", turn: int = 0) -> None:
         """The next version: all shards are to be pushed once.
 
         Parameters
         ----------
         step, hyper : of an update: t, from 1, and hyper-parameters as JSON.
+        turn : number of this sum, from 1, if all clients make the same sums one after the other: if
+            one sums something else, the job ends at once (`OrderError`). 0: they do not.
+
+        Raises
+        ------
+        ArgumentError : shards of the version before were not pushed, or have not come back: other
+            clients wait for them. Nothing was sent.
         """
+        missing = [
+            shard
+            for shard in range(len(self.shards))
+            if self.version and not (shard in self._sent and self.ready(shard))
+        ]
+        if missing:
+            raise ArgumentError(
+                f"shards {missing[:8]} of version {self.version} of exchange {self.number} must be "
+                f"pushed and have come back before the next version; or close() the exchange"
+            )
         self.version += 1
-        self._step, self._hyper = step, hyper
+        self._sent.clear()
+        self._step, self._hyper, self._turn = step, hyper, turn
 
     def push(self, shard: int) -> None:
         """Have the service take a shard of `pushed`.
 
         Raises
         ------
+        ArgumentError : no version was begun, there is no such shard, or it was pushed before.
         FullError : the client's queue at the proxy is full; nothing was sent.
         JobError
         """
+        if not is_whole(shard) or not 0 <= shard < len(self.shards):
+            raise ArgumentError(f"shard must be from 0 to {len(self.shards) - 1}, not {shard!r}")
+        if not self.version or shard in self._sent:
+            raise ArgumentError(
+                f"shard {shard} of exchange {self.number} must be pushed once after begin()"
+            )
         if not self._take_place():
             raise FullError(
                 FullError.__name__, f"all {self.queue_shards} places of the queue are taken"
             )
         self._push(shard)
+        self._sent.add(shard)
 
     def _take_place(self) -> bool:
         return self._replies.take_place(self.queue_shards)
@@ -93,7 +121,7 @@ class Exchange:
         start, stop = self.shards[shard]
         data = self.pushed[start:stop].view(np.uint8)
         nbytes = 0 if self._replies.is_shared else data.size
-        said = Push(self.number, self.version, shard, nbytes, self._step, self._hyper)
+        said = Push(self.number, self.version, shard, nbytes, self._step, self._hyper, self._turn)
         self._replies.send(said, data)
 
     def ready(self, shard: int) -> bool:
@@ -135,6 +163,7 @@ class Exchange:
         Raises
         ------
         ShapeError
+        ArgumentError : as `begin`.
         JobError : `out` is in part written.
         """
         for each in (array, out):
@@ -152,33 +181,47 @@ class Exchange:
         *,
         step: int = 0,
         hyper: str = "",
+        turn: int = 0,
     ) -> None:
         """One version, shard by shard: what has come back is taken while others are on their way.
 
-        Where the client's queue is full, it waits for a place.
+        Where the client's queue is full, it waits for a place. What `take` raises it raises at the
+        end: other clients wait for the shards behind.
 
         Parameters
         ----------
         fill : puts elements [start, stop) into `pushed`.
         take : takes them from `pulled`.
-        step, hyper : as of `begin`.
+        step, hyper, turn : as of `begin`.
 
         Raises
         ------
+        ArgumentError : as `begin`.
         RefusedError, JobError
         """
-        self.begin(step, hyper)
-        taken = 0
+        self.begin(step, hyper, turn)
+        taken, failed = 0, None
+
+        def take_one(number: int) -> Exception | None:
+            try:
+                take(*self.shards[number])
+            except Exception as error:
+                return failed or error
+            return failed
+
         for shard, (start, stop) in enumerate(self.shards):
             fill(start, stop)
             self._replies.wait(self._take_place, "a place in the queue")
             self._push(shard)
+            self._sent.add(shard)
             while taken < shard and self.ready(taken):
-                take(*self.shards[taken])
+                failed = take_one(taken)
                 taken += 1
         for shard in range(taken, len(self.shards)):
             self.wait(shard)
-            take(*self.shards[shard])
+            failed = take_one(shard)
+        if failed is not None:
+            raise failed
         self._replies.copied_bytes += 8 * self.elements
 
     def close(self) -> None:

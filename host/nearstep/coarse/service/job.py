@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
-from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
+from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
 from nearstep.coarse.service.kept import KeptValues, hyper_of
+from nearstep.coarse.service.mail import Mail
 from nearstep.coarse.service.messages import (
     Barrier,
+    Check,
     Close,
     Done,
     Failed,
@@ -39,26 +41,11 @@ from nearstep.coarse.stored import StoredParameters
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 
 
-@dataclass(eq=False)
-class Kept:
-    """Bytes in the memory of a device.
+class Turn(NamedTuple):
+    """The sum that a client makes, or made last: its number, and the exchange, if it is open."""
 
-    Attributes
-    ----------
-    buffer
-    readers : that have not read them yet.
-    """
-
-    buffer: Buffer
-    readers: int
-
-
-@dataclass(eq=False)
-class Waiting:
-    """A client that waits for a value."""
-
-    session: Session
-    get: Get
+    number: int
+    exchange: int | None
 
 
 @dataclass(eq=False)
@@ -84,15 +71,15 @@ class TrainingJob:
     _opening: dict[int, dict[int, Open]] = field(default_factory=dict)
     _exchanges: dict[int, DeviceExchange] = field(default_factory=dict)
     _closing: dict[int, set[int]] = field(default_factory=dict)
-    _kept: dict[str, Kept] = field(default_factory=dict)
     _values: KeptValues = field(init=False)
-    _waiting: dict[str, list[Waiting]] = field(default_factory=dict)
-    _seeking: list[tuple[Session, Seek]] = field(default_factory=list)
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
+    _turns: dict[int, Turn] = field(default_factory=dict)
+    _mail: Mail = field(init=False)
 
     def __post_init__(self) -> None:
         self._values = KeptValues(self.pool)
+        self._mail = Mail(self.pool)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
         """Take a client in, or refuse it; when all are there they begin."""
@@ -134,6 +121,7 @@ class TrainingJob:
         if session.rank in said or message.exchange in self._exchanges:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
         said[session.rank] = message
+        self._check_turn(session.rank, message)
         if len(said) < self.clients:
             return
         del self._opening[message.exchange]
@@ -141,6 +129,8 @@ class TrainingJob:
         for rank, each in sorted(said.items()):
             text = f"{each.operation} of {each.elements} elements, wire {each.wire}, "
             text += f"shards of {each.shard_bytes} bytes"
+            if each.kind:
+                text += f", {each.kind}"
             if each.update is not None:
                 text += f", for {each.update.optimizer}({each.update.hyper}) of {each.update.key}"
             kinds.setdefault(text, []).append(rank)
@@ -165,6 +155,9 @@ class TrainingJob:
         return None
 
     def _refuse_all(self, exchange: int, kind: str, detail: str) -> None:
+        for rank, turn in self._turns.items():
+            if turn.exchange == exchange:  # another one may be opened in its place
+                self._turns[rank] = turn._replace(exchange=None)
         for session in self.sessions.values():
             session.send(Refused(None, exchange, kind, detail))
 
@@ -200,9 +193,42 @@ class TrainingJob:
             what = f"pushed version {message.version} of a shard that waits for"
             raise self._broken(session.rank, f"{what} version {shard.version + 1} once")
         self._check_closed(exchange)
+        self._check_turn(session.rank, message)
         if exchange.stored is not None:
             self._check_step(exchange.stored, shard, message)
         return exchange, shard
+
+    def _check_turn(self, rank: int, message: Open | Push) -> None:
+        """Clients that count their turns sum the same in each of them.
+
+        Raises
+        ------
+        OrderError
+        """
+        turn = Turn(message.turn, message.exchange)
+        if not turn.number or turn == self._turns.get(rank):
+            return
+        self._turns[rank] = turn
+        for other, its in self._turns.items():
+            if its.number == turn.number and its.exchange not in (None, turn.exchange):
+                raise OrderError(
+                    f"clients of job {self.name!r} must make the same sums in one order: client "
+                    f"{other} makes sum {its.number} in {self._told(its)}, and client {rank} in "
+                    f"{self._told(turn)}",
+                    sorted((rank, other)),
+                )
+
+    def _told(self, turn: Turn) -> str:
+        """An exchange, in words."""
+        if turn.exchange is None:
+            return "none"
+        found = self._exchanges.get(turn.exchange)
+        opened = found.opened if found is not None else self._opening.get(turn.exchange, {})
+        first = next(iter(opened.values()), None)
+        if first is None:
+            return f"exchange {turn.exchange}"
+        kind = f" of {first.kind}" if first.kind else ""
+        return f"exchange {turn.exchange} ({first.operation} of {first.elements} elements{kind})"
 
     def _check_step(self, stored: StoredParameters, shard: Shard, message: Push) -> None:
         """The first client of a shard says which step it is; the others have to say the same.
@@ -222,6 +248,23 @@ class TrainingJob:
                 f"clients {ranks} of job {self.name!r} push step {shard.step} ({shard.hyper}), "
                 f"and another step {message.step} ({message.hyper})"
             )
+
+    def check(self, session: Session, message: Check) -> None:
+        """A client asks whether a step can have its hyper-parameters.
+
+        Raises
+        ------
+        ClientLostError : there is no such exchange, or it updates nothing.
+        """
+        exchange = self._exchanges.get(message.exchange)
+        if exchange is None or exchange.stored is None:
+            what = f"asked for a step of exchange {message.exchange}, which updates nothing"
+            raise self._broken(session.rank, what)
+        try:
+            exchange.stored.check(message.step, hyper_of(message.hyper))
+        except ArgumentError as error:
+            return session.send(_refused(message.request, error))
+        return session.send(Done(message.request))
 
     def refuse_push(self, session: Session, message: Push, places: int) -> None:
         """A client's queue is full."""
@@ -258,29 +301,16 @@ class TrainingJob:
             )
 
     def put(self, session: Session, message: Put) -> None:
-        """Bytes of a client go to the memory of its device."""
+        """Bytes of a client go to the memory of a device.
+
+        Raises
+        ------
+        FrameError : there are some of that name.
+        """
         data = session.segment(message.segment).data[: message.nbytes]
         if not message.readers:
             return self._keep(session, message, data)
-        old = self._kept.get(message.key)
-        if old is not None:
-            raise self._broken(session.rank, f"put {message.key!r} twice")
-        try:
-            buffer = self.pool.device.alloc(
-                max(1, message.nbytes), np.uint8, channel=message.device
-            )
-        except OutOfDeviceMemoryError as error:
-            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
-        if message.nbytes:
-            buffer.write(data)
-        self._kept[message.key] = Kept(buffer, message.readers)
-        session.send(Stored(message.request))
-        for waiting in self._waiting.pop(message.key, []):
-            self.get(waiting.session, waiting.get)
-        seeking, self._seeking = self._seeking, []
-        for seeker, seek in seeking:
-            self.seek(seeker, seek)
-        return None
+        return self._mail.put(session, message, data)
 
     def _keep(self, session: Session, message: Put, data: NDArray[np.uint8]) -> None:
         try:
@@ -288,7 +318,7 @@ class TrainingJob:
         except OutOfDeviceMemoryError as error:
             return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
         session.send(Stored(message.request))
-        for waiting in self._waiting.pop(message.key, []):
+        for waiting in self._mail.waiting_for(message.key):
             self.get(waiting.session, waiting.get)
         return None
 
@@ -334,22 +364,7 @@ class TrainingJob:
         """Bytes go to a client, when they are there."""
         if message.key in self._values:
             return self._get_kept(session, message)
-        kept = self._kept.get(message.key)
-        if kept is None:
-            self._waiting.setdefault(message.key, []).append(Waiting(session, message))
-            return None
-        if max(1, message.nbytes) != len(kept.buffer):
-            detail = f"{message.key!r} has {len(kept.buffer)} bytes, not {message.nbytes}"
-            return session.send(Refused(message.request, None, "UnlikeError", detail))
-        out = session.segment(message.segment).data[: message.nbytes]
-        if message.nbytes:
-            kept.buffer.read(out)
-        session.send(Value(message.request, session.inline(message.nbytes)), out)
-        kept.readers -= 1
-        if not kept.readers:
-            del self._kept[message.key]
-            kept.buffer.free()
-        return None
+        return self._mail.get(session, message)
 
     def _get_kept(self, session: Session, message: Get) -> None:
         nbytes = self._values.sizes[message.key]
@@ -362,11 +377,7 @@ class TrainingJob:
 
     def seek(self, session: Session, message: Seek) -> None:
         """A client learns which of several values is there, when one is."""
-        found = next((key for key in message.keys if key in self._kept), None)
-        if found is None:
-            self._seeking.append((session, message))
-        else:
-            session.send(Done(message.request, found))
+        self._mail.seek(session, message)
 
     def barrier(self, session: Session, message: Barrier) -> None:
         """A client waits for all others."""
@@ -405,8 +416,12 @@ class TrainingJob:
         if not self._gone:
             return
         waits = bool(self._arrived or self._opening) or not self.began
-        waits |= any(shard.pushed for each in self._exchanges.values() for shard in each.shards)
-        waits |= bool(self._waiting) and len(self._gone) >= self.clients - 1
+        waits |= any(
+            0 < len(shard.pushed) < self.clients
+            for each in self._exchanges.values()
+            for shard in each.shards
+        )
+        waits |= self._mail.is_awaited and len(self._gone) >= self.clients - 1
         if waits:
             ranks = sorted(self._gone)
             raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
@@ -429,9 +444,7 @@ class TrainingJob:
         for exchange in self._exchanges.values():
             exchange.free()
         self._exchanges.clear()
-        for kept in self._kept.values():
-            kept.buffer.free()
-        self._kept.clear()
+        self._mail.free()
         self._values.free()
         for session in self.sessions.values():
             session.close()

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 3
+VERSION = 4
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -72,7 +72,8 @@ class Open(Message):
     """A tensor of `elements` float32 that all clients sum.
 
     The first half of the segment is what the client pushes, the second one what comes back: the
-    sum, or with `update` the parameters after a step with the average of the gradients.
+    sum, or with `update` the parameters after a step with the average of the gradients. `kind` says
+    what the client has there, such as a dtype. `turn` is as of `Push`.
     """
 
     exchange: Number
@@ -83,6 +84,8 @@ class Open(Message):
     device: Number
     shard_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
     update: Update | None = None
+    kind: Name = ""
+    turn: Number = 0
 
 
 class Opened(Message):
@@ -99,6 +102,8 @@ class Push(Message):
     """A shard of an exchange is in its segment; of one that updates, for this step.
 
     `hyper`, a JSON object or empty, are hyper-parameters of the step. All clients say the same.
+    `turn`, if it is not 0, counts the sums of a client that makes one after the other, in the same
+    order as all others.
     """
 
     exchange: Number
@@ -107,6 +112,16 @@ class Push(Message):
     nbytes: Number
     step: Number = 0
     hyper: Text = ""
+    turn: Number = 0
+
+
+class Check(Message):
+    """Could this step of an exchange that updates have these hyper-parameters? Nothing is done."""
+
+    request: Number
+    exchange: Number
+    step: Number
+    hyper: Text
 
 
 class Summed(Message):
@@ -236,6 +251,7 @@ FromClient = (
     | Attach
     | Detach
     | Open
+    | Check
     | Push
     | Close
     | Put

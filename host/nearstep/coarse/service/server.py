@@ -8,11 +8,11 @@ import os
 import socket
 import threading
 import time
-from typing import Self
+from typing import Self, get_args
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.routing import SHARD_ALIGNMENT
-from nearstep.coarse.service.engine import Engine, Gone
+from nearstep.coarse.service.engine import Engine, Gone, Scheduling
 from nearstep.coarse.service.errors import FrameError, HandshakeError, StalledError
 from nearstep.coarse.service.messages import VERSION, Beat, Failed, FromClient, Hello
 from nearstep.coarse.service.segment import SegmentError
@@ -45,6 +45,7 @@ class Server:
     queue_shards : that a client may have pushed and not got back.
     beat_s : seconds between signs of life of both sides.
     silence_s : seconds without one after which the other side is gone.
+    scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Engine`.
 
     Raises
     ------
@@ -64,6 +65,7 @@ class Server:
         queue_shards: int = QUEUE_SHARDS,
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
+        scheduler: Scheduling = "queues",
     ) -> None:
         if not is_whole(shard_bytes) or shard_bytes <= 0 or shard_bytes % SHARD_ALIGNMENT:
             raise ArgumentError(
@@ -78,6 +80,10 @@ class Server:
             )
         if not token:
             raise ArgumentError("token must not be empty")
+        if scheduler not in get_args(Scheduling):
+            raise ArgumentError(
+                f"scheduler must be one of {', '.join(get_args(Scheduling))}, not {scheduler!r}"
+            )
         self.address = Address(address)
         self.token = token
         self.silence_s = silence_s
@@ -87,6 +93,7 @@ class Server:
             queue_shards=queue_shards,
             beat_s=beat_s,
             silence_s=silence_s,
+            scheduler=scheduler,
         )
         self._closed = False
         self._connections: set[Connection] = set()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.service.client import Client
 from nearstep.coarse.service.messages import Update
+from nearstep.errors import ArgumentError
 
 STEPS = "steps"
 """Name, behind that of the parameters, of the number of steps that a snapshot was taken after."""
@@ -37,6 +38,7 @@ class StoredClient:
 
     Raises
     ------
+    ArgumentError : hyper-parameters are not of JSON's types.
     RefusedError : the devices do not have the rule, or a hyper-parameter is wrong.
     UnlikeError : the clients do not say the same.
     DeviceMemoryError : no memory for the states or the gradients.
@@ -61,8 +63,24 @@ class StoredClient:
         if client.rank == 0:
             client.keep(f"{key}/p", np.ascontiguousarray(values).view(np.uint8))
         client.barrier()
+        self._checked = ""  # the devices take those that they are made with
         update = Update(key, optimizer, _text(hyper))
         self._exchange = client.exchange(values.size, "average", wire, update=update)
+
+    def check(self, hyper: Mapping[str, Any]) -> None:
+        """Whether the next step can have these hyper-parameters; where they are as in the last
+        step the devices are not asked.
+
+        Raises
+        ------
+        ArgumentError : they are not of JSON's types.
+        RefusedError : it cannot; nothing was pushed, and the job goes on.
+        JobError
+        """
+        text = _text(hyper)
+        if text != self._checked:
+            self.client.check_step(self._exchange, self.steps + 1, text)
+            self._checked = text
 
     def step(
         self,
@@ -82,8 +100,10 @@ class StoredClient:
 
         Raises
         ------
-        JobError : another client says other hyper-parameters, or they cannot be.
+        ArgumentError, RefusedError : as `check`.
+        JobError : another client says other hyper-parameters.
         """
+        self.check(hyper)
         exchange = self._exchange
         exchange.run(
             lambda start, stop: fill(exchange.pushed[start:stop], start, stop),
@@ -120,4 +140,8 @@ class StoredClient:
 
 
 def _text(hyper: Mapping[str, Any]) -> str:
-    return json.dumps(dict(hyper), sort_keys=True)
+    """As a JSON object. Raises `ArgumentError` if it cannot be one."""
+    try:
+        return json.dumps(dict(hyper), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"hyper-parameters must be of JSON's types: {error}") from error

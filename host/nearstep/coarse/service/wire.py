@@ -201,8 +201,8 @@ class Connection:
                     alive = not self._finishing
                     if alive:
                         return
+                size = sum(map(len, self._left))  # others post meanwhile
             now = time.monotonic()
-            size = sum(map(len, self._left)) if alive else left
             if size != left:
                 last, left = now, size
             if not alive or now - last > self.silence_s:

@@ -18,6 +18,7 @@ from nearstep.run import Run
 from nearstep.smartssd.peer import PeerToPeer, Then
 from nearstep.storage.aligned import ALIGNMENT, AlignedPool
 from nearstep.torch.cards.landing import PieceInbox
+from nearstep.torch.cards.looks import Look
 from nearstep.torch.cards.read_ahead import ReadAhead
 from nearstep.torch.cards.segment import CardSegment, is_state, segment_of
 from nearstep.torch.launcher import Accelerator
@@ -28,7 +29,7 @@ from nearstep.torch.step import Key, Start
 from nearstep.torch.step_graph import Place, lane, run_parts
 from nearstep.torch.traffic import Traffic
 from nearstep.work.graph import Graph
-from nearstep.work.operation import Range, Transfer
+from nearstep.work.operation import Operation, Range, Transfer
 
 URGENT, LAZY, HOST = 0, 1, 2
 """Priorities: on a drive parameters, which the next forward pass needs, and all else; what takes
@@ -129,6 +130,8 @@ class TransferHandler:
     slots
     traffic
     accelerator
+    look : at the host's parameters, which stay as they are until it has ended; None if that has
+        been done.
     naive
 
     Attributes
@@ -148,9 +151,13 @@ class TransferHandler:
         traffic: Traffic,
         accelerator: Accelerator,
         *,
+        look: Look | None = None,
         naive: bool,
     ) -> None:
         self.graph = Graph()
+        self._looked: list[Operation] = []
+        if look is not None:
+            self._looked.append(self.graph.add("look", "parameters", action=lambda: look))
         self.first: list[tuple[str, int, Buffer]] = []
         self._device = device
         self._peer = peer
@@ -173,7 +180,7 @@ class TransferHandler:
         factor: float,
         started: list[Run],
         inbox: PieceInbox | None,
-    ) -> None:
+    ) -> Sequence[Operation]:
         """Add one subgroup.
 
         Parameters
@@ -183,13 +190,20 @@ class TransferHandler:
         lists : compressed gradients.
         start, factor, started : as of `nearstep.torch.step_graph.run_parts`.
         inbox : where the parameters go; None: they stay on the drives.
+
+        Returns
+        -------
+        Sequence[Operation] : that have been added.
         """
+        begun = len(self.graph)
         segment = segment_of(subgroup.launch.segment)
         for channel, (first, last) in segment.shares(subgroup.start, subgroup.stop):
             key = cast(Key, subgroup.launch.key)
             g = gradient_array(key.gradient_format)
             rooms = self._rooms(subgroup, channel, last - first)
-            loaded = [*subgroup.states, *([g] if g in segment.on_drives else [])]
+            pairs = lists.get(Place(subgroup.launch, subgroup.start, channel))
+            held = pairs is None and g in segment.on_drives
+            loaded = [*subgroup.states, *([g] if held else [])]
             for array in loaded:
                 room = rooms[array]
                 load = segment.key(array, channel), first * room.dtype.itemsize, room
@@ -197,7 +211,6 @@ class TransferHandler:
                     self.first.append(load)
                 move = partial(self._ahead.load, *load)
                 self._move("read", subgroup, array, channel, URGENT, move, writes=room)
-            pairs = lists.get(Place(subgroup.launch, subgroup.start, channel))
             self._send(subgroup, channel, first, rooms, outbox, pairs)
             gradient = None if pairs is None else pairs.pairs
             numbering = segment.numbering(subgroup.start, channel)
@@ -216,6 +229,7 @@ class TransferHandler:
                 self._move("write", subgroup, array, channel, urgent, move, reads=rooms[array])
             if inbox is not None and "p" in subgroup.states:
                 self._fetch(subgroup, channel, result, rooms[result], inbox)
+        return self.graph[begun:]
 
     def _run(
         self, channel: int, starts: Sequence[Callable[[], Run]], gradient: Buffer
@@ -348,6 +362,7 @@ class TransferHandler:
             f"fetch {array} {subgroup.number}",
             *self._held(channel, f"dma {channel} up"),
             reads=[Range.of(room)],
+            after=self._looked,
             action=fetch,
             priority=HOST,
             transfer=self._links(channel, 1, room),

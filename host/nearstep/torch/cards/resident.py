@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from nearstep.torch import convert
+from nearstep.torch.cards.looks import Expected
 from nearstep.torch.resident import Resident
 from nearstep.torch.transfers import Outbox, send_all
 
@@ -27,6 +29,21 @@ class CardResident(Resident):
             self.check_size()
             send_all(super().send_master_if_changed)
         self._looked = True
+
+    def begin_look(self) -> Expected | None:
+        """What there is to look at before it is known whether the host has changed the parameter.
+
+        The step that follows need not look. None: `settle_on_drives` knows it at once.
+
+        Raises
+        ------
+        ParameterError
+        """
+        if self.away or not isinstance(self.left, int) or not self.parameter.is_cpu:
+            return None
+        self.check_size()
+        self._looked = True
+        return Expected(self.label, convert.part_sums(self.parameter), self.left)
 
     def send_master_if_changed(self, outbox: Outbox) -> None:
         looked, self._looked = self._looked, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from nearstep.backends.peer import PeerBackend
 from nearstep.placement import Extent, Launch, Placement
@@ -12,6 +12,7 @@ from nearstep.smartssd.peer import PeerToPeer
 from nearstep.storage.store import Store
 from nearstep.torch.cards.handler import Slots, Subgroup, TransferHandler, states_of, subgroups
 from nearstep.torch.cards.landing import PieceInbox
+from nearstep.torch.cards.looks import Looks
 from nearstep.torch.cards.read_ahead import ReadAhead
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.pairs import PairList
@@ -23,7 +24,8 @@ from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
-from nearstep.work.executor import execute
+from nearstep.work.executor import Execution
+from nearstep.work.operation import Operation
 from nearstep.work.timeline import Timeline
 
 MOST_HELD = 3
@@ -42,6 +44,7 @@ class CardSteps(Steps):
     Attributes
     ----------
     ahead : reads from the drives.
+    looks : at the host's parameters.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class CardSteps(Steps):
         self._naive = naive
         self._peer = PeerToPeer(device.backend, store)
         self.ahead = ReadAhead(self._peer, store, traffic)
+        self.looks = Looks()
         held = min(MOST_HELD, device.card.memory_bytes // device.card.subgroup_bytes)
         self._slots = Slots(device, device.card.subgroup, 1 if naive else held)
         weakref.finalize(self, self._slots.free)
@@ -85,18 +89,19 @@ class CardSteps(Steps):
             self._slots,
             self._traffic,
             accelerator,
+            look=self.looks.take(),
             naive=self._naive,
         )
         lists = self._lists(found, updates) if self._settings.compression is not None else {}
         inbox = PieceInbox(updates)
-        for each in found:
-            into = inbox if step.fetches else None
-            handler.add(each, outbox, lists, step.start, factor, step.started, into)
+        into = inbox if step.fetches else None
+
+        def add(subgroup: Subgroup) -> Sequence[Operation]:
+            return handler.add(subgroup, outbox, lists, step.start, factor, step.started, into)
+
         try:
-            reads_ahead = self._device.cycles is None and not self._naive
-            self.ahead.settle(handler.first if reads_ahead else ())
             with self._device.reserved():
-                timeline = self._execute(handler)
+                timeline = self._execute(handler, found, add)
         finally:
             handler.close()
             self.ahead.drop()
@@ -110,16 +115,35 @@ class CardSteps(Steps):
         self._traffic.launches += len(step.started)
         return inbox
 
-    def _execute(self, handler: TransferHandler) -> Timeline:
+    def _execute(
+        self,
+        handler: TransferHandler,
+        found: Sequence[Subgroup],
+        add: Callable[[Subgroup], Sequence[Operation]],
+    ) -> Timeline:
+        """Add subgroups and have them updated; without a clock each is added shortly before there
+        is room for it, so that drives need not wait until all are."""
         backend = self._device.backend
         assert isinstance(backend, PeerBackend)
         clock = Clock([backend], backend.hertz) if self.clock is None else self.clock
+        execution = Execution(handler.graph, clock)
+        first = len(found) if self._device.cycles is not None else self._slots.count
+        added = [add(each) for each in found[:first]]
+        reads_ahead = self._device.cycles is None and not self._naive
+        self.ahead.settle(handler.first if reads_ahead else ())
         try:
-            return execute(handler.graph, clock)
+            with execution.growing():
+                execution.admit()
+                for each in found[first:]:
+                    added.append(add(each))
+                    execution.admit()
+                    execution.wait(added.pop(0))
+                execution.finish()
         except WorkError as failed:
             _, cause = next(iter(failed.failed.items()))
             cause.add_note(str(failed))
             raise cause from None
+        return execution.timeline
 
     def _lists(
         self, found: Sequence[Subgroup], updates: Mapping[Extent, Update]

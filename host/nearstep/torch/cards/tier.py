@@ -11,6 +11,7 @@ from torch import Tensor
 from nearstep.placement import padded
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.storage.store import Store
+from nearstep.torch.cards.looks import Expected, Looks
 from nearstep.torch.cards.read_ahead import ReadAhead
 from nearstep.torch.cards.resident import CardResident
 from nearstep.torch.cards.segment import CardSegment, is_state
@@ -29,18 +30,25 @@ class CardTier(DriveTier[CardSegment]):
     device
     traffic
     ahead : reads from the drives.
+    looks : at the host's parameters.
     """
 
     resident = CardResident
     recovers = True
 
     def __init__(
-        self, store: Store, device: SmartssdDevice, traffic: Traffic, ahead: ReadAhead
+        self,
+        store: Store,
+        device: SmartssdDevice,
+        traffic: Traffic,
+        ahead: ReadAhead,
+        looks: Looks,
     ) -> None:
         super().__init__(store)
         self._device = device
         self._traffic = traffic
         self._ahead = ahead
+        self._looks = looks
 
     @property
     def peak(self) -> int:
@@ -78,18 +86,32 @@ class CardTier(DriveTier[CardSegment]):
     def begin(self) -> None:
         """Nothing is in memory before the first step."""
 
-    def prepare(self, residents: Iterable[Resident]) -> None:
+    def prepare(self, residents: Iterable[Resident], *, anew: bool = False) -> None:
+        beside = self._looks.beside and not anew and self._device.cycles is None
         if not self.is_dirty:  # else a generation comes first, and what was read counts no more
             self._ahead.begin()
-        for each in residents:
-            cast(CardResident, each).settle_on_drives()
+        later: list[tuple[CardResident, Expected]] = []
+        for resident in map(_of_card, residents):
+            expected = resident.begin_look() if beside and not self.is_dirty else None
+            if expected is None:
+                resident.settle_on_drives()
+            else:
+                later.append((resident, expected))
+        if self.is_dirty:
+            for resident, _ in later:
+                resident.settle_on_drives()
+            later = []
+        self._looks.begin([expected for _, expected in later])
+        self._looks.beside = not self.is_dirty
 
     def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:
         """The drives have the parameters as they are."""
 
     def restore(self, residents: Iterable[Resident]) -> None:
+        if not self._looks.passed:
+            return  # the host has them as they were, and perhaps not as the drives have them
         for each in residents:
-            cast(CardResident, each).read_again()
+            _of_card(each).read_again()
 
     def bring(self, segment: CardSegment, arrays: Mapping[str, float]) -> None:
         segment.reserve({k: v for k, v in arrays.items() if is_state(k)})
@@ -100,7 +122,7 @@ class CardTier(DriveTier[CardSegment]):
     def write_masters(self) -> None:
         for segment in self.segments:
             for resident in segment.residents:
-                cast(CardResident, resident).settle_on_drives()
+                _of_card(resident).settle_on_drives()
 
     def commit(self, meta: Mapping[str, object]) -> None:
         for segment in self.segments:
@@ -109,4 +131,9 @@ class CardTier(DriveTier[CardSegment]):
 
     def forget(self) -> None:
         """Nothing stays in the memory of a card."""
+        self._looks.drop()
         self._ahead.drop()
+
+
+def _of_card(resident: Resident) -> CardResident:
+    return cast(CardResident, resident)

@@ -50,10 +50,17 @@ class Exchanges:
         self.measure_bytes: Sequence[int] = PROFILED_BYTES
         self.measured = 0
         self._sums = 0
-        self._kept: OrderedDict[tuple[int, str], Exchange] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, str, str], Exchange] = OrderedDict()
 
-    def take(self, elements: int, operation: Operation) -> Exchange:
+    def take(self, elements: int, operation: Operation, kind: str, turn: int) -> Exchange:
         """One that is kept, or a new one.
+
+        Parameters
+        ----------
+        elements
+        operation
+        kind : dtype of what is summed.
+        turn : number of this sum, from 1.
 
         Raises
         ------
@@ -62,30 +69,32 @@ class Exchanges:
         if self.measure_every and self._sums % self.measure_every == 0:
             self.measure()
         self._sums += 1
-        return self._take(elements, operation)
+        return self._take(elements, operation, kind, turn)
 
-    def _take(self, elements: int, operation: Operation) -> Exchange:
-        key = elements, operation
+    def _take(self, elements: int, operation: Operation, kind: str = "", turn: int = 0) -> Exchange:
+        key = elements, operation, kind
         found = self._kept.pop(key, None)
         if found is None:
             while self._kept and self._kept_bytes + 8 * elements > KEPT_BYTES:
                 self._kept.popitem(last=False)[1].close()
             try:
-                found = self._open(elements, operation)
+                found = self._open(elements, operation, kind, turn)
             except DeviceMemoryError:
                 if not self._kept:
                     raise
                 self.close()
-                found = self._open(elements, operation)
+                found = self._open(elements, operation, kind, turn)
         self._kept[key] = found
         return found
 
-    def _open(self, elements: int, operation: Operation) -> Exchange:
-        return self.client.exchange(elements, operation, self.wire, shard_bytes=self.shard_bytes)
+    def _open(self, elements: int, operation: Operation, kind: str, turn: int) -> Exchange:
+        return self.client.exchange(
+            elements, operation, self.wire, shard_bytes=self.shard_bytes, kind=kind, turn=turn
+        )
 
     @property
     def _kept_bytes(self) -> int:
-        return sum(8 * elements for elements, _ in self._kept)
+        return sum(8 * elements for elements, *_ in self._kept)
 
     def close(self) -> None:
         """Give the memory of all that are kept back."""

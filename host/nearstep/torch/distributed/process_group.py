@@ -7,32 +7,40 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import ReduceOp, Store
+from torch._C._distributed_c10d import Store
 
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
+from nearstep.coarse.service.errors import JobError
 from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import Gloo
+from nearstep.torch.distributed.moves import Moves
 from nearstep.torch.distributed.tensors import (
-    bytes_of,
     check_parts,
     flat,
+    lists_of,
+    operation_of,
     options_of,
     ring_operation,
+    root_of,
+    tensors_of,
 )
+from nearstep.torch.distributed.untraced import untraced
 from nearstep.torch.distributed.work import CoarseWork
 
 HELD_WORKS = 1024
 """At most, that nobody has asked for yet: DDP's `join` asks for one late."""
 
 
+@untraced
 class CoarseProcessGroup(dist.ProcessGroup):
     """Collectives of one group of processes.
 
@@ -72,6 +80,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self.ring_bytes = 0
         self._release = release
         self.exchanges = Exchanges(client, wire)
+        self._moves = Moves(client)
         self._executor = ThreadPoolExecutor(1, "coarse collectives")
         self._seekers = ThreadPoolExecutor(1, "coarse recv of any source")
         self._seeking: dict[int, int] = defaultdict(int)
@@ -79,6 +88,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._number = 0
         self._numbers: dict[tuple[int, int, int], int] = defaultdict(int)
         self._held: list[CoarseWork] = []
+        self._sums = 0
+        self._failure: JobError | None = None
         self._closed = False
 
     @property
@@ -106,8 +117,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     set_timeout = setTimeout
 
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
-        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+    # torch has some collectives twice: with lists and options, and with one tensor, where the
+    # options are a reduction or a root. Of a group written in Python both come to one method.
+
+    def allreduce(
+        self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, timeout: Any = None
+    ) -> CoarseWork:
+        operation, tensors = operation_of(opts), tensors_of(tensors)
 
         def action() -> None:
             for each in tensors:
@@ -118,29 +134,36 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> CoarseWork:
-        root = opts.rootRank
+    def reduce(
+        self, tensors: Sequence[Tensor] | Tensor, opts: Any, op: Any = None, timeout: Any = None
+    ) -> CoarseWork:
+        root, tensors = root_of(opts), tensors_of(tensors)
+        operation = operation_of(opts if hasattr(opts, "reduceOp") else op)
 
         def action() -> None:
             for each in tensors:
                 out = each if self.client.rank == root else None
-                self._reduce(each, out, opts.reduceOp)
+                self._reduce(each, out, operation)
 
         return self._submit("reduce", tensors, action)
 
     def reduce_scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+        self,
+        outputs: Sequence[Tensor] | Tensor,
+        inputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        opts: Any = None,
+        timeout: Any = None,
     ) -> CoarseWork:
-        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+        operation, outputs, lists = operation_of(opts), tensors_of(outputs), lists_of(inputs)
 
         def action() -> None:
-            for output, parts in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(output, list(parts), operation)
+            for output, parts in zip(outputs, lists, strict=True):
+                self._reduce_scatter(output, parts, operation)
 
         return self._submit("reduce_scatter", outputs, action)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
-        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+        operation = operation_of(opts)
         check_parts(output, given, self.client.clients)
 
         def action() -> None:
@@ -153,7 +176,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+        operation = operation_of(opts)
 
         def action() -> None:
             for output, given in zip(outputs, inputs, strict=True):
@@ -163,23 +186,28 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> CoarseWork:
-        root, key = opts.rootRank, self._key("broadcast")
+    def broadcast(
+        self, tensors: Sequence[Tensor] | Tensor, opts: Any, timeout: Any = None
+    ) -> CoarseWork:
+        root, key, tensors = root_of(opts), self._key("broadcast"), tensors_of(tensors)
 
         def action() -> None:
             for index, each in enumerate(tensors):
-                self._move(f"{key}/{index}", each, each, root)
+                self._moves.broadcast(f"{key}/{index}", each, root)
 
         return self._submit("broadcast", tensors, action)
 
     def allgather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+        self,
+        outputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        inputs: Sequence[Tensor] | Tensor,
+        opts: Any = None,
     ) -> CoarseWork:
-        key = self._key("all_gather")
+        key, lists, inputs = self._key("all_gather"), lists_of(outputs), tensors_of(inputs)
 
         def action() -> None:
-            for index, (places, given) in enumerate(zip(outputs, inputs, strict=True)):
-                self._gather_all(f"{key}/{index}", list(places), given)
+            for index, (places, given) in enumerate(zip(lists, inputs, strict=True)):
+                self._moves.gather_all(f"{key}/{index}", places, given)
 
         return self._submit("all_gather", outputs, action)
 
@@ -188,7 +216,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         key = self._key("all_gather")
 
         def action() -> None:
-            self._gather_single(key, output, given)
+            self._moves.gather_single(key, output, given)
 
         return self._submit("all_gather", output, action)
 
@@ -201,7 +229,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
         def action() -> None:
             for index, (output, given) in enumerate(zip(outputs, inputs, strict=True)):
-                self._gather_single(f"{key}/{index}", output, given)
+                self._moves.gather_single(f"{key}/{index}", output, given)
 
         return self._submit("all_gather", outputs, action)
 
@@ -215,36 +243,32 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self.allgather(places, inputs, opts)
 
     def gather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
+        self,
+        outputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        inputs: Sequence[Tensor] | Tensor,
+        opts: Any,
+        timeout: Any = None,
     ) -> CoarseWork:
-        root, key, rank = opts.rootRank, self._key("gather"), self.client.rank
+        root, key, rank = root_of(opts), self._key("gather"), self.client.rank
+        lists, inputs = lists_of(outputs), tensors_of(inputs)
 
         def action() -> None:
-            if rank != root:
-                self._put(f"{key}/{rank}", inputs[0], 1)
-                return
-            for peer, place in enumerate(outputs[0]):
-                if peer == rank:
-                    place.copy_(inputs[0])
-                else:
-                    self._get(f"{key}/{peer}", place)
+            self._moves.gather(key, lists[0] if rank == root else [], inputs[0], root)
 
         return self._submit("gather", outputs, action)
 
     def scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+        self,
+        outputs: Sequence[Tensor] | Tensor,
+        inputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        opts: Any,
+        timeout: Any = None,
     ) -> CoarseWork:
-        root, key, rank = opts.rootRank, self._key("scatter"), self.client.rank
+        root, key, rank = root_of(opts), self._key("scatter"), self.client.rank
+        outputs, lists = tensors_of(outputs), lists_of(inputs)
 
         def action() -> None:
-            if rank != root:
-                self._get(f"{key}/{rank}", outputs[0])
-                return
-            for peer, part in enumerate(inputs[0]):
-                if peer == rank:
-                    outputs[0].copy_(part)
-                else:
-                    self._put(f"{key}/{peer}", part, 1)
+            self._moves.scatter(key, outputs[0], lists[0] if rank == root else [], root)
 
         return self._submit("scatter", outputs, action)
 
@@ -252,7 +276,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
         key = self._key("all_to_all")
-        return self._submit("all_to_all", outputs, lambda: self._exchange_all(key, outputs, inputs))
+        return self._submit(
+            "all_to_all", outputs, lambda: self._moves.exchange_all(key, outputs, inputs)
+        )
 
     def all_to_all_single(
         self,
@@ -265,7 +291,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         key, size = self._key("all_to_all"), self.client.clients
         outputs = torch.split(output, list(output_sizes) or output.shape[0] // size)
         inputs = torch.split(given, list(input_sizes) or given.shape[0] // size)
-        return self._submit("all_to_all", output, lambda: self._exchange_all(key, outputs, inputs))
+        return self._submit(
+            "all_to_all", output, lambda: self._moves.exchange_all(key, outputs, inputs)
+        )
 
     alltoall_base = all_to_all_single
 
@@ -307,13 +335,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
         key = self._key_between(self.client.rank, rank, tag)
-        return self._begin("send", tensors, lambda: self._put(key, tensors[0], 1))
+        return self._begin("send", tensors, lambda: self._moves.put(key, tensors[0], 1))
 
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
         if self._seeking[tag]:
             raise ArgumentError(f"a recv of any source with tag {tag} is under way: await it first")
         key = self._key_between(rank, self.client.rank, tag)
-        return self._begin("recv", tensors, lambda: self._get(key, tensors[0]))
+        return self._begin("recv", tensors, lambda: self._moves.get(key, tensors[0]))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> CoarseWork:
         """Receive from whoever sends first; of those that have sent, from the lowest rank.
@@ -330,14 +358,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
             keys = [self._name_between(each, rank, tag) for each in peers]
             try:
                 source = peers[keys.index(self.client.seek(keys))]
-                self._get(self._key_between(source, rank, tag), tensors[0])
+                self._moves.get(self._key_between(source, rank, tag), tensors[0])
                 work._source = source
             finally:
                 self._seeking[tag] -= 1
 
         self._seeking[tag] += 1
         self._hold(work)
-        self._seekers.submit(work.run, action)
+        self._seekers.submit(work.run, partial(self._carry_out, action))
         return work
 
     def shutdown(self) -> None:
@@ -368,13 +396,27 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
         """Carry out in the order of the program, in the thread of the group."""
         work = self._hold(CoarseWork(what, result))
-        self._executor.submit(work.run, action)
+        self._executor.submit(work.run, partial(self._carry_out, action))
         return work
+
+    def _carry_out(self, action: Callable[[], None]) -> None:
+        """A collective that has failed, or was not waited for to its end, is the last one: the
+        processes would not be at the same one any more."""
+        if self._failure is not None:
+            kind = type(self._failure)
+            raise kind(str(self._failure), self._failure.ranks, self._failure.devices)
+        try:
+            action()
+        except JobError as error:
+            self._failure = error
+            self.client.close(leave=False)  # so that the others do not wait for this one
+            raise
 
     def _begin(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
         """Carry out in a thread of its own: it may wait for another one of this process."""
         work = self._hold(CoarseWork(what, result))
-        threading.Thread(target=work.run, args=(action,), name=f"coarse {what}").start()
+        carried = partial(self._carry_out, action)
+        threading.Thread(target=work.run, args=(carried,), name=f"coarse {what}").start()
         return work
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
@@ -449,54 +491,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         """Sum through the rings of the devices."""
         if not source.numel():
             return
-        exchange = self.exchanges.take(source.numel(), operation)
+        self._sums += 1
+        kind = str(source.dtype).removeprefix("torch.")
+        exchange = self.exchanges.take(source.numel(), operation, kind, self._sums)
         pushed, pulled = torch.from_numpy(exchange.pushed), torch.from_numpy(exchange.pulled)
         exchange.run(
             lambda start, stop: pushed[start:stop].copy_(source[start:stop]),
             lambda start, stop: take(start, stop, pulled[start:stop]),
+            turn=self._sums,
         )
         self.ring_bytes += 4 * source.numel()
-
-    def _gather_single(self, key: str, output: Tensor, given: Tensor) -> None:
-        dense = flat(output)
-        self._gather_all(key, list(dense.view(self.client.clients, -1)), given.reshape(-1))
-        if not output.is_contiguous():
-            output.copy_(dense.view(output.shape))
-
-    def _gather_all(self, key: str, places: Sequence[Tensor], given: Tensor) -> None:
-        rank, others = self.client.rank, self.client.clients - 1
-        if others:
-            self._put(f"{key}/{rank}", given, others)
-        for peer, place in enumerate(places):
-            if peer == rank:
-                place.copy_(given.view(place.shape))
-            else:
-                self._get(f"{key}/{peer}", place)
-
-    def _exchange_all(self, key: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        rank = self.client.rank
-        for peer, part in enumerate(inputs):
-            if peer != rank:
-                self._put(f"{key}/{rank}/{peer}", part, 1)
-        for peer, place in enumerate(outputs):
-            if peer == rank:
-                place.copy_(inputs[rank])
-            else:
-                self._get(f"{key}/{peer}/{rank}", place)
-
-    def _move(self, key: str, given: Tensor, out: Tensor, root: int) -> None:
-        if self.client.rank != root:
-            self._get(key, out)
-        elif self.client.clients > 1:
-            self._put(key, given, self.client.clients - 1)
-
-    def _put(self, key: str, tensor: Tensor, readers: int) -> None:
-        self.client.put(key, bytes_of(tensor.contiguous()), readers=readers)
-
-    def _get(self, key: str, tensor: Tensor) -> None:
-        if tensor.is_contiguous():
-            self.client.get(key, bytes_of(tensor))
-            return
-        dense = torch.empty(tensor.shape, dtype=tensor.dtype)
-        self.client.get(key, bytes_of(dense))
-        tensor.copy_(dense)

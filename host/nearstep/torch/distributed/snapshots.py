@@ -85,11 +85,15 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
     parts = [torch.zeros_like(room) for _ in range(client.clients)]
     group.allgather([parts], [room]).wait()
     said = np.empty(int(parts[0]), np.uint8)
-    client.get(INDEX, said)
-    found = {}
-    for key, (dtype, shape) in json.loads(said.tobytes()).items():
-        found[key] = torch.empty(shape, dtype=getattr(torch, dtype))
-        client.get(f"tensor/{key}", bytes_of(found[key]))
+    found: dict[str, Tensor] = {}
+
+    def read() -> None:
+        client.get(INDEX, said)
+        for key, (dtype, shape) in json.loads(said.tobytes()).items():
+            found[key] = torch.empty(shape, dtype=getattr(torch, dtype))
+            client.get(f"tensor/{key}", bytes_of(found[key]))
+
+    group.carry_out("read a snapshot", read)
     group.barrier().wait()
     return found
 

@@ -106,6 +106,7 @@ class StorageOptimizer(torch.optim.Optimizer):
 
         Raises
         ------
+        RefusedError : a hyper-parameter cannot be. Nothing was stepped, and training can go on.
         JobError : processes say other hyper-parameters, or one is gone.
         """
         loss = None
@@ -114,6 +115,8 @@ class StorageOptimizer(torch.optim.Optimizer):
                 loss = closure()
 
         def action() -> None:
+            for number, stored in enumerate(self._stored):
+                stored.check(self._hyper(number))  # of all groups, before the first one's step
             for number, (stored, flat) in enumerate(zip(self._stored, self._groups, strict=True)):
                 stored.step(flat.gradients, flat.write, self._hyper(number))
 

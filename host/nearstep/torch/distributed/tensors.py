@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,28 @@ RING_OPERATIONS: dict[Any, Operation] = {
     ReduceOp.AVG: "average",
     ReduceOp.MAX: "max",
 }
+
+
+def tensors_of(given: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of a call, which has one tensor or several."""
+    return [given] if isinstance(given, Tensor) else list(given)
+
+
+def lists_of(given: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    """Lists of tensors of a call, which has one list or several."""
+    if given and isinstance(given[0], Tensor):
+        return [tensors_of(given)]  # type: ignore[arg-type]
+    return [list(each) for each in given]
+
+
+def operation_of(options: Any) -> Any:
+    """The reduction of a call: of its options, given by itself, or a sum."""
+    return ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
+
+
+def root_of(options: Any) -> int:
+    """The root of a call: of its options, or given by itself."""
+    return int(getattr(options, "rootRank", options))
 
 
 def operation_name(operation: Any) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from nearstep.errors import ArgumentError
 from nearstep.memferry.plan import Plan
 from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
@@ -274,6 +275,27 @@ class Engine:
         if self._wrapper is not None:
             self._wrapper.give_back()
         self.closed = True
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward in this `with` statement leaves whole gradients with an optimizer that
+        compresses them, on its device, until it steps: later ones are added, and the sum is
+        compressed by the step, as without an engine.
+
+        So it is to be around every backward of a step but the last one; around that, too, or not,
+        makes no difference. Where gradients are not compressed there is nothing to do.
+
+        Raises
+        ------
+        ArgumentError : with `updates="in-backward"` each step has one backward.
+        """
+        if self._early is not None:
+            raise ArgumentError("to accumulate, updates must be 'at-step', not 'in-backward'")
+        before, self._gradients.keeps_whole = self._gradients.keeps_whole, True
+        try:
+            yield
+        finally:
+            self._gradients.keeps_whole = before
 
     @contextmanager
     def record(

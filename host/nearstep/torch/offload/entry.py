@@ -49,7 +49,7 @@ def _offload(
         `torch.nn.parallel.DistributedDataParallel` is one of several workers, whose gradients are
         averaged before owners get them.
     optimizer : of `nearstep.optim`, on any device. Where it compresses gradients, each step has one
-        backward.
+        backward, unless others are made in `engine.accumulate()`.
     budget : of the memory that parameters and gradients may have on the compute device: bytes, text
         such as `2GiB`, or a share of the parameters' bytes, such as `25%`.
     policy : `prefetch` fetches parameters before they are used, in the order of the step before, as

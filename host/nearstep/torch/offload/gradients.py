@@ -58,6 +58,8 @@ class Gradients:
     ----------
     averages : gets gradients first, if there are other workers.
     compresses : the optimizer, if it compresses gradients.
+    keeps_whole : gradients that backward makes are not compressed before the step, so that others
+        can be added to them.
     """
 
     def __init__(self, space: Space, arrived: Callable[[DeviceCopy], None]) -> None:
@@ -66,6 +68,7 @@ class Gradients:
         self._passes: set[int] = set()
         self.averages: Averages | None = None
         self.compresses: DeviceOptimizer | None = None
+        self.keeps_whole = False
         space.spill = self._spill
 
     def expect(self, uses: Iterable[tuple[DeviceCopy, object]]) -> None:
@@ -204,7 +207,8 @@ class Gradients:
 
     def _send(self, copy: DeviceCopy, gradient: Tensor) -> None:
         pipeline, streams = self._space.pipeline, self._space.streams
-        if self.compresses is not None:
+        is_whole = self.keeps_whole or isinstance(copy.resident.held, HeldGradient)
+        if self.compresses is not None and not is_whole:
             self._compress(self.compresses, copy, gradient)
             return
         if pipeline is not None and copy.resident.held is None:
@@ -368,7 +372,10 @@ class Gradients:
 def _check_alone(copy: DeviceCopy) -> None:
     """Raise `GradientError` if there is a compressed gradient, to which nothing can be added."""
     if isinstance(copy.resident.held, HeldPairs):
-        expected = "reset (optimizer.zero_grad()) before another backward, since it was compressed"
+        expected = (
+            "reset (optimizer.zero_grad()) before another backward, or made in "
+            "engine.accumulate(), since it was compressed"
+        )
         raise GradientError(copy.name, expected, "added to")
 
 

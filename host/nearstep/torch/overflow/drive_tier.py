@@ -121,8 +121,14 @@ class DriveTier(ABC, Generic[AnySegment]):
         )
 
     @abstractmethod
-    def prepare(self, residents: Iterable[Resident]) -> None:
-        """A step of these begins; what it finds on the drives becomes a generation first."""
+    def prepare(self, residents: Iterable[Resident], *, anew: bool = False) -> None:
+        """A step of these begins; what it finds on the drives becomes a generation first.
+
+        Parameters
+        ----------
+        residents
+        anew : it had begun, and then it was found that a parameter had been changed.
+        """
 
     @abstractmethod
     def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:

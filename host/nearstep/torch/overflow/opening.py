@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import ParamsT
 
 from nearstep.storage.blocks import BLOCK_BYTES
-from nearstep.storage.drive_errors import OwnerError, StorageError
+from nearstep.storage.drive_errors import NotADriveError, OwnerError, StorageError
 from nearstep.storage.drive_set import EXTENT_BYTES, drives_in
 from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
@@ -113,7 +113,11 @@ class OpenStore:
         if self._cards:
             self._make_folder(Path(drives[0]).parent)
         nbytes = -(-share // BLOCK_BYTES) * BLOCK_BYTES
-        return Store.create(drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes)
+        try:
+            return Store.create(drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes)
+        except NotADriveError as error:
+            error.add_note("resume=True goes on with the step that is there")
+            raise
 
     def _make_folder(self, folder: Path) -> None:
         """Have the folder of the cards' drives; one that cannot be is said by the drives."""

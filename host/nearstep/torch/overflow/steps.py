@@ -17,6 +17,7 @@ from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.attached import AttachedOptimizer
 from nearstep.torch.bundle import Bundle
+from nearstep.torch.cards.looks import ChangedParameterError
 from nearstep.torch.cards.sets import REPLACES
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.overflow.drive_segment import GRADIENTS, HELD_BACK, DriveSegment
@@ -154,28 +155,51 @@ class OverflowSteps(AttachedOptimizer):
         """
         is_lost: bool | None = tier.has_changed_away
         undo = Undo(self.state, self._residents.values())
-        updates: dict[Extent, Update] = {}
         try:
             with tier.step():
                 for state in self.state.values():
                     if isinstance(state, ParameterState) and state.store is not None:
                         state.flush()
+                counted = self._traffic.as_dict()
                 tier.prepare(resident for resident, _, _ in work.checked)
                 if tier.is_dirty:
                     self._commit(tier)
                 is_lost = None
-                units = list(work.units(tier.segments))
-                for unit, after in zip_longest(units, units[1:]):
-                    tier.keep(undo, (resident for resident, _, _ in unit.checked))
-                    tier.bring(unit.segment, unit.needed())
-                    if after is not None:
-                        tier.prefetch(after.segment, after.needed())
-                    updates |= self._apply(unit) or {}
+                try:
+                    updates = self._update_units(tier, undo, work)
+                except ChangedParameterError:
+                    is_lost = False  # nothing has reached the host
+                    tier.go_back()
+                    undo.restore()
+                    self._recover()
+                    self._traffic.go_back(counted)
+                    tier.prepare((resident for resident, _, _ in work.checked), anew=True)
+                    if tier.is_dirty:
+                        self._commit(tier)
+                    is_lost = None
+                    updates = self._update_units(tier, undo, work)
                 self._commit(tier)
         except BaseException as error:
             self._go_back(tier, undo, work, error, is_lost)
             raise
         return updates
+
+    def _update_units(self, tier: DriveTier[Any], undo: Undo, work: Work) -> dict[Extent, Update]:
+        updates: dict[Extent, Update] = {}
+        units = list(work.units(tier.segments))
+        for unit, after in zip_longest(units, units[1:]):
+            tier.keep(undo, (resident for resident, _, _ in unit.checked))
+            tier.bring(unit.segment, unit.needed())
+            if after is not None:
+                tier.prefetch(after.segment, after.needed())
+            updates |= self._apply(unit) or {}
+        return updates
+
+    def _recover(self) -> None:
+        """What has failed half way is undone."""
+        self._interrupted = None
+        for resident in self._residents.values():
+            resident.interrupted = None
 
     def _go_back(
         self,
@@ -208,9 +232,7 @@ class OverflowSteps(AttachedOptimizer):
         if is_lost:
             self._interrupt(residents, error)
         elif tier.recovers or isinstance(error, StorageError):
-            self._interrupted = None
-            for resident in residents:
-                resident.interrupted = None
+            self._recover()
 
     def write_failed(self, error: Exception) -> None:
         """Go on after a write to the drives that failed outside of a step.

@@ -98,7 +98,7 @@ class Tier(DriveTier[OverflowSegment]):
         super().add(segment)
         self._plan.units = len(self.segments)
 
-    def prepare(self, residents: Iterable[Resident]) -> None:
+    def prepare(self, residents: Iterable[Resident], *, anew: bool = False) -> None:
         """Parameters that were changed go to memory, with what else a step sends."""
 
     def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:

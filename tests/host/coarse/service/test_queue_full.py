@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 from nearstep.coarse.service import Client
 from nearstep.coarse.service.errors import FullError
+from nearstep.errors import ArgumentError
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["client", "service"])
@@ -52,6 +55,75 @@ def test_a_tensor_of_more_shards_than_places_is_summed(serve) -> None:
         exchange.reduce(array, out)
         exchange.close()
         return bool((out == 3).all())
+
+    assert service.run(2, action) == [True, True]
+    service.wait_idle()
+
+
+def test_a_version_that_is_not_whole_is_not_left_behind(serve) -> None:
+    """After a full queue, or Ctrl-C, a client cannot break the protocol with what it does next."""
+    service = serve(2, queue_shards=1)
+
+    def action(client: Client) -> list[str]:
+        array, out, said = np.ones(2048, np.float32), np.empty(2048, np.float32), []
+        exchange = client.exchange(array.size)
+        exchange.begin()
+        exchange.pushed[:] = array
+        exchange.push(0)
+        if client.rank == 0:
+            with pytest.raises(FullError):
+                exchange.push(1)
+            for attempt in (
+                lambda: exchange.reduce(array, out),
+                exchange.begin,
+                lambda: exchange.push(0),
+                lambda: exchange.push(2),
+            ):
+                with pytest.raises(ArgumentError) as found:
+                    attempt()
+                said.append(str(found.value))
+        client.barrier()
+        exchange.wait(0)
+        exchange.push(1)
+        exchange.wait(1)
+        exchange.reduce(array, out)
+        assert (out == 2).all()
+        exchange.close()
+        return said
+
+    said, nothing = service.run(2, action)
+    assert nothing == []
+    assert ["shards [0, 1] of version 1" in each for each in said] == [True, True, False, False]
+    assert "pushed once" in said[2]
+    assert "from 0 to 1" in said[3]
+    service.wait_idle()
+
+
+def test_a_client_interrupted_within_a_sum_can_finish_it(serve) -> None:
+    service = serve(2)
+
+    def action(client: Client) -> bool:
+        exchange = client.exchange(3 * 1024)
+        array, out = np.ones(3 * 1024, np.float32), np.empty(3 * 1024, np.float32)
+
+        def fill(start: int, stop: int) -> None:
+            if client.rank == 0 and start:
+                raise KeyboardInterrupt
+            exchange.pushed[start:stop] = array[start:stop]
+
+        with pytest.raises(KeyboardInterrupt) if client.rank == 0 else nullcontext():
+            exchange.run(fill, lambda start, stop: None)
+        if client.rank == 0:
+            with pytest.raises(ArgumentError, match=r"shards \[0, 1, 2\]|shards \[1, 2\]"):
+                exchange.reduce(array, out)
+            for shard in (1, 2):
+                start, stop = exchange.shards[shard]
+                exchange.pushed[start:stop] = array[start:stop]
+                exchange.push(shard)
+            for shard in range(3):
+                exchange.wait(shard)
+        exchange.reduce(array, out)
+        return bool((out == 2).all())
 
     assert service.run(2, action) == [True, True]
     service.wait_idle()

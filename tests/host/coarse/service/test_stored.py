@@ -21,13 +21,13 @@ from nearstep.coarse.service.errors import (
 )
 from nearstep.coarse.service.messages import Update
 from nearstep.coarse.service.stored import StoredClient
+from nearstep.errors import ArgumentError
 
 from ..of_torch import OfTorch, same
-from ..update_devices import device_url
+from ..update_devices import RTL, of_rtl
 from .conftest import SMALL
 from .oracle import F32, expected_sum
 
-DENSE = pytest.param(1, id="dense", marks=pytest.mark.deep)  # a library of its own
 STEPS = 3
 SHARD_BYTES = 4096
 ADAMW: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
@@ -115,10 +115,10 @@ def test_bits_are_those_of_torch_after_the_same_average(serve, clients, devices,
     assert free.capacity_bytes - free.free_bytes <= devices * 4 * 4096  # identities are kept
 
 
-@pytest.mark.parametrize("devices", [pytest.param(2, id="coarse"), DENSE])
-def test_on_rtl(serve, devices) -> None:
-    service = serve(url=device_url("sim", devices), shard_bytes=SHARD_BYTES)
-    config = service.server.engine.pool.device.config
+@pytest.mark.parametrize("rtl", of_rtl(2) + of_rtl(1))
+def test_on_rtl(serve, rtl) -> None:
+    service = serve(url=rtl, shard_bytes=SHARD_BYTES)
+    config, devices = service.server.engine.pool.device.config, service.server.engine.pool.devices
     gradients = drawn(devices, 2, 1500)
     first = np.linspace(-1, 1, 1500, dtype=np.float32)
 
@@ -260,11 +260,11 @@ def test_clients_that_do_not_agree_on_a_step_end_the_job(serve) -> None:
 
 def test_who_looks_at_parameters_while_they_are_updated_gets_old_or_new_ones(serve) -> None:
     """In the RTL, where an update takes some time."""
-    service = serve(url=device_url("sim", 2), shard_bytes=1 << 20)
+    service = serve(url=RTL, shard_bytes=1 << 20)
     first = np.ones(60_000, np.float32)
 
     def action(client: Client) -> set[float]:
-        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5, "momentum": 0.5})
         update = stored._exchange
         update.begin(1)
         update.pushed[:] = 1.0
@@ -370,6 +370,30 @@ def test_a_client_that_leaves_in_a_step_is_named_and_other_jobs_go_on(serve, dev
         two = threads.submit(service.run, 2, other)
         assert two.result() == [0.5, 0.5]
         assert one.result() == [(1,), ()]
+    service.wait_idle()
+
+
+def test_hyper_parameters_that_cannot_be_are_refused_before_anything_is_pushed(serve) -> None:
+    service = serve(url=url(2))
+    first = np.ones(100, np.float32)
+
+    def action(client: Client) -> list[float]:
+        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+        found = [float(stepped(stored, first)[0])]
+        for hyper, kind, text in (
+            ({"lr": -1.0}, RefusedError, "lr must be finite and not negative"),
+            ({"lr": "x"}, RefusedError, "lr must be"),
+            ({"nothing": 1}, RefusedError, "no hyper-parameter 'nothing'"),
+            ({"momentum": 0.5}, RefusedError, "must leave the states"),
+            ({"lr": {1, 2}}, ArgumentError, "JSON's types"),
+        ):
+            with pytest.raises(kind, match=text):
+                stepped(stored, first, **hyper)
+            assert stored.steps == 1
+        found.append(float(stepped(stored, first, lr=0.25)[0]))
+        return found
+
+    assert service.run(2, action) == [[0.5, 0.25]] * 2
     service.wait_idle()
 
 

@@ -1,0 +1,25 @@
+"""What torch.compile must not look into."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import TypeVar
+
+from torch._C._dynamo import eval_frame
+
+Class = TypeVar("Class", bound=type)
+
+
+def untraced(kind: Class) -> Class:
+    """Have torch.compile call the methods of a class, and what they call, as they are.
+
+    A model that is compiled calls its process group from C++, and the methods of one written in
+    Python would be traced; `torch.compiler.disable` does that only for calls from traced code, and
+    takes two seconds to import.
+    """
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for member in vars(kind).values():
+        function = member.fget if isinstance(member, property) else member
+        if isinstance(function, FunctionType):
+            eval_frame.set_code_exec_strategy(function.__code__, skip)
+    return kind
