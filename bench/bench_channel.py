@@ -9,6 +9,7 @@ before done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -50,9 +51,11 @@ COLORS = {
 }
 """Causes of lost cycles, from the bottom of a bar to its top; `space` is always 0 here."""
 
+Sweeps = Mapping[str, Sequence[tuple[str, dict[str, Any]]]]
+
 MEANINGS = {
     "refresh": "refresh",
-    "turnaround": "read and write change",
+    "turnaround": "read and write, or ranks, change",
     "row": "row not open yet",
     "bank_group": "bank group repeats",
     "empty": "no request: the units are busy",
@@ -187,11 +190,6 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def plot(rows: list[dict[str, Any]]) -> None:
     """Where cycles are lost, in every sweep."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     traffic = [each for each in rows if each["kind"] == "traffic"]
     sweeps = {
         "block size, KiB": [
@@ -214,8 +212,19 @@ def plot(rows: list[dict[str, Any]]) -> None:
             if each["sweep"] == "mapping"
         ],
     }
+    title = "Adam's traffic on one DDR4-1600 channel: 8Gb x8, 16 KiB, 16 units otherwise"
+    draw(sweeps, title, "channel.png")
+
+
+def draw(sweeps: Sweeps, title: str, file: str) -> None:
+    """A picture of at most five sweeps: names and rows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     figure, grid = pyplot.subplots(2, 3, figsize=(13, 7.5))
-    for axes, (title, bars) in zip(grid.flat, sweeps.items(), strict=False):
+    for axes, (sweep, bars) in zip(grid.flat, sweeps.items(), strict=False):
         names = [name for name, _ in bars]
         bottom = [0.0] * len(bars)
         for cause, color in COLORS.items():
@@ -226,7 +235,7 @@ def plot(rows: list[dict[str, Any]]) -> None:
             share = f"{100 * each['fraction_of_peak']:.2f}"
             axes.text(x, top, share, ha="center", va="bottom", fontsize="small")
         axes.set_ylim(0, 1.1 * max(bottom))
-        axes.set_title(title)
+        axes.set_title(sweep)
         axes.tick_params(axis="x", labelsize="small")
         axes.set_ylabel("lost cycles, %")
     legend = grid.flat[-1]
@@ -236,9 +245,9 @@ def plot(rows: list[dict[str, Any]]) -> None:
     legend.legend(handles[::-1], names[::-1], loc="center", frameon=False,
                   title="above each bar: data, % of all cycles\n"
                   f"paper: {100 * PAPER['fraction_of_peak']:.2f}\n")  # fmt: skip
-    figure.suptitle("Adam's traffic on one DDR4-1600 channel: 8Gb x8, 16 KiB, 16 units otherwise")
+    figure.suptitle(title)
     figure.tight_layout()
-    figure.savefig(report.FOLDER / "channel.png", dpi=110)
+    figure.savefig(report.FOLDER / file, dpi=110)
 
 
 def main(

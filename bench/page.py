@@ -113,6 +113,15 @@ SWEEPS: dict[str, Callable[[Results], str]] = {
 }
 
 
+RANK_SWEEPS: dict[str, Callable[[Results], str]] = {
+    "interleave": lambda row: f"{row['interleave'] >> 10:,} KiB in a rank before the other",
+    "bursts ahead": lambda row: f"read bursts ahead: {row['bursts_ahead']}",
+    "block": lambda row: f"blocks of {row['block_kib']} KiB",
+    "skew": lambda row: f"arrays {row['skew_beats']} beats apart",
+    "part": lambda row: f"{row['density']} {row['width']}",
+}
+
+
 def lost(rows: Sequence[Results], row: Results) -> list[str]:
     """Cells of one row for the causes that the table has."""
     return [f"{100 * row['lost'][cause]:.3f}" for cause in CAUSES if cause in rows[0]["lost"]]
@@ -174,6 +183,54 @@ def channel(results: Results) -> list[str]:
         ),
     )
     return [*lines, "![Where the cycles go](channel.png)", ""]
+
+
+def channel_ranks(results: Results) -> list[str]:
+    """The same with two ranks."""
+    rows = results["rows"]
+    head = ["of peak", "settled", *lost_head(rows), "due", "MP/s, 2 channels"]
+
+    def cells(row: Results) -> list[str]:
+        return [
+            percent(row["fraction_of_peak"]),
+            percent(row["fraction_with_due_refreshes"]),
+            *lost(rows, row),
+            " + ".join(map(str, row["refreshes_due_at_done"])),
+            f"{row['params_per_s_two_channels'] / 1e6:.1f}",
+        ]
+
+    lines = section(
+        "Two ranks on a channel",
+        "The same controller with two ranks: one is refreshed while the other moves data. Columns",
+        "as above; *settled* counts the refreshes due at done, of both ranks, one after the other,",
+        "and *turnaround* the changes of direction and of rank. The kernel's RTL, 16 KiB blocks,",
+        f"{rows[0]['parameters']:,} parameters:",
+        "",
+    )
+    lines += table(
+        ["part, functional units", *head],
+        (
+            [f"{row['density']} {row['width']}, {row['functional_units']}", *cells(row)]
+            for row in rows
+            if row["kind"] == "kernel"
+        ),
+    )
+    swept = [row for row in rows if row["sweep"] in RANK_SWEEPS]
+    lines += [
+        f"The C++ model of its traffic, {swept[0]['parameters']:,} parameters; 8Gb x8, 16 KiB in a",
+        "rank before the other, 16 KiB blocks, 16 units, where nothing else is said:",
+        "",
+    ]
+    lines += table(
+        ["what", *head],
+        (
+            [RANK_SWEEPS[sweep](row), *cells(row)]
+            for sweep in RANK_SWEEPS
+            for row in swept
+            if row["sweep"] == sweep
+        ),
+    )
+    return [*lines, "![Where the cycles of two ranks go](channel_ranks.png)", ""]
 
 
 def module(results: Results) -> list[str]:
@@ -399,6 +456,7 @@ def provenance(results: Results) -> list[str]:
 SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "kernel": kernel,
     "channel": channel,
+    "channel_ranks": channel_ranks,
     "module": module,
     "module_host": module_host,
     "module_hand_overs": module_hand_overs,

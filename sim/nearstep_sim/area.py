@@ -185,6 +185,10 @@ def _alus(lanes: int) -> Callable[[], wiring.Component]:
     return make
 
 
+def _two_ranks() -> wiring.Component:
+    return build("dram_controller", ranks=2)
+
+
 def _random(units: int) -> Callable[[], wiring.Component]:
     def make() -> wiring.Component:
         from nearstep_hw.updater.random_bits import RandomBits, calls_of
@@ -199,6 +203,11 @@ def _parts() -> dict[str, Block]:
     buffers = {"bram36": 32, "dsp": 0}
     three_drives = 10_922  # 65,536 pairs of 8 bytes at 200 MHz, three times 3.2 GB/s
     return {
+        "dram_controller_two_ranks": Block(
+            make=_two_ranks,
+            what="the same for two ranks",
+            limits={"dsp": 0},
+        ),
         "decompress_fused": Block(
             make=_decompressor("fused"),
             what="Top-K, sorted pairs, 16 a beat",

@@ -179,16 +179,26 @@ class RefreshProperties(Component):
     """
 
     DRAIN = 4
+    SLACK = 0  # refreshes beyond those postponed, in the time that another rank has the pins
 
     def __init__(self, *, flaw: int = 0) -> None:
         self.flaw = flaw  # clocks by which tZQCS is too short
-        super().__init__({name: In(1) for name in ("i_enable", "i_busy", "i_clear", "i_calibrate")})
+        super().__init__({name: In(1) for name in self.inputs()})
+
+    def inputs(self) -> tuple[str, ...]:
+        return ("i_enable", "i_busy", "i_clear", "i_calibrate")
+
+    def manager(self, m: Module, timing: FabricTiming) -> RefreshManager:
+        return RefreshManager(timing, postponed=2, idle_cycles=3)
+
+    def calibrations(self, refresh: RefreshManager) -> list[object]:
+        return [Assert(~refresh.o_calibrate | (refresh.o_debt == 0))]
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         timing = FabricTiming(SHORT)
         built = FabricTiming(replace(SHORT, t_zqcs=SHORT.t_zqcs - self.flaw))
-        m.submodules.refresh = refresh = RefreshManager(built, postponed=2, idle_cycles=3)
+        m.submodules.refresh = refresh = self.manager(m, built)
         stopped = Signal(range(self.DRAIN + 1))
         since_refresh, since_precharge = Signal(4, init=15), Signal(4, init=15)
         since_calibration = Signal(4, init=15)
@@ -199,12 +209,12 @@ class RefreshProperties(Component):
             refresh.i_clear.eq(self.i_clear),
             # Beats inside are gone a while after they were stopped.
             Assume((stopped != self.DRAIN) | self.i_clear),
-            Assert(refresh.o_debt <= 2),
+            Assert(refresh.o_debt <= 2 + self.SLACK),
             Assert(~refresh.o_idle | (refresh.o_debt == 0)),
             Assert(~(refresh.o_refresh & refresh.o_precharge)),
             Cover((since_refresh == timing.refresh_cycle) & refresh.o_refresh),
             Cover(refresh.o_idle & (since_refresh == timing.refresh_cycle + 1)),
-            Assert(~refresh.o_calibrate | (refresh.o_debt == 0)),
+            *self.calibrations(refresh),
             Cover(refresh.o_calibrate & self.i_calibrate),
             Cover(refresh.o_calibrate & ~self.i_calibrate),
         ]
@@ -235,6 +245,38 @@ class RefreshProperties(Component):
                 Assert(since_calibration >= timing.calibration),
             ]
         return m
+
+
+class SharedRefreshProperties(RefreshProperties):
+    """The same of a rank with another beside it, which has the pins for a cycle at a time at most,
+    and is there to be handed back in any cycle or not.
+
+    What is due may wait behind a calibration, for the beats of the other rank.
+    """
+
+    def inputs(self) -> tuple[str, ...]:
+        return (*super().inputs(), "i_free", "i_inside", "i_pins", "i_others")
+
+    def manager(self, m: Module, timing: FabricTiming) -> RefreshManager:
+        refresh = RefreshManager(timing, postponed=2, idle_cycles=3, shared=True)
+        taken = Signal()  # in the cycle before
+        m.d.sync += taken.eq(~self.i_pins)
+        gives = refresh.o_precharge | refresh.o_refresh | refresh.o_calibrate
+        m.d.comb += [
+            refresh.i_free.eq(self.i_free),
+            refresh.i_pins.eq(self.i_pins),
+            refresh.i_inside.eq(self.i_inside),
+            Assume(~(self.i_inside & self.i_clear)),
+            Assert(~(refresh.o_done & self.i_inside)),
+            refresh.i_done.eq(refresh.o_done & self.i_others),
+            Assume(self.i_pins | ~taken),
+            Assert(self.i_pins | ~gives),
+            Cover(refresh.o_refresh & self.i_free & (refresh.o_debt == 1)),
+        ]
+        return refresh
+
+    def calibrations(self, refresh: RefreshManager) -> list[object]:
+        return []
 
 
 class ReturnProperties(Component):
@@ -323,18 +365,24 @@ class SupplyProperties(Component):
 class SchedulerProperties(Component):
     """On the pins: the beats in order, each in its row, and a bank's commands in turn and in time.
 
-    The `i_index`th beat and the bank `i_bank` are any.
+    The `i_index`th beat and the bank `i_bank`, of either rank, are any.
     """
+
+    ranks = 1
+    built = FabricTiming(SHORT)
 
     def __init__(self, lookahead: int = 4) -> None:
         self.lookahead = lookahead
+        self.geometry = SmallGeometry(ranks=self.ranks)
         super().__init__(
             {
-                "i": In(stream.Signature(BeatLayout(SmallGeometry(), id_width=1))),
+                "i": In(stream.Signature(BeatLayout(self.geometry, id_width=1))),
                 "i_enable": In(1),
                 "i_space": In(1),
+                "i_ahead": In(self.ranks),
+                "i_waiting": In(self.ranks),
                 "i_index": In(3),
-                "i_bank": In(2),
+                "i_bank": In(range(self.geometry.all_banks)),
             }
         )
 
@@ -342,8 +390,8 @@ class SchedulerProperties(Component):
         m = Module()
         timing = FabricTiming(SHORT)
         m.submodules.scheduler = scheduler = CommandScheduler(
-            timing,
-            SmallGeometry(),
+            self.built,
+            self.geometry,
             id_width=1,
             lookahead=self.lookahead,
             few_beats=0,
@@ -353,8 +401,10 @@ class SchedulerProperties(Component):
         m.d.comb += [
             scheduler.i_enable.eq(self.i_enable),
             scheduler.i_space.eq(self.i_space),
-            scheduler.i_waiting.eq(0),
+            scheduler.i_waiting.eq(0 if self.ranks == 1 else self.i_waiting),
         ]
+        if self.ranks > 1:
+            m.d.comb += scheduler.i_ahead.eq(self.i_ahead)
         held(m, self.i_index, self.i_bank)
 
         column = getattr(scheduler, f"p{COLUMN_PHASE}")
@@ -362,14 +412,18 @@ class SchedulerProperties(Component):
         precharge = getattr(scheduler, f"p{PRECHARGE_PHASE}")
         bank = self.i_bank
 
-        def here(pins):
-            return (pins.ba[0] == bank[0]) & (pins.bg[0] == bank[1])
+        def selected(pins):
+            """The rank of the bank that is looked at."""
+            return ~pins.cs_n if self.ranks == 1 else ~pins.cs_n.bit_select(bank[2], 1)
 
-        columns = ~column.cs_n
-        refreshes = ~row.cs_n & row.act_n
-        activates = ~row.cs_n & ~row.act_n & here(row)
+        def here(pins):
+            return selected(pins) & (pins.ba[0] == bank[0]) & (pins.bg[0] == bank[1])
+
+        columns = ~column.cs_n.all()
+        refreshes = selected(row) & row.act_n
+        activates = ~row.act_n & here(row)
         everything = (precharge.address & ALL_BANKS) != 0
-        precharges = ~precharge.cs_n & (everything | here(precharge))
+        precharges = selected(precharge) & (everything | here(precharge))
 
         is_open, open_row = Signal(), Signal(2)
         since = {name: Signal(4, init=15, name=f"since_{name}") for name in ("act", "pre", "col")}
@@ -417,8 +471,63 @@ class SchedulerProperties(Component):
         ]
         for phase in range(PHASES):
             if phase not in (COLUMN_PHASE, ACTIVATE_PHASE, PRECHARGE_PHASE):
-                m.d.comb += Assert(getattr(scheduler, f"p{phase}").cs_n)
+                m.d.comb += Assert(getattr(scheduler, f"p{phase}").cs_n.all())
+        if self.ranks > 1:
+            self._check_ranks(m, column, row, precharge)
         return m
+
+    def _check_ranks(self, m, column, row, precharge) -> None:
+        """No command is for both ranks, and the data of two ranks are apart."""
+        timing = FabricTiming(SHORT)
+        for pins in (column, row, precharge):
+            m.d.comb += Assert(pins.cs_n != 0)
+        for number in range(self.ranks):
+            mine, theirs = ~column.cs_n[number], ~column.cs_n[1 - number]
+            writes = (column.address & encode(Command.RD).address) != encode(Command.RD).address
+            since = {kind: Signal(3, init=7, name=f"{kind}{number}") for kind in ("read", "write")}
+            for kind, event in (("read", theirs & ~writes), ("write", theirs & writes)):
+                with m.If(event):
+                    m.d.sync += since[kind].eq(1)
+                with m.Elif(since[kind] != 7):
+                    m.d.sync += since[kind].eq(since[kind] + 1)
+            switch = timing.column_to_column_other_rank
+            with m.If(mine & writes):
+                m.d.comb += Assert(since["read"] >= timing.read_to_write_other_rank)
+                m.d.comb += Assert(since["write"] >= switch)
+            with m.If(mine & ~writes):
+                m.d.comb += Assert(since["read"] >= switch)
+                m.d.comb += Assert(since["write"] >= timing.write_to_read_other_rank)
+        refreshed = ~row.cs_n.all() & row.act_n
+        # One rank is refreshed while the other moves data, and both move data.
+        m.d.comb += Cover(refreshed & ~column.cs_n.all())
+        m.d.comb += Cover(self.switched(m, column))
+
+    @staticmethod
+    def switched(m, column):
+        """A column command of a rank after one of the other."""
+        last = Signal(2, init=3)
+        with m.If(~column.cs_n.all()):
+            m.d.sync += last.eq(column.cs_n)
+        return ~column.cs_n.all() & (last != 3) & (last != column.cs_n)
+
+
+class RankProperties(SchedulerProperties):
+    """The same with two ranks, whatever the scheduler is told of the bursts to come."""
+
+    ranks = 2
+
+
+class HastyRanks(RankProperties):
+    """A rank whose data follow those of the other at once: the proof has to fail."""
+
+    @property
+    def built(self) -> FabricTiming:
+        return HastyTiming(SHORT)
+
+
+class HastyTiming(FabricTiming):
+    column_to_column_other_rank = 1
+    read_to_write_other_rank = 1
 
 
 class OverfullUse(UseProperties):
@@ -438,6 +547,8 @@ CASES = (
     ("dram_read_return", ReturnProperties, "bmc", 9),
     ("dram_write_supply", SupplyProperties, "bmc", 8),
     ("dram_scheduler", SchedulerProperties, "bmc", 9),
+    ("dram_scheduler_ranks", RankProperties, "bmc", 9),
+    ("dram_refresh_ranks", SharedRefreshProperties, "bmc", 36),
 )
 COVERS = (
     ("dram_bank_use", UseProperties, 10),
@@ -445,6 +556,8 @@ COVERS = (
     ("dram_read_return", ReturnProperties, 14),
     ("dram_write_supply", SupplyProperties, 20),
     ("dram_scheduler", SchedulerProperties, 16),
+    ("dram_scheduler_ranks", RankProperties, 24),
+    ("dram_refresh_ranks", SharedRefreshProperties, 40),
 )
 
 
@@ -462,6 +575,10 @@ def test_interesting_cases_are_reached(name, properties, depth) -> None:
 
 def test_a_bank_use_that_is_too_small_is_found() -> None:
     refuted(OverfullUse(), "dram_bank_use_overfull", 9)
+
+
+def test_ranks_whose_data_follow_too_closely_are_found() -> None:
+    refuted(HastyRanks(), "dram_scheduler_hasty", 9)
 
 
 def test_a_calibration_that_is_cut_short_is_found() -> None:

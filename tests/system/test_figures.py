@@ -87,6 +87,15 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
     "the same on the paper's parts": (Of("module", cell("32Gb x16, 16, 2", 1)),),
     "both channels at 200 MHz, 8Gb x8": (Of("module", cell("8Gb x8, 16, 2", 11)),),
     "the same with 4 functional units": (Of("module", cell("8Gb x8, 4, 2", 11)),),
+    "two ranks a channel": (
+        Of("channel_ranks", cell("8Gb x8, 16", 1)),
+        Of("channel_ranks", cell("8Gb x8, 4", 1)),
+    ),
+    "two ranks of 16Gb x8": (
+        Of("channel_ranks", cell("16Gb x8, 16", 1)),
+        Of("channel_ranks", cell("32Gb x16, 16", 1)),
+    ),
+    "two ranks of 8Gb x8": (Of("channel_ranks", cell("8Gb x8, 16", 11)),),
     "AdamW with m and v in bf16": (
         Of("formats", cell("m, v bf16", 5)),
         Of("formats", cell("p, g, m, v bf16", 5)),

@@ -31,6 +31,7 @@ from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import ADDRESS_BITS
 from nearstep_spec.dram.geometry import BEAT_BYTES
 from nearstep_spec.dram.timing import DramTiming, dram_timing
+from nearstep_spec.updater.config import ConfigError
 
 
 class MemoryChannel(wiring.Component):
@@ -64,6 +65,10 @@ class MemoryChannel(wiring.Component):
     o_kernel_reset : resets the kernel; high for a cycle.
     o_normal, o_acceleration : the mode; neither while it changes.
 
+    Raises
+    ------
+    ConfigError : a mapping of two ranks, which the arbiter does not have.
+
     Ref: AXDIMM paper, sections 3.1 and 3.2, figure 2.
     """
 
@@ -79,6 +84,10 @@ class MemoryChannel(wiring.Component):
         self.controller = controller
         self.timing = dram_timing() if timing is None else timing
         self.mapping = AddressMapping() if mapping is None else mapping
+        if self.mapping.geometry.ranks != 1:
+            raise ConfigError(
+                f"ranks must be 1 behind a mode arbiter, not {self.mapping.geometry.ranks}"
+            )
         fabric = FabricTiming(self.timing)
         self.dram = SharedDram(
             self.timing,

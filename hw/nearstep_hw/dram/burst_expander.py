@@ -40,8 +40,11 @@ class BurstExpander(wiring.Component):
         burst = Signal(self.i.payload.shape())
         beat = self.o.payload
         page_bits = exact_log2(PAGE_BEATS)
+        rank = self.mapping.rank
+        at, above = (bit - BEAT_SHIFT for bit in (rank.shift, rank.shift + rank.width))
+        inside = Cat(burst.address[:at], burst.address[above:]) if rank.width else burst.address
         place = {
-            word: burst.address[field.shift - BEAT_SHIFT :][: field.width]
+            word: inside[field.shift - BEAT_SHIFT :][: field.width]
             for word, field in self.mapping.fields.items()
         }
         m.d.comb += [
@@ -49,7 +52,7 @@ class BurstExpander(wiring.Component):
             beat.write.eq(burst.write),
             beat.id.eq(burst.id),
             beat.last.eq(burst.last == 0),
-            beat.bank.eq(Cat(place["bank"], place["bankgroup"])),
+            beat.bank.eq(Cat(place["bank"], place["bankgroup"], burst.address[at:above])),
             beat.row.eq(place["row"]),
             beat.column.eq(place["column"]),
         ]

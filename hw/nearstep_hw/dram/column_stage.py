@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.hold import HoldLine
-from nearstep_hw.dram.request import BeatLayout
+from nearstep_hw.dram.request import BeatLayout, of_rank, rank_select
 from nearstep_spec.dram.geometry import DramGeometry
 
 
@@ -18,13 +18,13 @@ class Slot(enum.Enum, shape=3):
     EMPTY = 2  # there is no beat
     ROW = 3  # the row of the next beat is not open yet
     BANK_GROUP = 4  # tCCD_L after the beat before
-    TURNAROUND = 5  # the data bus changes direction
+    TURNAROUND = 5  # the data bus changes direction or rank
     SPACE = 6  # R is not taken
     REFRESH = 7  # the rank is refreshed, or closed and opened for it
 
 
 class ColumnStage(wiring.Component):
-    """Issues the column commands in order, a cycle each, and keeps tCCD and the turnarounds.
+    """Issues the column commands in order, a cycle each, and keeps tCCD, tRTRS and the turnarounds.
 
     *Timing*: combinational from `i`.
 
@@ -49,7 +49,7 @@ class ColumnStage(wiring.Component):
             {
                 "i": In(stream.Signature(BeatLayout(geometry, id_width=id_width))),
                 "i_opened": In(1),
-                "i_no_column": In(geometry.banks),
+                "i_no_column": In(geometry.all_banks),
                 "o_read": Out(1),
                 "o_write": Out(1),
                 "o_slot": Out(Slot),
@@ -59,18 +59,25 @@ class ColumnStage(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         t, geometry, beat = self.timing, self.geometry, self.i.payload
+        ranks, groups = geometry.ranks, geometry.ranks * geometry.bank_groups
+        switch = t.column_to_column_other_rank
+        other_read = {"other_read": t.read_to_write_other_rank, "other_write": switch}
+        other_write = {"other_read": switch, "other_write": t.write_to_read_other_rank}
+        if ranks == 1:
+            other_read, other_write = {}, {}
         same_group = HoldLine(
-            geometry.bank_groups,
+            groups,
             {"column": t.column_to_column_same_group},
         )
         m.submodules.same_group = same_group
-        m.submodules.no_write = no_write = HoldLine(1, {"read": t.read_to_write})
-        m.submodules.no_read = no_read = HoldLine(1, {"write": t.write_to_read})
+        m.submodules.no_write = no_write = HoldLine(ranks, {"read": t.read_to_write, **other_read})
+        m.submodules.no_read = no_read = HoldLine(ranks, {"write": t.write_to_read, **other_write})
         m.submodules.no_read_group = no_read_group = HoldLine(
-            geometry.bank_groups, {"write": t.write_to_read_same_group}
+            groups, {"write": t.write_to_read_same_group}
         )
-        bank_group = Signal(geometry.bank_groups)
-        opened = Signal(range(geometry.banks + 1))  # rows that no beat has used yet
+        bank_group = Signal(groups)
+        own = rank_select(geometry, beat.bank)
+        opened = Signal(range(geometry.all_banks + 1))  # rows that no beat has used yet
         row_closed = Signal()
         close = Signal()
         turns = Signal()
@@ -85,8 +92,8 @@ class ColumnStage(wiring.Component):
             turns.eq(
                 Mux(
                     beat.write,
-                    no_write.o_held,
-                    no_read.o_held | (no_read_group.o_held & bank_group).any(),
+                    of_rank(no_write.o_held, own),
+                    of_rank(no_read.o_held, own) | (no_read_group.o_held & bank_group).any(),
                 )
             ),
             go.eq(self.i.valid & (self.o_slot.as_value() <= Slot.WRITE.value)),
@@ -94,10 +101,16 @@ class ColumnStage(wiring.Component):
             self.o_read.eq(go & ~beat.write),
             self.o_write.eq(go & beat.write),
             same_group.i_column.eq(Mux(go, bank_group, 0)),
-            no_write.i_read.eq(self.o_read),
-            no_read.i_write.eq(self.o_write),
+            no_write.i_read.eq(self.o_read if ranks == 1 else Mux(self.o_read, own, 0)),
+            no_read.i_write.eq(self.o_write if ranks == 1 else Mux(self.o_write, own, 0)),
             no_read_group.i_write.eq(Mux(self.o_write, bank_group, 0)),
         ]
+        if ranks > 1:
+            for line in (no_write, no_read):
+                m.d.comb += [
+                    line.i_other_read.eq(Mux(self.o_read, ~own, 0)),
+                    line.i_other_write.eq(Mux(self.o_write, ~own, 0)),
+                ]
         m.d.sync += opened.eq(opened + self.i_opened - (go & beat.opens))
         with m.If(~self.i.valid):
             m.d.comb += self.o_slot.eq(Slot.EMPTY)

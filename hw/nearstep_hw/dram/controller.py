@@ -1,6 +1,6 @@
 """DDR4 controller: AXI4 on one side, DFI on the other."""
 
-from amaranth import Elaboratable, Module
+from amaranth import Elaboratable, Module, Mux
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,8 +10,10 @@ from nearstep_hw.dram.burst_expander import BurstExpander
 from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.dfi import PHASES, DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
+from nearstep_hw.dram.foresight import Foresight
 from nearstep_hw.dram.read_port import ReadPort
 from nearstep_hw.dram.refresh_manager import connect_debt, debt_members
+from nearstep_hw.dram.request import BEAT_SHIFT, PAGE_BEATS
 from nearstep_hw.dram.scheduler import CommandScheduler
 from nearstep_hw.dram.slot_counters import SlotCounters, counter_members
 from nearstep_hw.dram.write_port import WritePort
@@ -26,11 +28,14 @@ BURSTS = 16  # that wait, in each direction
 
 
 class DramController(wiring.Component):
-    """Serves an AXI4 port from one rank of DDR4, near the peak of its data bus.
+    """Serves an AXI4 port from one or two ranks of DDR4, near the peak of their data bus.
 
     Reads and writes are each served in the order of their addresses, in long batches of one
     direction. Beats get their column commands in that order, one a fabric cycle, while rows are
     precharged and opened ahead of them. Refreshes are postponed, eight at most, and given together.
+    With two ranks each is refreshed while the other moves data: as soon as a refresh is due to it
+    and the bursts that wait are known to be the other's for a whole tRFC. The order of the beats
+    stays; it is the mapping that lets the ranks take turns.
     Column commands are on phase 0, ACT and REF on phase 1, PRE on phase 2 (see `dfi`): so tCCD_L is
     8 nCK, and two neighbouring beats should be in different bank groups, as they are with the
     default mapping.
@@ -58,7 +63,7 @@ class DramController(wiring.Component):
 
     Parameters
     ----------
-    timing : of the rank; DDR4-1600, 8Gb x8 by default.
+    timing : of a rank; DDR4-1600, 8Gb x8 by default.
     mapping : places of addresses, with the geometry that belongs to `timing`.
     address_width, id_width : of the AXI port, bits.
     batch_beats : see `BatchArbiter`.
@@ -68,13 +73,14 @@ class DramController(wiring.Component):
     Members
     -------
     s_axi : AXI4, 512 bit.
-    dfi : the rank.
+    dfi : the ranks.
     i_enable, o_idle : see above.
     i_debt : refreshes due when the channel is taken.
     i_calibrate : ZQCS is asked for, with the next refreshes; held until it is on the pins. The
         controller also gives it by itself, every 128 ms; see `dram_timing`.
     o_debt : refreshes due now; 0 while `o_idle`.
     i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
+        All of these have a part for each rank, rank 0 in the low bits.
     o_slot : use of the column slot in this cycle.
     i_clear_slots, o_<kind> : counters of `o_slot`, `o_read` to `o_refresh`, see `SlotCounters`.
 
@@ -110,6 +116,7 @@ class DramController(wiring.Component):
         self.batch_beats = batch_beats
         self.few_beats = few_beats
         self.postponed = postponed
+        ranks = self.mapping.geometry.ranks
         super().__init__(
             {
                 "s_axi": In(
@@ -117,11 +124,11 @@ class DramController(wiring.Component):
                         address_width=address_width, data_width=8 * BEAT_BYTES, id_width=id_width
                     )
                 ),
-                "dfi": Out(DfiSignature()),
+                "dfi": Out(DfiSignature(ranks=ranks)),
                 "i_enable": In(1),
                 "o_idle": Out(1),
-                **debt_members(postponed),
-                "i_calibrate": In(1),
+                **debt_members(postponed, ranks),
+                "i_calibrate": In(ranks),
                 "o_slot": Out(Slot),
                 "i_clear_slots": In(1),
                 **counter_members(),
@@ -166,7 +173,7 @@ class DramController(wiring.Component):
         m.d.comb += [
             arbiter.i_few.eq(scheduler.o_few),
             scheduler.i_space.eq(read.o_space),
-            scheduler.i_waiting.eq(read.o.valid | write.o.valid),
+            *self._look_ahead(m, read, write, arbiter, scheduler),
             scheduler.i_enable.eq(self.i_enable),
             scheduler.i_calibrate.eq(self.i_calibrate),
             read.i_reserve.eq(scheduler.o_enter & ~scheduler.i.payload.write),
@@ -187,3 +194,36 @@ class DramController(wiring.Component):
             slots.i_clear.eq(self.i_clear_slots),
         ]
         return m
+
+    def _look_ahead(
+        self,
+        m: Module,
+        read: ReadPort,
+        write: WritePort,
+        arbiter: BatchArbiter,
+        scheduler: CommandScheduler,
+    ) -> list[object]:
+        """What the scheduler is told of the bursts that wait."""
+        ranks = self.mapping.geometry.ranks
+        if ranks == 1:
+            return [scheduler.i_waiting.eq(read.o.valid | write.o.valid)]
+        timing = FabricTiming(self.timing)
+        refresh = timing.write_to_precharge + timing.precharge_to_refresh + timing.refresh_cycle
+        enough = -(-(refresh + timing.activate_to_column) // PAGE_BEATS)
+        shift = self.mapping.rank.shift - BEAT_SHIFT
+        seen = {}
+        for name, port in (("read", read), ("write", write)):
+            seen[name] = Foresight(ranks=ranks, bursts=BURSTS, enough=enough)
+            m.submodules[f"{name}_foresight"] = seen[name]
+            m.d.comb += [
+                seen[name].i_enter.eq(port.queue.i.valid & port.queue.i.ready),
+                seen[name].i_rank.eq(port.queue.i.payload.address[shift]),
+                seen[name].i_long.eq(port.queue.i.payload.last == PAGE_BEATS - 1),
+                seen[name].i_leave.eq(port.queue.o.valid & port.queue.o.ready),
+            ]
+        return [
+            scheduler.i_waiting.eq(seen["read"].o_waiting | seen["write"].o_waiting),
+            scheduler.i_ahead.eq(
+                Mux(arbiter.o.payload.write, seen["write"].o_ahead, seen["read"].o_ahead)
+            ),
+        ]

@@ -47,9 +47,14 @@ PRECHARGE_PHASE = 2
 class CommandSignature(Signature):
     """Command pins of one phase, seen from the controller.
 
+    Parameters
+    ----------
+    ranks : that the pins reach.
+
     Members
     -------
-    cs_n : 1 deselects the rank; a cycle without command has it high in every phase.
+    cs_n : a bit for each rank, 1 deselects it; a cycle without command has them high in every
+        phase.
     act_n : 0 activates; `address` is then the row.
     address : A17 to A0. With `act_n` high A16, A15 and A14 are RAS_n, CAS_n and WE_n, and A10 is
         auto precharge or all banks.
@@ -58,10 +63,10 @@ class CommandSignature(Signature):
     Ref: JESD79-4, "Command Truth Table".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
         super().__init__(
             {
-                "cs_n": Out(1, init=1),
+                "cs_n": Out(ranks, init=(1 << ranks) - 1),
                 "act_n": Out(1, init=1),
                 "address": Out(ADDRESS_BITS, init=RAS_N | CAS_N | WE_N),
                 "bg": Out(2),
@@ -71,7 +76,7 @@ class CommandSignature(Signature):
 
 
 class DfiSignature(Signature):
-    """A DDR4 channel, one rank, seen from the controller.
+    """A DDR4 channel, seen from the controller.
 
     A port called `dfi` becomes `dfi__p0__cs_n` ... `dfi__rddata_valid`.
 
@@ -84,6 +89,7 @@ class DfiSignature(Signature):
     ----------
     phases : command slots in a fabric cycle, the first in time is p0.
     data_bytes : data in a fabric cycle.
+    ranks : of the channel.
 
     Members
     -------
@@ -93,12 +99,15 @@ class DfiSignature(Signature):
     rddata, rddata_valid : byte 0 in the low bits.
     """
 
-    def __init__(self, *, phases: int = PHASES, data_bytes: int = BEAT_BYTES) -> None:
+    def __init__(
+        self, *, phases: int = PHASES, data_bytes: int = BEAT_BYTES, ranks: int = 1
+    ) -> None:
         self.phases = phases
         self.data_bytes = data_bytes
+        self.ranks = ranks
         super().__init__(
             {
-                **{f"p{phase}": Out(CommandSignature()) for phase in range(phases)},
+                **{f"p{phase}": Out(CommandSignature(ranks)) for phase in range(phases)},
                 "wrdata": Out(8 * data_bytes),
                 "wrdata_mask": Out(data_bytes),
                 "wrdata_en": Out(1),

@@ -99,6 +99,21 @@ class FabricTiming:
         return cycles(self.timing.write_to_read_l, COLUMN_PHASE, COLUMN_PHASE)
 
     @property
+    def column_to_column_other_rank(self) -> int:
+        """BL/2 + tRTRS."""
+        return cycles(self.timing.column_to_column_other_rank, COLUMN_PHASE, COLUMN_PHASE)
+
+    @property
+    def read_to_write_other_rank(self) -> int:
+        """CL + BL/2 + tRTRS - CWL."""
+        return cycles(self.timing.read_to_write_other_rank, COLUMN_PHASE, COLUMN_PHASE)
+
+    @property
+    def write_to_read_other_rank(self) -> int:
+        """CWL + BL/2 + tRTRS - CL."""
+        return cycles(self.timing.write_to_read_other_rank, COLUMN_PHASE, COLUMN_PHASE)
+
+    @property
     def refresh_cycle(self) -> int:
         """tRFC, to the next refresh or activate."""
         return cycles(self.timing.t_rfc, REFRESH_PHASE, ACTIVATE_PHASE)

@@ -1,6 +1,6 @@
 """First step of a beat: closes the row that is in its way."""
 
-from amaranth import Elaboratable, Module, Mux, Signal
+from amaranth import Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -30,7 +30,7 @@ class PrechargeStage(wiring.Component):
     i_stop : no beat passes.
     i_used : banks that beats ahead still need.
     i_no_precharge : banks that must not be precharged yet.
-    i_close : all banks are precharged in this cycle; nothing passes.
+    i_close : all banks of the rank are precharged in this cycle, a bit for each; nothing passes.
     o_precharge : banks precharged in this cycle, by this stage.
     o_open : banks that have a row, or will have when the beats ahead get to them.
     """
@@ -44,11 +44,11 @@ class PrechargeStage(wiring.Component):
                 "o": Out(beat),
                 "o_row": Out(stream.Signature(RowLayout(geometry))),
                 "i_stop": In(1),
-                "i_used": In(geometry.banks),
-                "i_no_precharge": In(geometry.banks),
-                "i_close": In(1),
-                "o_precharge": Out(geometry.banks),
-                "o_open": Out(geometry.banks),
+                "i_used": In(geometry.all_banks),
+                "i_no_precharge": In(geometry.all_banks),
+                "i_close": In(geometry.ranks),
+                "o_precharge": Out(geometry.all_banks),
+                "o_open": Out(geometry.all_banks),
             }
         )
 
@@ -56,11 +56,12 @@ class PrechargeStage(wiring.Component):
         m = Module()
         beat = self.i.payload
         m.submodules.rows = rows = Memory(
-            shape=self.geometry.row_bits, depth=self.geometry.banks, init=[]
+            shape=self.geometry.row_bits, depth=self.geometry.all_banks, init=[]
         )
         write_port = rows.write_port()
         read_port = rows.read_port(domain="comb")
-        bank = Signal(self.geometry.banks)
+        bank = Signal(self.geometry.all_banks)
+        closes = self.i_close if self.geometry.ranks == 1 else self.i_close.any()
         is_open = Signal()
         hit = Signal()
         free = Signal()
@@ -84,15 +85,16 @@ class PrechargeStage(wiring.Component):
                 & self.o.ready
                 & (hit | (free & self.o_row.ready))
                 & ~self.i_stop
-                & ~self.i_close
+                & ~closes
             ),
             self.i.ready.eq(go),
             self.o.valid.eq(go),
             self.o_row.valid.eq(go & ~hit),
             self.o_precharge.eq(Mux(go & is_open & ~hit, bank, 0)),
         ]
-        with m.If(self.i_close):
-            m.d.sync += self.o_open.eq(0)
+        with m.If(closes):
+            kept = Cat(~each.replicate(self.geometry.banks) for each in self.i_close)
+            m.d.sync += self.o_open.eq(0 if self.geometry.ranks == 1 else self.o_open & kept)
         with m.Elif(go):
             m.d.sync += self.o_open.eq(self.o_open | bank)
         return m

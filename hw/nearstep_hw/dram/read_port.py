@@ -31,6 +31,10 @@ class ReadPort(wiring.Component):
     bus : AR and R.
     o : bursts, in order.
     i_reserve, o_space, i_issue, i_id, i_last, i_valid, i_data, o_idle : see `ReadReturn`.
+
+    Attributes
+    ----------
+    queue : the bursts that wait, to be looked at.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class ReadPort(wiring.Component):
         self.id_width = id_width
         self.bursts = bursts
         self.places = places
+        self.queue = ShortQueue(BurstLayout(geometry, id_width=id_width), depth=bursts)
         super().__init__(
             {
                 "bus": In(
@@ -62,7 +67,7 @@ class ReadPort(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         ar, r = self.bus.ar, self.bus.r
-        m.submodules.queue = queue = ShortQueue(self.o.payload.shape(), depth=self.bursts)
+        m.submodules.queue = queue = self.queue
         m.submodules.returns = returns = ReadReturn(id_width=self.id_width, places=self.places)
         asked, head = queue.i.payload, queue.o.payload
         # The last beat of a burst that was taken has a place, but for one burst.

@@ -1,8 +1,9 @@
 """Refreshes the DRAM, as late as JEDEC allows and many at a time, or when there is nothing else."""
 
-from amaranth import Elaboratable, Module, Mux, Signal
+from amaranth import Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Member, Out
+from amaranth.utils import exact_log2
 
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
@@ -10,21 +11,23 @@ from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
 DEBT_LIMIT = 2 * MAX_POSTPONED_REFRESHES  # of the counter
 
 
-def debt_members(postponed: int | None) -> dict[str, Member]:
-    """Ports by which refreshes are counted, see `RefreshManager`."""
+def debt_members(postponed: int | None, ranks: int = 1) -> dict[str, Member]:
+    """Ports by which refreshes are counted, see `RefreshManager`; rank 0 in the low bits."""
     if postponed is None:
-        return {"i_owed": In(1), "i_must": In(1), "i_hold": In(1)}
-    return {"i_debt": In(range(DEBT_LIMIT)), "o_debt": Out(range(DEBT_LIMIT))}
+        return {name: In(ranks) for name in ("i_owed", "i_must", "i_hold")}
+    width = ranks * exact_log2(DEBT_LIMIT)
+    return {"i_debt": In(width), "o_debt": Out(width)}
 
 
 def connect_debt(m: Module, outer: wiring.Component, inner: wiring.Component) -> None:
     """Connect the ports of `debt_members` of a component to those of one inside it."""
-    m.d.comb += [
-        getattr(outer, name).eq(getattr(inner, name))
-        if member.flow is Out
-        else getattr(inner, name).eq(getattr(outer, name))
-        for name, member in debt_members(outer.postponed).items()
-    ]
+    for name, member in debt_members(outer.postponed).items():
+        connect_part(m, getattr(outer, name), getattr(inner, name), member)
+
+
+def connect_part(m: Module, outer: Value, inner: Value, member: Member) -> None:
+    """Connect a port of a component to that of one inside it, in the direction of `member`."""
+    m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
 
 
 class RefreshManager(wiring.Component):
@@ -38,6 +41,10 @@ class RefreshManager(wiring.Component):
     Where the channel is shared they are counted outside (`postponed` is None): `i_must` says when
     to begin, `i_owed` until when to go on, also after `i_enable` fell, and `i_hold` not now.
 
+    Where it is `shared`, the rank has a channel together with others, which go on meanwhile. It is
+    then refreshed as soon as one is due and the beats of the others are known to last for it
+    (`i_free`), and for as long as they do; only when `postponed` are due does it wait no longer.
+
     Behind these refreshes, while all is closed, the rank is calibrated (ZQCS) if it is asked for or
     if `FabricTiming.calibration_interval` has passed since the last time.
 
@@ -48,6 +55,7 @@ class RefreshManager(wiring.Component):
     timing : distances and interval.
     postponed : refreshes due at which beats are stopped, at most 8; or None.
     idle_cycles : cycles without a beat after which refreshes are given early.
+    shared : there are other ranks.
 
     Members
     -------
@@ -64,6 +72,11 @@ class RefreshManager(wiring.Component):
     o_calibrate : the rank is calibrated in this cycle.
     o_debt : refreshes due. Zero when the channel has been handed back.
     o_idle : the channel is not owned: banks are closed, tRP, tRFC and tZQCS have passed.
+    i_free : no beat of this rank is near; the others have beats for a tRFC. With other ranks.
+    i_inside : a beat of this rank is on the way; others may be behind it, so that it goes on also
+        after `i_enable` fell. Likewise.
+    i_pins : no other rank is precharged, refreshed or calibrated in this cycle. Likewise.
+    o_done, i_done : this rank, and all, can be handed back in this cycle. Likewise.
 
     Attributes
     ----------
@@ -81,6 +94,7 @@ class RefreshManager(wiring.Component):
         *,
         postponed: int | None = MAX_POSTPONED_REFRESHES,
         idle_cycles: int,
+        shared: bool = False,
     ) -> None:
         if postponed is not None and not 1 <= postponed <= MAX_POSTPONED_REFRESHES:
             raise ValueError(
@@ -89,6 +103,7 @@ class RefreshManager(wiring.Component):
         self.timing = timing
         self.postponed = postponed
         self.idle_cycles = idle_cycles
+        self.shared = shared
         self.interval = Signal(range(timing.refresh_interval))
         self.due = Signal()  # one more, in this cycle
         self.taken = Signal()
@@ -105,6 +120,14 @@ class RefreshManager(wiring.Component):
                 "o_refresh": Out(1),
                 "o_calibrate": Out(1),
                 "o_idle": Out(1),
+                **(
+                    {
+                        **{f"i_{name}": In(1) for name in ("free", "inside", "pins", "done")},
+                        "o_done": Out(1),
+                    }
+                    if shared
+                    else {}
+                ),
             }
         )
 
@@ -119,8 +142,14 @@ class RefreshManager(wiring.Component):
         uncalibrated = Signal(range(t.calibration_interval + 1))  # cycles
         calibrate = Signal()
 
+        if self.shared:
+            free, pay = self._share(m, quiet, owed=owed, must=must)
+            pins, done, again = self.i_pins, self.i_done, self.i_enable | self.i_inside
+        else:
+            free, pay = quiet == self.idle_cycles, owed
+            pins, done, again = None, ~self.due, self.i_enable
         m.d.comb += [
-            wanted.eq(must | (owed & (quiet == self.idle_cycles)) | ~self.i_enable),
+            wanted.eq(must | (owed & free) | ~self.i_enable),
             calibrate.eq(self.i_calibrate | (uncalibrated == t.calibration_interval)),
         ]
         with m.If(self.o_calibrate):
@@ -144,32 +173,59 @@ class RefreshManager(wiring.Component):
                     m.next = "OPEN"
             with m.State("OPEN"):
                 m.d.comb += self.o_stop.eq(wanted)
-                with m.If(wanted & self.i_clear):
+                begin = wanted & self.i_clear
+                with m.If(begin if pins is None else begin & pins):
                     m.d.comb += self.o_precharge.eq(1)
                     m.d.sync += left.eq(t.precharge_to_refresh - 1)
                     m.next = "CLOSED"
             with m.State("CLOSED"):
                 m.d.comb += [
                     self.o_stop.eq(~self.i_enable),
-                    self.o_no_activate.eq((left != 0) | owed | calibrate | ~self.i_enable),
+                    self.o_no_activate.eq((left != 0) | pay | calibrate | ~self.i_enable),
                 ]
                 with m.If(left != 0):
                     m.d.sync += left.eq(left - 1)
                 if self.postponed is None:
-                    with m.Elif(owed & self.i_hold):
+                    with m.Elif(pay & self.i_hold):
                         pass  # what is owed goes first
-                with m.Elif(owed):
+                if pins is not None:
+                    with m.Elif((pay | calibrate) & ~pins):
+                        pass
+                with m.Elif(pay):
                     m.d.comb += self.o_refresh.eq(1)
                     m.d.sync += left.eq(t.refresh_cycle - 1)
                 with m.Elif(calibrate):
                     m.d.comb += self.o_calibrate.eq(1)
                     m.d.sync += left.eq(t.calibration - 1)
-                with m.Elif(self.i_enable):
+                with m.Elif(again):
                     m.next = "OPEN"
-                with m.Elif(~self.due):
-                    m.next = "AWAY"
+                if self.shared:
+                    with m.Else():
+                        m.d.comb += self.o_done.eq(~self.due)
+                        with m.If(done):
+                            m.next = "AWAY"
+                else:
+                    with m.Elif(done):
+                        m.next = "AWAY"
         m.d.comb += self.taken.eq(fsm.ongoing("OPEN") | fsm.ongoing("CLOSED"))
         return m
+
+    def _share(
+        self, m: Module, quiet: Signal, *, owed: Signal, must: Signal
+    ) -> tuple[Value, Value]:
+        """When the other ranks leave time for refreshes, and whether one that is due is given."""
+        free = Signal()
+        pay = Signal()
+        all_due = Signal()  # `postponed` were due, and all of them are given
+        m.d.comb += [
+            free.eq(self.i_free | (quiet == self.idle_cycles)),
+            pay.eq(owed & (free | must | all_due | ~self.i_enable)),
+        ]
+        with m.If(~owed):
+            m.d.sync += all_due.eq(0)
+        with m.Elif(must):
+            m.d.sync += all_due.eq(1)
+        return free, pay
 
     def _count(self, m: Module) -> None:
         interval, due = self.interval, self.due

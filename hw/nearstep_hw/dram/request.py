@@ -1,13 +1,24 @@
 """What the parts of the controller hand on: bursts, beats and rows."""
 
-from amaranth import Mux, Value, unsigned
+from amaranth import Const, Mux, Value, unsigned
 from amaranth.lib import data
 from amaranth.utils import exact_log2
 
 from nearstep_hw.axi.signature import MAX_BURST_BEATS, PAGE_BYTES, BurstType, Response
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
-__all__ = ["BEAT_SHIFT", "PAGE_BEATS", "BeatLayout", "BurstLayout", "RowLayout", "refusal"]
+__all__ = [
+    "BEAT_SHIFT",
+    "PAGE_BEATS",
+    "BeatLayout",
+    "BurstLayout",
+    "RowLayout",
+    "any_rank",
+    "bank_width",
+    "of_rank",
+    "rank_select",
+    "refusal",
+]
 
 BEAT_SHIFT = exact_log2(BEAT_BYTES)
 MAX_BURST_BITS = exact_log2(MAX_BURST_BEATS)
@@ -53,6 +64,27 @@ def refusal(
     return Mux(outside, Response.DECERR, Mux(unsupported, Response.SLVERR, Response.OKAY))
 
 
+def bank_width(geometry: DramGeometry) -> int:
+    """Bits of the number of a bank among all banks of the channel."""
+    return geometry.bank_bits + geometry.bank_group_bits + geometry.rank_bits
+
+
+def rank_select(geometry: DramGeometry, bank: Value) -> Value:
+    """A bit for each rank, high for that of a bank of the channel."""
+    above = bank[geometry.bank_bits + geometry.bank_group_bits :]
+    return (1 << above)[: geometry.ranks] if geometry.ranks > 1 else Const(1, 1)
+
+
+def of_rank(bits: Value, rank: Value) -> Value:
+    """The one of `bits`, a bit for each rank, that `rank_select` selects."""
+    return bits if len(bits) == 1 else (bits & rank).any()
+
+
+def any_rank(bits: Value) -> Value:
+    """Whether one of `bits`, a bit for each rank, is high."""
+    return bits if len(bits) == 1 else bits.any()
+
+
 class BeatLayout(data.StructLayout):
     """A beat, which is one column command.
 
@@ -62,7 +94,7 @@ class BeatLayout(data.StructLayout):
     id : AXI ID.
     last : ends its burst.
     opens : its row is opened for it.
-    bank : number among all banks, the bank group in the high bits.
+    bank : number among all banks of the channel: rank, bank group, bank, from the high bits.
     row, column : the column counts bursts of eight.
     """
 
@@ -73,7 +105,7 @@ class BeatLayout(data.StructLayout):
                 "id": unsigned(id_width),
                 "last": unsigned(1),
                 "opens": unsigned(1),
-                "bank": unsigned(geometry.bank_bits + geometry.bank_group_bits),
+                "bank": unsigned(bank_width(geometry)),
                 "row": unsigned(geometry.row_bits),
                 "column": unsigned(geometry.burst_column_bits),
             }
@@ -92,7 +124,7 @@ class RowLayout(data.StructLayout):
     def __init__(self, geometry: DramGeometry) -> None:
         super().__init__(
             {
-                "bank": unsigned(geometry.bank_bits + geometry.bank_group_bits),
+                "bank": unsigned(bank_width(geometry)),
                 "row": unsigned(geometry.row_bits),
             }
         )

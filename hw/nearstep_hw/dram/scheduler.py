@@ -1,7 +1,10 @@
 """From beats in order to DDR4 commands."""
 
-from amaranth import Elaboratable, Module, Mux, Signal, Value
+from collections.abc import Sequence
+
+from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
+from amaranth.lib.data import View
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.dram.activate_stage import ActivateStage
@@ -13,8 +16,8 @@ from nearstep_hw.dram.dfi import PHASES, CommandSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.precharge_stage import PrechargeStage
 from nearstep_hw.dram.queue import ShortQueue
-from nearstep_hw.dram.refresh_manager import RefreshManager, connect_debt, debt_members
-from nearstep_hw.dram.request import BeatLayout, RowLayout
+from nearstep_hw.dram.refresh_manager import RefreshManager, connect_part, debt_members
+from nearstep_hw.dram.request import BeatLayout, RowLayout, of_rank, rank_select
 from nearstep_spec.dram.geometry import DramGeometry
 
 IDLE_CYCLES = 32  # without a beat, before a refresh is given early
@@ -28,7 +31,7 @@ class CommandScheduler(wiring.Component):
     and its column command. While beats of other banks go on, a row miss costs nothing.
 
     For a refresh, and when the channel is handed back, beats stop entering and those inside get
-    their commands.
+    their commands. A refresh of one of two ranks stops only its own beats.
 
     *Timing*: a beat a cycle. On the pins one cycle after the decision.
 
@@ -44,8 +47,10 @@ class CommandScheduler(wiring.Component):
     -------
     i : beats.
     i_space : there is a place for the data of one more read.
-    i_waiting : there are bursts to come.
-    i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`.
+    i_waiting : there are bursts to come, for each rank.
+    i_ahead : the bursts to come next are not for this rank, for long enough; with two ranks.
+    i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`; those of
+        each rank.
     o_enter : a beat enters.
     o_read, o_write : a command is given, of the beat with `o_id` and `o_last`.
     o_few : at most `few_beats` beats are inside.
@@ -73,10 +78,11 @@ class CommandScheduler(wiring.Component):
             {
                 "i": In(stream.Signature(BeatLayout(geometry, id_width=id_width))),
                 "i_space": In(1),
-                "i_waiting": In(1),
+                "i_waiting": In(geometry.ranks),
+                **({"i_ahead": In(geometry.ranks)} if geometry.ranks > 1 else {}),
                 "i_enable": In(1),
-                **debt_members(postponed),
-                "i_calibrate": In(1),
+                **debt_members(postponed, geometry.ranks),
+                "i_calibrate": In(geometry.ranks),
                 "o_idle": Out(1),
                 "o_enter": Out(1),
                 "o_read": Out(1),
@@ -85,26 +91,43 @@ class CommandScheduler(wiring.Component):
                 "o_last": Out(1),
                 "o_few": Out(1),
                 "o_slot": Out(Slot),
-                **{f"p{phase}": Out(CommandSignature()) for phase in range(PHASES)},
+                **{f"p{phase}": Out(CommandSignature(geometry.ranks)) for phase in range(PHASES)},
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        geometry, id_width = self.geometry, self.id_width
+        geometry, id_width, ranks = self.geometry, self.id_width, self.geometry.ranks
         m.submodules.precharge = precharge = PrechargeStage(geometry, id_width=id_width)
         m.submodules.beats = beats = ShortQueue(self.i.payload.shape(), depth=self.lookahead)
-        m.submodules.rows = rows = ShortQueue(RowLayout(geometry), depth=geometry.banks)
+        m.submodules.rows = rows = ShortQueue(RowLayout(geometry), depth=geometry.all_banks)
         m.submodules.activate = activate = ActivateStage(self.timing, geometry)
         m.submodules.column = column = ColumnStage(self.timing, geometry, id_width=id_width)
-        m.submodules.use = use = BankUse(banks=geometry.banks, beats=self.lookahead)
-        m.submodules.rules = rules = BankRules(self.timing, banks=geometry.banks)
-        m.submodules.refresh = refresh = RefreshManager(
-            self.timing, postponed=self.postponed, idle_cycles=IDLE_CYCLES
-        )
+        m.submodules.use = use = BankUse(banks=geometry.all_banks, beats=self.lookahead)
+        m.submodules.rules = rules = BankRules(self.timing, banks=geometry.all_banks)
+        managers = [
+            RefreshManager(
+                self.timing,
+                postponed=self.postponed,
+                idle_cycles=IDLE_CYCLES,
+                shared=ranks > 1,
+            )
+            for _ in range(ranks)
+        ]
+        for number, manager in enumerate(managers):
+            m.submodules["refresh" if ranks == 1 else f"refresh{number}"] = manager
         m.submodules.pins = pins = CommandPins(geometry)
         entering, row, leaving = precharge.i.payload, activate.i.payload, column.i.payload
 
+        def of_all(name: str) -> Value:
+            """A bit for each rank."""
+            return Cat(getattr(manager, name) for manager in managers)
+
+        stop = of_rank(of_all("o_stop"), rank_select(geometry, entering.bank))
+        no_activate = of_all("o_no_activate")
+        if ranks > 1:  # the pins of ACT are taken
+            given = (of_all("o_refresh") | of_all("o_calibrate")).any()
+            no_activate = no_activate | given.replicate(ranks)
         wiring.connect(m, wiring.flipped(self.i), precharge.i)
         wiring.connect(m, precharge.o, beats.i)
         wiring.connect(m, precharge.o_row, rows.i)
@@ -113,11 +136,11 @@ class CommandScheduler(wiring.Component):
         for phase in (f"p{number}" for number in range(PHASES)):
             wiring.connect(m, getattr(pins, phase), wiring.flipped(getattr(self, phase)))
         m.d.comb += [
-            precharge.i_stop.eq(refresh.o_stop | (~entering.write & ~self.i_space)),
+            precharge.i_stop.eq(stop | (~entering.write & ~self.i_space)),
             precharge.i_used.eq(use.o_used),
             precharge.i_no_precharge.eq(rules.o_no_precharge),
-            precharge.i_close.eq(refresh.o_precharge),
-            activate.i_stop.eq(refresh.o_no_activate),
+            precharge.i_close.eq(of_all("o_precharge")),
+            activate.i_stop.eq(no_activate),
             activate.i_no_activate.eq(rules.o_no_activate),
             column.i_opened.eq(activate.i.ready),
             column.i_no_column.eq(rules.o_no_column),
@@ -129,10 +152,12 @@ class CommandScheduler(wiring.Component):
             rules.i_precharge.eq(precharge.o_precharge),
             rules.i_read.eq(Mux(column.o_read, 1 << leaving.bank, 0)),
             rules.i_write.eq(Mux(column.o_write, 1 << leaving.bank, 0)),
-            refresh.i_enable.eq(self.i_enable),
-            refresh.i_calibrate.eq(self.i_calibrate),
-            refresh.i_busy.eq(self.i_waiting | self.i.valid | (use.o_beats != 0)),
-            refresh.i_clear.eq((use.o_beats == 0) & (rules.o_no_precharge == 0)),
+            *(manager.i_enable.eq(self.i_enable) for manager in managers),
+            *(
+                manager.i_calibrate.eq(wanted)
+                for manager, wanted in zip(managers, self.i_calibrate, strict=True)
+            ),
+            *self._watch_beats(managers, use, rules),
             pins.i_column.eq(column.i.ready),
             pins.i_write.eq(leaving.write),
             pins.i_column_bank.eq(leaving.bank),
@@ -140,12 +165,12 @@ class CommandScheduler(wiring.Component):
             pins.i_activate.eq(activate.i.ready),
             pins.i_activate_bank.eq(row.bank),
             pins.i_activate_row.eq(row.row),
-            pins.i_refresh.eq(refresh.o_refresh),
-            pins.i_calibrate.eq(refresh.o_calibrate),
+            pins.i_refresh.eq(of_all("o_refresh")),
+            pins.i_calibrate.eq(of_all("o_calibrate")),
             pins.i_precharge.eq(precharge.o_precharge.any()),
             pins.i_precharge_bank.eq(entering.bank),
-            pins.i_precharge_all.eq(refresh.o_precharge),
-            self.o_idle.eq(refresh.o_idle),
+            pins.i_precharge_all.eq(of_all("o_precharge")),
+            self.o_idle.eq(managers[0].o_idle if ranks == 1 else of_all("o_idle").all()),
             self.o_enter.eq(precharge.i.ready),
             self.o_read.eq(column.o_read),
             self.o_write.eq(column.o_write),
@@ -153,26 +178,77 @@ class CommandScheduler(wiring.Component):
             self.o_last.eq(leaving.last),
             self.o_few.eq(use.o_beats <= self.few_beats),
         ]
-        connect_debt(m, self, refresh)
-        self._account(m, column.o_slot, refresh, beats=use.o_beats)
+        for name, member in debt_members(self.postponed, ranks).items():
+            outer = getattr(self, name)
+            for number, manager in enumerate(managers):
+                inner = getattr(manager, name)
+                connect_part(m, outer.word_select(number, len(inner)), inner, member)
+        self._account(m, column.o_slot, managers, use=use, leaving=leaving)
         return m
 
-    def _account(self, m: Module, slot: Value, refresh: RefreshManager, *, beats: Value) -> None:
+    def _watch_beats(
+        self, managers: Sequence[RefreshManager], use: BankUse, rules: BankRules
+    ) -> list[object]:
+        """What the refreshes wait for."""
+        if len(managers) == 1:
+            (refresh,) = managers
+            return [
+                refresh.i_busy.eq(self.i_waiting | self.i.valid | (use.o_beats != 0)),
+                refresh.i_clear.eq((use.o_beats == 0) & (rules.o_no_precharge == 0)),
+            ]
+        statements: list[object] = []
+        entering = rank_select(self.geometry, self.i.payload.bank)
+        banks, taken = self.geometry.banks, Const(0, 1)
+        done = Cat(manager.o_done for manager in managers).all()
+        for number, manager in enumerate(managers):
+            used = use.o_used.word_select(number, banks).any()
+            here = used | (self.i.valid & entering[number])
+            statements += [
+                manager.i_busy.eq(here | self.i_waiting[number]),
+                manager.i_inside.eq(used),
+                manager.i_free.eq(~here & self.i_ahead[number]),
+                manager.i_clear.eq(~used & ~rules.o_no_precharge.word_select(number, banks).any()),
+                manager.i_pins.eq(~taken),
+                manager.i_done.eq(done),
+            ]
+            taken = taken | manager.o_precharge | manager.o_refresh | manager.o_calibrate
+        return statements
+
+    def _account(
+        self,
+        m: Module,
+        slot: Value,
+        managers: Sequence[RefreshManager],
+        *,
+        use: BankUse,
+        leaving: View,
+    ) -> None:
         """Books the slots that no beat was there to use."""
-        refreshing = Signal()
-        reopening = Signal()  # from a refresh to the next column command
+        ranks, beats = len(managers), use.o_beats
+        refreshing = Signal(ranks)
+        reopening = Signal(ranks)  # from a refresh to the next column command
+        next_rank = rank_select(self.geometry, Mux(beats != 0, leaving.bank, self.i.payload.bank))
         m.d.comb += [
-            refreshing.eq(refresh.o_stop | refresh.o_no_activate | reopening),
+            *(
+                mine.eq(refresh.o_stop | refresh.o_no_activate | again)
+                for mine, refresh, again in zip(refreshing, managers, reopening, strict=True)
+            ),
             self.o_slot.eq(slot),
         ]
-        m.d.sync += reopening.eq(
-            refresh.o_no_activate
-            | (reopening & ~self.o_read & ~self.o_write & (self.i.valid | (beats != 0)))
-        )
-        with m.If(slot == Slot.ROW), m.If(refreshing):
+        for number, (refresh, again) in enumerate(zip(managers, reopening, strict=True)):
+            read, write = self.o_read, self.o_write
+            if ranks > 1:
+                read, write = read & next_rank[number], write & next_rank[number]
+            m.d.sync += again.eq(
+                refresh.o_no_activate | (again & ~read & ~write & (self.i.valid | (beats != 0)))
+            )
+        here = of_rank(refreshing, next_rank)
+        # With other ranks nothing is lost to the refresh of one that nobody asks for.
+        lost = here if ranks == 1 else here & self.i.valid
+        with m.If(slot == Slot.ROW), m.If(here):
             m.d.comb += self.o_slot.eq(Slot.REFRESH)
         with m.Elif(slot == Slot.EMPTY):
-            with m.If(refreshing):
+            with m.If(lost):
                 m.d.comb += self.o_slot.eq(Slot.REFRESH)
             with m.Elif(self.i.valid & ~self.i.payload.write & ~self.i_space):
                 m.d.comb += self.o_slot.eq(Slot.SPACE)

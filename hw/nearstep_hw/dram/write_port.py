@@ -35,6 +35,10 @@ class WritePort(wiring.Component):
     o : bursts, in order.
     i_issue, i_id, i_last : a write command is given; the last of its burst.
     o_data, o_mask, o_enable, o_idle : see `WriteSupply`.
+
+    Attributes
+    ----------
+    queue : the bursts that wait, to be looked at.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class WritePort(wiring.Component):
         self.id_width = id_width
         self.bursts = bursts
         self.places = places
+        self.queue = ShortQueue(BurstLayout(geometry, id_width=id_width), depth=bursts)
         super().__init__(
             {
                 "bus": In(
@@ -65,7 +70,7 @@ class WritePort(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         aw, w, b = self.bus.aw, self.bus.w, self.bus.b
-        m.submodules.queue = queue = ShortQueue(self.o.payload.shape(), depth=self.bursts)
+        m.submodules.queue = queue = self.queue
         m.submodules.keep = keep = ShortQueue(1, depth=self.bursts)  # the data, for each burst
         m.submodules.answers = answers = ShortQueue(self.id_width, depth=self.bursts)
         m.submodules.supply = supply = WriteSupply(places=self.places)

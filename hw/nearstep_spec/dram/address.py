@@ -1,4 +1,4 @@
-"""Byte addresses of a channel to bank group, bank, row and column, and back."""
+"""Byte addresses of a channel to rank, bank group, bank, row and column, and back."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -7,7 +7,9 @@ from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import BURST_LENGTH
 
 __all__ = [
+    "DEFAULT_INTERLEAVE",
     "DEFAULT_MAPPING",
+    "LEAST_INTERLEAVE",
     "MAPPINGS",
     "AddressError",
     "AddressMapping",
@@ -25,6 +27,11 @@ MAPPINGS = (
     "bankgroup-bank-row-column",  # every bank is one contiguous piece
 )
 """Mappings worth comparing. Any order of the four words is accepted."""
+
+DEFAULT_INTERLEAVE = 16384
+"""Bytes in one rank before the other: a block of the update kernel, see docs/dram-controller.md."""
+
+LEAST_INTERLEAVE = 4096  # a burst of AXI stays inside a page of 4 KiB, and so inside a rank
 
 _BEAT_SHIFT = BEAT_BYTES.bit_length() - 1
 _BURST_SHIFT = BURST_LENGTH.bit_length() - 1
@@ -51,25 +58,32 @@ class DramAddress(NamedTuple):
     bank: int
     row: int
     column: int
+    rank: int = 0
 
 
 @dataclass(frozen=True)
 class AddressMapping:
     """How the bits of an address are dealt out.
 
+    With two ranks one bit of the address is the rank; without that bit, it is an address inside the
+    rank, which the order deals out.
+
     Parameters
     ----------
     geometry : the channel.
     order : the words `row`, `column`, `bank` and `bankgroup` from the high to the low bits of the
         beat number, joined by hyphens. The column word numbers bursts, not single columns.
+    interleave : bytes in one rank before the other, a power of two from `LEAST_INTERLEAVE` to the
+        size of a rank, which makes the rank the top of the address. Nothing with one rank.
 
     Raises
     ------
-    AddressError : the order is not these four words.
+    AddressError : the order is not these four words, or the interleaving cannot be.
     """
 
     geometry: DramGeometry = field(default_factory=DramGeometry)
     order: str = DEFAULT_MAPPING
+    interleave: int = DEFAULT_INTERLEAVE
 
     def __post_init__(self) -> None:
         if sorted(self.order.split("-")) != ["bank", "bankgroup", "column", "row"]:
@@ -77,10 +91,22 @@ class AddressMapping:
                 "mapping must hold row, column, bank and bankgroup once each, joined by hyphens, "
                 f"not {self.order!r}"
             )
+        most = self.geometry.rank_bytes
+        given = self.interleave
+        if not LEAST_INTERLEAVE <= given <= most or given & (given - 1):
+            raise AddressError(
+                f"interleave must be a power of two from {LEAST_INTERLEAVE} to {most}, the bytes "
+                f"of a rank, not {given!r}"
+            )
+
+    @property
+    def rank(self) -> BitField:
+        """Bits of a byte address that are the rank; none with one rank."""
+        return BitField(self.interleave.bit_length() - 1, self.geometry.rank_bits)
 
     @property
     def fields(self) -> dict[str, BitField]:
-        """Bits of a byte address, by word, from the low end up."""
+        """Bits of a byte address inside a rank, by word, from the low end up."""
         widths = {
             "row": self.geometry.row_bits,
             "column": self.geometry.burst_column_bits,
@@ -109,7 +135,11 @@ class AddressMapping:
         if address % BEAT_BYTES:
             raise AddressError(f"address {address:#x} is not a multiple of {BEAT_BYTES}")
         bits = self.fields
+        rank = self.rank.of(address)
+        low = (1 << self.rank.shift) - 1
+        address = (address >> self.rank.width & ~low) | (address & low)
         return DramAddress(
+            rank=rank,
             bank_group=bits["bankgroup"].of(address),
             bank=bits["bank"].of(address),
             row=bits["row"].of(address),
@@ -138,4 +168,8 @@ class AddressMapping:
                     f"{word} must be 0 to {(1 << bits[word].width) - 1}, not {value!r}"
                 )
             address |= value << bits[word].shift
-        return address
+        if not 0 <= place.rank < self.geometry.ranks:
+            raise AddressError(f"rank must be 0 to {self.geometry.ranks - 1}, not {place.rank!r}")
+        low = (1 << self.rank.shift) - 1
+        high = (address & ~low) << self.rank.width
+        return high | place.rank << self.rank.shift | (address & low)

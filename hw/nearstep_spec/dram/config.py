@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from nearstep_spec.codec import Option
-from nearstep_spec.dram.address import DEFAULT_MAPPING, MAPPINGS, AddressMapping
-from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, MAPPINGS, AddressMapping
+from nearstep_spec.dram.geometry import RANKS, DramGeometry
 from nearstep_spec.dram.timing import DramTiming, dram_timing
 
 Density = Annotated[
@@ -20,16 +20,25 @@ Mapping = Annotated[
         allowed="or any other order of the four words",
     ),
 ]
+Ranks = Annotated[int, Option(meaning="ranks of a channel", choices=RANKS)]
+Interleave = Annotated[
+    int,
+    Option(
+        meaning="bytes in one rank of a channel before the other",
+        allowed="a power of two from 4096 to the bytes of a rank",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DramConfig:
-    """One rank of DDR4-1600 on a channel.
+    """The DDR4-1600 of a channel.
 
     Parameters
     ----------
     density, width : of the DRAM chips.
-    mapping : order of the address bits inside the channel.
+    mapping : order of the address bits inside a rank.
+    ranks, interleave : see `DramGeometry` and `AddressMapping`.
 
     Raises
     ------
@@ -39,13 +48,17 @@ class DramConfig:
     density: Density = "8Gb"
     width: Width = "x8"
     mapping: Mapping = DEFAULT_MAPPING
+    ranks: Ranks = 1
+    interleave: Interleave = DEFAULT_INTERLEAVE
 
     def __post_init__(self) -> None:
-        assert self.address_mapping  # it checks all three
+        assert self.address_mapping  # it checks all of them
 
     @property
     def address_mapping(self) -> AddressMapping:
-        return AddressMapping(DramGeometry(self.density, self.width), self.mapping)
+        return AddressMapping(
+            DramGeometry(self.density, self.width, self.ranks), self.mapping, self.interleave
+        )
 
     @property
     def timing(self) -> DramTiming:

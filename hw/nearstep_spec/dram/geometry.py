@@ -1,4 +1,4 @@
-"""Banks, rows and columns of a DDR4 rank on a 64-bit channel, as plain data.
+"""Ranks, banks, rows and columns of DDR4 on a 64-bit channel, as plain data.
 
 Ref: JESD79-4, "DDR4 SDRAM Addressing".
 """
@@ -7,21 +7,23 @@ from dataclasses import dataclass
 
 from nearstep_spec.dram.timing import BURST_LENGTH, TimingError, die_of
 
-__all__ = ["BEAT_BYTES", "CHANNEL_BITS", "DramGeometry", "GeometryError"]
+__all__ = ["BEAT_BYTES", "CHANNEL_BITS", "RANKS", "DramGeometry", "GeometryError"]
 
 CHANNEL_BITS = 64  # data pins of a channel, without the eight of an ECC module
 BEAT_BYTES = CHANNEL_BITS // 8 * BURST_LENGTH  # one column command moves this much
+
+RANKS = (1, 2)  # that share the data pins of a channel
 
 _ROW_BITS = {"4Gb": 15, "8Gb": 16, "16Gb": 17}
 
 
 class GeometryError(ValueError):
-    """A density or width that is not in the table."""
+    """A density, width or number of ranks that is not in the table."""
 
 
 @dataclass(frozen=True)
 class DramGeometry:
-    """One rank of equal chips on a 64-bit channel.
+    """Ranks of equal chips on a 64-bit channel. Banks, rows and columns are those of a rank.
 
     A chip is a die: a part of 32Gb is two of them.
 
@@ -29,6 +31,7 @@ class DramGeometry:
     ----------
     density : bits of a part: 4Gb, 8Gb, 16Gb, or 32Gb of two dies.
     width : data pins of a part: x8 or x16; of 32Gb x16.
+    ranks : 1 or 2, each with a chip select of its own.
 
     Raises
     ------
@@ -37,12 +40,20 @@ class DramGeometry:
 
     density: str = "8Gb"
     width: str = "x8"
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         try:
             die_of(self.density, self.width)
         except TimingError as error:
             raise GeometryError(str(error)) from None
+        if self.ranks not in RANKS or isinstance(self.ranks, bool):
+            raise GeometryError(f"ranks must be one of {RANKS}, not {self.ranks!r}")
+
+    @property
+    def rank_bits(self) -> int:
+        """Bits that number the ranks of the channel."""
+        return self.ranks.bit_length() - 1
 
     @property
     def _die(self) -> tuple[str, str]:
@@ -55,7 +66,7 @@ class DramGeometry:
 
     @property
     def chips(self) -> int:
-        """Chips of the rank."""
+        """Chips of a rank."""
         return CHANNEL_BITS // self.chip_bits
 
     @property
@@ -93,8 +104,13 @@ class DramGeometry:
 
     @property
     def banks(self) -> int:
-        """Banks of the rank, in all groups."""
+        """Banks of a rank, in all groups."""
         return self.bank_groups * self.banks_per_group
+
+    @property
+    def all_banks(self) -> int:
+        """Banks of the channel, in all ranks."""
+        return self.ranks * self.banks
 
     @property
     def rows(self) -> int:
@@ -111,18 +127,23 @@ class DramGeometry:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in all chips of the rank."""
+        """Bytes of a row in all chips of a rank."""
         return self.page_bytes * self.chips
 
     @property
     def row_beats(self) -> int:
-        """64-byte beats of a row in all chips of the rank."""
+        """64-byte beats of a row in all chips of a rank."""
         return self.row_bytes // BEAT_BYTES
 
     @property
-    def capacity_bytes(self) -> int:
-        """Bytes of the channel, which has one rank: 8 GiB with 8Gb x8, 16 GiB with 16Gb x8."""
+    def rank_bytes(self) -> int:
+        """Bytes of a rank: 8 GiB with 8Gb x8, 16 GiB with 16Gb x8."""
         return self.row_bytes * self.rows * self.banks
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the channel, all ranks."""
+        return self.ranks * self.rank_bytes
 
     @property
     def address_bits(self) -> int:

@@ -20,6 +20,7 @@ __all__ = [
     "DENSITIES",
     "MAX_POSTPONED_REFRESHES",
     "PARTS",
+    "RANK_SWITCH",
     "SPEED_GRADES",
     "WIDTHS",
     "DramTiming",
@@ -35,6 +36,12 @@ BURST_CLOCKS = BURST_LENGTH // 2
 MAX_POSTPONED_REFRESHES = 8  # and as many pulled in, in the 1x refresh mode
 DENSITIES = ("4Gb", "8Gb", "16Gb", "32Gb")
 WIDTHS = ("x8", "x16")
+
+RANK_SWITCH = 2
+"""tRTRS, clocks between the data of two ranks: a read preamble of one clock and the half clock of
+the postamble before it do not overlap, and the termination of a write, RTT_WR, which begins two
+clocks before its data (ODTLcnw = CWL - 2), does not reach into those of another rank. JEDEC leaves
+the first to the controller."""
 
 _DIES: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType(
     {
@@ -232,6 +239,21 @@ class DramTiming:
     def write_to_read_l(self) -> int:
         """WRITE to READ of the same bank group: tWTR_L after the last data."""
         return self.cwl + BURST_CLOCKS + self.t_wtr_l
+
+    @property
+    def column_to_column_other_rank(self) -> int:
+        """READ to READ, or WRITE to WRITE, of another rank: tRTRS between the data."""
+        return BURST_CLOCKS + RANK_SWITCH
+
+    @property
+    def read_to_write_other_rank(self) -> int:
+        """READ to WRITE of another rank: tRTRS between the data."""
+        return self.cl + BURST_CLOCKS + RANK_SWITCH - self.cwl
+
+    @property
+    def write_to_read_other_rank(self) -> int:
+        """WRITE to READ of another rank: tRTRS between the data."""
+        return max(1, self.cwl + BURST_CLOCKS + RANK_SWITCH - self.cl)
 
     @property
     def write_to_precharge(self) -> int:

@@ -138,11 +138,7 @@ class Rank {
         const bool write = command == Command::WR || command == Command::WRA;
         if (!write && command != Command::RD && command != Command::RDA) return;
         if (device_.open_row(pins.bg, pins.ba) < 0) return;  // the rank will say so
-        const Place at = device_.place(pins);
-        const std::uint64_t line = std::uint64_t(at.bg) << mapping_.bank_group_shift |
-                                   std::uint64_t(at.ba) << mapping_.bank_shift |
-                                   std::uint64_t(at.row) << mapping_.row_shift |
-                                   std::uint64_t(at.column / kBurstLength) << mapping_.column_shift;
+        const std::uint64_t line = beat_of(device_.place(pins), mapping_);
         const std::uint64_t address =
             (number_ * device_.geometry().beats() + line) * kBeatBytes;
         const LineState state = states_.of(line);

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_sim.axdimm.memory_channel import ChannelBench, ChannelError, Kernel, Mode
 from nearstep_sim.models.dram.host import BareDram, HostConfig
@@ -15,7 +16,11 @@ from nearstep_spec.axdimm.hand_over import (
 )
 from nearstep_spec.axdimm.registers import WINDOW_BYTES, Block, arbiter_map
 from nearstep_spec.csr.model import LINE_BYTES, RegisterMap
+from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.timing import dram_timing
+from nearstep_spec.updater.config import ConfigError
 
 MODE, CONTROL = 1, 2  # lines of the arbiter
 CLEAR, KERNEL_RESET = 1, 2
@@ -515,3 +520,9 @@ def test_the_bench_notices_wrong_data(channel: tuple[ChannelBench, Driver]) -> N
     bench.host.load(0)
     with pytest.raises(ChannelError, match="host read data differ"):
         bench.run(1000, until_idle=True)
+
+
+def test_two_ranks_are_refused_behind_the_mode_arbiter() -> None:
+    mapping = AddressMapping(DramGeometry(ranks=2))
+    with pytest.raises(ConfigError, match="ranks must be 1 behind a mode arbiter, not 2"):
+        MemoryChannel(dram_timing(), mapping)

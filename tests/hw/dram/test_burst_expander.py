@@ -17,11 +17,20 @@ ID_WIDTH = 2
 @pytest.mark.parametrize("order", MAPPINGS)
 @pytest.mark.parametrize("part", [("8Gb", "x8"), ("16Gb", "x16")])
 def test_beats_are_where_the_mapping_puts_them(order: str, part: tuple[str, str]) -> None:
+    check(AddressMapping(DramGeometry(*part), order))
+
+
+@pytest.mark.parametrize("interleave", [4096, 16384, 1 << 20, 8 << 30])
+def test_beats_are_in_the_rank_where_the_mapping_puts_them(interleave: int) -> None:
+    for order in (MAPPINGS[0], MAPPINGS[-1]):
+        check(AddressMapping(DramGeometry("16Gb", "x16", 2), order, interleave))
+
+
+def check(mapping: AddressMapping) -> None:
     seed = 7
     print(f"seed {seed}")
     rng = random.Random(seed)
-    geometry = DramGeometry(*part)
-    mapping = AddressMapping(geometry, order)
+    geometry = mapping.geometry
     dut = BurstExpander(mapping, id_width=ID_WIDTH)
     bursts = []
     for _ in range(30):
@@ -33,7 +42,8 @@ def test_beats_are_where_the_mapping_puts_them(order: str, part: tuple[str, str]
     for write, id_, first, beats in bursts:
         for beat in range(first, first + beats):
             place = mapping.decode(beat * BEAT_BYTES)
-            bank = place.bank_group << geometry.bank_bits | place.bank
+            group = place.rank << geometry.bank_group_bits | place.bank_group
+            bank = group << geometry.bank_bits | place.bank
             column = place.column // BURST_LENGTH
             expected.append((write, id_, beat == first + beats - 1, bank, place.row, column))
     found, idle = [], 0

@@ -1,5 +1,9 @@
 """The DDR4 controller against the rank model: efficiency, data, refused bursts, hand-overs."""
 
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
 import pytest
 
 from nearstep_hw.dram.controller import DramController
@@ -11,10 +15,11 @@ from nearstep_sim.models.dram.bench import (
     run_random,
     run_traffic,
 )
+from nearstep_sim.models.dram.replay import replay
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.geometry import DramGeometry
-from nearstep_spec.dram.timing import dram_timing
+from nearstep_spec.dram.timing import DramTiming, dram_timing
 
 CHANNEL = Channel()
 MILLION = 1_000_000
@@ -24,6 +29,9 @@ GOAL = {"8Gb": 0.940, "16Gb": 0.915}
 def check(run, goal):
     bound = run.channel.timing.refresh_bound
     print(f"{run.efficiency:.4f} of peak, refresh bound {bound:.4f}, {run.cycles} cycles")
+    if run.channel.ranks > 1:
+        bound = 1.0
+    assert goal <= run.settled_efficiency
     assert goal <= run.efficiency <= bound + 8 * run.channel.timing.t_rfc / 4 / run.cycles
     booked = run.start + sum(run.slots.values()) + run.drain
     print(f"{run.start} cycles before the first column command, {run.drain} after the last")
@@ -31,8 +39,8 @@ def check(run, goal):
     assert min(run.start, run.drain) > 0
     # Refreshes that are due at the end were not left out to look good: they are counted.
     due = run.cycles * 4 // run.channel.timing.t_refi
-    assert run.commands[Command.REF] + run.debt >= due
-    assert run.debt <= 8
+    assert run.commands[Command.REF] + run.debt >= run.channel.ranks * due
+    assert max(run.debts) <= 8
 
 
 def test_kernel_traffic_comes_near_the_refresh_bound() -> None:
@@ -153,3 +161,104 @@ def test_other_channels_keep_every_rule_and_every_byte(channel: Channel) -> None
         )
         assert run.hand_overs > 10
     assert run_traffic(channel, count=100_000).efficiency > 0.4
+
+
+TWO_RANKS = {("8Gb", "x8"): 0.985, ("16Gb", "x8"): 0.980, ("32Gb", "x16"): 0.980}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("functional_units", [4, 16])
+@pytest.mark.parametrize("part", TWO_RANKS)
+def test_one_rank_streams_while_the_other_is_refreshed(
+    part: tuple[str, str], functional_units: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "commands"
+    channel = Channel(density=part[0], width=part[1], ranks=2)
+    run = run_kernel(channel, count=MILLION // 4, functional_units=functional_units, commands=path)
+    assert run.checks == 4 * (MILLION // 64 + 8)
+    check(run, TWO_RANKS[part])
+    found = replay(path)
+    assert found.violation is None, found.violation
+    assert found.ranks == (0, 1)
+    assert found.commands == {kind: n for kind, n in run.commands.items() if n}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stall": 0.5},
+        {"refused": 0.1, "stall": 0.2},
+        {"hand_over": 1 / 3000, "longest_gap": 8 * 1560},
+        {"hand_over": 1 / 500, "longest_gap": 200, "stall": 0.5, "refused": 0.05},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "channel",
+    [
+        Channel(ranks=2),
+        Channel(ranks=2, interleave=4096, density="16Gb", width="x16"),
+        Channel(ranks=2, interleave=8 << 30, mapping="row-bankgroup-bank-column"),
+        Channel(ranks=2, postponed=1, batch_beats=64),
+    ],
+    ids=str,
+)
+def test_random_bursts_of_two_ranks_keep_their_data(
+    channel: Channel, options: dict[str, float], tmp_path: Path
+) -> None:
+    path = tmp_path / "commands"
+    for seed in range(2):
+        print(f"seed {seed}")
+        run = run_random(channel, seed=seed, bursts=10_000, commands=path, **options)
+        print(run)
+        assert min(run.read_beats, run.write_beats) > 2_000
+        assert bool(run.refused) == bool(options.get("refused"))
+        assert bool(run.hand_overs) == bool(options.get("hand_over"))
+        assert run.highest_debt <= 8 + bool(options.get("hand_over"))
+        assert run.calibrations >= 5
+        found = replay(path)
+        assert found.violation is None, found.violation
+        assert found.ranks == (0, 1)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "skew_bytes", [64, 1024, 4096, 8192, 12288, 16384, 16384 + 1024, 100 << 10]
+)
+def test_arrays_split_over_the_ranks_anywhere_keep_their_data(skew_bytes: int) -> None:
+    """And no array's place costs more than refreshes that nobody hides."""
+    channel, count = Channel(ranks=2), MILLION // 8
+    run = run_traffic(channel, count=count, bases=bases_of(channel, count, skew_bytes))
+    assert run.checks == run.beats
+    check(run, 0.94)
+
+
+@pytest.mark.deep
+def test_a_rank_that_nobody_uses_is_refreshed_and_the_other_as_if_alone() -> None:
+    channel = Channel(ranks=2, interleave=8 << 30)
+    run = run_traffic(channel, count=MILLION // 4)
+    check(run, GOAL["8Gb"])
+
+
+class HastyTiming(DramTiming):
+    """Leaves no time between the data of two ranks."""
+
+    column_to_column_other_rank = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class HastyChannel(Channel):
+    """A controller with that timing."""
+
+    @cached_property
+    def timing(self) -> DramTiming:
+        whole = Channel(density=self.density, width=self.width).timing
+        return HastyTiming(**{f.name: getattr(whole, f.name) for f in fields(DramTiming)})
+
+
+@pytest.mark.deep
+def test_the_bench_notices_ranks_whose_data_follow_too_closely() -> None:
+    with pytest.raises(ChannelBenchError, match=r"tRTRS: RD of rank \d at"):
+        run_random(HastyChannel(ranks=2), seed=1, bursts=2_000)

@@ -21,6 +21,9 @@ RULES = (
     ("read_to_write", COLUMN_PHASE, COLUMN_PHASE, "read_to_write"),
     ("write_to_read", COLUMN_PHASE, COLUMN_PHASE, "write_to_read_s"),
     ("write_to_read_same_group", COLUMN_PHASE, COLUMN_PHASE, "write_to_read_l"),
+    ("column_to_column_other_rank", COLUMN_PHASE, COLUMN_PHASE, "column_to_column_other_rank"),
+    ("read_to_write_other_rank", COLUMN_PHASE, COLUMN_PHASE, "read_to_write_other_rank"),
+    ("write_to_read_other_rank", COLUMN_PHASE, COLUMN_PHASE, "write_to_read_other_rank"),
     ("refresh_cycle", REFRESH_PHASE, ACTIVATE_PHASE, "t_rfc"),
     ("calibration", REFRESH_PHASE, ACTIVATE_PHASE, "t_zqcs"),
     ("long_calibration", REFRESH_PHASE, ACTIVATE_PHASE, "t_zqoper"),
@@ -38,7 +41,7 @@ def test_every_distance_is_the_least_that_keeps_the_minimum(density: str, width:
         assert between[1] >= least, name
         if name != "activate_to_precharge":  # which tRC may lengthen
             assert between[0] < least, name
-    assert len(RULES) == 16
+    assert len(RULES) == 19
 
 
 @pytest.mark.parametrize(("density", "width"), PARTS)
@@ -57,6 +60,9 @@ def test_ddr4_1600_by_hand() -> None:
     assert fabric.write_to_precharge == 6  # 25 nCK, from phase 0 to phase 2: 26
     assert fabric.read_to_write == 2  # 8 nCK
     assert (fabric.write_to_read, fabric.write_to_read_same_group) == (4, 5)  # 15, 19 nCK
+    assert fabric.column_to_column_other_rank == 2  # 4 + 2 nCK
+    assert fabric.read_to_write_other_rank == 2  # 11 + 4 + 2 - 9 = 8 nCK
+    assert fabric.write_to_read_other_rank == 1  # 9 + 4 + 2 - 11 = 4 nCK
     assert fabric.refresh_cycle == 70  # 280 nCK
     assert fabric.refresh_interval == 1560
     assert (fabric.calibration, fabric.long_calibration) == (32, 128)  # 128, 512 nCK

@@ -13,12 +13,21 @@ from nearstep_spec.dram.address import (
     AddressMapping,
     DramAddress,
 )
-from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.geometry import RANKS, DramGeometry
 from nearstep_spec.dram.timing import PARTS
 
 ALL_ORDERS = ["-".join(p) for p in permutations(["row", "column", "bank", "bankgroup"])]
-geometries = st.sampled_from([DramGeometry(*part) for part in PARTS])
-mappings = st.builds(AddressMapping, geometries, st.sampled_from(ALL_ORDERS))
+geometries = st.sampled_from([DramGeometry(*part, ranks) for part in PARTS for ranks in RANKS])
+
+
+@st.composite
+def _mappings(draw: st.DrawFn) -> AddressMapping:
+    geometry = draw(geometries)
+    interleave = 1 << draw(st.integers(12, geometry.rank_bytes.bit_length() - 1))
+    return AddressMapping(geometry, draw(st.sampled_from(ALL_ORDERS)), interleave)
+
+
+mappings = _mappings()
 
 
 @given(mappings, st.data())
@@ -35,6 +44,7 @@ def test_address_to_place_and_back_is_the_identity(
     assert 0 <= place.row < g.rows
     assert 0 <= place.column < g.columns
     assert place.column % 8 == 0
+    assert 0 <= place.rank < g.ranks
 
 
 @given(mappings, st.data())
@@ -47,6 +57,7 @@ def test_place_to_address_and_back_is_the_identity(
         data.draw(st.integers(0, g.banks_per_group - 1)),
         data.draw(st.integers(0, g.rows - 1)),
         8 * data.draw(st.integers(0, g.columns // 8 - 1)),
+        data.draw(st.integers(0, g.ranks - 1)),
     )
     assert mapping.decode(mapping.encode(place)) == place
 
@@ -103,3 +114,34 @@ def test_bad_addresses_and_places_are_refused() -> None:
         mapping.encode(DramAddress(0, 0, 0, 4))
     with pytest.raises(AddressError, match="row must be 0 to 65535"):
         mapping.encode(DramAddress(0, 0, 1 << 16, 0))
+
+
+@pytest.mark.parametrize("interleave", [4096, 16384, 1 << 17, 8 << 30])
+def test_ranks_take_turns_every_interleave_bytes(interleave: int) -> None:
+    one = AddressMapping(DramGeometry())
+    two = AddressMapping(DramGeometry(ranks=2), interleave=interleave)
+    turns = [0, interleave - 64, interleave, 2 * interleave - 64, two.geometry.capacity_bytes - 64]
+    assert [two.decode(address).rank for address in turns] == [0, 0, 1, 1, 1]
+    # Inside a rank the order is that of one rank.
+    for address in turns:
+        inside = address // (2 * interleave) * interleave + address % interleave
+        assert two.decode(address) == one.decode(inside)._replace(rank=two.decode(address).rank)
+    assert two.fields == one.fields
+
+
+@pytest.mark.parametrize("interleave", [0, -4096, 64, 2048, 12288, 16 << 30])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_interleavings_that_cut_a_burst_or_exceed_a_rank_are_refused(
+    ranks: int, interleave: int
+) -> None:
+    with pytest.raises(
+        AddressError, match=f"power of two from 4096 to {8 << 30}.*not {interleave}"
+    ):
+        AddressMapping(DramGeometry(ranks=ranks), interleave=interleave)
+
+
+def test_a_rank_that_is_not_there_is_refused() -> None:
+    with pytest.raises(AddressError, match="rank must be 0 to 0, not 1"):
+        AddressMapping().encode(DramAddress(0, 0, 0, 0, 1))
+    with pytest.raises(AddressError, match="rank must be 0 to 1, not 2"):
+        AddressMapping(DramGeometry(ranks=2)).encode(DramAddress(0, 0, 0, 0, 2))

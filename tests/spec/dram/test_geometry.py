@@ -37,3 +37,21 @@ def test_geometry_is_the_standard_s(
 def test_an_unknown_part_is_refused(density: str, width: str) -> None:
     with pytest.raises(GeometryError, match="must be one of"):
         DramGeometry(density, width)
+
+
+@pytest.mark.parametrize(("density", "width", "rows", "groups", "page", "chips", "gib"), TABLE)
+def test_two_ranks_double_the_channel_and_no_rank(
+    density: str, width: str, rows: int, groups: int, page: int, chips: int, gib: int
+) -> None:
+    one, two = DramGeometry(density, width), DramGeometry(density, width, 2)
+    assert (one.rank_bits, two.rank_bits) == (0, 1)
+    assert two.rank_bytes == one.rank_bytes == one.capacity_bytes
+    assert two.capacity_bytes == 2 * gib * GIB
+    assert (two.banks, two.all_banks) == (one.banks, 2 * one.all_banks)
+    assert two.address_bits == one.address_bits + 1
+
+
+@pytest.mark.parametrize("ranks", [0, 3, 4, -1, True, "2", None])
+def test_ranks_that_a_channel_cannot_have_are_refused(ranks: object) -> None:
+    with pytest.raises(GeometryError, match=rf"ranks must be one of \(1, 2\), not {ranks!r}"):
+        DramGeometry(ranks=ranks)

@@ -4,6 +4,7 @@ import pytest
 
 from nearstep_spec.dram.timing import (
     PARTS,
+    RANK_SWITCH,
     SPEED_GRADES,
     Minimum,
     TimingError,
@@ -85,6 +86,15 @@ def test_turnarounds_are_those_of_the_standard_for_1600k() -> None:
     assert timing.write_to_read_l == 9 + 4 + 6  # 19
     assert timing.write_to_precharge == 9 + 4 + 12  # CWL + BL/2 + tWR = 25
     assert timing.max_refresh_interval == 9 * 6240
+
+
+def test_data_of_two_ranks_are_two_clocks_apart_for_1600k() -> None:
+    timing = dram_timing("DDR4-1600", "8Gb", "x8")
+    assert RANK_SWITCH == 2
+    assert timing.column_to_column_other_rank == 4 + 2
+    assert timing.read_to_write_other_rank == 11 + 4 + 2 - 9
+    assert timing.write_to_read_other_rank == 9 + 4 + 2 - 11
+    assert dram_timing(cl=30).write_to_read_other_rank == 1  # a command a clock
 
 
 @pytest.mark.parametrize(

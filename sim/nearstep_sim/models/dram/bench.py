@@ -1,9 +1,11 @@
 """Cycles of the Adam kernel on the DDR4 controller, counted in RTL against the rank model."""
 
 import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 
 from nearstep_hw.dram.column_stage import Slot
@@ -12,9 +14,10 @@ from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.models.dram.kernel_on_channel import LATENCY, KernelOnChannel
 from nearstep_sim.models.dram.library import CGeometry, CMapping, CPortConfig, CTiming
+from nearstep_sim.models.dram.trace import header
 from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
-from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, AddressMapping
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import DramTiming, dram_timing
@@ -26,7 +29,9 @@ LANES = BEAT_BYTES // ELEMENT_BYTES
 ARRAYS = ("p", "g", "m", "v")
 BEATS_PER_ELEMENT_BEAT = 7  # four arrays read, three written
 FOLDER = Path(__file__).parent
-ADDRESS_BITS = 34  # of the kernel's port: 16 GiB
+ADDRESS_BITS = 34  # of the kernel's port, at least: 16 GiB
+BURSTS_AHEAD = AdamKernelConfig().bursts_ahead
+DEBT_BITS = 4  # of a rank in `i_debt`
 _MESSAGE_BYTES = 512
 
 
@@ -40,13 +45,16 @@ class Channel:
 
     Parameters
     ----------
-    density, width, mapping : see `dram_timing`, `AddressMapping`.
+    density, width, ranks : see `dram_timing`, `DramGeometry`.
+    mapping, interleave : see `AddressMapping`.
     batch_beats, postponed : see `DramController`.
     """
 
     density: str = "8Gb"
     width: str = "x8"
+    ranks: int = 1
     mapping: str = DEFAULT_MAPPING
+    interleave: int = DEFAULT_INTERLEAVE
     batch_beats: int = 4096
     postponed: int = 8
 
@@ -56,14 +64,20 @@ class Channel:
 
     @cached_property
     def addresses(self) -> AddressMapping:
-        return AddressMapping(DramGeometry(self.density, self.width), self.mapping)
+        geometry = DramGeometry(self.density, self.width, self.ranks)
+        return AddressMapping(geometry, self.mapping, self.interleave)
+
+    @property
+    def address_bits(self) -> int:
+        """Bits of the kernel's port; with two ranks there are addresses outside the channel."""
+        return max(ADDRESS_BITS, self.addresses.geometry.address_bits + (self.ranks > 1))
 
     def controller(self) -> DramController:
         """The controller, to be elaborated once."""
         return DramController(
             self.timing,
             self.addresses,
-            address_width=ADDRESS_BITS,
+            address_width=self.address_bits,
             batch_beats=self.batch_beats,
             postponed=self.postponed,
         )
@@ -75,8 +89,8 @@ class ChannelRun:
 
     `slots` counts column slots by use between the first and the last column command, `start` and
     `drain` the cycles before and after; together they are `cycles`, from START to done. `commands`
-    counts commands by kind; `debt` is the number of refreshes due at done, `checks` the number of
-    beats compared.
+    counts commands by kind; `debts` are the refreshes due at done, of each rank, `checks` is the
+    number of beats compared.
     """
 
     channel: Channel
@@ -87,7 +101,12 @@ class ChannelRun:
     slots: dict[Slot, int]
     commands: dict[Command, int] = field(repr=False)
     checks: int
-    debt: int
+    debts: tuple[int, ...]
+
+    @property
+    def debt(self) -> int:
+        """Refreshes due at done, of all ranks."""
+        return sum(self.debts)
 
     @property
     def beats(self) -> int:
@@ -101,7 +120,8 @@ class ChannelRun:
 
     @property
     def settled_efficiency(self) -> float:
-        """`efficiency` if the refreshes still due at done had been given before it."""
+        """`efficiency` if the refreshes still due at done had been given before it, one after the
+        other, also those of different ranks."""
         return self.beats / (self.cycles + self.debt * self.channel.timing.t_rfc / PHASES)
 
     @property
@@ -178,9 +198,11 @@ def run_traffic(
     count: int = 1_000_000,
     block_bytes: int = 16384,
     functional_units: int = LANES,
+    bursts_ahead: int = BURSTS_AHEAD,
     bases: Sequence[int] | None = None,
     debt: int = 0,
     seed: int = 0,
+    commands: str | PathLike[str] | None = None,
 ) -> ChannelRun:
     """A step of the traffic model on the RTL of the controller.
 
@@ -188,17 +210,18 @@ def run_traffic(
     ----------
     channel : with its controller.
     count : parameters.
-    block_bytes, functional_units : of the kernel.
+    block_bytes, functional_units, bursts_ahead : of the kernel.
     bases : byte addresses of p, g, m and v.
-    debt : refreshes due at the start.
+    debt : refreshes due at the start, to each rank.
+    commands : a file for the DRAM commands; see docs/dram-traces.md.
 
     Raises
     ------
     ChannelBenchError : a violation, wrong data, or no end.
     """
-    kernel = AdamKernelConfig(block_bytes=block_bytes, functional_units=functional_units)
+    kernel = _kernel(channel, block_bytes, functional_units, bursts_ahead)
     config = _CTrafficConfig(
-        _channel_config(channel, count, bases, debt, seed),
+        _channel_config(channel, count, bases, debt, seed, commands),
         kernel.block_beats,
         kernel.burst_beats,
         kernel.cycles_per_beat,
@@ -224,6 +247,7 @@ def run_random(
     hand_over: float = 0.0,
     longest_gap: int = 1,
     rank: Channel | None = None,
+    commands: str | PathLike[str] | None = None,
 ) -> RandomRun:
     """Random bursts on the RTL of the controller, every byte checked.
 
@@ -236,6 +260,7 @@ def run_random(
     hand_over : chance, in a cycle, that the channel is asked back.
     longest_gap : most cycles in which nobody has it.
     rank : the part and mapping that judge, if not those that the controller is made for.
+    commands : a file for the DRAM commands.
 
     Raises
     ------
@@ -243,9 +268,9 @@ def run_random(
     """
     chances = (round(65536 * chance) for chance in (stall, refused, hand_over))
     config = _CRandomConfig(
-        _channel_config(rank or channel, 0, (0, 0, 0, 0), 0, seed),
+        _channel_config(rank or channel, 0, (0, 0, 0, 0), 0, seed, commands),
         bursts,
-        ADDRESS_BITS,
+        channel.address_bits,
         pages,
         *chances,
         longest_gap,
@@ -265,12 +290,14 @@ def run_kernel(
     count: int = 1_000_000,
     block_bytes: int = 16384,
     functional_units: int = LANES,
+    bursts_ahead: int = BURSTS_AHEAD,
     bases: Sequence[int] | None = None,
     debt: int = 0,
     seed: int = 0,
+    commands: str | PathLike[str] | None = None,
 ) -> ChannelRun:
     """A step of the kernel, in RTL but for the arithmetic; arguments as of `run_traffic`."""
-    kernel = AdamKernelConfig(block_bytes=block_bytes, functional_units=functional_units)
+    kernel = _kernel(channel, block_bytes, functional_units, bursts_ahead)
     verilog = verilog_of(
         f"kernel on channel {channel!r} {kernel!r}",
         lambda: to_verilog(KernelOnChannel(kernel, channel.controller()), "kernel_on_channel"),
@@ -278,7 +305,7 @@ def run_kernel(
     model = Model(top="kernel_on_channel", verilog=verilog, prefix="VKernelOnChannel")
     source = FOLDER / "kernel_bench.cpp"
     library = ctypes.CDLL(str(verilate_library("kernel_bench", [model], [source])))
-    config = _channel_config(channel, count, bases, debt, seed)
+    config = _channel_config(channel, count, bases, debt, seed, commands)
     registers = adam_kernel_map(kernel)
     values = {
         **{f"{name}_address": base for name, base in zip(ARRAYS, config.base, strict=True)},
@@ -306,8 +333,24 @@ def run_kernel(
     return _channel_run(channel, count, failed, result, message)
 
 
+def _kernel(
+    channel: Channel, block_bytes: int, functional_units: int, bursts_ahead: int
+) -> AdamKernelConfig:
+    return AdamKernelConfig(
+        block_bytes=block_bytes,
+        functional_units=functional_units,
+        bursts_ahead=bursts_ahead,
+        address_width=channel.address_bits,
+    )
+
+
 def _channel_config(
-    channel: Channel, count: int, bases: Sequence[int] | None, debt: int, seed: int
+    channel: Channel,
+    count: int,
+    bases: Sequence[int] | None,
+    debt: int,
+    seed: int,
+    commands: str | PathLike[str] | None,
 ) -> _CChannelConfig:
     chosen = bases_of(channel, count) if bases is None else bases
     return _CChannelConfig(
@@ -315,11 +358,13 @@ def _channel_config(
         CGeometry.of(channel.addresses.geometry),
         CMapping.of(channel.addresses),
         CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
-        debt,
+        sum(debt << DEBT_BITS * rank for rank in range(channel.ranks)),
         0,
         (ctypes.c_uint64 * len(ARRAYS))(*chosen),
         count,
         seed,
+        None if commands is None else os.fsencode(commands),
+        header(channel.timing).encode(),
     )
 
 
@@ -337,5 +382,5 @@ def _channel_run(
         {slot: result.slots[slot.value] for slot in Slot},
         {command: result.commands[command] for command in Command},
         result.checks,
-        result.debt,
+        tuple(result.debt[: channel.ranks]),
     )

@@ -4,9 +4,10 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 
-#include "models/dram/port.hpp"
+#include "models/dram/channel.hpp"
 
 namespace nearstep {
 
@@ -16,21 +17,31 @@ struct ChannelConfig {
     Geometry geometry;
     Mapping mapping;
     PortConfig port;
-    std::int32_t debt;  // refreshes due when the controller takes the channel
+    std::int32_t debt;  // i_debt: refreshes due when the controller takes the channel
     std::int32_t padding;
     std::uint64_t base[4];  // byte addresses of p, g, m, v
     std::uint64_t count;    // elements of 4 bytes
     std::uint64_t seed;
+    const char* commands;  // a file for the DRAM commands, or null
+    const char* commands_header;
+
+    // False if it cannot be written.
+    bool trace(Ddr4Channel& channel) const {
+        if (commands == nullptr) return true;
+        auto writer = std::make_shared<TraceWriter>(commands, commands_header);
+        if (writer->good()) channel.trace_to(writer);
+        return writer->good();
+    }
 };
 
 struct ChannelResult {
-    static constexpr int kSlots = 8, kKinds = kCommands + 1;
+    static constexpr int kSlots = 8, kKinds = kCommands + 1, kRanks = 2;
     std::uint64_t cycles;             // from START to done
     std::uint64_t start, drain;       // of them, before the first and after the last column command
     std::uint64_t slots[kSlots];      // of the column, by use, between these
     std::uint64_t commands[kKinds];
     std::uint64_t checks;             // beats compared
-    std::uint64_t debt;               // refreshes due at done
+    std::uint64_t debt[kRanks];       // refreshes due at done, of each rank
 };
 
 // Counters of the column slots at the first and at the last column command since they were cleared.
@@ -71,11 +82,15 @@ class SlotSpan {
     std::uint64_t beats_ = 0;
 };
 
+// A field of i_debt or o_debt: four bits for each rank.
+inline unsigned debt_of(unsigned debts, int rank) { return debts >> (4 * rank) & 15; }
+
 template <typename Dut>
-void take_counters(const Dut& dut, const Ddr4Device& device, ChannelResult& result) {
-    result.debt = dut.o_debt;
+void take_counters(const Dut& dut, const Ddr4Channel& channel, ChannelResult& result) {
+    for (int rank = 0; rank < channel.ranks(); ++rank)
+        result.debt[rank] = debt_of(dut.o_debt, rank);
     for (int i = 0; i < ChannelResult::kKinds; ++i)
-        result.commands[i] = device.count(static_cast<Command>(i));
+        result.commands[i] = channel.count(static_cast<Command>(i));
 }
 
 template <typename Dut>

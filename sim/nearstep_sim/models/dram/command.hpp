@@ -102,24 +102,50 @@ struct Geometry {
     }
 };
 
-// Shifts of the four words in a beat number; the widths are the geometry's.
+// Shifts of the four words in the number of a beat of a rank; the widths are the geometry's. Which
+// rank is one bit of the number of a beat of the channel, -1 if there is one rank.
 struct Mapping {
-    std::int32_t bank_group_shift, bank_shift, row_shift, column_shift;
+    std::int32_t bank_group_shift, bank_shift, row_shift, column_shift, rank_shift;
+
+    int ranks() const { return rank_shift < 0 ? 1 : 2; }
+    unsigned rank_of(std::uint64_t beat) const {
+        return rank_shift < 0 ? 0 : static_cast<unsigned>(beat >> rank_shift & 1);
+    }
+    // The number of a beat inside its rank, and the other way.
+    std::uint64_t inside(std::uint64_t beat) const {
+        return rank_shift < 0 ? beat : (beat >> 1 & ~low()) | (beat & low());
+    }
+    std::uint64_t outside(std::uint64_t beat, unsigned rank) const {
+        return rank_shift < 0 ? beat
+                              : (beat & ~low()) << 1 | std::uint64_t{rank} << rank_shift | (beat & low());
+    }
+    std::uint64_t low() const { return (std::uint64_t{1} << rank_shift) - 1; }
 };
 
 struct Place {
     std::uint8_t bg, ba;
     std::uint32_t row, column;  // first column of the burst
+    std::uint32_t rank = 0;
 };
 
-inline Place place_of(std::uint64_t beat, const Mapping& m, const Geometry& g) {
+inline Place place_of(std::uint64_t number, const Mapping& m, const Geometry& g) {
+    const std::uint64_t beat = m.inside(number);
     const auto field = [beat](int shift, int width) {
         return static_cast<std::uint32_t>((beat >> shift) & ((std::uint64_t{1} << width) - 1));
     };
     return {static_cast<std::uint8_t>(field(m.bank_group_shift, g.bank_group_bits)),
             static_cast<std::uint8_t>(field(m.bank_shift, g.bank_bits)),
             field(m.row_shift, g.row_bits),
-            field(m.column_shift, g.column_bits - 3) * kBurstLength};
+            field(m.column_shift, g.column_bits - 3) * kBurstLength,
+            m.rank_of(number)};
+}
+
+// The number of a beat of the channel.
+inline std::uint64_t beat_of(const Place& at, const Mapping& m) {
+    return m.outside(std::uint64_t(at.bg) << m.bank_group_shift | std::uint64_t(at.ba) << m.bank_shift |
+                         std::uint64_t(at.row) << m.row_shift |
+                         std::uint64_t(at.column / kBurstLength) << m.column_shift,
+                     at.rank);
 }
 
 }  // namespace nearstep

@@ -32,8 +32,12 @@ struct Issued {
     Command command = Command::NOP;
     Pins pins;
 
-    std::string text() const {
+    // Of a rank, if there are several.
+    std::string text(int rank = -1) const {
         if (ck == kNever) return "the start at 0";
+        if (rank >= 0)
+            return std::string(name(command)) + " of rank " + std::to_string(rank) + " at " +
+                   std::to_string(ck);
         std::string where;
         if (command >= Command::ACT && command <= Command::PRE)
             where = " bg" + std::to_string(pins.bg) + " ba" + std::to_string(pins.ba);
@@ -52,9 +56,11 @@ struct Violation {
     Issued previous, next;
     std::int64_t minimum = 0;  // clocks; 0 for a rule of state
     std::int64_t owed = 0;     // refreshes, where they are too many
+    int previous_rank = -1, next_rank = -1;  // of a rule between ranks
 
     std::string text() const {
-        std::string out = std::string(rule) + ": " + next.text() + " after " + previous.text();
+        std::string out = std::string(rule) + ": " + next.text(next_rank) + " after " +
+                          previous.text(previous_rank);
         if (owed) out += ", " + std::to_string(owed) + " owed, limit " + std::to_string(minimum);
         else if (minimum)
             out += ", " + std::to_string(next.ck - std::max<std::int64_t>(previous.from, 0)) +
@@ -176,6 +182,13 @@ class Ddr4Device {
         return failed_ ? false : fail(rule, last_, now);
     }
 
+    // Of a rule between ranks.
+    bool fail_shared(const Violation& violation) {
+        if (!failed_) violation_ = violation;
+        failed_ = true;
+        return false;
+    }
+
     bool failed() const { return failed_; }
     const Violation& violation() const { return violation_; }
 
@@ -214,10 +227,12 @@ class Ddr4Device {
     }
 
     SparseStorage& storage() { return storage_; }
+    const SparseStorage& storage() const { return storage_; }
     const Timing& timing() const { return timing_; }
     const Geometry& geometry() const { return geometry_; }
     std::uint64_t count(Command command) const { return counts_[static_cast<int>(command)]; }
-    void trace_to(std::unique_ptr<TraceWriter> writer) { trace_ = std::move(writer); }
+    // Ranks of a channel write to one file.
+    void trace_to(std::shared_ptr<TraceWriter> writer) { trace_ = std::move(writer); }
     void flush_trace() {
         if (trace_) trace_->flush();
     }
@@ -521,7 +536,7 @@ class Ddr4Device {
     std::int64_t quiet_until_ = Issued::kNever;
     bool failed_ = false;
     Violation violation_;
-    std::unique_ptr<TraceWriter> trace_;
+    std::shared_ptr<TraceWriter> trace_;
 };
 
 }  // namespace nearstep

@@ -37,6 +37,8 @@ __all__ = [
     "DramViolationError",
     "Issued",
     "RefreshExtremes",
+    "columns_of",
+    "violation_of",
 ]
 
 _UNKNOWN = len(Command)  # a code on the pins that is no command of `Command`
@@ -124,6 +126,11 @@ def _violation(handle: int) -> DramViolationError | None:
     found = CViolation()
     if not load_library().ddr4_device_violation(handle, ctypes.byref(found)):
         return None
+    return violation_of(found)
+
+
+def violation_of(found: CViolation) -> DramViolationError:
+    """The error of a violation that the C++ models have found."""
     next_ = _issued(found.next)
     assert next_ is not None
     return DramViolationError(
@@ -181,18 +188,8 @@ class Ddr4Device:
     def play(self, commands: Sequence[TraceCommand]) -> None:
         """Many commands at once. Raises `DramViolationError`."""
         n = len(commands)
-        columns = {
-            name: np.array([getattr(c, name) for c in commands], dtype=kind)
-            for name, kind in (
-                ("clock", np.uint64),
-                ("command", np.int32),
-                ("bank_group", np.int32),
-                ("bank", np.int32),
-                ("row", np.int32),
-                ("column", np.int32),
-            )
-        }
-        pointers = [array.ctypes.data for array in columns.values()]
+        columns = columns_of(commands, "bank_group", "bank", "row", "column")
+        pointers = [array.ctypes.data for array in columns]
         if self._library.ddr4_device_play(self.handle, n, *pointers) != n:
             self.check()
 
@@ -270,7 +267,7 @@ class Ddr4Device:
     def read(self, mapping: AddressMapping, address: int, size: int) -> NDArray[np.uint8]:
         """Contents past the pins: `size` bytes at a byte address, both whole beats."""
         out = np.empty(size, np.uint8)
-        beat, count = _beats(self.geometry, address, size)
+        beat, count = _beats(self.geometry, mapping, address, size)
         self._library.ddr4_device_read(
             self.handle, ctypes.byref(CMapping.of(mapping)), beat, count, out.ctypes.data
         )
@@ -279,7 +276,7 @@ class Ddr4Device:
     def write(self, mapping: AddressMapping, address: int, data: NDArray[Any]) -> None:
         """Set contents past the pins; `address` and the size are whole beats."""
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        beat, count = _beats(self.geometry, address, raw.size)
+        beat, count = _beats(self.geometry, mapping, address, raw.size)
         self._library.ddr4_device_write(
             self.handle, ctypes.byref(CMapping.of(mapping)), beat, count, raw.ctypes.data
         )
@@ -290,7 +287,19 @@ class Ddr4Device:
         return int(self._library.ddr4_device_allocated_rows(self.handle))
 
 
-def _beats(geometry: DramGeometry, address: int, size: int) -> tuple[int, int]:
+def columns_of(commands: Sequence[TraceCommand], *names: str) -> list[NDArray[Any]]:
+    """Clocks, commands and some coordinates of commands, as the C++ models take them."""
+    return [
+        np.array([c.clock for c in commands], np.uint64),
+        *(np.array([getattr(c, name) for c in commands], np.int32) for name in ("command", *names)),
+    ]
+
+
+def _beats(
+    geometry: DramGeometry, mapping: AddressMapping, address: int, size: int
+) -> tuple[int, int]:
+    if mapping.geometry.ranks != 1:
+        raise ValueError(f"mapping must be of one rank, not of {mapping.geometry.ranks}")
     if address % BEAT_BYTES or size % BEAT_BYTES:
         raise ValueError(f"address and size must be multiples of 64, not {address:#x} and {size}")
     if address < 0 or address + size > geometry.capacity_bytes:

@@ -31,13 +31,13 @@ class Bench {
   public:
     explicit Bench(const ChannelConfig& config)
         : c_(config),
-          device_(c_.timing, c_.geometry),
-          port_(device_, c_.port),
+          port_(c_.timing, c_.geometry, c_.mapping.ranks(), c_.port),
           beats_((c_.count + kLanes - 1) / kLanes),
           dut_(&context_) {}
 
     std::string run(const Write* writes, std::size_t size, std::uint32_t status,
                     ChannelResult& result) {
+        if (!c_.trace(port_)) return "the commands cannot be written";
         fill();
         dut_.s_axil___05Fbready = dut_.s_axil___05Frready = 1;
         dut_.s_axil___05Fwstrb = 0xF;
@@ -59,10 +59,10 @@ class Bench {
             if (port_.cycle() - start > kMaxCycles) return "the kernel is not done";
         }
         result.cycles = port_.cycle() - start;
-        take_counters(dut_, device_, result);
+        take_counters(dut_, port_, result);
         slots_.take(dut_, result);
         for (int i = 0; i < 16; ++i) step();  // the last write data
-        return device_.failed() ? problem() : verify(result);
+        return port_.failed() ? problem() : verify(result);
     }
 
   private:
@@ -80,11 +80,10 @@ class Bench {
         for (int a = 0; a < 4; ++a)
             for (std::uint64_t i = 0; i < beats_ + kGuardBeats; ++i) {
                 const Beat beat = initial(a, i);
-                device_.storage().write(place(a, i), reinterpret_cast<const std::uint8_t*>(&beat), 0);
+                port_.store(place(a, i), reinterpret_cast<const std::uint8_t*>(&beat), 0);
             }
     }
     std::string verify(ChannelResult& result) const {
-        auto& storage = const_cast<Ddr4Device&>(device_).storage();
         for (int a = 0; a < 4; ++a)
             for (std::uint64_t i = 0; i < beats_ + kGuardBeats; ++i) {
                 Beat want = initial(a, i), found;
@@ -94,7 +93,7 @@ class Bench {
                     if (a == 2) want.lane[l] += 1;
                     if (a == 3) want.lane[l] -= 1;
                 }
-                storage.read(place(a, i), reinterpret_cast<std::uint8_t*>(&found));
+                port_.load(place(a, i), reinterpret_cast<std::uint8_t*>(&found));
                 if (std::memcmp(&found, &want, sizeof found))
                     return "memory of array " + std::to_string(a) + " differs at beat " +
                            std::to_string(i);
@@ -104,7 +103,7 @@ class Bench {
     }
 
     std::string problem() const {
-        return device_.failed() ? device_.violation().text() : "a register access failed";
+        return port_.failed() ? port_.violation()->text() : "a register access failed";
     }
     bool step() {
         show_read_data(dut_, port_);
@@ -147,8 +146,7 @@ class Bench {
     }
 
     ChannelConfig c_;
-    Ddr4Device device_;
-    Ddr4Port port_;
+    Ddr4Channel port_;
     std::uint64_t beats_;
     SlotSpan slots_;
     VerilatedContext context_;

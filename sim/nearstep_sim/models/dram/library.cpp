@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "models/dram/channel.hpp"
 #include "models/dram/ddr4.hpp"
 #include "models/dram/host.hpp"
-#include "models/dram/port.hpp"
 
 using namespace nearstep;
 
@@ -67,42 +67,23 @@ struct HostCycleOut {
 // A host controller and its ranks, with nothing in between.
 class BareDram {
   public:
-    BareDram(const HostConfig& config, const PortConfig& port) : host_(config) {
-        for (int rank = 0; rank < config.ranks; ++rank) {
-            devices_.push_back(
-                std::make_unique<Ddr4Device>(config.timing, config.geometry, rank));
-            ports_.push_back(std::make_unique<Ddr4Port>(*devices_.back(), port));
-        }
-    }
+    BareDram(const HostConfig& config, const PortConfig& port)
+        : host_(config), dram_(config.timing, config.geometry, config.ranks, port) {}
     HostController& host() { return host_; }
-    Ddr4Device* device(int rank) { return devices_.at(rank).get(); }
+    Ddr4Device* device(int rank) { return &dram_.device(static_cast<unsigned>(rank)); }
 
     // Runs until nothing is waiting, an error, or max_cycles. Cycles run.
     std::uint64_t run(std::uint64_t max_cycles, bool until_idle) {
         std::uint64_t ran = 0;
         HostCycle out;
         while (ran < max_cycles && !(until_idle && host_.idle())) {
-            const std::uint8_t* rddata = nullptr;
-            bool ok = true;
-            for (const auto& port : ports_)
-                if (const std::uint8_t* data = port->read_data()) {
-                    if (rddata) ok = port->device().fail_data("data bus: two ranks", port->clock());
-                    rddata = data;
-                }
-            host_.tick(rddata, out);
+            host_.tick(dram_.read_data(), out);
             ++ran;
-            ok &= host_.error().empty();
+            bool ok = host_.error().empty();
             for (int slot = 0; slot < HostCycle::kSlots; ++slot)
                 if (const HostSlot& each = out.slots[slot]; each.rank >= 0)
-                    ok &= ports_[each.rank]->command(slot, each.pins);
-            bool taken = false;
-            for (const auto& port : ports_) {
-                const bool mine = out.wrdata_en && (port->expects_write() || ports_.size() == 1);
-                taken |= mine;
-                ok &= port->end_cycle(mine, out.wrdata, out.wrdata_mask);
-            }
-            if (out.wrdata_en && !taken)
-                ok &= devices_[0]->fail_data("CWL: write data of no command", host_.cycle());
+                    ok &= dram_.command(slot, 1u << each.rank, each.pins);
+            ok &= dram_.end_cycle(out.wrdata_en, out.wrdata, out.wrdata_mask);
             if (!ok) break;
         }
         return ran;
@@ -110,9 +91,15 @@ class BareDram {
 
   private:
     HostController host_;
-    std::vector<std::unique_ptr<Ddr4Device>> devices_;
-    std::vector<std::unique_ptr<Ddr4Port>> ports_;
+    Ddr4Channel dram_;
 };
+
+// Fills `out` from what was violated.
+void flatten(const Violation& v, ViolationOut* out) {
+    *out = {flat(v.previous), flat(v.next), v.minimum, {}, {}};
+    std::strncpy(out->rule, v.rule, sizeof out->rule - 1);
+    std::strncpy(out->text, v.text().c_str(), sizeof out->text - 1);
+}
 
 Place place_at(const Ddr4Device& device, const Mapping& mapping, std::uint64_t beat) {
     return place_of(beat, mapping, device.geometry());
@@ -166,12 +153,30 @@ std::uint64_t ddr4_device_play(Ddr4Device* device, std::uint64_t count, const st
 
 int ddr4_device_violation(const Ddr4Device* device, ViolationOut* out) {
     if (!device->failed()) return 0;
-    const Violation& v = device->violation();
-    *out = {flat(v.previous), flat(v.next), v.minimum, {}, {}};
-    std::strncpy(out->rule, v.rule, sizeof out->rule - 1);
-    std::strncpy(out->text, v.text().c_str(), sizeof out->text - 1);
+    flatten(device->violation(), out);
     return 1;
 }
+
+SharedBus* ddr4_bus_new(const Timing* timing, int rank_switch) {
+    return guarded([&] { return new SharedBus(*timing, rank_switch); });
+}
+void ddr4_bus_free(SharedBus* bus) { delete bus; }
+
+// Commands by name. Returns the number of commands that break no rule; if not all of them, what the
+// next one breaks.
+std::uint64_t ddr4_bus_play(SharedBus* bus, std::uint64_t count, const std::uint64_t* ck,
+                            const std::int32_t* command, const std::int32_t* rank,
+                            const std::int32_t* bg, const std::int32_t* ba, const std::int32_t* row,
+                            const std::int32_t* column, ViolationOut* out) {
+    for (std::uint64_t i = 0; i < count; ++i)
+        if (!bus->check(static_cast<unsigned>(rank[i]), ck[i],
+                        encode(static_cast<Command>(command[i]), bg[i], ba[i], row[i], column[i]))) {
+            flatten(bus->violation(), out);
+            return i;
+        }
+    return count;
+}
+
 std::int64_t ddr4_device_open_row(const Ddr4Device* device, unsigned bg, unsigned ba) {
     return device->open_row(bg, ba);
 }

@@ -54,7 +54,7 @@ class CGeometry(structure("models/dram/library.cpp", "Geometry")):
 
 
 class CMapping(structure("models/dram/library.cpp", "Mapping")):
-    """`nearstep::Mapping`: shifts in a beat number."""
+    """`nearstep::Mapping`: shifts in a beat number; no rank if there is one."""
 
     _words = ("bankgroup", "bank", "row", "column")
 
@@ -62,7 +62,8 @@ class CMapping(structure("models/dram/library.cpp", "Mapping")):
     def of(cls, mapping: AddressMapping) -> "CMapping":
         beat_shift = BEAT_BYTES.bit_length() - 1
         fields = mapping.fields
-        return cls(*(fields[word].shift - beat_shift for word in cls._words))
+        rank = mapping.rank.shift - beat_shift if mapping.rank.width else -1
+        return cls(*(fields[word].shift - beat_shift for word in cls._words), rank)
 
 
 class CSlot(structure("models/dram/library.cpp", "SlotIn")):
@@ -119,6 +120,9 @@ _SIGNATURES: dict[str, tuple[type | None, Sequence[type]]] = {
     "ddr4_device_advance": (_I, (_P, _U64)),
     "ddr4_device_play": (_U64, (_P, _U64, _P, _P, _P, _P, _P, _P)),
     "ddr4_device_violation": (_I, (_P, _P)),
+    "ddr4_bus_new": (_P, (_P, _I)),
+    "ddr4_bus_free": (None, (_P,)),
+    "ddr4_bus_play": (_U64, (_P, _U64, _P, _P, _P, _P, _P, _P, _P, _P)),
     "ddr4_device_open_row": (ctypes.c_int64, (_P, ctypes.c_uint, ctypes.c_uint)),
     "ddr4_device_refresh_debt": (ctypes.c_int64, (_P, _U64)),
     "ddr4_device_refresh_offset": (None, (_P, ctypes.c_int64)),

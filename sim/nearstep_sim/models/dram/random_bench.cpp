@@ -78,13 +78,13 @@ class Bench {
     explicit Bench(const RandomConfig& config)
         : t_(config),
           c_(config.channel),
-          device_(c_.timing, c_.geometry),
-          port_(device_, c_.port),
+          port_(c_.timing, c_.geometry, c_.mapping.ranks(), c_.port),
           logs_(std::size_t(t_.pages) * kPageBeats),
           dut_(&context_),
           state_(c_.seed) {}
 
     std::string run(RandomResult& result) {
+        if (!c_.trace(port_)) return "the commands cannot be written";
         for (std::size_t i = 0; i < logs_.size(); ++i) store(i);
         dut_.s_axi___05Farburst = dut_.s_axi___05Fawburst = 1;
         dut_.rst = 1;
@@ -93,7 +93,7 @@ class Bench {
         dut_.i_enable = 1;
         while (finished_ < t_.bursts) {
             step();
-            if (device_.failed()) return device_.violation().text();
+            if (port_.failed()) return port_.violation()->text();
             if (!error_.empty()) return error_ + " in cycle " + std::to_string(port_.cycle());
             if (port_.cycle() - progress_ > 40000) return "no progress";
         }
@@ -102,12 +102,12 @@ class Bench {
         result = result_;
         for (std::size_t i = 0; i < logs_.size(); ++i) {
             std::uint8_t found[kBeatBytes];
-            device_.storage().read(place(i), found);
+            port_.load(place(i), found);
             for (int b = 0; b < kBeatBytes; ++b)
                 if (found[b] != after(i, b, logs_[i].writes.size()))
                     return "memory differs in page " + std::to_string(i / kPageBeats);
         }
-        return device_.failed() ? device_.violation().text() : error_;
+        return port_.failed() ? port_.violation()->text() : error_;
     }
 
   private:
@@ -116,13 +116,17 @@ class Bench {
         return static_cast<std::int32_t>(random() & 0xFFFF) < of_65536;
     }
 
-    // Pages lie in groups of four neighbours; the groups share their banks.
+    // Pages lie in groups of four neighbours of a rank; the groups share their banks.
     std::uint64_t page_address(unsigned page) const {
-        return ((page & 3) + (std::uint64_t(page >> 2) << 10)) * kPageBeats * kBeatBytes;
+        const unsigned ranks = static_cast<unsigned>(port_.ranks()), group = page >> 2;
+        const std::uint64_t inside = (page & 3) + (std::uint64_t(group / ranks) << 10);
+        return c_.mapping.outside(inside * kPageBeats, group % ranks) * kBeatBytes;
     }
     std::size_t log_of(std::uint64_t address) const {
-        const std::uint64_t page = address / (kPageBeats * kBeatBytes);
-        return ((page & 3) | (page >> 10 << 2)) * kPageBeats + address / kBeatBytes % kPageBeats;
+        const std::uint64_t beat = address / kBeatBytes, inside = c_.mapping.inside(beat);
+        const std::uint64_t page = inside / kPageBeats;
+        const std::uint64_t group = (page >> 10) * port_.ranks() + c_.mapping.rank_of(beat);
+        return ((page & 3) | group << 2) * kPageBeats + beat % kPageBeats;
     }
     Place place(std::size_t log) const {
         return place_of(page_address(static_cast<unsigned>(log / kPageBeats)) / kBeatBytes +
@@ -143,7 +147,7 @@ class Bench {
     void store(std::size_t log) {
         std::uint8_t data[kBeatBytes];
         for (int b = 0; b < kBeatBytes; ++b) data[b] = byte(log, b, 0);
-        device_.storage().write(place(log), data, 0);
+        port_.store(place(log), data, 0);
     }
 
     Burst draw() {
@@ -171,15 +175,20 @@ class Bench {
         ++result_.refused;
     }
 
-    // Asked for at random, and until it is seen on the pins.
+    // Asked for at random, of each rank, and until it is seen on the pins.
     void calibrate() {
-        if (dut_.i_calibrate)
-            dut_.i_calibrate = device_.count(Command::ZQCS) == calibrated_;
-        else if (chance(16)) {
-            dut_.i_calibrate = 1;
-            calibrated_ = device_.count(Command::ZQCS);
+        unsigned wanted = dut_.i_calibrate;
+        for (int rank = 0; rank < port_.ranks(); ++rank) {
+            const std::uint64_t given = port_.device(rank).count(Command::ZQCS);
+            if (wanted >> rank & 1) {
+                if (given != calibrated_[rank]) wanted &= ~(1u << rank);
+            } else if (chance(16)) {
+                wanted |= 1u << rank;
+                calibrated_[rank] = given;
+            }
         }
-        result_.calibrations = device_.count(Command::ZQCS);
+        dut_.i_calibrate = wanted;
+        result_.calibrations = port_.count(Command::ZQCS);
     }
 
     void step() {
@@ -190,14 +199,21 @@ class Bench {
         dut_.eval();
         sample();
         const bool quiet = dut_.o_idle && was_idle_;
-        if (quiet && !(dut_.dfi___05Fp0___05Fcs_n & dut_.dfi___05Fp1___05Fcs_n &
-                       dut_.dfi___05Fp2___05Fcs_n & dut_.dfi___05Fp3___05Fcs_n))
+        const unsigned all = (1u << port_.ranks()) - 1;
+        if (quiet && (dut_.dfi___05Fp0___05Fcs_n & dut_.dfi___05Fp1___05Fcs_n &
+                      dut_.dfi___05Fp2___05Fcs_n & dut_.dfi___05Fp3___05Fcs_n) != all)
             error_ = "a command without the channel";
         was_idle_ = dut_.o_idle;
-        result_.highest_debt = std::max<std::uint64_t>(result_.highest_debt, dut_.o_debt);
-        const std::uint64_t refreshes = device_.count(Command::REF);
+        std::uint64_t refreshes[ChannelResult::kRanks];
+        for (int rank = 0; rank < port_.ranks(); ++rank) {
+            result_.highest_debt =
+                std::max<std::uint64_t>(result_.highest_debt, debt_of(dut_.o_debt, rank));
+            refreshes[rank] = port_.device(rank).count(Command::REF);
+        }
         take_commands(dut_, port_);
-        if (device_.count(Command::REF) != refreshes) last_refresh_ = port_.clock();
+        for (int rank = 0; rank < port_.ranks(); ++rank)
+            if (port_.device(rank).count(Command::REF) != refreshes[rank])
+                last_refresh_[rank] = port_.clock();
         tick(dut_);
     }
 
@@ -213,8 +229,14 @@ class Bench {
             if (--gap_ == 0) {
                 // Refreshes due, but no fewer than intervals since the last one; and the interval
                 // that has begun.
-                const std::int64_t since = (port_.clock() - last_refresh_) / c_.timing.t_refi;
-                dut_.i_debt = std::max(since, device_.refresh_debt(port_.clock())) + 1;
+                unsigned due = 0;
+                for (int rank = 0; rank < port_.ranks(); ++rank) {
+                    const std::int64_t since =
+                        (port_.clock() - last_refresh_[rank]) / c_.timing.t_refi;
+                    const std::int64_t owed = port_.device(rank).refresh_debt(port_.clock());
+                    due |= static_cast<unsigned>(std::max(since, owed) + 1) << (4 * rank);
+                }
+                dut_.i_debt = due;
                 dut_.i_enable = 1;
                 progress_ = port_.cycle();
             }
@@ -224,10 +246,14 @@ class Bench {
         ++result_.hand_overs;
         result_.longest_hand_over = std::max(result_.longest_hand_over, port_.cycle() - asked_);
         gap_ = 1 + random() % t_.longest_gap;
-        for (int g = 0; g < c_.geometry.groups(); ++g)
-            for (int b = 0; b < 1 << c_.geometry.bank_bits; ++b)
-                if (device_.open_row(g, b) >= 0) error_ = "a row is open after the hand-over";
-        if (device_.refresh_debt(port_.clock()) > 0) error_ = "a refresh is due after the hand-over";
+        for (int rank = 0; rank < port_.ranks(); ++rank) {
+            const Ddr4Device& device = port_.device(rank);
+            for (int g = 0; g < c_.geometry.groups(); ++g)
+                for (int b = 0; b < 1 << c_.geometry.bank_bits; ++b)
+                    if (device.open_row(g, b) >= 0) error_ = "a row is open after the hand-over";
+            if (device.refresh_debt(port_.clock()) > 0)
+                error_ = "a refresh is due after the hand-over";
+        }
     }
 
     void drive() {
@@ -371,8 +397,7 @@ class Bench {
 
     RandomConfig t_;
     ChannelConfig c_;
-    Ddr4Device device_;
-    Ddr4Port port_;
+    Ddr4Channel port_;
     std::vector<BeatLog> logs_;
     VerilatedContext context_;
     VDramController dut_;
@@ -387,7 +412,8 @@ class Bench {
     unsigned sent_beats_ = 0;
     std::uint32_t version_ = 0;
     std::uint64_t started_ = 0, finished_ = 0, progress_ = 0, asked_ = 0, gap_ = 0;
-    std::uint64_t last_refresh_ = 0, calibrated_ = 0;
+    std::uint64_t last_refresh_[ChannelResult::kRanks] = {},
+                  calibrated_[ChannelResult::kRanks] = {};
     RandomResult result_{};
     std::string error_;
 };

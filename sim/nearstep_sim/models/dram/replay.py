@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from nearstep_sim.models.dram.device import Ddr4Device, DramViolationError
-from nearstep_sim.models.dram.shared_bus import RANK_SWITCH, SharedBus
+from nearstep_sim.models.dram.shared_bus import SharedBus
 from nearstep_sim.models.dram.trace import TraceCommand, TraceError, read_trace, timing_of_header
 from nearstep_spec.dram.command import Command
-from nearstep_spec.dram.timing import DramTiming, TimingError, dram_timing
+from nearstep_spec.dram.timing import RANK_SWITCH, DramTiming, TimingError, dram_timing
 
 __all__ = ["Replay", "main", "replay"]
 
@@ -84,10 +84,8 @@ def replay(
             continue
         for rank, commands in by_rank.items():
             _judge(found, rank, partial(devices[rank].play, commands))
-        for command in chunk:
-            if broken := bus.check(command):
-                found.append((broken, command.rank))
-                break
+        if broken := bus.play(chunk):
+            found.append(broken)
     if not found:  # a rank may have been left without refreshes
         for rank, device in devices.items():
             _judge(found, rank, partial(device.advance, max(clocks - 1, 0)))

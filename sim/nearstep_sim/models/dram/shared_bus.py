@@ -1,27 +1,14 @@
 """The buses that several ranks share: one command a clock, one burst of data at a time."""
 
-from collections import deque
-from typing import NamedTuple
+import ctypes
+from collections.abc import Sequence
 
-from nearstep_sim.models.dram.device import DramViolationError, Issued
+from nearstep_sim.models.dram.device import DramViolationError, columns_of, violation_of
+from nearstep_sim.models.dram.library import CTiming, CViolation, load
 from nearstep_sim.models.dram.trace import TraceCommand
-from nearstep_spec.dram.command import Command, encode
-from nearstep_spec.dram.timing import BURST_CLOCKS, DramTiming
+from nearstep_spec.dram.timing import RANK_SWITCH, DramTiming
 
-__all__ = ["RANK_SWITCH", "SharedBus"]
-
-RANK_SWITCH = 2
-"""tRTRS, clocks between the data of two ranks: a read preamble of one clock and the half clock of
-the postamble before it do not overlap. JEDEC leaves it to the controller."""
-
-_READS = (Command.RD, Command.RDA)
-_COLUMNS = (*_READS, Command.WR, Command.WRA)
-
-
-class _Burst(NamedTuple):
-    command: TraceCommand
-    start: int
-    end: int
+__all__ = ["SharedBus"]
 
 
 class SharedBus:
@@ -34,58 +21,25 @@ class SharedBus:
     """
 
     def __init__(self, timing: DramTiming, rank_switch: int = RANK_SWITCH) -> None:
-        self._timing = timing
-        self._switch = rank_switch
-        self._last: TraceCommand | None = None
-        self._bursts: deque[_Burst] = deque()
+        self._library = load()
+        self._handle: int = self._library.ddr4_bus_new(
+            ctypes.byref(CTiming.of(timing)), rank_switch
+        )
 
-    def check(self, command: TraceCommand) -> DramViolationError | None:
-        """What the next command, in the order of time, breaks.
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.ddr4_bus_free(self._handle)
+
+    def play(self, commands: Sequence[TraceCommand]) -> tuple[DramViolationError, int] | None:
+        """The next commands, in the order of time, up to the first that breaks a rule: what it
+        breaks, and the number of its rank.
 
         The same command at one clock reaches several ranks.
         """
-        last, self._last = self._last, command
-        if last is not None and last.clock == command.clock and last.rank != command.rank:
-            if last._replace(rank=command.rank) != command:
-                return _violation("command bus: two ranks", last, command, 0)
-        if command.command not in _COLUMNS:
-            return None
-        reads = command.command in _READS
-        start = command.clock + (self._timing.cl if reads else self._timing.cwl)
-        burst = _Burst(command, start, start + BURST_CLOCKS)
-        # None to come begins its data earlier than this.
-        earliest = command.clock + min(self._timing.cl, self._timing.cwl)
-        while self._bursts and self._bursts[0].end + self._switch <= earliest:
-            self._bursts.popleft()
-        worst: tuple[int, TraceCommand] | None = None
-        for other in self._bursts:
-            apart = start >= other.end + self._switch or other.start >= burst.end + self._switch
-            if other.command.rank != command.rank and not apart:
-                minimum = other.end + self._switch - start + command.clock - other.command.clock
-                worst = max(worst or (0, command), (minimum, other.command))
-        self._bursts.append(burst)
-        return worst and _violation("tRTRS", worst[1], command, worst[0])
-
-
-def _violation(
-    rule: str, previous: TraceCommand, next_: TraceCommand, minimum: int
-) -> DramViolationError:
-    text = f"{rule}: {_text(next_)} after {_text(previous)}"
-    if minimum:
-        text += f", {next_.clock - previous.clock} clocks, limit {minimum}"
-    return DramViolationError(rule, _issued(previous), _issued(next_), minimum, text)
-
-
-def _text(command: TraceCommand) -> str:
-    return f"{command.command.name} of rank {command.rank} at {command.clock}"
-
-
-def _issued(command: TraceCommand) -> Issued:
-    pins = encode(
-        command.command,
-        bank_group=command.bank_group,
-        bank=command.bank,
-        row=max(command.row, 0),
-        column=command.column,
-    )
-    return Issued(command.clock, command.command, pins.bg, pins.ba, pins.address)
+        columns = columns_of(commands, "rank", "bank_group", "bank", "row", "column")
+        found = CViolation()
+        pointers = [array.ctypes.data for array in columns]
+        good = self._library.ddr4_bus_play(
+            self._handle, len(commands), *pointers, ctypes.byref(found)
+        )
+        return None if good == len(commands) else (violation_of(found), commands[good].rank)

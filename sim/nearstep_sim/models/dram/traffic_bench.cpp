@@ -91,14 +91,14 @@ class Bench {
     explicit Bench(const TrafficConfig& config)
         : t_(config),
           c_(config.channel),
-          device_(c_.timing, c_.geometry),
-          port_(device_, c_.port),
+          port_(c_.timing, c_.geometry, c_.mapping.ranks(), c_.port),
           beats_((c_.count + kLanes - 1) / kLanes),
           dut_(&context_),
           read_schedule_({beat_of(0, 0), beat_of(1, 0), beat_of(2, 0), beat_of(3, 0)}, beats_, t_),
           write_schedule_({beat_of(0, 0), beat_of(2, 0), beat_of(3, 0)}, beats_, t_) {}
 
     std::string run(ChannelResult& result) {
+        if (!c_.trace(port_)) return "the commands cannot be written";
         fill();
         dut_.s_axi___05Frready = dut_.s_axi___05Fbready = 1;
         dut_.s_axi___05Farsize = dut_.s_axi___05Fawsize = 6;
@@ -119,11 +119,11 @@ class Bench {
             step(true);
             ++cycles;
             if (!error_.empty()) return error_;
-            if (device_.failed()) return device_.violation().text();
+            if (port_.failed()) return port_.violation()->text();
             if (cycles > limit) return "hang: " + std::to_string(acknowledged_) + " beats done";
         }
         result.cycles = cycles;
-        take_counters(dut_, device_, result);
+        take_counters(dut_, port_, result);
         slots_.take(dut_, result);
         for (int i = 0; i < 16; ++i) step(false);  // the last data
         return verify(result);
@@ -140,7 +140,7 @@ class Bench {
             for (std::uint64_t i = 0; i < beats_; ++i) {
                 const std::uint64_t beat = beat_of(s, i);
                 const Beat data = filled(beat, c_.seed);
-                device_.storage().write(place_of(beat, c_.mapping, c_.geometry),
+                port_.store(place_of(beat, c_.mapping, c_.geometry),
                                         reinterpret_cast<const std::uint8_t*>(data.data()), 0);
             }
     }
@@ -150,13 +150,13 @@ class Bench {
                 const std::uint64_t beat = beat_of(array_of(w), i);
                 const Beat want = updated(filled(beat, c_.seed), filled(beat_of(1, i), c_.seed), w);
                 Beat found;
-                device_.storage().read(place_of(beat, c_.mapping, c_.geometry),
+                port_.load(place_of(beat, c_.mapping, c_.geometry),
                                        reinterpret_cast<std::uint8_t*>(found.data()));
                 if (found != want) return "memory differs at beat " + std::to_string(beat);
                 ++checked_;
             }
         result.checks = checked_;
-        return device_.failed() ? device_.violation().text() : error_;
+        return port_.failed() ? port_.violation()->text() : error_;
     }
 
     void step(bool traffic) {
@@ -289,8 +289,7 @@ class Bench {
 
     TrafficConfig t_;
     ChannelConfig c_;
-    Ddr4Device device_;
-    Ddr4Port port_;
+    Ddr4Channel port_;
     std::uint64_t beats_;
     SlotSpan slots_;
     VerilatedContext context_;

@@ -153,6 +153,50 @@ def test_data_of_two_ranks_need_the_bubble(
     assert replay(path, dram_timing(), rank_switch=30).violation is not None
 
 
+def test_the_termination_of_a_write_does_not_reach_into_data_of_another_rank(
+    tmp_path: Path,
+) -> None:
+    """RTT_WR begins two clocks before the data, whatever the bubble between the ranks' data."""
+    path = tmp_path / "two.txt"
+    for first, distance in (("RD", 11 - 9 + 4 + 2), ("WR", 4 + 2)):
+        for gap in (distance - 1, distance):
+            lines(path, *TWO, f"40 {first} 0 0 0 1 0", f"{40 + gap} WR 1 0 0 1 0")
+            found = replay(path, dram_timing(), rank_switch=1).violation
+            assert (found is None) == (gap == distance), gap
+            if found is not None:
+                assert (found.rule, found.minimum) == ("ODT", distance)
+    # A read has no such lead: one idle clock is then enough.
+    lines(path, *TWO, "40 WR 0 0 0 1 0", "43 RD 1 0 0 1 0")
+    assert replay(path, dram_timing(), rank_switch=1).violation is None
+    lines(path, *TWO, "40 WR 0 0 0 1 0", "42 RD 1 0 0 1 0")
+    found = replay(path, dram_timing(), rank_switch=1).violation
+    assert found is not None
+    assert found.rule == "tRTRS"
+
+
+RANK_RULES = [
+    # what one rank may not do, and the other may at the same clock
+    ("tRRD_S", "10 ACT 0 0 0 1", "13 ACT {} 1 0 1"),
+    ("tFAW", *(f"{10 + 4 * i} ACT 0 {i} 0 1" for i in range(4)), "29 ACT {} 0 1 1"),
+    ("tRFC", "10 REF 0", "289 ACT {} 0 0 1"),
+    ("tRP", "10 PREA 0", "20 REF {}"),
+    ("tZQCS", "10 ZQCS 0", "137 ACT {} 0 0 1"),
+]
+
+
+@pytest.mark.parametrize("rule", RANK_RULES, ids=lambda rule: rule[0])
+def test_rows_refresh_and_calibration_are_each_rank_s_own(
+    rule: tuple[str, ...], tmp_path: Path
+) -> None:
+    name, *before, last = rule
+    for rank in (0, 1):
+        path = lines(tmp_path / "two.txt", *before, last.format(rank))
+        found = replay(path, dram_timing()).violation
+        assert (found is None) == (rank == 1)
+        if found is not None:
+            assert found.rule == name
+
+
 def test_data_of_a_later_write_may_come_before_those_of_a_read(tmp_path: Path) -> None:
     """With CL far above CWL: the bus is free between the commands' data, or it is not."""
     slow = dram_timing(cl=30, cwl=9)
