@@ -328,7 +328,7 @@ class Interrupting:
     ("url", "step"),
     [
         (GOLDEN, 7),
-        (SIM, 41),
+        (SIM, 11),
         *(pytest.param(url, 1, marks=pytest.mark.deep) for url in (GOLDEN, SIM)),
     ],
     ids=["golden", "sim", "golden-every", "sim-every"],
