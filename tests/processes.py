@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,6 +37,7 @@ def on_processes(
 
     `backend` is called in each process, and gives the name of the group's backend; `preloaded`
     are modules that all processes share; `timeout_s` bounds a collective, twice that everything.
+    What one raises is raised at once, whatever the others wait for, and ends them.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preloaded])
@@ -54,7 +55,12 @@ def on_processes(
             for process, (_, send) in zip(processes, pairs, strict=True):
                 process.start()
                 send.close()
-            return [_hear(rank, receive, end) for rank, (receive, _) in enumerate(pairs)]
+            return _hear([receive for receive, _ in pairs], end)
+        except BaseException:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+            raise
         finally:
             for process in processes:
                 process.join(max(0.0, min(10.0, end - time.monotonic())))
@@ -63,15 +69,22 @@ def on_processes(
                     process.join()
 
 
-def _hear(rank: int, receive: Connection, end: float) -> Any:
-    if not receive.poll(max(0.0, end - time.monotonic())):
-        raise TimeoutError(f"process {rank} says nothing")
-    try:
-        ok, value = receive.recv()
-    except EOFError:
-        return Gone()
-    assert ok, f"process {rank}:\n{value}"
-    return value
+def _hear(connections: list[Connection], end: float) -> list[Any]:
+    """What each says, whoever speaks first: an error is known while others still wait for it."""
+    ranks = {connection: rank for rank, connection in enumerate(connections)}
+    said: dict[int, Any] = {}
+    while ranks:
+        ready = wait(list(ranks), max(0.0, end - time.monotonic()))
+        if not ready:
+            raise TimeoutError(f"processes {sorted(ranks.values())} say nothing")
+        for connection in ready:
+            rank = ranks.pop(connection)
+            try:
+                ok, said[rank] = connection.recv()
+            except EOFError:
+                ok, said[rank] = True, Gone()
+            assert ok, f"process {rank}:\n{said[rank]}"
+    return [said[rank] for rank in range(len(connections))]
 
 
 @contextmanager

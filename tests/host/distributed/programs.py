@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -48,6 +49,13 @@ def works_and_futures() -> int:
     with pytest.raises(ArgumentError, match=f"must have 2 x {size} elements"):
         dist.all_gather_single(torch.zeros(2 * size + 1), torch.zeros(2))
     return 8
+
+
+def waits_or_fails(seconds: float) -> None:
+    """Rank 0 waits, and not for the others; the last one fails."""
+    if dist.get_rank() == 0:
+        time.sleep(seconds)
+    raise RuntimeError(f"rank {dist.get_rank()} fails")
 
 
 def fallbacks() -> int:

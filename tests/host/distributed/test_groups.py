@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from . import programs
-from .processes import Gone, on_processes
+from .processes import TIMEOUT_S, Gone, on_processes
 
 
 def check(count: int) -> None:
@@ -14,6 +16,13 @@ def check(count: int) -> None:
     for checks, errors in found:
         assert checks >= 8 + 3 + count + 6 + 11 + 5 + 1
         assert all(f"client {count - 1} of job" in each for each in errors), errors
+
+
+def test_an_error_is_seen_whatever_the_other_processes_wait_for() -> None:
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match=r"process 1:(.|\n)*rank 1 fails"):
+        on_processes(2, programs.waits_or_fails, TIMEOUT_S, backend="gloo")
+    assert time.monotonic() - start < TIMEOUT_S
 
 
 def test_two_processes() -> None:

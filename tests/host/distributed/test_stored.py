@@ -75,6 +75,5 @@ def test_a_job_resumes_bit_for_bit_from_its_snapshot(tmp_path: Path) -> None:
     assert checked == 2 * (STEPS - 1) * sum(each.size for each in whole[0].first)
 
 
-@pytest.mark.deep
 def test_what_cannot_be_is_refused() -> None:
     assert on_processes(2, stored.refused, device(2), backend="gloo") == [18, 18]
