@@ -117,11 +117,13 @@ def average(state: DualAverage, bucket: GradBucket) -> Future[Tensor]:
 
 def _by_workers(state: DualAverage, part: Tensor) -> Future[Any]:
     summed = part.float()
+    scale = torch.tensor(1 / state.group.client.clients, dtype=torch.float32)
     future: Future[Any] = state.workers.allreduce([summed]).get_future()
 
     def scaled(ended: Future[Any]) -> None:
+        """In gloo's thread, so it must not hold the group, whose end waits for that thread."""
         ended.value()
-        part.copy_(summed.mul_(torch.tensor(1 / state.group.client.clients, dtype=torch.float32)))
+        part.copy_(summed.mul_(scale))
 
     done: Future[Any] = future.then(scaled)
     return done
