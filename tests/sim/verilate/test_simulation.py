@@ -202,7 +202,7 @@ CHILD = """
     buffer = device.alloc(64)
     buffer.fill(1.0)
     run(device)
-    channels = getattr(device, "channels", None)  # of kernels
+    channels = device.channels  # of kernels: a pool without rules has none
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -214,7 +214,7 @@ CHILD = """
             except ForkedDeviceError as error:
                 assert error.process == parent
                 told += 1
-        if channels is not None:
+        if channels:
             try:
                 channels[0].lock.__enter__()
             except ForkedDeviceError:
