@@ -24,6 +24,7 @@ from nearstep_spec.rule.rules import BY_RULE, OPTIMIZERS
 from nearstep_spec.rule.scale import scaled
 
 from ..sim.golden import exact
+from . import arithmetic
 from .arithmetic import Exact, Plain
 from .draws import SPECIALS, crossed, hyper, patterns
 from .formulas import FORMULAS, axpby
@@ -32,6 +33,28 @@ Bits = NDArray[np.uint32]
 FORMATS = {"fp16": FP16, "bf16": BF16}
 FEW = SPECIALS[[0, 1, 4, 9, 15, 16, 17]]
 """Specials, few enough for four arrays of them."""
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("name", ["add", "mul", "fma", "div", "sqrt"])
+def test_whole_numbers_round_as_fractions(name: str, count: int) -> None:
+    """Specials crossed with specials, any patterns, and sums and quotients near ties."""
+    operation, reference = getattr(arithmetic, name), getattr(exact, name)
+    arity = {"fma": 3, "sqrt": 1}.get(name, 2)
+    rng = np.random.default_rng(23)
+    values = SPECIALS if arity < 3 else FEW
+    vectors = [crossed(arity, values), [patterns(rng, count) for _ in range(arity)]]
+    few_digits = rng.integers(0, 1 << 8, (arity, count), dtype=np.uint32) << 23
+    few_digits |= rng.choice(np.array([0, 1, 2, 3, 0x7F_FFFF], np.uint32), (arity, count))
+    vectors.append([*np.where(np.isnan(few_digits.view(np.float32)), 0x3F80_0000, few_digits)])
+    compared = 0
+    for vector in vectors:
+        for words in zip(*(each.tolist() for each in vector), strict=True):
+            found, expected = operation(*words), reference(FP32, *words)[0]
+            assert found == expected, (name, [f"{word:#010x}" for word in words])
+            compared += 1
+    print(f"{compared} results of {name} compared")
+    assert compared == 2 * count + (2 * values.size - 1) ** arity
 
 
 def test_there_is_a_formula_for_every_rule() -> None:
