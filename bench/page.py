@@ -18,6 +18,7 @@ from page_coarse import (
 from page_formats import formats, state_losses
 from page_fu import accuracy, functional_unit
 from page_memferry import memferry
+from page_shipped import shipped, whole_area
 from page_smartssd import (
     compression,
     handler,
@@ -462,6 +463,8 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "module_hand_overs": module_hand_overs,
     "module_simulation": module_simulation,
     "module_area": module_area,
+    "shipped": shipped,
+    "whole_area": whole_area,
     "step": step,
     "formats": formats,
     "state_losses": state_losses,

@@ -17,7 +17,7 @@ from amaranth.lib import wiring
 
 from nearstep_hw.generate import GENERATORS, build, modules
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.row_file import Row, digest_of, write_rows
+from nearstep_sim.row_file import Row, digest_of, digest_of_texts, write_rows
 from nearstep_sim.synthesis import (
     ecp5_area,
     ecp5_cells,
@@ -32,6 +32,7 @@ __all__ = [
     "FILE",
     "OF_PARTS",
     "ULTRASCALE_PLUS",
+    "WHOLE",
     "Block",
     "Family",
     "digest",
@@ -63,7 +64,7 @@ class Family:
     name: str
     title: str
     file: Path
-    cells: Callable[[str, str, str | None], Mapping[str, int]]
+    cells: Callable[..., Mapping[str, int]]
     area: Callable[[Mapping[str, int]], dict[str, float]]
     columns: tuple[str, ...]
 
@@ -101,6 +102,9 @@ class Block:
     make : the component, with options of its generator; made anew each time.
     what : its configuration, in words.
     boxes : modules that it has instances of, by name, which are not in its area.
+    whole : they are: each module is synthesised by itself, once, and counted as often as it is
+        instantiated.
+    generator : whose options it takes.
     limits : the most of each number of its row.
     large : minutes of synthesis: its row is made on request, and compared by a deep test.
     run, cycles : a run of it, in words, and what counts its cycles in RTL.
@@ -109,6 +113,8 @@ class Block:
     make: Callable[..., wiring.Component]
     what: str
     boxes: Callable[..., Mapping[str, wiring.Component]] = _none
+    whole: bool = False
+    generator: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     large: bool = False
     run: str | None = None
@@ -122,8 +128,18 @@ OF_PARTS: Mapping[str, tuple[str, ...]] = {
     "smartssd_series7_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),
     "coarse_device": ("coarse_sync_core", "coarse_alus"),
 }
-"""Generators without a row, and parts of theirs that have one: Yosys had not ended after 26 minutes
-of processor time for the first."""
+"""Generators without a row of all but their units, and parts of theirs that have one: in one piece,
+Yosys had not ended after 26 minutes of processor time for the first."""
+WHOLE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "whole_adam_kernel": ("adam_kernel", {}),
+    "whole_axdimm_channel": ("axdimm_channel", {}),
+    "whole_axdimm_channel_4_units": ("axdimm_channel", {"functional_units": 4}),
+    "whole_axdimm_module": ("axdimm_module", {}),
+    "whole_axdimm_module_4_units": ("axdimm_module", {"functional_units": 4}),
+    "whole_coarse_device": ("coarse_device", {}),
+    "whole_coarse_device_kernel": ("coarse_device", {"rules": ("adam", "sgd")}),
+}
+"""Tops as `nearstep rtl` writes them, with all that is in them: a generator, and its options."""
 NO_MEMORY = {"bram36": 0}
 LIMITS: dict[str, dict[str, float]] = {
     "adam_fu": {"latency": 80, "dsp": 12, **NO_MEMORY},
@@ -157,6 +173,7 @@ def _generated() -> dict[str, Block]:
             make=partial(build, name),
             what=generator.summary,
             boxes=partial(modules, name),
+            generator=name,
             limits=LIMITS.get(name, {}),
             large=name in LARGE,
             **RUNS.get(name, {}),
@@ -164,6 +181,30 @@ def _generated() -> dict[str, Block]:
         for name, generator in GENERATORS.items()
         if name not in OF_PARTS
     }
+
+
+def _wholes() -> dict[str, Block]:
+    return {
+        name: Block(
+            make=partial(build, generator, **options),
+            what="; ".join(
+                [
+                    GENERATORS[generator].summary,
+                    "whole",
+                    *(f"{key} {_text(value)}" for key, value in options.items()),
+                ]
+            ),
+            boxes=partial(modules, generator, **options),
+            whole=True,
+            generator=generator,
+            large=True,
+        )
+        for name, (generator, options) in WHOLE.items()
+    }
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _decompressor(*forms: str) -> Callable[[], wiring.Component]:
@@ -238,7 +279,7 @@ def _parts() -> dict[str, Block]:
     }
 
 
-BLOCKS: dict[str, Block] = {**_generated(), **_parts()}
+BLOCKS: dict[str, Block] = {**_generated(), **_wholes(), **_parts()}
 """Every block with a row, by the name of the row."""
 
 
@@ -249,14 +290,18 @@ def tools() -> dict[str, str]:
 
 def options_of(name: str, family: Family = ULTRASCALE_PLUS) -> dict[str, Any]:
     """Options that the block has for a family: its technology, if its pipelines depend on one."""
-    generator = GENERATORS.get(name)
-    known = generator is not None and TECHNOLOGY in generator.options
+    generator = BLOCKS[name].generator
+    known = generator is not None and TECHNOLOGY in GENERATORS[generator].options
     return {TECHNOLOGY: family.name} if known and family is not ULTRASCALE_PLUS else {}
 
 
 def digest(name: str, family: Family = ULTRASCALE_PLUS) -> str:
-    """Digest of the block, see `digest_of`."""
-    return digest_of(BLOCKS[name].make(**options_of(name, family)), name)
+    """Digest of the block, see `digest_of`; of a whole one with those of its modules."""
+    block, options = BLOCKS[name], options_of(name, family)
+    own = digest_of(block.make(**options), name)
+    inside = block.boxes(**options) if block.whole else {}
+    parts = [digest_of(each, part) for part, each in inside.items()]
+    return digest_of_texts([own, *parts]) if parts else own
 
 
 def measure(name: str, family: Family = ULTRASCALE_PLUS) -> Row:
@@ -273,11 +318,12 @@ def measure(name: str, family: Family = ULTRASCALE_PLUS) -> Row:
     latency = getattr(component, "latency", None)
     boxes = block.boxes(**options)
     verilog = to_verilog(component, name, boxes)
-    cells = family.cells(verilog, name, " ".join(boxes) or None)
+    out = None if block.whole else " ".join(boxes) or None
+    cells = family.cells(verilog, name, out, flat=not block.whole)
     area = family.area(cells)
     area["lut"] += area.pop("lut_memory")
     row: Row = {"digest": digest(name, family)}
-    if boxes:
+    if boxes and not block.whole:
         row["without"] = {each: cells[each] for each in boxes}
     if latency is not None:
         row["latency"] = latency

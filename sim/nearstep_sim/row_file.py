@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from amaranth.lib import wiring
 
 from nearstep_hw.verilog import netlist
 
-__all__ = ["Row", "digest_of", "read_rows", "write_rows"]
+__all__ = ["Row", "digest_of", "digest_of_texts", "read_rows", "write_rows"]
 
 DIGEST_DIGITS = 16
 Row = dict[str, Any]
@@ -22,7 +22,12 @@ def digest_of(component: wiring.Component, name: str) -> str:
 
     Verilog of the same netlist is the same, from the same tools; and a netlist is had much faster.
     """
-    return hashlib.sha256(netlist(component, name).encode()).hexdigest()[:DIGEST_DIGITS]
+    return digest_of_texts([netlist(component, name)])
+
+
+def digest_of_texts(texts: Sequence[str]) -> str:
+    """Digest of texts in their order."""
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:DIGEST_DIGITS]
 
 
 def read_rows(path: Path) -> tuple[dict[str, str], dict[str, Row]]:

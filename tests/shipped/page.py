@@ -51,7 +51,9 @@ def _entry(cell: str, entry: Entry) -> str:
     row = area_rows(entry["family"])[entry["row"]]
     kib = sum(row[key] * kib for key, kib in BRAM_KIB.items() if key in row)
     numbers = [f"{row[key]:,} {name}" for key, name in PARAMETERS.items()]
-    return f"{FAMILIES[entry['family']].title}: {', '.join(numbers)}, {kib:,.0f} Kib of block RAM"
+    options = row["what"].partition("; whole; ")[2]
+    of = FAMILIES[entry["family"]].title + (f", {options}" if options else "")
+    return f"{of}: {', '.join(numbers)}, {kib:,.0f} Kib of block RAM"
 
 
 def _cell(top: Top, cell: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nearstep.backends.options import DeviceUrl
 from nearstep_hw.generate import GENERATORS, build
-from nearstep_sim.area import FAMILIES
+from nearstep_sim.area import BLOCKS, FAMILIES
 from nearstep_sim.backends import families
 from nearstep_sim.bitstream.command import DESIGNS
 from nearstep_sim.row_file import Row, read_rows
@@ -177,7 +177,7 @@ def area_rows(family: str) -> Mapping[str, Row]:
     return read_rows(FAMILIES[family].file)[1]
 
 
-def _area_problem(entry: Entry) -> str:
+def _area_problem(top: Top, entry: Entry) -> str:
     if "page" in entry:
         page = ROOT / "docs" / entry["page"]
         if not (page.is_file() and page.read_text(encoding="utf-8").count(entry["says"]) == 1):
@@ -190,6 +190,8 @@ def _area_problem(entry: Entry) -> str:
         return f"{entry['row']} has no row for {entry['family']}"
     if row.get("without"):
         return f"the row {entry['row']} is without {', '.join(row['without'])}: not of the whole"
+    if ["rtl", BLOCKS[entry["row"]].generator] != shlex.split(top.command)[:2]:
+        return f"the row {entry['row']} is not of what `{top.command}` writes"
     return ""
 
 
@@ -214,7 +216,7 @@ def _cell_problems(top: Top, cell: str) -> Iterator[str]:
         ):
             yield f"{dict(entry)} must have {', '.join(sorted(keys))}"
         elif problem := (
-            _area_problem(entry)
+            _area_problem(top, entry)
             if cell == "area"
             else _test_problem(
                 entry["test"], {"cocotb": "cocotb", "proofs": "formal"}.get(cell, "")

@@ -144,6 +144,10 @@ WRONG: dict[str, tuple[Callable[[Top], Top], str]] = {
         lambda top: replace(top, area=[{"family": "ecp5", "row": "axpby"}]),
         "is without axpby_fu: not of the whole",
     ),
+    "an area of another top": (
+        lambda top: replace(top, area=[{"family": "ecp5", "row": "fp32_mul"}]),
+        "the row fp32_mul is not of what `rtl fp32_add --depth 5` writes",
+    ),
     "no area": (
         lambda top: replace(top, area=[{"family": "ecp5", "row": "nothing"}]),
         "nothing has no row for ecp5",
