@@ -9,14 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Bytes
+from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
+from nearstep.storage.bounces import Bounces
 from nearstep.storage.drive import QUEUE_DEPTH, Drive, Job, start
-from nearstep.storage.drive_errors import StorageError
-from nearstep.storage.drive_set import Place, drives_in, open_set
+from nearstep.storage.drive_errors import IncompleteSetError, StorageError
+from nearstep.storage.drive_set import Place, beginnings, drives_in, open_set
 from nearstep.storage.extent_jobs import Source
 from nearstep.storage.extents import Extent, Run
 from nearstep.storage.generation import Generation, load, read_slots
-from nearstep.storage.header import read_header
+from nearstep.storage.header import MAGIC, Header, read_header
 from nearstep.storage.recovery import Found, account
 from nearstep.storage.superblock import Superblock
 
@@ -83,17 +84,33 @@ def sets_of(paths: Sequence[str | Path]) -> dict[uuid.UUID, list[Path]]:
     ------
     NotADriveError, DriveLockedError, DriveVanishedError, DriveAccessError, FormatVersionError,
         DriveSizeError
-    StorageError : there is no drive in a folder.
+    NoDriveError : there is no drive in a folder.
+    IncompleteSetError : not all drives of a set are there.
+    StorageError : a folder cannot be read.
     """
-    named = [e for p in paths for e in (drives_in(p) if Path(p).is_dir() else [Path(p)])]
+    folders = [each for each in paths if Path(each).is_dir()]
+    named = [e for p in paths for e in (drives_in(p) if p in folders else [Path(p)])]
     found: dict[uuid.UUID, list[Path]] = {}
+    headers: dict[uuid.UUID, list[Header]] = {}
     for path in {each.resolve(): each for each in reversed(named)}.values():
         blocks = BlockFile(path, direct=False, read_only=True)
         try:
-            found.setdefault(read_header(blocks).set_id, []).insert(0, path)
+            header = read_header(blocks)
         finally:
             blocks.close()
+        found.setdefault(header.set_id, []).insert(0, path)
+        headers.setdefault(header.set_id, []).insert(0, header)
+    for each in headers.values():
+        indices = [header.index for header in each]
+        if sorted(indices) != list(range(each[0].drives)):
+            raise IncompleteSetError(each[0].drives, indices, MAGIC, _no_drives(folders))
     return found
+
+
+def _no_drives(folders: Sequence[str | Path]) -> dict[str, bytes]:
+    """Files in folders that do not begin as drives do, and how they begin."""
+    begun = (each for folder in folders for each in beginnings(folder).items())
+    return {str(path): begin for path, begin in begun if begin != MAGIC}
 
 
 def check_drives(
@@ -183,9 +200,10 @@ def _extents(drives: Sequence[Drive], generation: Generation) -> Iterator[tuple[
 
 
 def _job(source: Source, extent: Extent, known: dict[Run, str]) -> Job:
-    def job(bounce: Bytes) -> None:
+    def job(bounces: Bounces) -> None:
         try:
-            source.read(extent, bounce[: extent.blocks * BLOCK_BYTES])
+            with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
+                source.read(extent, blocks)
         except StorageError as error:
             known[extent.run] = getattr(error, "reason", str(error))
 

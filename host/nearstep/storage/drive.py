@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from nearstep.errors import ArgumentError, OutOfBoundsError
 from nearstep.scalars import is_whole
-from nearstep.storage.aligned import aligned_bytes, is_aligned
+from nearstep.storage.aligned import is_aligned
 from nearstep.storage.blocks import BLOCK_BYTES, Blocks, Bytes
+from nearstep.storage.bounces import Bounces
 from nearstep.storage.drive_errors import ClosedStoreError
 from nearstep.storage.header import Header
 from nearstep.storage.transfer import TIMEOUT_S, Transfer
@@ -29,9 +30,8 @@ MAX_QUEUE_DEPTH = 256
 SUMMING = 2
 """Threads beyond the depth of the queue: they make CRCs, or copy, while it is full."""
 
-Job = Callable[[Bytes], None]
-"""Part of a transfer; gets an aligned array as large as an extent to work with, whose contents are
-undefined."""
+Job = Callable[[Bounces], None]
+"""Part of a transfer; gets buffers as large as an extent for arrays that the drive cannot reach."""
 
 _Task = tuple[Job, Transfer] | None
 
@@ -86,6 +86,7 @@ class Drive:
         self._count_lock = threading.Lock()
         self._queue = threading.BoundedSemaphore(queue_depth)
         self._ended = _Ended()
+        self._bounces = Bounces(header.extent_bytes)
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._process = os.getpid()
@@ -175,9 +176,8 @@ class Drive:
     def submit(self, job: Job, transfer: Transfer) -> None:
         """Have a thread of the drive do one part of a transfer."""
         if len(self._threads) < self.queue_depth + SUMMING:
-            nbytes = self.header.extent_bytes
             thread = threading.Thread(
-                target=_work, args=(self._tasks, self._ended, nbytes), daemon=True
+                target=_work, args=(self._tasks, self._ended, self._bounces), daemon=True
             )
             self._threads.append(thread)
             thread.start()
@@ -211,22 +211,24 @@ class Drive:
         return start(f"{action} of {self.name}", jobs)
 
     def _read_piece(self, block: int, out: Bytes) -> Job:
-        def job(bounce: Bytes) -> None:
+        def job(bounces: Bounces) -> None:
             if is_aligned(out):
                 self.read_now(block, out)
-            else:
-                self.read_now(block, bounce[: out.nbytes])
-                out[:] = bounce[: out.nbytes]
+                return
+            with bounces.lend(out.nbytes) as bounce:
+                self.read_now(block, bounce)
+                out[:] = bounce
 
         return job
 
     def _write_piece(self, block: int, data: Bytes) -> Job:
-        def job(bounce: Bytes) -> None:
+        def job(bounces: Bounces) -> None:
             if is_aligned(data):
                 self.write_now(block, data)
-            else:
-                bounce[: data.nbytes] = data
-                self.write_now(block, bounce[: data.nbytes])
+                return
+            with bounces.lend(data.nbytes) as bounce:
+                bounce[:] = data
+                self.write_now(block, bounce)
 
         return job
 
@@ -273,14 +275,13 @@ def _progress_of(drives: Iterable[Drive]) -> Callable[[], int]:
     return lambda: sum(each.count for each in counts)
 
 
-def _work(tasks: queue.SimpleQueue[_Task], ended: _Ended, nbytes: int) -> None:
-    """One thread of a drive. It knows the queue alone, so that a drive that nobody uses ends."""
-    bounce = aligned_bytes(nbytes)
+def _work(tasks: queue.SimpleQueue[_Task], ended: _Ended, bounces: Bounces) -> None:
+    """One thread of a drive, which it does not know, so that one that nobody uses ends."""
     while (task := tasks.get()) is not None:
         job, transfer = task
         error: Exception | None = None
         try:
-            job(bounce)
+            job(bounces)
         except Exception as raised:
             error = raised
         with ended.lock:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nearstep.errors import ArgumentError, NearstepError
+
+MOST_OTHERS = 8
+"""Files that a message names; it says how many more there are."""
 
 
 class StorageError(NearstepError):
     """A drive, or a set of drives, could not do what it was asked."""
+
+
+class NoDriveError(StorageError):
+    """A folder without a file that begins as a drive does.
+
+    Attributes
+    ----------
+    folder
+    expected : bytes that a drive begins with.
+    others : files that are there, with the bytes that they begin with.
+    """
+
+    def __init__(self, folder: str, expected: bytes, others: Mapping[str, bytes]) -> None:
+        self.folder = folder
+        self.expected = expected
+        self.others = dict(others)
+        super().__init__(f"there is no drive in {folder}{_beginnings(expected, others)}")
 
 
 class DriveError(StorageError):
@@ -76,14 +96,23 @@ class IncompleteSetError(StorageError):
     ----------
     expected : number of drives in the set.
     actual : index of each that was named.
+    others : files beside them that begin with other bytes than `magic`, and those bytes: a drive
+        whose header is damaged may be among them.
     """
 
-    def __init__(self, expected: int, actual: Sequence[int]) -> None:
+    def __init__(
+        self,
+        expected: int,
+        actual: Sequence[int],
+        magic: bytes = b"",
+        others: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.expected = expected
         self.actual = tuple(actual)
+        self.others = dict(others or {})
         super().__init__(
             f"the set has {expected} drives, 0 to {expected - 1}: each must be named once, "
-            f"not {sorted(self.actual)}"
+            f"not {sorted(self.actual)}{_beginnings(magic, self.others)}"
         )
 
 
@@ -329,3 +358,13 @@ class UnknownTensorError(ArgumentError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def _beginnings(expected: bytes, others: Mapping[str, bytes]) -> str:
+    """That files begin with other bytes than a drive, for a message."""
+    if not others:
+        return ""
+    named = [f"{path} with {begin!r}" for path, begin in list(others.items())[:MOST_OTHERS]]
+    if len(others) > MOST_OTHERS:
+        named.append(f"and {len(others) - MOST_OTHERS} more files")
+    return f"; a drive begins with {expected!r}, but {', '.join(named)}"

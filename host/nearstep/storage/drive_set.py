@@ -18,6 +18,7 @@ from nearstep.storage.drive_errors import (
     DriveSizeError,
     ForeignDriveError,
     IncompleteSetError,
+    NoDriveError,
     StorageError,
 )
 from nearstep.storage.extents import Run, blocks_of
@@ -192,19 +193,31 @@ def drives_in(folder: str | Path) -> list[Path]:
 
     Raises
     ------
-    StorageError : there is none, or it cannot be read.
+    NoDriveError : there is none.
+    StorageError : it cannot be read.
     """
-    found = []
+    begun = beginnings(folder)
+    found = [path for path, begin in begun.items() if begin == MAGIC]
+    if not found:
+        raise NoDriveError(str(folder), MAGIC, {str(path): each for path, each in begun.items()})
+    return found
+
+
+def beginnings(folder: str | Path) -> dict[Path, bytes]:
+    """The files of a folder by name, with as many bytes as those that a drive begins with.
+
+    Raises
+    ------
+    StorageError : it cannot be read.
+    """
+    found = {}
     try:
         for path in sorted(Path(folder).iterdir()):
             if path.is_file() or path.is_block_device():
                 with path.open("rb") as file:
-                    if file.read(len(MAGIC)) == MAGIC:
-                        found.append(path)
+                    found[path] = file.read(len(MAGIC))
     except OSError as error:
         raise StorageError(f"cannot look for drives in {folder}: {error}") from error
-    if not found:
-        raise StorageError(f"there is no drive in {folder}")
     return found
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from nearstep.storage.aligned import aligned_bytes, is_aligned
 from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.bounces import Bounces
 from nearstep.storage.checksum import crc32
 from nearstep.storage.drive import Drive, Job
 from nearstep.storage.drive_errors import TornExtentError
@@ -76,13 +77,13 @@ def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
     first, last, whole = source.span(extent, offset, out.nbytes)
     part, begin = out[first - offset : last - offset], first - extent.start * BLOCK_BYTES
 
-    def job(bounce: Flat) -> None:
+    def job(bounces: Bounces) -> None:
         if whole and is_aligned(part) and part.nbytes == extent.blocks * BLOCK_BYTES:
             source.read(extent, part)
             return
-        blocks = bounce[: extent.blocks * BLOCK_BYTES]
-        source.read(extent, blocks)
-        part[:] = blocks[begin : begin + part.nbytes]
+        with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
+            source.read(extent, blocks)
+            part[:] = blocks[begin : begin + part.nbytes]
 
     return job
 
@@ -104,20 +105,23 @@ def write_job(
     first, last, whole = source.span(extent, offset, data.nbytes)
     part, begin = data[first - offset : last - offset], first - extent.start * BLOCK_BYTES
 
-    def job(bounce: Flat) -> None:
+    def write(blocks: Flat) -> None:
+        crc = crc32(blocks)
+        source.drives[extent.drive].write_now(extent.block, blocks)
+        table.rows["crc"][number] = crc
+
+    def job(bounces: Bounces) -> None:
         if whole and is_aligned(part) and part.nbytes == extent.blocks * BLOCK_BYTES:
-            blocks = part
-        else:
-            blocks = bounce[: extent.blocks * BLOCK_BYTES]
+            write(part)
+            return
+        with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
             if not whole:
                 for each in before:
                     _fill(source, each, extent, blocks)
             blocks[begin : begin + part.nbytes] = part
             if whole:
                 blocks[part.nbytes :] = 0
-        crc = crc32(blocks)
-        source.drives[extent.drive].write_now(extent.block, blocks)
-        table.rows["crc"][number] = crc
+            write(blocks)
 
     return job
 

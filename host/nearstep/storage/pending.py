@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from nearstep.storage.blocks import Bytes
+from nearstep.storage.bounces import Bounces
 from nearstep.storage.drive import Job
 from nearstep.storage.drive_errors import FailedGenerationError, UnknownTensorError
 from nearstep.storage.extents import Extent, Run, Table, Tensor
@@ -145,9 +145,9 @@ class Pending:
     def guarded(self, job: Job) -> Job:
         """A job of a write, whose error keeps this generation from being committed."""
 
-        def run(bounce: Bytes) -> None:
+        def run(bounces: Bounces) -> None:
             try:
-                job(bounce)
+                job(bounces)
             except Exception as error:
                 if self.failed is None:
                     self.failed = error

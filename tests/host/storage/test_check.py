@@ -11,7 +11,15 @@ from typer.testing import CliRunner, Result
 
 from nearstep import cli
 from nearstep.storage.blocks import BLOCK_BYTES
-from nearstep.storage.check import check_drives
+from nearstep.storage.check import check_drives, sets_of
+from nearstep.storage.drive_errors import (
+    MOST_OTHERS,
+    IncompleteSetError,
+    NoDriveError,
+    NotADriveError,
+    StorageError,
+)
+from nearstep.storage.header import MAGIC
 from nearstep.storage.store import Store
 from nearstep_sim.models.drive import MemoryBlocks
 
@@ -141,6 +149,45 @@ def test_what_cannot_be_looked_at_is_refused(drives, tmp_path) -> None:
     assert done.exit_code == 2
     assert "in use by" in done.output
     assert check().exit_code == 2
+
+
+@pytest.mark.parametrize("at", [0, 8, 40, BLOCK_BYTES - 1])
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_broken_header_in_a_folder_is_named(drives, tmp_path, broken: int, at: int) -> None:
+    flip(drives[broken], 0, at)
+    done = check(tmp_path)
+    assert done.exit_code == 2
+    assert str(drives[broken]) in done.output
+    assert str(drives[1 - broken]) not in done.output
+    with pytest.raises(NotADriveError if at > 8 else StorageError) as caught:
+        sets_of([tmp_path])
+    if at:
+        assert caught.value.path == str(drives[broken])
+        return
+    assert isinstance(caught.value, IncompleteSetError)
+    assert (caught.value.expected, caught.value.actual) == (2, (1 - broken,))
+    begin = bytes([MAGIC[0] ^ 1]) + MAGIC[1:]
+    assert caught.value.others == {str(drives[broken]): begin}
+    assert repr(begin) in done.output
+
+
+def test_no_drive_is_left_in_a_folder(drives, tmp_path) -> None:
+    for path in drives:
+        path.write_bytes(bytes(len(path.read_bytes())))
+    for number in range(MOST_OTHERS):
+        (tmp_path / f"x{number}").write_text(str(number))
+    with pytest.raises(NoDriveError) as caught:
+        sets_of([tmp_path])
+    assert caught.value.folder == str(tmp_path)
+    assert caught.value.others == {
+        **{str(path): bytes(8) for path in drives},
+        **{str(tmp_path / f"x{number}"): b"%d" % number for number in range(MOST_OTHERS)},
+    }
+    done = check(tmp_path)
+    assert done.exit_code == 2
+    for part in [*map(str, drives), repr(MAGIC), "and 2 more files"]:
+        assert part in done.output
+    assert str(tmp_path / f"x{MOST_OTHERS - 1}") not in done.output
 
 
 def test_help_says_what_an_exit_status_means() -> None:
