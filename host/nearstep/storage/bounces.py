@@ -44,8 +44,14 @@ class Bounces:
 
     @contextmanager
     def lend(self, nbytes: int) -> Iterator[Bytes]:
-        """An aligned array of `nbytes`, at most those of a buffer, whose contents are undefined:
-        the caller's until the context ends. Waits while all are in use."""
+        """An aligned array of `nbytes`, whose contents are undefined, until the context ends.
+
+        Waits while all buffers are in use.
+
+        Parameters
+        ----------
+        nbytes : at most those of a buffer.
+        """
         with self._places:
             memory = self._take()
             try:
