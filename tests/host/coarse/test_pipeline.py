@@ -378,7 +378,7 @@ def test_ctrl_c_at_any_access_gives_memory_back_and_a_reset_is_all_it_takes(
 def test_both_directions_of_a_clients_link_are_busy(memory: str) -> None:
     """16 MiB of the 64 of `bench/bench_coarse_pipeline.py`, in its shards."""
     nbytes = 16 << 20
-    with CoarsePool.open(f"sim:coarse?devices=4&memory_bytes=32MiB&memory={memory}") as pool:
+    with CoarsePool.open(f"sim:coarse?devices=4&memory_bytes=64MiB&memory={memory}") as pool:
         done, arrays, results = pipelined(pool, nbytes // 4, 128 << 10)
         assert compared(pool, done.shards, arrays, results, "sum") == nbytes
         assert check_order(done) >= 128 * (4 * CLIENTS + 1)
