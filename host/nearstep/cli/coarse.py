@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -20,10 +20,14 @@ from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.engine import Scheduling
 from nearstep.coarse.service.server import BEAT_S, QUEUE_SHARDS, SHARD_BYTES, SILENCE_S, Server
 from nearstep.coarse.service.spawn import token_of
+from nearstep.errors import NearstepError
 
 app = typer.Typer(
     help="Memory devices that sum tensors of several processes.", no_args_is_help=True
 )
+
+REFUSED = 2
+"""Exit status: nothing was served."""
 
 LEAVE_S = 60.0
 """After its input has ended a service waits so long for clients to leave."""
@@ -60,44 +64,52 @@ def serve(
     """Serve until interrupted.
 
     The first line is JSON: `address`, `device`, `devices`, `pid`, and `token` if it is a new one.
+    Exit status: 2 if nothing can be served; an error says why.
     """
     made: dict[str, object] = {}
-    if until_eof:
-        token = sys.stdin.readline().strip()
-    elif token_file is not None:
-        token = token_of(token_file)
-    else:
-        made["token"] = token = secrets.token_hex(16)
-    pool = CoarsePool.open(device)
-    folder = tempfile.mkdtemp(prefix="nearstep-coarse-") if listen == "unix:" else None
-    try:
-        server = Server(
-            pool,
-            listen if folder is None else f"unix:{folder}/socket",
-            token,
-            shard_bytes=shard_bytes,
-            queue_shards=queue_shards,
-            beat_s=beat_s,
-            silence_s=silence_s,
-            scheduler=cast("Scheduling", scheduler),  # it is checked there
-        )
-    except BaseException:
-        pool.close()
-        raise
+    with ExitStack() as stack:
+        try:
+            if until_eof:
+                token = sys.stdin.readline().strip()
+            elif token_file is not None:
+                token = token_of(token_file)
+            else:
+                made["token"] = token = secrets.token_hex(16)
+            pool = stack.enter_context(CoarsePool.open(device))
+            if listen == "unix:":
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nearstep-coarse-"))
+                listen = f"unix:{folder}/socket"
+            server = Server(
+                pool,
+                listen,
+                token,
+                shard_bytes=shard_bytes,
+                queue_shards=queue_shards,
+                beat_s=beat_s,
+                silence_s=silence_s,
+                scheduler=cast("Scheduling", scheduler),  # it is checked there
+            )
+        except (NearstepError, OSError) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(REFUSED) from None
+        stack.enter_context(server)
+        _serve(server, pool.devices, device, made, until_eof)
+
+
+def _serve(
+    server: Server, devices: int, device: str, made: dict[str, object], until_eof: bool
+) -> None:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with server:
-        line = {"address": server.bound, "device": device, "devices": pool.devices}
-        print(json.dumps({**line, "pid": os.getpid(), **made}), flush=True)
-        if until_eof:
-            threading.Thread(target=_read_to_end, args=(ended,), daemon=True).start()
-        ended.wait()
-        deadline = time.monotonic() + LEAVE_S
-        while until_eof and server.engine.jobs and time.monotonic() < deadline:
-            time.sleep(0.05)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    line = {"address": server.bound, "device": device, "devices": devices}
+    print(json.dumps({**line, "pid": os.getpid(), **made}), flush=True)
+    if until_eof:
+        threading.Thread(target=_read_to_end, args=(ended,), daemon=True).start()
+    ended.wait()
+    deadline = time.monotonic() + LEAVE_S
+    while until_eof and server.engine.jobs and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _read_to_end(ended: threading.Event) -> None:
