@@ -39,11 +39,13 @@ def command(
         str, typer.Option(help="Parts of the paper, with commas; all by default.")
     ] = ",".join(smart_infinity.PARTS),
     sensitivity: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--sensitivity/--no-sensitivity", help="What each assumption decides; takes minutes."
+            "--sensitivity/--no-sensitivity",
+            help="What each assumption decides, over all parts; takes minutes.",
+            show_default="with all parts",
         ),
-    ] = True,
+    ] = None,
     bench: Annotated[
         Path, typer.Option(help="Folder of what benches have measured; rows say which.")
     ] = FOLDER,
@@ -65,6 +67,8 @@ def command(
             rows.append(row)
             progress.advance(task)
         rows += benches
+        if sensitivity is None:
+            sensitivity = set(parts) == set(smart_infinity.PARTS)
         for each in smart_infinity.sensitivity() if sensitivity else ():
             changed.append(each)
             progress.advance(task)

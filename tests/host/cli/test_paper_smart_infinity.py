@@ -18,7 +18,7 @@ def test_parts_of_smart_infinity_are_printed_kept_and_drawn(
     path, image = tmp_path / "rows.json", tmp_path / "figures.svg"
     drawn = []
     monkeypatch.setattr(paper_smart_infinity, "draw", lambda _, path: drawn.append(path))
-    arguments = ["smart-infinity", "--only", "table-1", "--no-sensitivity"]
+    arguments = ["smart-infinity", "--only", "table-1"]
     arguments += ["--bench", str(tmp_path), "--json", str(path), "--picture", str(image)]
     result = RUNNER.invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
