@@ -32,6 +32,9 @@ NARROW = 4
 """The uplink is so many times narrower in the rows that show where it is full."""
 KEPT = 0.01
 
+CHUNK = 4096
+"""Elements of a chunk: a subgroup has whole ones, and so has half of one, as arrays have them."""
+
 console = Console()
 
 
@@ -146,8 +149,16 @@ def baseline(drives: int, elements: int, block: int, uplink: int) -> dict[str, A
     }
 
 
+def halved(subgroup: int) -> int:
+    if subgroup < 2 * CHUNK or subgroup % (2 * CHUNK):
+        raise typer.BadParameter(f"must be a multiple of {2 * CHUNK}, not {subgroup}")
+    return subgroup
+
+
 def main(
-    subgroup: Annotated[int, typer.Option(min=4096, help="Elements of a subgroup.")] = 16_384,
+    subgroup: Annotated[
+        int, typer.Option(callback=halved, help=f"Elements of a subgroup: n x {2 * CHUNK}.")
+    ] = 16_384,
     count: Annotated[int, typer.Option(min=3, help="Subgroups of a card.")] = 32,
 ) -> None:
     """Measure steps, and write build/bench/handler.json, pictures and a trace."""
