@@ -18,10 +18,11 @@ LEAST = 2
 
 
 class Bounces:
-    """Bounce buffers of a drive: made when they are needed, and kept.
+    """Bounce buffers of a drive: made when they are needed, kept while any is, and given back.
 
     The threads of a drive share them, so that what they hold does not grow with the depth of its
-    queue. One that waits holds none, and whoever holds one waits for the drive alone.
+    queue, and is nothing while data go to and from arrays that the drive reaches. One that waits
+    holds none, and whoever holds one waits for the drive alone.
 
     Parameters
     ----------
@@ -31,13 +32,15 @@ class Bounces:
     ----------
     nbytes
     count : buffers that may be in use at once.
-    made : buffers that there are.
+    held : buffers that there are.
+    most : that there were at once.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.count = max(LEAST, BOUNCE_BYTES // nbytes)
-        self.made = 0
+        self.held = self.most = 0
+        self._inside = 0
         self._free: list[Bytes] = []
         self._places = threading.Semaphore(self.count)
         self._lock = threading.Lock()
@@ -52,17 +55,28 @@ class Bounces:
         ----------
         nbytes : at most those of a buffer.
         """
-        with self._places:
-            memory = self._take()
-            try:
-                yield memory[:nbytes]
-            finally:
-                with self._lock:
-                    self._free.append(memory)
+        with self._lock:
+            self._inside += 1
+        try:
+            with self._places:
+                memory = self._take()
+                try:
+                    yield memory[:nbytes]
+                finally:
+                    with self._lock:
+                        self._free.append(memory)
+                    del memory
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    self._free.clear()
+                    self.held = 0
 
     def _take(self) -> Bytes:
         with self._lock:
             if self._free:
                 return self._free.pop()
-            self.made += 1
+            self.held += 1
+            self.most = max(self.most, self.held)
         return aligned_bytes(self.nbytes)

@@ -33,13 +33,11 @@ def held(elements: int, cards: int, folder: Path) -> int:
 def test_a_process_holds_three_subgroups_of_models_of_several_sizes(
     cards: int, tmp_path: Path
 ) -> None:
-    # A parameter, an eighth of it, has two extents of 4 MiB on each card: all buffers are in use.
-    counts = (24 << 20, 36 << 20, 48 << 20)
+    counts = (16 << 20, 32 << 20, 48 << 20)
     found = [held(count, cards, tmp_path / str(count)) for count in counts]
-    print(f"held {found} bytes, of {HELD * cards}")
-    if cards == 1:
-        assert max(found) <= 1.1 * HELD
-    else:  # shares of two cards are put together in memory of their own
-        assert max(found) <= 1.45 * HELD * cards
+    ragged = held(36 << 20, cards, tmp_path / "ragged")  # of parameters of 4.5 subgroups
+    print(f"held {found} and {ragged} bytes, of {HELD * cards}")
+    # What comes of two cards is put to its places, 1 MiB at a time; gradients are cut up.
+    assert max(*found, ragged) <= (1.1 if cards == 1 else 1.25) * HELD * cards
     assert max(found) <= 1.05 * min(found)
     assert max(found) < 12 * counts[-1] / 3

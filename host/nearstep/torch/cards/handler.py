@@ -37,6 +37,10 @@ the host's time comes when the drive has its work."""
 COMMANDS = 2
 """Transfers of a direction that a drive has at once, in their order."""
 
+LANDING_BYTES = 1 << 20
+"""What is fetched of a card at once without a clock, where parameters have to be put to their
+places: memory for that, which the process holds."""
+
 
 class Subgroup(NamedTuple):
     """Elements [start, stop) of a launch's segment, which the cards hold at once.
@@ -347,16 +351,28 @@ class TransferHandler:
     def _fetch(
         self, subgroup: Subgroup, channel: int, array: str, room: Buffer, inbox: PieceInbox
     ) -> None:
-        launch, start, stop = subgroup.launch, subgroup.start, subgroup.stop
+        launch, stripes = subgroup.launch, subgroup.launch.segment.stripes
+        first, _ = stripes.span(subgroup.start, subgroup.stop, channel)
 
-        def fetch() -> Completion:
+        def begin(start: int, stop: int) -> Completion:
             target = inbox.whole(launch, start, stop)
+            low, high = stripes.span(start, stop, channel)
+            part = room[low - first : high - first]
             if target is not None:
                 landed = partial(inbox.landed, launch, start, stop)
-                return Then(room.submit_dma_read(target), landed)
-            out = self._pool.empty(room.size, room.dtype)
+                return Then(part.submit_dma_read(target), landed)
+            out = self._pool.empty(part.size, part.dtype)
             land = partial(inbox.land, launch, start, stop, channel, out)
-            return Then(room.submit_dma_read(out), land)
+            return Then(part.submit_dma_read(out), land)
+
+        def fetch() -> Completion | None:
+            start, stop = subgroup.start, subgroup.stop
+            if self._is_timed or inbox.whole(launch, start, stop) is not None:
+                return begin(start, stop)
+            step = LANDING_BYTES // room.dtype.itemsize * stripes.channels
+            for at in range(start, stop, step):
+                begin(at, min(at + step, stop)).wait()
+            return None
 
         self.graph.add(
             f"fetch {array} {subgroup.number}",
