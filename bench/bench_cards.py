@@ -10,6 +10,8 @@ All in turn in one run, on the same folder, in rounds whose order alternates:
   step.
 - DeepSpeed's ZeRO-3, its states on NVMe, updated by its CPU Adam, if this interpreter, or that of
   `--deepspeed`, has it. It runs by itself before the others; what keeps it from running is printed.
+  Its pipeline needs buffers for the states and gradients of three subgroups: with DeepSpeed's
+  default of 4 it ends with an error.
 
 The ratio is that of the two in the same round, its interval that of the median (bootstrap). A disk
 that others use, too, varies more than that: so the first two run once more on drives whose
@@ -62,7 +64,7 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_
 folder, layers, width, steps, subgroup = sys.argv[1], *map(int, sys.argv[2:])
 model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
 aio = {"block_size": 1 << 20, "queue_depth": 8, "overlap_events": True, "single_submit": False}
-nvme = {"device": "nvme", "nvme_path": folder, "buffer_count": 4, "pipeline_read": True,
+nvme = {"device": "nvme", "nvme_path": folder, "buffer_count": 16, "pipeline_read": True,
         "pipeline_write": True}
 config = {
     "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "aio": aio,
