@@ -152,7 +152,10 @@ def test_every_rule_is_that_of_exact_numbers(name: str, count: int, times: int) 
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in ("sgd", "adagrad") else pytest.param(n, marks=pytest.mark.deep) for n in FORMULAS],
+    [
+        pytest.param(name, marks=[pytest.mark.deep] if len(arrays) > 3 else [])
+        for name, (_, _, arrays) in FORMULAS.items()
+    ],
 )
 def test_specials_crossed_with_specials(name: str) -> None:
     names = FORMULAS[name][2]

@@ -22,7 +22,7 @@ from nearstep.errors import (
 )
 from nearstep.run import check_bound
 from nearstep.threads import shared, simulation_threads
-from nearstep_sim.axdimm.library import dimm_library, whole_library
+from nearstep_sim.axdimm.library import CHANNEL, MODULE, dimm_library, whole_library
 from nearstep_sim.axdimm.options import DimmOptions
 from nearstep_sim.models.dram.host import HostConfig, HostStatistics
 from nearstep_sim.models.dram.library import (
@@ -197,9 +197,10 @@ class DimmBackend(EmulatedBackend):
             files = (f"{options.commands}.{number}" for number in range(dimm.channels))
             writable(name, "commands", options.commands, *files)
         self._threads = simulation_threads()
+        tops = {"whole": MODULE, "channel": CHANNEL}
         self._lib = _load(
-            whole_library(dimm)
-            if options.top == "whole"
+            whole_library(dimm, tops[options.top])
+            if options.top in tops
             else dimm_library(dimm, trace=options.trace is not None)
         )
         host = HostConfig(

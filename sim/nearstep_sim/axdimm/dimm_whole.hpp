@@ -1,4 +1,5 @@
-// The RTL of a DIMM as one Verilated object: the module as it is shipped, all units in it.
+// The RTL of a DIMM as one Verilated object: the module as it is shipped, all units in it; or a
+// channel as it is shipped, alone (NEARSTEP_CHANNEL_ALONE).
 //
 // NEARSTEP_CHANNELS: how many it has; 1, 2 or 4.
 #pragma once
@@ -25,6 +26,15 @@ namespace nearstep {
 #define NEARSTEP_EACH_CHANNEL(DO) DO(0) DO(1) DO(2) DO(3)
 #endif
 
+#if NEARSTEP_CHANNEL_ALONE
+#define NEARSTEP_DFI(c) dfi
+#define NEARSTEP_IN_CHANNEL(c, name) axdimm_channel__DOT__##name
+#else
+#define NEARSTEP_DFI(c) dfi##c
+#define NEARSTEP_IN_CHANNEL(c, name) axdimm_module__DOT__channel##c##__DOT__##name
+#endif
+#define NEARSTEP_PINS_OF(dut, port) NEARSTEP_DFI_PINS(dut, port)  // of a port that is a macro
+
 class Whole {
   public:
     // Nothing in it goes through a cycle without the rest.
@@ -38,10 +48,9 @@ class Whole {
         Vmodule& top = *top_;
         Vmodule___024root& inside = *top.rootp;
 #define NEARSTEP_CONNECT(c)                                                                      \
-    ranks[c]->connect(NEARSTEP_DFI_PINS(top, dfi##c));                                           \
-    acceleration_[c] =                                                                           \
-        &inside.axdimm_module__DOT__channel##c##__DOT__memory__DOT__o_acceleration;              \
-    kernel_reset_[c] = &inside.axdimm_module__DOT__channel##c##__DOT__o_kernel_reset;
+    ranks[c]->connect(NEARSTEP_PINS_OF(top, NEARSTEP_DFI(c)));                                   \
+    acceleration_[c] = &inside.NEARSTEP_IN_CHANNEL(c, memory__DOT__o_acceleration);              \
+    kernel_reset_[c] = &inside.NEARSTEP_IN_CHANNEL(c, o_kernel_reset);
         NEARSTEP_EACH_CHANNEL(NEARSTEP_CONNECT)
 #undef NEARSTEP_CONNECT
         top.host___05Fp0___05Fcs_n = top.host___05Fp1___05Fcs_n = kNobody;

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_sim.axdimm.options import VerilatedOptions
-from nearstep_sim.updater.library import library
+from nearstep_sim.updater.library import library, whole_kernel_library
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 
 
@@ -25,7 +25,11 @@ class VerilatedBackend(ShellBackend):
 
     def __init__(self, options: VerilatedOptions) -> None:
         self.config = options.config()
-        path = partial(library, self.config, trace=options.trace is not None)
+        path = (
+            partial(whole_kernel_library, self.config)
+            if options.top == "whole"
+            else partial(library, self.config, trace=options.trace is not None)
+        )
         super().__init__(path, options, options.capacity_bytes)
 
     def _open(self, options: ShellOptions) -> int:

@@ -16,8 +16,8 @@ from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.codec import digest
 
 HARNESS = Path(__file__).with_name("dimm.cpp")
-TOP = "axdimm_module"
-"""The top that is shipped."""
+MODULE, CHANNEL = "axdimm_module", "axdimm_channel"
+"""The tops that are shipped: all channels behind one bus, and one alone."""
 
 
 def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
@@ -27,15 +27,14 @@ def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
     """
     one = replace(dimm, channels=1)  # the channels are all the same
     shell = verilog_of(
-        f"axdimm_channel {digest(one)}",
+        f"{CHANNEL} {digest(one)}",
         lambda: to_verilog(
-            AxdimmChannel(dimm.kernel, dimm.timing, dimm.address_mapping, unit=None),
-            "axdimm_channel",
+            AxdimmChannel(dimm.kernel, dimm.timing, dimm.address_mapping, unit=None), CHANNEL
         ),
     )
     return device_library(
         "axdimm_dimm",
-        Model(top="axdimm_channel", verilog=shell, prefix="Vshell"),
+        Model(top=CHANNEL, verilog=shell, prefix="Vshell"),
         [HARNESS],
         dimm.kernel,
         trace,
@@ -44,23 +43,30 @@ def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
     )
 
 
-def shipped_verilog(dimm: DimmConfig) -> Path:
-    """What `nearstep rtl axdimm_module` writes for a configuration, to the byte."""
-    return verilog_of(f"{TOP} {digest(dimm)}", lambda: generate.verilog(TOP, config=dimm))
+def shipped_verilog(dimm: DimmConfig, top: str = MODULE) -> Path:
+    """What `nearstep rtl axdimm_module`, or `axdimm_channel`, writes for a configuration, to the
+    byte."""
+    return verilog_of(f"rtl {top} {digest(dimm)}", lambda: generate.verilog(top, config=dimm))
 
 
-def whole_library(dimm: DimmConfig) -> Path:
-    """The shared library of `dimm.cpp` around the shipped top, Verilated as one object.
+def whole_library(dimm: DimmConfig, top: str = MODULE) -> Path:
+    """The shared library of `dimm.cpp` around a shipped top, Verilated as one object.
 
     Its functional units are instances of a module that is Verilated once.
+
+    Parameters
+    ----------
+    dimm : of one channel, if the top is that.
+    top : `MODULE` or `CHANNEL`.
     """
-    names = [f"{TOP}.channel{number}" for number in range(dimm.channels)]
+    alone = top == CHANNEL
+    names = [CHANNEL] if alone else [f"{MODULE}.channel{n}" for n in range(dimm.channels)]
     return verilate_library(
         "axdimm_whole",
         [
             Model(
-                top=TOP,
-                verilog=shipped_verilog(dimm),
+                top=top,
+                verilog=shipped_verilog(dimm, top),
                 prefix="Vmodule",
                 blocks=[UNIT_MODULE],
                 visible=[
@@ -71,5 +77,9 @@ def whole_library(dimm: DimmConfig) -> Path:
         ],
         [HARNESS],
         common=[DRAM_MODELS],
-        defines={"NEARSTEP_WHOLE": 1, "NEARSTEP_CHANNELS": dimm.channels},
+        defines={
+            "NEARSTEP_WHOLE": 1,
+            "NEARSTEP_CHANNELS": dimm.channels,
+            "NEARSTEP_CHANNEL_ALONE": int(alone),
+        },
     )

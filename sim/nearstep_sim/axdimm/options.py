@@ -104,9 +104,27 @@ class GoldenOptions(AxdimmOptions):
 class VerilatedOptions(SimulationOptions, AxdimmOptions):
     """Options of `sim:axdimm`. (`memory=ddr4-1600` is a device of its own: `DimmOptions`.)"""
 
+    top: Annotated[
+        Literal["parts", "whole"],
+        Option(
+            meaning="RTL; parts: the kernel and its units, joined in C++; whole: the Verilog of "
+            "`nearstep rtl adam_kernel` as one object, of equal bits and cycles, slower"
+        ),
+    ] = "parts"
+
     def __post_init__(self) -> None:
         AxdimmOptions.__post_init__(self)
         SimulationOptions.__post_init__(self)
+        _check_whole(self.top, self.fu, self.trace)
+
+
+def _check_whole(top: str, units: str, trace: str | None) -> None:
+    if top != "parts" and units != "rtl":
+        raise ValueError(f"fu must be rtl with top={top}, whose units are RTL, not {units}")
+    if top != "parts" and trace is not None:
+        raise ValueError(
+            f"top must be parts with trace={trace}: units of a whole one are not traced"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +146,11 @@ class DimmOptions:
         int, Option(meaning="refreshes that the host gathers before it gives them", low=1, high=8)
     ] = 1
     top: Annotated[
-        Literal["parts", "whole"],
+        Literal["parts", "whole", "channel"],
         Option(
             meaning="RTL; parts: channels and units, joined in C++; whole: the Verilog of "
-            "`nearstep rtl axdimm_module` as one object, of equal bits and cycles, slower"
+            "`nearstep rtl axdimm_module` as one object, of equal bits and cycles, slower; "
+            "channel: that of `axdimm_channel`, with channels=1"
         ),
     ] = "parts"
     fu: Units = "rtl"
@@ -153,12 +172,9 @@ class DimmOptions:
     def __post_init__(self) -> None:
         check_bounds(self)
         adam_kernel_map(self.dimm.kernel)  # which may be impossible with rules of a file
-        if self.top == "whole" and self.fu != "rtl":
-            raise ValueError(f"fu must be rtl with top=whole, whose units are RTL, not {self.fu}")
-        if self.top == "whole" and self.trace is not None:
-            raise ValueError(
-                f"top must be parts with trace={self.trace}: units of a whole one are not traced"
-            )
+        _check_whole(self.top, self.fu, self.trace)
+        if self.top == "channel" and self.dimm.channels != 1:
+            raise ValueError(f"channels must be 1 with top=channel, not {self.dimm.channels}")
 
     def config(self) -> DimmConfig:
         """Configuration of the DIMM."""

@@ -9,17 +9,16 @@ them at random.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
+from nearstep.backends.options import DeviceUrl
 from nearstep.errors import (
     AbortedError,
     DeviceError,
@@ -28,55 +27,38 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.threads import VARIABLE
-from nearstep_hw.generate import command
-from nearstep_sim.axdimm.library import shipped_verilog
+from nearstep_sim.axdimm.library import CHANNEL, MODULE, shipped_verilog
+from nearstep_sim.axdimm.options import SIM
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.dram.command import Command
 
 from .dimm_scenarios import SCENARIOS, Log, seen
 from .job import Job
+from .wholes import COUNTS, seen_of_both, words, written
 
 SHIPPED = "sim:axdimm?memory=ddr4-1600&channels=2"
 """As `nearstep rtl axdimm_module` writes it if nothing is said: 16 units on each channel."""
 FEW = f"{SHIPPED}&functional_units=4&block_bytes=512"
 STALLED = f"{SHIPPED}&stall=0.3&seed=7"
 
-SPECIALS = np.array(
-    [0, 0x8000_0000, 1, 0x807F_FFFF, 0x0080_0000, 0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000,
-     0x7FC0_0000, 0x7F80_0001, 0xFFFF_FFFF, 0x3F80_0000],
-    np.uint32,
-)  # fmt: skip
-"""Zeros, subnormals, the ends of the normal numbers, infinities, NaN of both kinds, one."""
-COUNTS = (1, 15, 16, 17, 127, 129, 1001, 4097)
-
 
 def parts(url: str) -> str:
     return url.replace("&top=whole", "")
 
 
-def whole(url: str) -> str:
-    return f"{parts(url)}&top=whole"
+def whole(url: str, top: str = "whole") -> str:
+    return f"{parts(url)}&top={top}"
 
 
-def both(url: str, see: Callable[[AxdimmDevice], Log], monkeypatch: pytest.MonkeyPatch) -> Log:
+def both(
+    url: str,
+    see: Callable[[AxdimmDevice], Log],
+    monkeypatch: pytest.MonkeyPatch,
+    top: str = "whole",
+) -> Log:
     """What is seen of both, which must be the same."""
     monkeypatch.setenv(VARIABLE, "1")
-    logs = []
-    for name in (parts(url), whole(url)):
-        with nearstep.open(name) as device:
-            assert isinstance(device, AxdimmDevice)
-            logs.append(see(device))
-    for place, (one, other) in enumerate(zip(*logs, strict=True)):
-        assert one == other, f"observation {place} of {len(logs[0])}"
-    return logs[0]
-
-
-def words(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
-    """Any bit patterns, a fifth of them special ones."""
-    made = rng.integers(0, 1 << 32, count, dtype=np.uint32)
-    special = rng.random(count) < 0.2
-    made[special] = rng.choice(SPECIALS, special.sum())
-    return made.view(np.float32)
+    return seen_of_both((parts(url), whole(url, top)), see)
 
 
 def state(dimm: AxdimmDevice) -> Log:
@@ -174,19 +156,16 @@ class Traffic:
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("top", [MODULE, CHANNEL])
 @pytest.mark.parametrize("options", [[], ["--functional-units", "4", "--block-bytes", "512"]])
-def test_what_is_verilated_is_what_is_shipped(options: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "axdimm_module.v"
-    rtl = typer.Typer()
-    rtl.command(context_settings=command.context_settings)(command)
-    result = CliRunner().invoke(rtl, ["axdimm_module", *options, "-o", str(path)])
-    assert result.exit_code == 0, result.output
+def test_what_is_verilated_is_what_is_shipped(top: str, options: list[str], tmp_path: Path) -> None:
     url = FEW if options else SHIPPED
-    with nearstep.open(url) as device:
-        assert isinstance(device.backend.config, DimmConfig)
-        verilated = shipped_verilog(device.backend.config).read_bytes()
-    assert path.read_bytes() == verilated
-    assert verilated.count(b"\n  adam_fu ") == (8 if options else 32)
+    config = SIM.parse(DeviceUrl.parse(url).options).config()
+    assert isinstance(config, DimmConfig)
+    channels = config.channels if top == MODULE else 1
+    verilated = shipped_verilog(replace(config, channels=channels), top).read_bytes()
+    assert written(top, options, tmp_path) == verilated
+    assert verilated.count(b"\n  adam_fu ") == channels * (4 if options else 16)
 
 
 @pytest.mark.deep
@@ -261,6 +240,26 @@ def test_other_numbers_of_channels_show_the_same(
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("url", [STALLED, FEW], ids=["16 units, stalled", "4 units"])
+def test_a_channel_as_it_is_shipped_shows_the_same(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = url.replace("channels=2", "channels=1")
+    log = both(one, lambda dimm: Traffic(dimm, 7).run(24), monkeypatch, "channel")
+    *_, done, compared = log
+    print(f"{len(log)} observations, {compared} words, {done}")
+    assert compared == 24 * 4 * Traffic.MOST
+    assert all(done.values())
+
+    def steps(dimm: AxdimmDevice) -> Log:
+        job = Job(dimm, 20_001, 3)
+        job.run()
+        return [job.check(), *state(dimm)]
+
+    assert both(one, steps, monkeypatch, "channel")[0] == 3 * 20_001
+
+
+@pytest.mark.deep
 def test_a_difference_of_one_cycle_or_one_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def see(dimm: AxdimmDevice) -> Log:
         dimm.backend.advance(1 + (dimm.backend.options.top == "whole"))
@@ -275,4 +274,6 @@ def test_units_of_the_shipped_module_are_rtl_and_not_traced(tmp_path: Path) -> N
         nearstep.open(f"{whole(FEW)}&fu=native")
     with pytest.raises(OptionError, match="top must be parts with trace="):
         nearstep.open(f"{whole(FEW)}&trace={tmp_path / 'waves.vcd'}")
+    with pytest.raises(OptionError, match="channels must be 1 with top=channel, not 2"):
+        nearstep.open(whole(FEW, "channel"))
     assert not list(tmp_path.iterdir())

@@ -11,11 +11,12 @@ import pytest
 
 import nearstep
 from nearstep.coarse import CoarsePool
-from nearstep.coarse.errors import SilentLinkError
+from nearstep.coarse.errors import PoolAbortedError, SilentLinkError
 from nearstep.errors import ArgumentError, ClosedDeviceError, MismatchError
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep_sim.boards.ring import RingBackend, SimulatedRing
 from nearstep_sim.coarse.pool_values import Floats, compare, draw, reduced
+from nearstep_spec.boards.coarse_board import CLOCK_BAUD
 from nearstep_spec.coarse.lanes import TRANSFERS
 
 URL = "sim:board?design=coarse&baud=6250000"
@@ -71,6 +72,25 @@ def test_two_boards_sum_to_the_bits_of_golden_also_when_their_pins_are_damaged()
                 ring.counts(link, direction)
     with pytest.raises(ClosedDeviceError):
         ring.cycle(0)
+
+
+@pytest.mark.deep
+def test_boards_as_they_ship_sum_and_are_reset() -> None:
+    """With the rate of their own line, which others here have not."""
+    with CoarsePool.open("sim:board?design=coarse") as pool:
+        assert isinstance(pool.device.backend, RingBackend)
+        assert pool.device.backend.ring.config.link_baud == CLOCK_BAUD
+        assert check_sum(pool, SMALL, seed=11) == 2 * SMALL
+        arrays = values(pool, SMALL, seed=12)
+        tensor = pool.tensor(arrays)
+        event = pool.submit(tensor)
+        pool.device.reset()
+        pool.reset()
+        assert not event.done
+        with pytest.raises(PoolAbortedError):
+            event.wait()
+        assert check_sum(pool, SMALL, seed=13) == 2 * SMALL
+        assert replays(pool) == 0
 
 
 @pytest.mark.deep
