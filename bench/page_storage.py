@@ -91,8 +91,8 @@ def cards(results: Results) -> list[str]:
         lines += [f"Without DeepSpeed's CPU Adam on NVMe: {results['deepspeed']}.", ""]
     else:
         lines += [
-            "*DeepSpeed*, by itself before the others: gradients in bf16, fp32 parameters and",
-            "moments from files and to them, pipelined, and no whole state after a cut.",
+            "*DeepSpeed*, by itself before the others: a model in bf16 whose fp32 parameters and",
+            "moments lie on files, pipelined, and no whole state after a cut.",
             "",
         ]
     names = {"cards": "cards", "storage": "storage alone", "mapped": "mapped, flushed"}

@@ -24,7 +24,7 @@ def provenance() -> dict[str, Any]:
         if line.startswith("model name")
     )
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *map(_anywhere, sys.argv)]),
         "machine": {
             "cpu": next(models, platform.processor()),
             "cores": len(os.sched_getaffinity(0)),
@@ -44,6 +44,11 @@ def write(name: str, results: dict[str, Any]) -> Path:
     path = FOLDER / f"{name}.json"
     path.write_text(json.dumps({**provenance(), **results}, indent=2) + "\n")
     return path
+
+
+def _anywhere(word: str) -> str:
+    """Of a path on this machine its last part."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def _version(name: str) -> str | None:
