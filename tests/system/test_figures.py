@@ -100,6 +100,10 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
         Of("formats", cell("m, v bf16", 5)),
         Of("formats", cell("p, g, m, v bf16", 5)),
     ),
+    "AdamW with the same states, rounded stochastically": (
+        Of("formats", cell("m, v bf16, stochastic", 5)),
+        Of("formats", cell("p, g, m, v bf16, stochastic", 5)),
+    ),
     "step of AdamW on both channels": (Of("step", cell(STEP, 7)), Of("step", cell(STEP, 6))),
     "host in normal mode, streaming loads": (
         Of("module_host", cell("in-order, streaming loads", 3)),
