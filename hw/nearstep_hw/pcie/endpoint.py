@@ -32,8 +32,9 @@ class PcieEndpoint(wiring.Component):
     BAR 0 has the registers of `csr` in its first 4 KiB, and the MSI-X table and its pending bits
     behind them (`nearstep_spec.pcie`). An access is one dword, or two, with all their bytes;
     two are made one after the other, the low one first. BAR 2 is `memory_bytes` of memory behind
-    `m_axi`; any dwords within a page of 4 KiB may be read and written, with any byte enables. A BAR
-    may be larger than what is in it. Reads and writes of no byte are carried out as such.
+    `m_axi`; any dwords within a page of 4 KiB may be read and written, with any byte enables that
+    the PCIe specification allows. A BAR may be larger than what is in it. Reads and writes of no
+    byte are carried out as such.
 
     What is refused, and with which status: see `RequestRouter`. Beyond that, a register access that
     `csr` calls an error is an Unsupported Request, and a read that memory answers with an error is
@@ -48,7 +49,7 @@ class PcieEndpoint(wiring.Component):
     registers take 3 cycles a word. A reset forgets what is under way, and must reach the memory
     path too.
 
-    *Resources* (Yosys, UltraScale+, default parameters): 3347 LUT, 952 LUT as memory, 4463 FF, 7.5
+    *Resources* (Yosys, UltraScale+, default parameters): 3352 LUT, 952 LUT as memory, 4463 FF, 7.5
     block RAMs of 36 Kib.
 
     Parameters

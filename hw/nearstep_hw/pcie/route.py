@@ -60,7 +60,9 @@ class RequestRouter(wiring.Component):
 
     - Unsupported Request: another type of request, another BAR, an address that nothing is at;
     - Completer Abort: a request that breaks the rules of what is there: a register access of
-      another size, a request across a multiple of 4 KiB (which the PCIe specification forbids).
+      another size, a request across a multiple of 4 KiB, one with byte enables that the PCIe
+      specification forbids. A receiver that looks finds the last two malformed and discards them;
+      it need not look, so the hard block may hand them over.
 
     A posted request that is refused is dropped. Messages are dropped.
 
@@ -76,8 +78,8 @@ class RequestRouter(wiring.Component):
     -------
     i, o : the streams.
 
-    Ref: PCIe Base Specification, 2.3.1 (request handling) and its note on restricted programming
-    models.
+    Ref: PCIe Base Specification, 2.2.5 (byte enables), 2.3.1 (request handling) and its note on
+    restricted programming models.
     """
 
     def __init__(self, *, width: int, address_width: int, memory_bytes: int) -> None:
@@ -146,6 +148,7 @@ class RequestRouter(wiring.Component):
         is_register = Signal()
         is_write = Signal()
         unsupported = Signal()
+        forbidden = self._forbidden_enables(m, head)
         aborted = Signal()
         route = Signal(Route)
         status = Signal(Status)
@@ -165,7 +168,7 @@ class RequestRouter(wiring.Component):
                 | ((dwords == 2) & first.all() & last.all())
             ),
             unsupported.eq(~within | ((kind != RequestType.MEMORY_READ) & ~is_write)),
-            aborted.eq(crosses | (is_register & ~word)),
+            aborted.eq(crosses | forbidden | (is_register & ~word)),
             status.eq(Mux(unsupported, Status.UNSUPPORTED_REQUEST, Status.COMPLETER_ABORT)),
         ]
         posted = is_write | (kind >= RequestType.MESSAGE)
@@ -176,3 +179,21 @@ class RequestRouter(wiring.Component):
         with m.Else():
             m.d.comb += route.eq(Mux(is_write, Route.REGISTER_WRITE, Route.REGISTER_READ))
         return route, status
+
+    def _forbidden_enables(self, m: Module, head: data.View) -> Signal:
+        """Whether the byte enables of a memory request are none that it may have.
+
+        One dword has none for a last one; several have some of the first and of the last; and what
+        is enabled has no gap, but for one dword and for two within 8 aligned bytes.
+        """
+        first, last = head.sideband.first_be, head.sideband.last_be
+        dwords, odd = head.descriptor.dwords, head.descriptor.address[0]
+        gap = Signal()
+        forbidden = Signal()
+        m.d.comb += gap.eq((first[:-1] & ~first[1:]).any() | (last[1:] & ~last[:-1]).any())
+        with m.If(dwords == 1):
+            m.d.comb += forbidden.eq(last.any())
+        with m.Else():
+            may_have_gap = (dwords == 2) & ~odd
+            m.d.comb += forbidden.eq(~first.any() | ~last.any() | (gap & ~may_have_gap))
+        return forbidden

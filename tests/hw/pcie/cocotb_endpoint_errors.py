@@ -55,6 +55,25 @@ async def reads_and_writes_across_a_page(dut: object) -> None:
 
 
 @cocotb.test()
+async def byte_enables_that_no_request_has(dut: object) -> None:
+    """A last dword where there is one; none of the first or last of several; gaps between them."""
+    bench = PcieBench(dut)
+    await bench.begin()
+    wrong = [(256, *case) for case in ((1, 0xF, 1), (1, 0, 8), (2, 0, 0xF), (2, 0xF, 0), (2, 0, 0))]
+    wrong += [(256, *case) for case in ((64, 0, 0xF), (64, 8, 0), (3, 5, 0xF), (16, 0xF, 9))]
+    wrong += [(260, *case) for case in ((2, 7, 0xF), (2, 0xF, 0xE), (2, 9, 3), (17, 0xF, 0xA))]
+    for offset, dwords, first, last in wrong:
+        read = bench.memory_read(offset, dwords, first=first, last=last)
+        await bench.refused(read, CplStatus.CA)
+        data = bench.random.randbytes(4 * dwords)
+        bench.post(bench.memory_write(offset, data, first=first, last=last))
+    await bench.settle()
+    assert count(dut, "dropped") == count(dut, "failed_reads") == len(wrong)
+    assert bench.checker.transfers["aw"] == 0
+    await bench.finish()
+
+
+@cocotb.test()
 @cocotb.parametrize(mode=list(MODES))
 async def registers_of_the_wrong_size(dut: object, mode: str) -> None:
     """One or two whole dwords, and nothing else; one dword of no byte does nothing."""

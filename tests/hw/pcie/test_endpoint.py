@@ -50,7 +50,7 @@ def bench(
 MODES = ("free", "source", "sink", "both")
 COUNTS = {
     "cocotb_endpoint": 14,
-    "cocotb_endpoint_errors": 15,
+    "cocotb_endpoint_errors": 16,
     "cocotb_endpoint_order": 6,
     "cocotb_endpoint_msix": 6,
     "cocotb_endpoint_rate": 3,

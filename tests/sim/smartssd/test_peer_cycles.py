@@ -367,9 +367,9 @@ def test_a_reset_gives_up_what_is_under_way_and_nothing_of_it_comes_late(name, a
         card.reset()
         for transfer, what in zip(transfers, ("write", "read", "write"), strict=True):
             assert transfer.ended
-            with pytest.raises(DeviceError, match=f"drive's {what} of 100000 .* was given up"):
+            with pytest.raises(DeviceError, match=f"drive's {what} of {size} .* was given up"):
                 transfer.wait()
-        kept, there = out.copy(), memory(card, BASE, 200_000)
+        kept, there = out.copy(), memory(card, BASE, 2 * size)
         data[:] = 99
         work.upload()
         work.start().wait()
@@ -377,7 +377,7 @@ def test_a_reset_gives_up_what_is_under_way_and_nothing_of_it_comes_late(name, a
         again = some(3000, 7)
         submit(card, "write", BASE + 50, again).wait()
         there[50:3050] = again
-        assert memory(card, BASE, 200_000).tobytes() == there.tobytes()
+        assert memory(card, BASE, 2 * size).tobytes() == there.tobytes()
         assert out.tobytes() == kept.tobytes()
 
 

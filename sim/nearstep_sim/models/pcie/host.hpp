@@ -439,7 +439,7 @@ class PcieHost {
         const std::uint64_t bytes = std::uint64_t(tlp.dwords) * kWord;
         const bool carried = memory && request.bar == kMemoryBar && !request.discontinue &&
                              request.offset + bytes <= shape_.memory_bytes &&
-                             tlp.address % kTlpPage + bytes <= kTlpPage;
+                             tlp.address % kTlpPage + bytes <= kTlpPage && !forbidden_enables(tlp);
         if (carried && tlp.posted()) {
             aw_due_.push_back(due(request, request.offset, request.offset + bytes));
             if (request.origin == Origin::other) ++others_posted_;

@@ -37,6 +37,17 @@ struct Tlp {
 
 constexpr std::uint64_t kTlpPage = 4096;  // no request crosses a multiple
 
+// Byte enables that the standard forbids a memory request (2.2.5): of a last dword where there is
+// one; none of the first or the last of several; a gap, but for two dwords in 8 aligned bytes.
+// Receivers need not look.
+inline bool forbidden_enables(const Tlp& tlp) {
+    if (tlp.dwords == 1) return tlp.last_be != 0;
+    if (tlp.first_be == 0 || tlp.last_be == 0) return true;
+    const unsigned above = ~tlp.first_be & 0xF, last = tlp.last_be;
+    const bool gap = (above & (above + 1)) != 0 || (last & (last + 1)) != 0;
+    return gap && !(tlp.dwords == 2 && tlp.address % 8 == 0);
+}
+
 // Reads `count` dwords. Nothing if they are malformed by what every receiver has to check: a format
 // or type that is not defined, a payload of another length than the header says, or of more than
 // `most` bytes. What receivers may leave unchecked is not: byte enables, and the 4 KiB.
