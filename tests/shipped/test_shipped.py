@@ -25,7 +25,6 @@ PENDING = {
     ("smartssd_card", "runs"),
     ("smartssd_pcie_card", "area"),
     ("smartssd_pcie_card", "cocotb"),
-    ("smartssd_pcie_card", "faults"),
     ("smartssd_series7_card", "area"),
     ("smartssd_series7_card", "cocotb"),
     ("smartssd_series7_card", "faults"),
