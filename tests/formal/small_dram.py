@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
-from amaranth.hdl import Value
+from amaranth.hdl import Assert, Module, Value
 
-from nearstep_hw.axdimm.host_command import CODE, code_of
+from nearstep_hw.axdimm.arbiter import ModeArbiter
+from nearstep_hw.axdimm.host_command import CODE, code_of, not_selected
+from nearstep_hw.axdimm.shared_dram import SharedDram
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.timing import dram_timing
+
+from .toolkit import Inside
 
 
 class SmallGeometry(DramGeometry):
@@ -47,5 +51,29 @@ SHORT = replace(
 )
 
 
-def is_refresh(pins: object) -> Value:
-    return ~pins.cs_n & pins.act_n & (pins.address[CODE] == code_of(Command.REF))
+def is_refresh(pins: object, rank: int = 0) -> Value:
+    code = pins.address[CODE] == code_of(Command.REF)
+    return ~not_selected(pins, rank) & pins.act_n & code
+
+
+def state_that_ranks_move_together(m: Module, dram: SharedDram, inside: Inside) -> None:
+    """The states in which the arbiters of two ranks can be, of a DRAM that has been elaborated.
+
+    They are as one while the controller has the channel, and on the way there.
+    """
+    first, second = (rank.arbiter for rank in dram.ranks)
+
+    def among(arbiter: ModeArbiter, *states: str) -> Value:
+        found = [arbiter.fsm.ongoing(state) for state in states]
+        return sum(found[1:], found[0]) != 0
+
+    for states in (("TAKE", "CLOSED"), ("KERNEL",), ("LEAVE",), ("CUT",)):
+        m.d.comb += Assert(among(first, *states) == among(second, *states))
+    m.d.comb += [
+        Assert(inside["arbiter.cut"] == inside["arbiter1.cut"]),
+        Assert(~first.astray),
+        Assert(~second.astray),
+        Assert(first.o_reset == second.o_reset),
+        Assert(first.o_enable == second.o_enable),
+        Assert(first.o_acceleration == second.o_acceleration),
+    ]

@@ -6,8 +6,14 @@ import pytest
 from amaranth.hdl import Assert, Assume, Cat, Cover, Module, Mux, Signal, Value
 from amaranth.lib.wiring import Component, In, Out, connect, flipped
 
-from nearstep_hw.axdimm.host_command import CODE, HostCommandLayout, code_of, decode
-from nearstep_hw.axdimm.host_front_end import HOST_PORT, HOST_READ_LATENCY
+from nearstep_hw.axdimm.host_command import (
+    CODE,
+    HostCommandLayout,
+    code_of,
+    decode,
+    not_selected,
+)
+from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, host_port
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.axdimm.shared_dram import SharedDram
 from nearstep_hw.axi.signature import Axi4Signature
@@ -19,8 +25,8 @@ from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
 
-from .small_dram import SHORT, SmallGeometry, is_refresh
-from .toolkit import held, past, refuted
+from .small_dram import SHORT, SmallGeometry, is_refresh, state_that_ranks_move_together
+from .toolkit import held, opened, past, refuted
 
 pytestmark = pytest.mark.formal
 
@@ -44,7 +50,13 @@ class BankView:
     """
 
     def __init__(
-        self, m: Module, name: str, pins: list[object], bank: Value, geometry: DramGeometry
+        self,
+        m: Module,
+        name: str,
+        pins: list[object],
+        bank: Value,
+        geometry: DramGeometry,
+        rank: int = 0,
     ) -> None:
         self.open = Signal(name=f"{name}_open")
         self.row = Signal(geometry.row_bits, name=f"{name}_row")
@@ -56,8 +68,9 @@ class BankView:
             a10 = each.address[10]
             precharge = (code == code_of(Command.PRE)) & (a10 | mine)
             column = ((code == code_of(Command.RD)) | (code == code_of(Command.WR))) & a10 & mine
-            opens = ~each.cs_n & ~each.act_n & mine
-            closes = ~each.cs_n & each.act_n & (precharge | column)
+            selected = ~not_selected(each, rank)
+            opens = selected & ~each.act_n & mine
+            closes = selected & each.act_n & (precharge | column)
             self.now_row = Mux(opens, each.address, self.now_row)[: geometry.row_bits]
             self.now_open = Mux(opens, 1, Mux(closes, 0, self.now_open))[0]
         m.d.sync += [self.open.eq(self.now_open), self.row.eq(self.now_row)]
@@ -68,15 +81,21 @@ class SharedDramProperties(Component, ABC):
 
     Of the controller it is assumed that all banks are closed when it is idle, and that it gives no
     command then.
+
+    Parameters
+    ----------
+    ranks : of the channel.
+    rank : that the properties are about, whatever is done to the other.
     """
 
-    def __init__(self, *, flaw: str | None = None) -> None:
+    def __init__(self, *, ranks: int = 1, rank: int = 0, flaw: str | None = None) -> None:
         self.flaw = flaw
-        self.geometry = SmallGeometry()
+        self.geometry = SmallGeometry(ranks=ranks)
+        self.rank = rank
         super().__init__(
             {
-                "host": In(HOST_PORT),
-                "kernel": In(DfiSignature()),
+                "host": In(host_port(ranks)),
+                "kernel": In(DfiSignature(ranks=ranks)),
                 "idle": In(1),
                 "accelerate": In(1),
                 "reset": In(1),
@@ -86,12 +105,19 @@ class SharedDramProperties(Component, ABC):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.dram = self.dram = dram = SharedDram(SHORT, self.geometry, hurry=HURRY)
+        ranks = self.geometry.ranks
+        self.dram = dram = SharedDram(SHORT, self.geometry, hurry=HURRY)
+        self.mine = dram.ranks[self.rank]
+        self.passes = dram.o_pass[self.rank]
+        m.submodules.dram, inside = opened(dram)
         connect(m, flipped(self.kernel), dram.kernel)
-        for number in range(HOST_PHASES):
+        for number in range(ranks * HOST_PHASES):
+            rank, phase = divmod(number, HOST_PHASES)
             slot = Signal(HostCommandLayout(self.geometry), name=f"slot{number}")
-            decode(m, getattr(self.host, f"p{number}"), slot)
+            decode(m, getattr(self.host, f"p{phase}"), slot, rank)
             m.d.comb += dram.i_slot[number].eq(slot)
+        if ranks > 1:
+            state_that_ranks_move_together(m, dram, inside)
         m.d.comb += [
             dram.i_idle.eq(self.idle),
             dram.i_accelerate.eq(self.accelerate),
@@ -116,49 +142,57 @@ class Ownership(SharedDramProperties):
     """
 
     def state(self, m: Module) -> None:
-        dram = self.dram
-        passed = past(m, dram.o_pass, "pass")
+        dram, arbiter, rank = self.dram, self.mine.arbiter, self.rank
+        passed = past(m, self.passes, "pass")
         owned = self.accelerate if self.flaw else dram.o_kernel
-        own = dram.arbiter.o_command
+        own = arbiter.o_command
+        cs_n = [not_selected(pins, rank) for pins in self.pins]
         m.d.comb += [
-            Assert(~(dram.o_pass & dram.o_kernel)),
+            Assert(~(self.passes & dram.o_kernel)),
             Assert(~(passed & owned)),
             Assert(~(dram.o_acceleration & ~dram.o_kernel)),
             Assert(~(dram.o_enable & ~dram.o_kernel)),
-            Assert(~(dram.o_pass & (dram.owes | dram.owes_long))),
-            Assert(~(own.calibrate | own.calibrate_long) | ~dram.arbiter.opened.any()),
-            Assert(~dram.arbiter.yielding | ~dram.arbiter.opened.any()),
+            Assert(~(self.passes & (self.mine.owes | self.mine.owes_long))),
+            Assert(~(own.calibrate | own.calibrate_long) | ~arbiter.opened.any()),
+            Assert(~arbiter.yielding | ~arbiter.opened.any()),
         ]
-        with m.If(dram.o_pass):
-            m.d.comb += [Assert(self.pins[1].cs_n), Assert(self.pins[3].cs_n)]
+        with m.If(self.passes):
+            m.d.comb += [Assert(cs_n[1]), Assert(cs_n[3])]
         for slot, phase in enumerate((0, 2)):
             command = self.ours[slot]
-            was = past(m, ~command.cs_n & ~is_refresh(command), f"command{slot}")
+            selected = ~not_selected(command, rank)
+            was = past(m, selected & ~is_refresh(command, rank), f"command{slot}")
             same = [
                 getattr(self.pins[phase], name) == past(m, getattr(command, name), f"{name}{slot}")
                 for name in ("act_n", "address", "bg", "ba")
             ]
             with m.If(passed & was):
-                m.d.comb += [Assert(~self.pins[phase].cs_n), Assert(Cat(same).all())]
+                m.d.comb += [Assert(~cs_n[phase]), Assert(Cat(same).all())]
             with m.If(~passed & ~dram.o_kernel):
-                m.d.comb += Assert(self.pins[phase].cs_n)
+                m.d.comb += Assert(cs_n[phase])
+        theirs = [not_selected(each, rank) for each in self.theirs]
         with m.If(dram.o_kernel):
-            for mine, each in zip(self.pins, self.theirs, strict=True):
-                m.d.comb += Assert(mine.cs_n == each.cs_n)
+            for mine, each in zip(cs_n, theirs, strict=True):
+                m.d.comb += Assert(mine == each)
         m.d.comb += [
-            Cover(dram.o_kernel & ~self.theirs[0].cs_n & past(m, dram.o_kernel, "kernel")),
+            Cover(dram.o_kernel & ~theirs[0] & past(m, dram.o_kernel, "kernel")),
             Cover(own.calibrate_long),
         ]
+        if self.geometry.ranks > 1:
+            # The host has this rank and not yet the other, which gets a command of its arbiter.
+            other = 1 - rank
+            alone = self.passes & ~dram.o_pass[other] & dram.ranks[other].arbiter.o_command.activate
+            m.d.comb += Cover(alone & past(m, passed, "passed_before"))
 
 
 class Banks(SharedDramProperties):
     """In normal mode every bank is as the host believes, whatever was done in between."""
 
     def state(self, m: Module) -> None:
-        dram, arbiter = self.dram, self.dram.arbiter
+        dram, arbiter = self.dram, self.mine.arbiter
         held(m, self.bank)
-        memory = BankView(m, "memory", self.pins, self.bank, self.geometry)
-        host = BankView(m, "host", self.ours, self.bank, self.geometry)
+        memory = BankView(m, "memory", self.pins, self.bank, self.geometry, self.rank)
+        host = BankView(m, "host", self.ours, self.bank, self.geometry, self.rank)
         with m.If(dram.o_kernel & self.idle):
             m.d.comb += Assume(~memory.now_open)
         opened = Signal()
@@ -171,32 +205,32 @@ class Banks(SharedDramProperties):
                     m.d.comb += [
                         opened.eq(arbiter.opened[number]),
                         wrong.eq(arbiter.wrong[number]),
-                        believed.eq(dram.shadow.o_open[number]),
-                        row.eq(dram.o_row[number]),
+                        believed.eq(self.mine.shadow.o_open[number]),
+                        row.eq(dram.o_row[self.rank * self.geometry.banks + number]),
                     ]
         as_believed = (memory.now_open == believed) & (~believed | (memory.now_row == row))
         m.d.comb += Assert(believed == host.open)
         with m.If(host.open):
             m.d.comb += Assert(row == host.row)
-        with m.If(dram.o_pass & (self.flaw is None)):
+        with m.If(self.passes & (self.flaw is None)):
             m.d.comb += Assert(as_believed)
-        with m.If(dram.o_pass & (self.flaw is not None)):
+        with m.If(self.passes & (self.flaw is not None)):
             m.d.comb += Assert(memory.open == host.now_open)
         with m.If(arbiter.restoring):
             m.d.comb += Assert(memory.now_open == opened)
             with m.If(opened & ~wrong):
                 m.d.comb += Assert(as_believed)
-        with m.If((~arbiter.restoring & ~arbiter.closing & ~dram.o_pass) | arbiter.yielding):
+        with m.If((~arbiter.restoring & ~arbiter.closing & ~self.passes) | arbiter.yielding):
             m.d.comb += [Assert(arbiter.opened == 0), Assert(arbiter.wrong == 0)]
 
         away = Signal()  # the kernel had the channel
         moved = Signal()  # and in that time the host opened another row
         with m.If(dram.o_kernel):
             m.d.sync += away.eq(1)
-        with m.If(away & ~dram.o_pass & host.open & (past(m, host.row, "row") != host.row)):
+        with m.If(away & ~self.passes & host.open & (past(m, host.row, "row") != host.row)):
             m.d.sync += moved.eq(1)
         m.d.comb += [
-            Cover(dram.o_pass & moved & memory.now_open),
+            Cover(self.passes & moved & memory.now_open),
             Cover(arbiter.restoring & wrong),
         ]
 
@@ -209,39 +243,40 @@ class Refreshes(SharedDramProperties):
     """
 
     def state(self, m: Module) -> None:
-        dram = self.dram
+        dram, rank = self.dram, self.rank
+        host_debt, dram_debt = self.mine.debt.o_host, self.mine.debt.o_dram
         most = MAX_POSTPONED_REFRESHES
-        asks = is_refresh(self.ours[0]) | is_refresh(self.ours[1])
-        gets = Cat(is_refresh(each) for each in self.pins).any()
+        asks = is_refresh(self.ours[0], rank) | is_refresh(self.ours[1], rank)
+        gets = Cat(is_refresh(each, rank) for each in self.pins).any()
         asked = Signal(8)
         given = Signal(8)
         m.d.sync += [asked.eq(asked + asks), given.eq(given + gets)]
         m.d.comb += [
-            Assume(~(is_refresh(self.ours[0]) & is_refresh(self.ours[1]))),
-            Assume(~(asks & (dram.o_host_debt <= -most))),
-            Assume(dram.o_host_debt <= most),
-            Assume(~(dram.o_kernel & gets & (dram.o_dram_debt <= -most))),
-            Assume(~(dram.arbiter.o_command.refresh & (dram.o_dram_debt <= -most))),
-            Assume(~(dram.o_pass & asks & (dram.o_dram_debt <= -most))),
-            Assume(dram.o_dram_debt <= most + 1),
+            Assume(~(is_refresh(self.ours[0], rank) & is_refresh(self.ours[1], rank))),
+            Assume(~(asks & (host_debt <= -most))),
+            Assume(host_debt <= most),
+            Assume(~(dram.o_kernel & gets & (dram_debt <= -most))),
+            Assume(~(self.mine.arbiter.o_command.refresh & (dram_debt <= -most))),
+            Assume(~(self.passes & asks & (dram_debt <= -most))),
+            Assume(dram_debt <= most + 1),
         ]
         for phase in (0, 2, 3):  # where the controller has no refreshes
-            m.d.comb += Assume(~(dram.o_kernel & is_refresh(self.theirs[phase])))
+            m.d.comb += Assume(~(dram.o_kernel & is_refresh(self.theirs[phase], rank)))
         counted = Signal(8)  # what the pins will have seen of what was decided until now
         m.d.comb += counted.eq(given + (gets & ~dram.o_kernel))
         ahead = Signal(8)
         difference = Signal(8)
         m.d.comb += [
             ahead.eq(counted - asked),
-            difference.eq(dram.o_host_debt - dram.o_dram_debt),
+            difference.eq(host_debt - dram_debt),
             Assert(ahead == difference),
         ]
-        with m.If(dram.o_pass):
-            m.d.comb += Assert(dram.o_dram_debt <= dram.o_host_debt)
+        with m.If(self.passes):
+            m.d.comb += Assert(dram_debt <= host_debt)
             m.d.comb += Assert(ahead < 2 * most + 1)
-        for debt in (dram.o_host_debt, dram.o_dram_debt):
+        for debt in (host_debt, dram_debt):
             m.d.comb += Assert(debt >= -most)
-        m.d.comb += Cover(dram.o_pass & (ahead == 2) & (asked == 1))
+        m.d.comb += Cover(self.passes & (ahead == 2) & (asked == 1))
 
 
 class IdleController(Component):
@@ -278,7 +313,7 @@ class WindowAnswers(Component):
         self.geometry = WindowGeometry()
         super().__init__(
             {
-                "host": In(HOST_PORT),
+                "host": In(host_port()),
                 "idle": In(1),
                 "kernel_data": In(LINE_BITS),
                 "memory_data": In(LINE_BITS),
@@ -389,6 +424,20 @@ def test_shared_dram(properties: type[SharedDramProperties], statements: int) ->
     assert proof.statements >= statements
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("properties", "statements"), [(Ownership, 26), (Banks, 17), (Refreshes, 14)]
+)
+def test_each_of_two_ranks(
+    properties: type[SharedDramProperties], statements: int, rank: int
+) -> None:
+    name = f"{properties.__name__.lower()}_of_two_{rank}"
+    proof = prove(properties(ranks=2, rank=rank), name, "prove", depth=3)
+    print(proof)
+    assert proof.statements >= statements
+
+
 @pytest.mark.parametrize(
     ("properties", "covers"),
     [
@@ -401,3 +450,11 @@ def test_interesting_cases_are_reached(properties: type[SharedDramProperties], c
     proof = prove(properties(), properties.__name__.lower(), "cover", depth=40)
     print(proof)
     assert proof.statements == covers
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_the_hosts_before_the_other(rank: int) -> None:
+    proof = prove(Ownership(ranks=2, rank=rank), f"ownership_of_two_{rank}", "cover", depth=40)
+    print(proof)
+    assert proof.statements == 3

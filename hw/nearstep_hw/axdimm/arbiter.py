@@ -1,4 +1,4 @@
-"""The mode of a channel, and the way from one to the other."""
+"""The mode of a rank, and the way from one to the other."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import wiring
@@ -18,7 +18,7 @@ STATES = (
 
 
 class ModeArbiter(wiring.Component):
-    """Gives the DRAM to the host, to the kernel, and back.
+    """Gives a rank of DRAM to the host, to the kernel, and back.
 
     - `NORMAL`: host commands pass, the controller is kept disabled and empty.
     - `TAKE`, `CLOSED`: nobody's; all minima pass, all banks are precharged, tRP passes.
@@ -37,6 +37,10 @@ class ModeArbiter(wiring.Component):
     A mode is always reached before the next change begins; what is requested then counts. After a
     reset of the kernel the mode is normal for at least a cycle.
 
+    Of several ranks each has an arbiter (`shared`). They leave normal mode in one cycle and reach
+    `KERNEL` in one cycle, so that the controller has all ranks or none, and are as one until it has
+    left them. Then each goes back at its own time; none leaves normal mode before all are there.
+
     A host that without pause opens and closes banks, which it can only do by accesses that are
     refused, could keep `RESTORE` from ending. But before its own refresh it has to close all banks,
     tRP before. After `PATIENCE` cycles `YIELD` waits for that.
@@ -49,13 +53,15 @@ class ModeArbiter(wiring.Component):
 
     Parameters
     ----------
-    timing, geometry : of the channel.
+    timing, geometry : of the rank.
+    shared : there are other ranks.
 
     Members
     -------
     i_accelerate : mode that is requested.
     i_reset : reset the kernel, whatever it does.
-    i_wait : a hand-over to the kernel must not begin.
+    i_wait : a hand-over to the kernel must not begin; equal for all ranks.
+    o_closed, i_closed : this rank, and every other one, is ready for the kernel; with other ranks.
     i_idle : the controller is disabled and has left the channel with all banks closed.
     i_settled : see `RowSettle`.
     i_owing, i_hold : refreshes are due; the mode must not become normal; see `RefreshDebt`.
@@ -77,11 +83,15 @@ class ModeArbiter(wiring.Component):
         since. For proofs, like the others; nothing else reads them.
     restoring, yielding, closing : three of the states, `YIELD` being part of the first.
     astray : the state is none of them, which cannot be.
+    fsm : the state; from `elaborate` on.
     """
 
-    def __init__(self, timing: DramTiming, geometry: DramGeometry) -> None:
+    def __init__(
+        self, timing: DramTiming, geometry: DramGeometry, *, shared: bool = False
+    ) -> None:
         self.timing = timing
         self.geometry = geometry
+        self.shared = shared
         self.opened = Signal(geometry.banks)
         self.wrong = Signal(geometry.banks)
         self.restoring = Signal()
@@ -111,6 +121,7 @@ class ModeArbiter(wiring.Component):
                 "o_reset": Out(1),
                 "o_yield": Out(1),
                 "o_command": Out(RowCommandLayout(geometry)),
+                **({"i_closed": In(1), "o_closed": Out(1)} if shared else {}),
             }
         )
 
@@ -164,6 +175,7 @@ class ModeArbiter(wiring.Component):
             m.d.sync += calibrating.eq(0)
 
         with m.FSM() as fsm:
+            self.fsm = fsm
             with m.State("NORMAL"):
                 m.d.comb += [self.o_pass.eq(1), self.o_reset.eq(self.i_reset)]
                 m.d.sync += [opened.eq(0), wrong.eq(0), paced.eq(0)]
@@ -176,7 +188,9 @@ class ModeArbiter(wiring.Component):
                     m.next = "CLOSED"
             with m.State("CLOSED"):
                 m.d.comb += self.o_reset.eq(self.i_reset)
-                with m.If(self.i_settled):
+                if self.shared:
+                    m.d.comb += self.o_closed.eq(self.i_settled)
+                with m.If(self.i_settled & self.i_closed if self.shared else self.i_settled):
                     m.next = "KERNEL"
             with m.State("KERNEL"):
                 m.d.comb += [

@@ -4,7 +4,7 @@ from amaranth import Elaboratable, Module, ResetInserter
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.host_front_end import HOST_PORT, HOST_READ_LATENCY
+from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, host_port
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.dram.dfi import DfiSignature
@@ -84,6 +84,7 @@ class AxdimmChannel(wiring.Component):
             address_width=config.address_width,
             id_width=id_width(len(config.arrays)) + bool(config.compression),
         )
+        ranks = self.memory.mapping.geometry.ranks
         outside = {
             "fu": Out(unit_bank(config)),
             "o_kernel_reset": Out(1),
@@ -91,8 +92,8 @@ class AxdimmChannel(wiring.Component):
         }
         super().__init__(
             {
-                "host": In(HOST_PORT),
-                "dfi": Out(DfiSignature()),
+                "host": In(host_port(ranks)),
+                "dfi": Out(DfiSignature(ranks=ranks)),
                 **(outside if unit is None else {}),
             }
         )

@@ -6,8 +6,8 @@ from amaranth.lib.data import StructLayout
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from nearstep_hw.axdimm.host_command import HostCommandLayout
-from nearstep_hw.axdimm.host_front_end import HostFrontEnd
+from nearstep_hw.axdimm.host_command import HostCommandLayout, numbered
+from nearstep_hw.axdimm.host_front_end import HostFrontEnd, slots_of
 from nearstep_hw.dram.dfi import (
     ACTIVATE_PHASE,
     HOST_PHASES,
@@ -21,6 +21,10 @@ from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 HOST_PHASE = tuple(slot * PHASES // HOST_PHASES for slot in range(HOST_PHASES))
 """DRAM phase of each host slot: the same moment in time."""
+
+OWN_PHASES = (ACTIVATE_PHASE, 3)
+"""DRAM phase of the arbiter of each rank: one that the host does not use, which may have another
+rank meanwhile."""
 
 
 class RowCommandLayout(StructLayout):
@@ -45,7 +49,7 @@ class DfiSwitch(wiring.Component):
     """Puts the commands of the host, of the arbiter or of the kernel's controller on the pins.
 
     Host slot 0 becomes phase 0 and slot 1 phase 2, so that the host's distances in time are those
-    of the DRAM; the arbiter's own commands are in `ACTIVATE_PHASE`. Data follow the commands: each
+    of the DRAM; the arbiters' own commands are in `OWN_PHASES`. Data follow the commands: each
     write burst comes from whoever gave its command, and `rddata_valid` reaches the controller only
     for its own reads. A controller that loses the channel in the middle therefore still completes
     the bursts whose commands were taken, and nothing else.
@@ -62,10 +66,11 @@ class DfiSwitch(wiring.Component):
     dfi : to the DRAM.
     kernel : from the controller.
     i_kernel : the controller owns the channel. Otherwise host or arbiter do.
-    i_slot, i_pass : commands of the host, and whether they reach the DRAM.
-    i_hide_refresh : a refresh of the host does not.
+    i_slot, i_pass : commands of the host, see `HostFrontEnd`, and whether they reach the DRAM, a
+        bit for each rank.
+    i_hide_refresh : a refresh of the host does not; likewise.
     i_hide_write : the write of the host in this cycle has all its bytes masked.
-    i_row : command of the arbiter.
+    i_row, i_row1 : commands of the arbiter of each rank.
     i_write_data, i_write_mask : of the host, `HostFrontEnd.WRITE_DATA_DELAY` cycles after the
         write.
     """
@@ -74,14 +79,17 @@ class DfiSwitch(wiring.Component):
         self.geometry = geometry
         super().__init__(
             {
-                "dfi": Out(DfiSignature()),
-                "kernel": In(DfiSignature()),
+                "dfi": Out(DfiSignature(ranks=geometry.ranks)),
+                "kernel": In(DfiSignature(ranks=geometry.ranks)),
                 "i_kernel": In(1),
-                "i_slot": In(HostCommandLayout(geometry)).array(HOST_PHASES),
-                "i_pass": In(1),
-                "i_hide_refresh": In(1),
+                "i_slot": In(HostCommandLayout(geometry)).array(geometry.ranks * HOST_PHASES),
+                "i_pass": In(geometry.ranks),
+                "i_hide_refresh": In(geometry.ranks),
                 "i_hide_write": In(1),
-                "i_row": In(RowCommandLayout(geometry)),
+                **{
+                    numbered("i_row", rank): In(RowCommandLayout(geometry))
+                    for rank in range(geometry.ranks)
+                },
                 "i_write_data": In(8 * BEAT_BYTES),
                 "i_write_mask": In(BEAT_BYTES),
             }
@@ -91,7 +99,7 @@ class DfiSwitch(wiring.Component):
         m = Module()
         held = {phase: wiring.Signature.create(self._pins()) for phase in range(PHASES)}
         for phase, pins in held.items():
-            m.d.sync += pins.cs_n.eq(1)
+            m.d.sync += pins.cs_n.eq((1 << self.geometry.ranks) - 1)
             driven = getattr(self.dfi, f"p{phase}")
             theirs = getattr(self.kernel, f"p{phase}")
             for name in ("act_n", "address", "bg", "ba"):
@@ -101,19 +109,35 @@ class DfiSwitch(wiring.Component):
                 for name in ("cs_n", "act_n", "address", "bg", "ba"):
                     m.d.comb += getattr(driven, name).eq(getattr(theirs, name))
 
-        for phase, slot in zip(HOST_PHASE, self.i_slot, strict=True):
+        ranks = range(self.geometry.ranks)
+        for number, phase in enumerate(HOST_PHASE):
             pins = held[phase]
-            passes = self.i_pass & ~(slot.refresh & self.i_hide_refresh)
+            slots = [slots_of(self.i_slot, rank)[number] for rank in ranks]
+            passes = [
+                self.i_pass.bit_select(rank, 1)
+                & ~(slot.refresh & self.i_hide_refresh.bit_select(rank, 1))
+                for rank, slot in enumerate(slots)
+            ]
+            slot = slots[0]  # all have the same pins, but for the chip select
             m.d.sync += [
-                pins.cs_n.eq(slot.cs_n | ~passes),
+                pins.cs_n.eq(
+                    Cat(each.cs_n | ~passed for each, passed in zip(slots, passes, strict=True))
+                ),
                 *(getattr(pins, name).eq(getattr(slot, name)) for name in ("act_n", "address")),
                 pins.bg.eq(slot.bg),
                 pins.ba.eq(slot.ba),
             ]
-        own, row = held[ACTIVATE_PHASE], self.i_row
+        for rank in ranks:
+            self._drive_own(m, held[OWN_PHASES[rank]], rank)
+        self._steer_data(m)
+        return m
+
+    def _drive_own(self, m: Module, own: object, rank: int) -> None:
+        """Puts the command of an arbiter on pins."""
+        row = getattr(self, numbered("i_row", rank))
         bank_bits = exact_log2(self.geometry.banks_per_group)
         m.d.sync += [
-            own.cs_n.eq(
+            own.cs_n.bit_select(rank, 1).eq(
                 ~(row.activate | row.precharge | row.precharge_all | row.refresh)
                 & ~(row.calibrate | row.calibrate_long)
             ),
@@ -131,14 +155,18 @@ class DfiSwitch(wiring.Component):
         ):
             with m.If(wanted):
                 m.d.sync += own.address.eq(encode(command).address)
-        self._steer_data(m)
-        return m
 
     def _pins(self) -> wiring.Signature:
         return self.dfi.p0.signature
 
     def _steer_data(self, m: Module) -> None:
-        writes = Cat(slot.write for slot in self.i_slot).any() & self.i_pass
+        first, *others = (
+            Cat(slot.write for slot in slots_of(self.i_slot, rank)).any() & self.i_pass[rank]
+            for rank in range(self.geometry.ranks)
+        )
+        writes = first
+        for each in others:
+            writes = writes | each
         host = self._later(m, Cat(writes, self.i_hide_write), HostFrontEnd.WRITE_DATA_DELAY, "host")
         writing = self._later(m, self.i_kernel, TPHY_WRLAT, "kernel_writes")
         reading = self._later(m, self.i_kernel, TPHY_RDLAT, "kernel_reads")

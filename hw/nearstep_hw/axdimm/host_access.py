@@ -1,6 +1,6 @@
 """Where a column command of the host points."""
 
-from amaranth import Cat, Elaboratable, Module, Signal
+from amaranth import Cat, Const, Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -8,6 +8,7 @@ from amaranth.utils import exact_log2
 from nearstep_hw.axdimm.host_command import HostCommandLayout
 from nearstep_hw.axdimm.host_modes import LOST_BITS
 from nearstep_hw.dram.dfi import HOST_PHASES
+from nearstep_hw.dram.request import rank_select
 from nearstep_spec.axdimm.registers import WINDOW_BYTES
 from nearstep_spec.csr.model import LINE_BYTES
 from nearstep_spec.dram.address import AddressMapping
@@ -27,14 +28,15 @@ class HostAccess(wiring.Component):
 
     Members
     -------
-    i_slot : commands of the host; at most one is a read or write.
-    i_row : rows by bank, see `HostShadow`.
+    i_slot : commands of the host, see `HostFrontEnd`; at most one is a read or write.
+    i_row : rows by bank, see `HostShadow`; those of rank 0 first.
     o_read, o_write : which it is.
     o_address : byte address in the channel.
     o_window, o_line : it lies in the CSR window, and on which line of it.
     o_command : its pins: address, BA, BG.
     o_turned : its burst does not begin with the first byte. The DRAM then sends it in another
         order, the window does not.
+    o_rank : a bit for each rank, high for that of the access; with two ranks.
     """
 
     def __init__(self, mapping: AddressMapping) -> None:
@@ -42,8 +44,8 @@ class HostAccess(wiring.Component):
         geometry = mapping.geometry
         super().__init__(
             {
-                "i_slot": In(HostCommandLayout(geometry)).array(HOST_PHASES),
-                "i_row": In(geometry.row_bits).array(geometry.banks),
+                "i_slot": In(HostCommandLayout(geometry)).array(geometry.ranks * HOST_PHASES),
+                "i_row": In(geometry.row_bits).array(geometry.all_banks),
                 "o_read": Out(1),
                 "o_write": Out(1),
                 "o_address": Out(geometry.address_bits),
@@ -51,19 +53,21 @@ class HostAccess(wiring.Component):
                 "o_line": Out(range(WINDOW_BYTES // LINE_BYTES)),
                 "o_command": Out(LOST_BITS),
                 "o_turned": Out(1),
+                **({"o_rank": Out(geometry.ranks)} if geometry.ranks > 1 else {}),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         geometry = self.mapping.geometry
-        bank = Signal(range(geometry.banks))
+        bank = Signal(range(geometry.all_banks))
+        at = geometry.bank_bits + geometry.bank_group_bits  # of the rank
         column = Signal(geometry.column_bits)
         row = Signal(geometry.row_bits)
-        for slot in self.i_slot:
+        for number, slot in enumerate(self.i_slot):
             with m.If(slot.read | slot.write):
                 m.d.comb += [
-                    bank.eq(slot.bank),
+                    bank.eq(Cat(slot.bank, Const(number // HOST_PHASES, geometry.rank_bits))),
                     column.eq(slot.address),
                     self.o_read.eq(slot.read),
                     self.o_write.eq(slot.write),
@@ -77,9 +81,13 @@ class HostAccess(wiring.Component):
             "row": row,
             "column": column[exact_log2(BURST_LENGTH) :],
             "bank": bank[: geometry.bank_bits],
-            "bankgroup": bank[geometry.bank_bits :],
+            "bankgroup": bank[geometry.bank_bits : at],
         }
         beat = Cat(words[word] for word in self.mapping.fields)
+        if geometry.ranks > 1:
+            low = self.mapping.rank.shift - exact_log2(BEAT_BYTES)
+            beat = Cat(beat[:low], bank[at:], beat[low:])
+            m.d.comb += self.o_rank.eq(rank_select(geometry, bank))
         window = exact_log2(WINDOW_BYTES)
         m.d.comb += [
             self.o_address.eq(beat << exact_log2(BEAT_BYTES)),

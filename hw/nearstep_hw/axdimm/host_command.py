@@ -6,7 +6,16 @@ from amaranth.lib.data import StructLayout, View
 from nearstep_spec.dram.command import ADDRESS_BITS, ALL_BANKS, Command, encode
 from nearstep_spec.dram.geometry import DramGeometry
 
-__all__ = ["CODE", "HostCommandLayout", "code_of", "decode", "is_calibration", "is_refresh"]
+__all__ = [
+    "CODE",
+    "HostCommandLayout",
+    "code_of",
+    "decode",
+    "is_calibration",
+    "is_refresh",
+    "not_selected",
+    "numbered",
+]
 
 CODE = slice(14, 17)  # WE_n, CAS_n and RAS_n among the address pins
 RESERVED = 0b011  # the one code without a command
@@ -18,23 +27,35 @@ def code_of(command: Command) -> int:
     return encode(command).address >> CODE.start & 7
 
 
-def is_refresh(pins: object) -> Value:
-    """Whether the pins of a `CommandSignature` are REF."""
-    return ~pins.cs_n & pins.act_n & (pins.address[CODE] == code_of(Command.REF))
+def numbered(name: str, rank: int) -> str:
+    """The name of a thing that each rank has; rank 0, which every channel has, bears no number."""
+    return f"{name}{rank}" if rank else name
 
 
-def is_calibration(pins: object) -> Value:
-    """Whether the pins of a `CommandSignature` are ZQCS or ZQCL."""
-    return ~pins.cs_n & pins.act_n & (pins.address[CODE] == code_of(Command.ZQCS))
+def not_selected(pins: object, rank: int = 0) -> Value:
+    """The chip select of a rank on the pins of a `CommandSignature`; 0 selects it."""
+    return pins.cs_n if len(pins.cs_n) == 1 else pins.cs_n[rank]
+
+
+def is_refresh(pins: object, rank: int = 0) -> Value:
+    """Whether the pins of a `CommandSignature` are REF of a rank."""
+    code = pins.address[CODE] == code_of(Command.REF)
+    return ~not_selected(pins, rank) & pins.act_n & code
+
+
+def is_calibration(pins: object, rank: int = 0) -> Value:
+    """Whether the pins of a `CommandSignature` are ZQCS or ZQCL of a rank."""
+    code = pins.address[CODE] == code_of(Command.ZQCS)
+    return ~not_selected(pins, rank) & pins.act_n & code
 
 
 class HostCommandLayout(StructLayout):
-    """Pins of one slot, and what they mean.
+    """Pins of one slot, and what they mean to one rank.
 
     Members
     -------
-    cs_n, act_n, address, bg, ba : as they came.
-    bank : number among all banks, the bank group in the high bits.
+    cs_n, act_n, address, bg, ba : as they came; `cs_n` is that of the rank.
+    bank : number among all banks of the rank, the bank group in the high bits.
     activate, precharge, precharge_all, refresh, read, write, set_mode, calibrate, calibrate_long,
         reserved : at most one is high; none with `cs_n` high or for NOP.
     closes : a read or write with automatic precharge.
@@ -59,10 +80,11 @@ class HostCommandLayout(StructLayout):
         )
 
 
-def decode(m: Module, pins: object, out: View) -> None:
+def decode(m: Module, pins: object, out: View, rank: int = 0) -> None:
     """Drives `out`, of `HostCommandLayout`, from the pins of a `CommandSignature`."""
     geometry = out.shape().geometry
-    coded = ~pins.cs_n & pins.act_n
+    cs_n = not_selected(pins, rank)
+    coded = ~cs_n & pins.act_n
     code = pins.address[CODE]
     a10 = pins.address[A10]
 
@@ -70,14 +92,15 @@ def decode(m: Module, pins: object, out: View) -> None:
         return coded & (code == code_of(command))
 
     m.d.comb += [
-        *(getattr(out, name).eq(getattr(pins, name)) for name in ("cs_n", "act_n", "address")),
+        out.cs_n.eq(cs_n),
+        *(getattr(out, name).eq(getattr(pins, name)) for name in ("act_n", "address")),
         out.bg.eq(pins.bg),
         out.ba.eq(pins.ba),
         out.bank.eq(Cat(pins.ba[: geometry.bank_bits], pins.bg[: geometry.bank_group_bits])),
-        out.activate.eq(~pins.cs_n & ~pins.act_n),
+        out.activate.eq(~cs_n & ~pins.act_n),
         out.precharge.eq(is_(Command.PRE) & ~a10),
         out.precharge_all.eq(is_(Command.PRE) & a10),
-        out.refresh.eq(is_refresh(pins)),
+        out.refresh.eq(is_refresh(pins, rank)),
         out.read.eq(is_(Command.RD)),
         out.write.eq(is_(Command.WR)),
         out.set_mode.eq(is_(Command.MRS)),

@@ -1,7 +1,10 @@
 """Where the host's DDR4 bus meets the module."""
 
+from collections.abc import Sequence
+
 from amaranth import Cat, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import enum, wiring
+from amaranth.lib.data import View
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.host_command import HostCommandLayout, decode
@@ -18,15 +21,25 @@ from nearstep_spec.dram.latency import (
 )
 
 __all__ = [
-    "HOST_PORT",
     "HOST_READ_LATENCY",
     "HOST_WRITE_LATENCY",
     "HostFrontEnd",
     "ReadSource",
+    "host_port",
+    "slots_of",
 ]
 
 HOST_BURST_CYCLES = BEAT_BYTES // HOST_DATA_BYTES
-HOST_PORT = DfiSignature(phases=HOST_PHASES, data_bytes=HOST_DATA_BYTES)
+
+
+def host_port(ranks: int = 1) -> DfiSignature:
+    """The host's bus of a channel, seen from the host."""
+    return DfiSignature(phases=HOST_PHASES, data_bytes=HOST_DATA_BYTES, ranks=ranks)
+
+
+def slots_of(slots: Sequence[View], rank: int) -> Sequence[View]:
+    """Those of a rank among the slots of a cycle, in order of time."""
+    return slots[rank * HOST_PHASES : (rank + 1) * HOST_PHASES]
 
 
 class ReadSource(enum.Enum, shape=2):
@@ -53,8 +66,8 @@ class HostFrontEnd(wiring.Component):
 
     Members
     -------
-    host : the host's bus, one rank: two slots of DDR4-800 and half a burst in a cycle.
-    o_slot : the two slots, the first in time first.
+    host : the host's bus: two slots of DDR4-800 and half a burst in a cycle.
+    o_slot : the two slots, the first in time first, as rank 0 sees them; then as rank 1 does.
     o_write_data, o_write_mask : a burst; a mask bit of 1 keeps the byte.
     i_source : for the read command in `o_slot`; NONE if there is none.
     i_dram_data, i_line_data : bursts.
@@ -71,8 +84,10 @@ class HostFrontEnd(wiring.Component):
         self.geometry = geometry
         super().__init__(
             {
-                "host": In(HOST_PORT),
-                "o_slot": Out(HostCommandLayout(geometry), init={"cs_n": 1}).array(HOST_PHASES),
+                "host": In(host_port(geometry.ranks)),
+                "o_slot": Out(HostCommandLayout(geometry), init={"cs_n": 1}).array(
+                    geometry.ranks * HOST_PHASES
+                ),
                 "o_write_data": Out(8 * BEAT_BYTES),
                 "o_write_mask": Out(BEAT_BYTES),
                 "i_source": In(ReadSource),
@@ -88,8 +103,9 @@ class HostFrontEnd(wiring.Component):
         half, half_mask = 8 * HOST_DATA_BYTES, HOST_DATA_BYTES
 
         for number, slot in enumerate(self.o_slot):
+            rank, phase = divmod(number, HOST_PHASES)
             command = Signal(HostCommandLayout(self.geometry), name=f"command{number}")
-            decode(m, getattr(self.host, f"p{number}"), command)
+            decode(m, getattr(self.host, f"p{phase}"), command, rank)
             m.d.sync += slot.eq(command)
             with m.If(command.write):
                 m.d.comb += write.eq(1)

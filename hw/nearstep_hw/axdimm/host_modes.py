@@ -17,7 +17,7 @@ LOST_BITS = ADDRESS_BITS + 4  # address pins, BA and BG
 
 
 class HostModes(wiring.Component):
-    """Follows the host's MRS.
+    """Follows the host's MRS of a rank.
 
     One that reaches the DRAM counts until the next one of its register. One that does not, because
     the mode is not normal, is lost: the controller relies on the registers as they are, and later
@@ -29,7 +29,7 @@ class HostModes(wiring.Component):
 
     Parameters
     ----------
-    timing, geometry : of the channel.
+    timing, geometry : of the rank.
 
     Members
     -------

@@ -10,14 +10,14 @@ from nearstep_spec.dram.geometry import DramGeometry
 
 
 class HostShadow(wiring.Component):
-    """Follows the host's ACT, PRE and automatic precharges: the row of each bank, and whether it is
-    open.
+    """Follows the host's ACT, PRE and automatic precharges: the row of each bank of a rank, and
+    whether it is open.
 
     *Timing*: a command in cycle n is in `o_open` and `o_row` from cycle n + 1 on.
 
     Parameters
     ----------
-    geometry : of the channel.
+    geometry : of the rank.
 
     Members
     -------

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from amaranth import Elaboratable, Module, Mux, ResetInserter
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,12 +10,13 @@ from nearstep_hw.axdimm.access_log import AccessLog
 from nearstep_hw.axdimm.csr_window import CsrWindow
 from nearstep_hw.axdimm.hand_over_timer import HandOverTimer
 from nearstep_hw.axdimm.host_access import HostAccess
+from nearstep_hw.axdimm.host_command import numbered
 from nearstep_hw.axdimm.host_front_end import (
-    HOST_PORT,
     HOST_READ_LATENCY,
     HOST_WRITE_LATENCY,
     HostFrontEnd,
     ReadSource,
+    host_port,
 )
 from nearstep_hw.axdimm.host_modes import LOST_BITS
 from nearstep_hw.axdimm.shared_dram import SharedDram
@@ -25,13 +26,13 @@ from nearstep_hw.csr.line import CsrLineSignature
 from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
+from nearstep_hw.dram.request import of_rank
 from nearstep_spec.axdimm.hand_over import HURRY_CYCLES
 from nearstep_spec.axdimm.registers import arbiter_map
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import ADDRESS_BITS
 from nearstep_spec.dram.geometry import BEAT_BYTES
 from nearstep_spec.dram.timing import DramTiming, dram_timing
-from nearstep_spec.updater.config import ConfigError
 
 
 class MemoryChannel(wiring.Component):
@@ -46,6 +47,9 @@ class MemoryChannel(wiring.Component):
     Two things pass in normal mode in another form. A write of the CSR window has all its bytes
     masked. A REF that the DRAM has got already, from this side, does not pass: otherwise a host
     that pays many postponed refreshes behind a hand-over would exceed 16 in 2 tREFI.
+
+    With two ranks the host has two chip selects, and each rank is the host's again when it is as
+    the host believes; the mode is normal when both are.
 
     *Timing*: `HOST_READ_LATENCY` and `HOST_WRITE_LATENCY`, fixed.
 
@@ -65,10 +69,6 @@ class MemoryChannel(wiring.Component):
     o_kernel_reset : resets the kernel; high for a cycle.
     o_normal, o_acceleration : the mode; neither while it changes.
 
-    Raises
-    ------
-    ConfigError : a mapping of two ranks, which the arbiter does not have.
-
     Ref: AXDIMM paper, sections 3.1 and 3.2, figure 2.
     """
 
@@ -84,10 +84,6 @@ class MemoryChannel(wiring.Component):
         self.controller = controller
         self.timing = dram_timing() if timing is None else timing
         self.mapping = AddressMapping() if mapping is None else mapping
-        if self.mapping.geometry.ranks != 1:
-            raise ConfigError(
-                f"ranks must be 1 behind a mode arbiter, not {self.mapping.geometry.ranks}"
-            )
         fabric = FabricTiming(self.timing)
         self.dram = SharedDram(
             self.timing,
@@ -103,8 +99,8 @@ class MemoryChannel(wiring.Component):
         )
         super().__init__(
             {
-                "host": In(HOST_PORT),
-                "dfi": Out(DfiSignature()),
+                "host": In(host_port(self.mapping.geometry.ranks)),
+                "dfi": Out(DfiSignature(ranks=self.mapping.geometry.ranks)),
                 "s_axi": In(Axi4Signature(data_width=8 * BEAT_BYTES, **self.port)),
                 "kernel": Out(CsrLineSignature()),
                 "o_kernel_reset": Out(1),
@@ -155,18 +151,29 @@ class MemoryChannel(wiring.Component):
             front.i_line_data.eq(window.o_read_data),
             front.i_dram_data.eq(self.dfi.rddata),
             self.o_kernel_reset.eq(dram.o_reset),
-            self.o_normal.eq(dram.o_pass),
+            self.o_normal.eq(self._normal),
             self.o_acceleration.eq(dram.o_acceleration),
         ]
         with m.If(access.o_read):
             with m.If(access.o_window):
                 m.d.comb += front.i_source.eq(ReadSource.CSR)
-            with m.Elif(dram.o_pass):
+            with m.Elif(self._passes(access)):
                 m.d.comb += front.i_source.eq(ReadSource.DRAM)
             with m.Else():
                 m.d.comb += front.i_source.eq(ReadSource.REFUSED)
         self._connect_status(m, front, access, dram, window, bank)
         return m
+
+    @property
+    def _normal(self) -> Value:
+        """All ranks are the host's."""
+        return self.dram.o_pass if self.mapping.geometry.ranks == 1 else self.dram.o_pass.all()
+
+    def _passes(self, access: HostAccess) -> Value:
+        """The rank of the access is the host's."""
+        if self.mapping.geometry.ranks == 1:
+            return self.dram.o_pass
+        return of_rank(self.dram.o_pass, access.o_rank)
 
     def _connect_status(
         self,
@@ -184,19 +191,26 @@ class MemoryChannel(wiring.Component):
         clear = bank.o_control_clear
         turned = access.o_window & access.o_turned & (access.o_read | access.o_write)
         m.d.comb += [
-            log.i_refused.eq((access.o_read | access.o_write) & ~access.o_window & ~dram.o_pass),
+            log.i_refused.eq(
+                (access.o_read | access.o_write) & ~access.o_window & ~self._passes(access)
+            ),
             log.i_write.eq(access.o_write),
             log.i_address.eq(access.o_address),
             log.i_clear.eq(clear),
             to_acceleration.i_request.eq(bank.o_mode_acceleration),
             to_acceleration.i_reached.eq(dram.o_acceleration),
             to_normal.i_request.eq(~bank.o_mode_acceleration),
-            to_normal.i_reached.eq(dram.o_pass),
+            to_normal.i_reached.eq(self._normal),
             bank.i_status_acceleration.eq(dram.o_acceleration),
-            bank.i_status_normal.eq(dram.o_pass),
+            bank.i_status_normal.eq(self._normal),
             bank.i_status_refused_access.eq(log.o_seen),
-            bank.i_refresh_debt_host.eq(dram.o_host_debt),
-            bank.i_refresh_debt_dram.eq(dram.o_dram_debt),
+            *(
+                getattr(bank, numbered(f"i_refresh_debt_{whose}", rank)).eq(
+                    getattr(dram, numbered(f"o_{whose}_debt", rank))
+                )
+                for rank in range(self.mapping.geometry.ranks)
+                for whose in ("host", "dram")
+            ),
             bank.i_refused_count.eq(log.o_count),
             bank.i_refused_access_write.eq(log.o_write),
             bank.i_refused_address.eq(log.o_address),

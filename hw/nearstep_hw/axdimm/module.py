@@ -11,6 +11,8 @@ from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY
 from nearstep_hw.dram.dfi import HOST_DATA_BYTES, HOST_PHASES, DfiSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.unit_row import UnitMaker
+from nearstep_spec.axdimm.config import CHANNELS as CHANNEL_COUNTS
+from nearstep_spec.axdimm.config import check_selects
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import ADDRESS_BITS
 from nearstep_spec.dram.timing import DramTiming
@@ -18,8 +20,6 @@ from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 CHANNELS = 2
 """Of the module in the paper."""
-
-CHANNEL_COUNTS = (1, 2, 4)  # as many ranks as a host has chip selects for
 
 
 class HostSlotSignature(Signature):
@@ -69,19 +69,20 @@ class HostBusSignature(Signature):
 class AxdimmModule(wiring.Component):
     """The whole module: channels of the same kind, each with its arbiter, registers and kernel.
 
-    The host sees a module of as many ranks: rank c is channel c. Each rank keeps its own rows and
-    refreshes, and so nothing that happens in one channel touches another. The rank is what the host
-    makes of its address; the first byte of rank 1 lies the capacity of a channel above that of rank
-    0 where the rank is the top of the address. The last `WINDOW_BYTES` of each rank are the
-    registers of its channel.
+    The host sees a module of as many ranks: those of channel 0, then those of channel 1 and so on;
+    with a rank a channel, rank c is channel c. Each rank keeps its own rows and refreshes, and so
+    nothing that happens in one channel touches another. The rank is what the host makes of its
+    address; the first byte of channel 1 lies the capacity of a channel above that of channel 0
+    where the channel is the top of the address. The last `WINDOW_BYTES` of each channel, by the
+    mapping, are its registers.
 
-    Flat Verilog ports, with n channels, c = 0 to n - 1 and k = 0 to 3:
+    Flat Verilog ports, with n channels of r ranks, c = 0 to n - 1 and k = 0 to 3:
 
     - `clk`, `rst`.
-    - `host__p0__cs_n[n-1:0]`, `host__p0__act_n address[17:0] bg[1:0] ba[1:0]`, `host__p1__...`,
+    - `host__p0__cs_n[n*r-1:0]`, `host__p0__act_n address[17:0] bg[1:0] ba[1:0]`, `host__p1__...`,
       `host__wrdata[255:0] wrdata_mask[31:0] wrdata_en rddata[255:0] rddata_valid`.
-    - `dfi<c>__p<k>__cs_n act_n address bg ba`, `dfi<c>__wrdata[511:0] wrdata_mask[63:0] wrdata_en
-      rddata[511:0] rddata_valid`.
+    - `dfi<c>__p<k>__cs_n[r-1:0] act_n address bg ba`, `dfi<c>__wrdata[511:0] wrdata_mask[63:0]
+      wrdata_en rddata[511:0] rddata_valid`.
 
     *Timing*: that of `MemoryChannel`.
 
@@ -97,7 +98,7 @@ class AxdimmModule(wiring.Component):
 
     Raises
     ------
-    ConfigError : another number of channels.
+    ConfigError : another number of channels, or more ranks than a host selects.
 
     Ref: AXDIMM paper, section 3, figure 2 and table 1.
     """
@@ -118,10 +119,15 @@ class AxdimmModule(wiring.Component):
         self.channels: Sequence[AxdimmChannel] = tuple(
             AxdimmChannel(config, timing, mapping, unit=unit) for _ in range(channels)
         )
+        self.ranks = self.channels[0].memory.mapping.geometry.ranks
+        check_selects(channels, self.ranks)
         super().__init__(
             {
-                "host": In(HostBusSignature(channels)),
-                **{f"dfi{number}": Out(DfiSignature()) for number in range(channels)},
+                "host": In(HostBusSignature(channels * self.ranks)),
+                **{
+                    f"dfi{number}": Out(DfiSignature(ranks=self.ranks))
+                    for number in range(channels)
+                },
             }
         )
 
@@ -134,7 +140,7 @@ class AxdimmModule(wiring.Component):
             for slot in range(HOST_PHASES):
                 ours, theirs = getattr(channel.host, f"p{slot}"), getattr(host, f"p{slot}")
                 m.d.comb += [
-                    ours.cs_n.eq(theirs.cs_n[number]),
+                    ours.cs_n.eq(theirs.cs_n.word_select(number, self.ranks)),
                     *(
                         getattr(ours, name).eq(getattr(theirs, name))
                         for name in ("act_n", "address", "bg", "ba")

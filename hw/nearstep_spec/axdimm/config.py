@@ -6,30 +6,42 @@ from typing import Annotated
 from nearstep_spec.axdimm.registers import WINDOW_BYTES, channel_maps
 from nearstep_spec.codec import Nested, Option
 from nearstep_spec.csr.model import RegisterMap
-from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
-from nearstep_spec.dram.config import Density, Mapping, Width
+from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.config import Density, Interleave, Mapping, Ranks, Width
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.latency import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_spec.dram.timing import DramTiming, dram_timing
 from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 CHANNELS = (1, 2, 4)
+SELECTS = 4  # ranks that a host selects on a module
+
+
+def check_selects(channels: int, ranks: int) -> None:
+    """Raise `ConfigError` if a host has too few chip selects for so many ranks."""
+    if channels * ranks > SELECTS:
+        raise ConfigError(
+            f"channels times ranks must be at most {SELECTS}, the chip selects of a host, "
+            f"not {channels} times {ranks}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DimmConfig:
     """Channels, the DRAM of each, and the kernel beside it.
 
-    A channel is one rank: 4 GiB with 4Gb x8 parts, 8 GiB with 8Gb x8, 16 GiB with 16Gb x8, half of
-    that with x16, and 16 GiB with 32Gb x16, which is two dies of 16Gb x8. Its last `WINDOW_BYTES`
-    are registers.
+    A rank is 4 GiB with 4Gb x8 parts, 8 GiB with 8Gb x8, 16 GiB with 16Gb x8, half of that with
+    x16, and 16 GiB with 32Gb x16, which is two dies of 16Gb x8. The last `WINDOW_BYTES` of a
+    channel are registers.
 
     Parameters
     ----------
     kernel : of every channel; its beat is that of the memory, 16 lanes.
     channels : 1, 2 or 4.
     density, width : of the DRAM chips.
-    mapping : order of the address bits inside a channel.
+    mapping : order of the address bits inside a rank.
+    ranks, interleave : of a channel, see `DramGeometry` and `AddressMapping`; a host selects at
+        most `SELECTS` ranks.
 
     Raises
     ------
@@ -41,6 +53,8 @@ class DimmConfig:
     density: Density = "8Gb"
     width: Width = "x8"
     mapping: Mapping = DEFAULT_MAPPING
+    ranks: Ranks = 1
+    interleave: Interleave = DEFAULT_INTERLEAVE
 
     def __post_init__(self) -> None:
         if self.channels not in CHANNELS:
@@ -58,16 +72,17 @@ class DimmConfig:
                 f"address_width must be at least {mapping.geometry.address_bits} bits for a "
                 f"channel, not {self.kernel.address_width}"
             )
+        check_selects(self.channels, self.ranks)
 
     @property
     def geometry(self) -> DramGeometry:
         """Of a channel."""
-        return DramGeometry(self.density, self.width)
+        return DramGeometry(self.density, self.width, self.ranks)
 
     @property
     def address_mapping(self) -> AddressMapping:
         """Inside a channel."""
-        return AddressMapping(self.geometry, self.mapping)
+        return AddressMapping(self.geometry, self.mapping, self.interleave)
 
     @property
     def timing(self) -> DramTiming:

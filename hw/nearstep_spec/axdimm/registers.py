@@ -68,13 +68,13 @@ def arbiter_map(mapping: AddressMapping, *, read_latency: int, write_latency: in
             [
                 [
                     *identity(IDENT, VERSION, _capabilities(mapping)),
-                    _configuration(read_latency, write_latency),
+                    _configuration(mapping, read_latency, write_latency),
                 ],
                 [_mode()],
                 [_control()],
                 [
                     _status(),
-                    _debts(),
+                    _debts(mapping.geometry.ranks),
                     value_register(
                         "refused_count", Access.STATUS, "Host accesses refused since control.clear."
                     ),
@@ -123,7 +123,10 @@ def _capabilities(mapping: AddressMapping) -> Register:
     )
 
 
-def _configuration(read_latency: int, write_latency: int) -> Register:
+def _configuration(mapping: AddressMapping, read_latency: int, write_latency: int) -> Register:
+    rank = constant_field(
+        "rank_bit", 24, 8, mapping.rank.shift, "Of two ranks: the bit of an address that selects."
+    )
     return Register(
         name="configuration",
         doc="Shape of this instance.",
@@ -131,6 +134,7 @@ def _configuration(read_latency: int, write_latency: int) -> Register:
             constant_field("read_latency", 0, 8, read_latency, "Host clock pairs to read data."),
             constant_field("write_latency", 8, 8, write_latency, "Host clock pairs to write data."),
             constant_field("blocks", 16, 8, WINDOW_BLOCKS, "Register blocks in the window."),
+            *([rank] if mapping.geometry.ranks > 1 else []),
         ),
     )
 
@@ -192,7 +196,7 @@ def _status() -> Register:
     )
 
 
-def _debts() -> Register:
+def _debts(ranks: int) -> Register:
     def debt(name: str, lsb: int, doc: str) -> Field:
         return Field(name=name, access=Access.STATUS, lsb=lsb, width=8, doc=doc)
 
@@ -202,6 +206,14 @@ def _debts() -> Register:
         fields=(
             debt("host", 0, "By what the host has given."),
             debt("dram", 8, "By what the DRAM has got."),
+            *(
+                (
+                    debt("host1", 16, "By what the host has given to rank 1."),
+                    debt("dram1", 24, "By what rank 1 has got."),
+                )
+                if ranks > 1
+                else ()
+            ),
         ),
     )
 
