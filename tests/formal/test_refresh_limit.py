@@ -3,11 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from amaranth.hdl import Assert, Assume, Cat, Cover, Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Assert, Assume, Cat, Const, Cover, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib.wiring import Component, In, connect, flipped
 
-from nearstep_hw.axdimm.host_command import HostCommandLayout, decode, is_calibration
-from nearstep_hw.axdimm.host_front_end import HOST_PORT
+from nearstep_hw.axdimm.host_command import (
+    HostCommandLayout,
+    decode,
+    is_calibration,
+    not_selected,
+)
+from nearstep_hw.axdimm.host_front_end import host_port
 from nearstep_hw.axdimm.refresh_debt import DEBT, LEAST, POSTPONED, RefreshDebt
 from nearstep_hw.axdimm.refresh_debt import MOST as COUNTED
 from nearstep_hw.axdimm.shared_dram import SharedDram
@@ -17,8 +22,8 @@ from nearstep_hw.dram.refresh_manager import RefreshManager
 from nearstep_sim.bench.formal import prove
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
 
-from .small_dram import SHORT, SmallGeometry, is_refresh
-from .toolkit import held, past, refuted
+from .small_dram import SHORT, SmallGeometry, is_refresh, state_that_ranks_move_together
+from .toolkit import held, opened, past, refuted
 
 pytestmark = pytest.mark.formal
 
@@ -55,22 +60,35 @@ class RefreshLimit(Component):
     the real refresh manager, told that beats are inside as long as the solver likes, `DRAIN` cycles
     after it stops them at most; without it (`controller`) the kernel does what it likes, but
     refreshes in time.
+
+    With two `ranks` this is one of them, `rank`. The host does to the other what it likes, within
+    JEDEC's limits or not, and so keeps the two as far apart as it likes.
     """
 
     def __init__(
-        self, *, controller: bool = True, hurry: int = HURRY, flaw: str | None = None
+        self,
+        *,
+        controller: bool = True,
+        hurry: int = HURRY,
+        ranks: int = 1,
+        rank: int = 0,
+        flaw: str | None = None,
     ) -> None:
         self.controller = controller
+        self.ranks = ranks
+        self.rank = rank
         self.hurry = hurry
         self.flaw = flaw
         super().__init__(
             {
-                "host": In(HOST_PORT),
-                "kernel": In(DfiSignature()),
+                "host": In(host_port(ranks)),
+                "kernel": In(DfiSignature(ranks=ranks)),
                 "accelerate": In(1),
                 "reset": In(1),
-                "busy": In(1),
-                "clear": In(1),
+                "busy": In(ranks),
+                "clear": In(ranks),
+                "free": In(ranks),
+                "inside": In(ranks),
                 "returned": In(1),
                 "offset": In(range(FabricTiming(TIMING).refresh_interval)),
             }
@@ -81,15 +99,20 @@ class RefreshLimit(Component):
         timing = FabricTiming(TIMING)
         interval = timing.refresh_interval
         longest = (MOST + 1) * interval
-        geometry = SmallGeometry()
-        m.submodules.dram = dram = SharedDram(TIMING, geometry, hurry=self.hurry)
+        geometry = SmallGeometry(ranks=self.ranks)
+        dram = SharedDram(TIMING, geometry, hurry=self.hurry)
+        mine = dram.ranks[self.rank]
         if self.flaw == "forgets":
-            dram.debt = Forgetful(timing, hurry=self.hurry)
-        debt = dram.debt
+            mine.debt = Forgetful(timing, hurry=self.hurry)
+        debt, arbiter, passes = mine.debt, mine.arbiter, dram.o_pass[self.rank]
+        m.submodules.dram, inside = opened(dram)
+        if self.ranks > 1:
+            state_that_ranks_move_together(m, dram, inside)
         hosts = [getattr(self.host, f"p{slot}") for slot in range(HOST_PHASES)]
-        for number, pins in enumerate(hosts):
+        for number in range(self.ranks * HOST_PHASES):
+            rank, phase = divmod(number, HOST_PHASES)
             slot = Signal(HostCommandLayout(geometry), name=f"slot{number}")
-            decode(m, pins, slot)
+            decode(m, hosts[phase], slot, rank)
             m.d.comb += dram.i_slot[number].eq(slot)
         m.d.comb += [
             dram.i_accelerate.eq(self.accelerate),
@@ -103,31 +126,31 @@ class RefreshLimit(Component):
 
         # The host.
         asks = Signal()
-        m.d.comb += asks.eq(Cat(is_refresh(pins) for pins in hosts).any())
+        m.d.comb += asks.eq(Cat(is_refresh(pins, self.rank) for pins in hosts).any())
         held(m, self.offset)
         owes = Signal(DEBT)
         m.d.sync += owes.eq(owes + (debt.left == self.offset) - asks)
         since_host = Signal(range(longest + 2), init=1)
         m.d.sync += since_host.eq(Mux(asks, 1, since_host + 1))
         still = Signal(range(CLOSED + 1))
-        with m.If(dram.shadow.o_touched.any()):
+        with m.If(mine.shadow.o_touched.any()):
             m.d.sync += still.eq(0)
         with m.Elif(still != CLOSED):
             m.d.sync += still.eq(still + 1)
         m.d.comb += [
-            Assume(~(is_refresh(hosts[0]) & is_refresh(hosts[1]))),
+            Assume(~(is_refresh(hosts[0], self.rank) & is_refresh(hosts[1], self.rank))),
             Assume(~(asks & (owes <= -MOST))),
             Assume(owes <= MOST),
             Assume(since_host <= longest),
             Assume(self.offset < interval),
-            Assume(~asks | ((still == CLOSED) & ~dram.shadow.o_open.any())),
+            Assume(~asks | ((still == CLOSED) & ~mine.shadow.o_open.any())),
             Assume(~asks | (since_host >= REFRESHING)),
         ]
 
         # What the DRAM sees, by the time of decision: a cycle before the pins.
         gets = Signal()
         m.d.comb += gets.eq(
-            (asks & dram.o_pass & ~debt.o_hide) | dram.arbiter.o_command.refresh | debt.i_own
+            (asks & passes & ~debt.o_hide) | arbiter.o_command.refresh | debt.i_own
         )
         since_dram = Signal(range(2 * longest), init=1)
         with m.If(gets):
@@ -151,88 +174,111 @@ class RefreshLimit(Component):
         # What each of the two proofs shows, the other takes for granted.
         in_time = since_dram <= longest
         kept = debt.stale | (since_dram <= since_host) | (since_dram + host_left <= longest)
-        with m.If(dram.o_pass):
+        with m.If(passes):
             m.d.comb += Assert(in_time)
         with m.Else():
             m.d.comb += Assert(in_time) if self.controller else Assume(in_time)
         m.d.comb += [
             Assume(kept) if self.controller else Assert(kept),
-            Assert(dram.o_dram_debt >= LEAST + debt.gap + (debt.left > debt.gap_left)),
+            Assert(debt.o_dram >= LEAST + debt.gap + (debt.left > debt.gap_left)),
             Assert((debt.hold == 0) | (debt.hold + since_dram <= 2 * interval + 1)),
             Assert(owes >= -MOST),
-            Assert(dram.o_host_debt == owes - (debt.left < self.offset)),
-            Assert(~dram.arbiter.astray),
+            Assert(debt.o_host == owes - (debt.left < self.offset)),
+            Assert(~arbiter.astray),
             Assert(debt.left < interval),
             Assert(debt.gap_left < interval),
             Assert(since_dram == debt.gap * interval + interval - debt.gap_left),
-            Assert(~dram.o_pass | ((dram.o_dram_debt <= dram.o_host_debt) & ~debt.stale)),
+            Assert(~passes | ((debt.o_dram <= debt.o_host) & ~debt.stale)),
         ]
-        m.d.comb += Assert(dram.o_dram_debt <= (MOST if self.controller else COUNTED))
-        with m.If(dram.arbiter.yielding):
-            m.d.comb += [Assert(dram.arbiter.opened == 0), Assert(dram.arbiter.wrong == 0)]
+        m.d.comb += Assert(debt.o_dram <= (MOST if self.controller else COUNTED))
+        with m.If(arbiter.yielding):
+            m.d.comb += [Assert(arbiter.opened == 0), Assert(arbiter.wrong == 0)]
 
         # The rate: the mode is not normal for two intervals after the DRAM was refreshed with more
         # due than `POSTPONED` and than the host owed.
         rest = Signal(range(2 * interval + 1))
-        with m.If(gets & (dram.o_dram_debt > dram.o_host_debt) & (dram.o_dram_debt > POSTPONED)):
+        with m.If(gets & (debt.o_dram > debt.o_host) & (debt.o_dram > POSTPONED)):
             m.d.sync += rest.eq(2 * interval)
         with m.Elif(rest != 0):
             m.d.sync += rest.eq(rest - 1)
-        m.d.comb += [Assert(~(dram.o_pass & (rest != 0))), Assert(rest == debt.hold)]
+        m.d.comb += [Assert(~(passes & (rest != 0))), Assert(rest == debt.hold)]
 
         away = Signal()
         with m.If(dram.o_kernel):
             m.d.sync += away.eq(1)
         m.d.comb += [
-            Cover(dram.o_pass & away & (dram.o_host_debt == 1) & (dram.o_dram_debt == 1)),
+            Cover(passes & away & (debt.o_host == 1) & (debt.o_dram == 1)),
         ]
         return m
 
-    def _controller(self, m: Module, dram: SharedDram) -> RefreshManager:
-        """The refresh manager, on the pins `kernel`."""
-        manager = RefreshManager(FabricTiming(TIMING), postponed=None, idle_cycles=3)
-        m.submodules.manager = ResetInserter(dram.o_reset)(manager)
-        m.d.comb += [
-            dram.i_idle.eq(manager.o_idle & self.returned),
-            manager.i_enable.eq(dram.o_enable),
-            manager.i_owed.eq(dram.o_owed),
-            manager.i_must.eq(dram.o_must),
-            manager.i_hold.eq(dram.o_refresh_hold),
-            manager.i_busy.eq(self.busy),
-            manager.i_clear.eq(self.clear),
-            manager.i_calibrate.eq(dram.o_calibrate),
+    def _controller(self, m: Module, dram: SharedDram) -> None:
+        """The refresh manager of each rank, on the pins `kernel`."""
+        shared = self.ranks > 1
+        managers = [
+            RefreshManager(FabricTiming(TIMING), postponed=None, idle_cycles=3, shared=shared)
+            for _ in range(self.ranks)
         ]
+        idle = Cat(manager.o_idle for manager in managers).all()
+        m.d.comb += dram.i_idle.eq(idle & self.returned)
+        taken: Value = Const(0, 1)
+        for rank, manager in enumerate(managers):
+            m.submodules[f"manager{rank}"] = ResetInserter(dram.o_reset)(manager)
+            m.d.comb += [
+                manager.i_enable.eq(dram.o_enable),
+                manager.i_owed.eq(dram.o_owed[rank]),
+                manager.i_must.eq(dram.o_must[rank]),
+                manager.i_hold.eq(dram.o_refresh_hold[rank]),
+                manager.i_busy.eq(self.busy[rank]),
+                manager.i_clear.eq(self.clear[rank]),
+                manager.i_calibrate.eq(dram.o_calibrate[rank]),
+            ]
+            if shared:
+                m.d.comb += [
+                    manager.i_free.eq(self.free[rank]),
+                    manager.i_inside.eq(self.inside[rank]),
+                    manager.i_pins.eq(~taken),
+                    manager.i_done.eq(Cat(each.o_done for each in managers).all()),
+                ]
+            taken = taken | manager.o_precharge | manager.o_refresh | manager.o_calibrate
+        self._watch(m, dram, managers[self.rank])
+        late = Signal(range(LATE + 1))
+        with m.If(~idle):
+            m.d.sync += late.eq(0)
+        with m.Elif(late != LATE):
+            m.d.sync += late.eq(late + 1)
+        m.d.comb += Assume((late != LATE) | self.returned)
+
+    def _watch(self, m: Module, dram: SharedDram, manager: RefreshManager) -> None:
+        """The refresh manager of the rank, and its pins."""
+        rank, arbiter = self.rank, dram.ranks[self.rank].arbiter
         kernel = [getattr(self.kernel, f"p{phase}") for phase in range(PHASES)]
         refreshed = past(m, manager.o_refresh, "refreshed")  # the pins follow a cycle later
         calibrated = past(m, manager.o_calibrate, "calibrated")
         for phase, pins in enumerate(kernel):
             if phase == ACTIVATE_PHASE:
-                m.d.comb += Assume(is_refresh(pins) == refreshed)
-                m.d.comb += Assume(is_calibration(pins) == calibrated)
+                m.d.comb += Assume(is_refresh(pins, rank) == refreshed)
+                m.d.comb += Assume(is_calibration(pins, rank) == calibrated)
             else:
-                m.d.comb += Assume(~is_refresh(pins))
-            m.d.comb += Assume(pins.cs_n | ~manager.o_idle | refreshed | calibrated)
+                m.d.comb += Assume(~is_refresh(pins, rank))
+            quiet = not_selected(pins, rank) | ~manager.o_idle | refreshed | calibrated
+            m.d.comb += Assume(quiet)
 
-        stopped = Signal(range(DRAIN + 1))
-        with m.If(~manager.o_stop):
+        stopped = Signal(range(DRAIN + 1))  # where rows may be opened for what is inside
+        shut = manager.o_no_activate & ~manager.o_idle if self.ranks > 1 else Const(0, 1)
+        with m.If(~manager.o_stop | shut):
             m.d.sync += stopped.eq(0)
         with m.Elif(stopped != DRAIN):
             m.d.sync += stopped.eq(stopped + 1)
-        late = Signal(range(LATE + 1))
-        with m.If(~manager.o_idle):
-            m.d.sync += late.eq(0)
-        with m.Elif(late != LATE):
-            m.d.sync += late.eq(late + 1)
-        m.d.comb += [
-            Assume((stopped != DRAIN) | self.clear),
-            Assume((late != LATE) | self.returned),
-        ]
+        m.d.comb += Assume((stopped != DRAIN) | self.clear[rank])
+        if self.ranks > 1:  # nothing enters while it is stopped
+            inside = self.inside[rank]
+            entered = ~past(m, manager.o_stop, "stop") | past(m, inside, "inside")
+            m.d.comb += [Assume(~(inside & self.clear[rank])), Assume(~inside | entered)]
         m.d.comb += Assert(manager.o_idle == ~manager.taken)
-        with m.If(dram.o_pass | dram.arbiter.restoring | dram.arbiter.closing):
+        with m.If(dram.o_pass[rank] | arbiter.restoring | arbiter.closing):
             m.d.comb += Assert(manager.o_idle)
         # The host has refreshed while the kernel has the channel: the DRAM lacks that one.
         m.d.comb += Cover(dram.o_kernel & manager.o_refresh)
-        return manager
 
 
 @pytest.mark.deep
@@ -252,6 +298,24 @@ def test_outside_normal_mode_the_dram_is_refreshed_in_time() -> None:
 @pytest.mark.deep
 def test_refreshes_are_due_when_the_channel_changes_hands() -> None:
     assert prove(RefreshLimit(), "refresh_limit", "cover", depth=36).statements == 2
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_gap_of_each_of_two_ranks_is_that_of_the_host(rank: int) -> None:
+    design = RefreshLimit(controller=False, ranks=2, rank=rank)
+    proof = prove(design, f"refresh_gap_of_two_{rank}", "prove", depth=2)
+    print(proof)
+    assert proof.statements == 26
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("rank", [0, 1])
+def test_outside_normal_mode_each_of_two_ranks_is_refreshed_in_time(rank: int) -> None:
+    design = RefreshLimit(ranks=2, rank=rank)
+    proof = prove(design, f"refresh_limit_of_two_{rank}", "prove", depth=DEPTH)
+    print(proof)
+    assert proof.statements == 28
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
