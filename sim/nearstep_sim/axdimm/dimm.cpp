@@ -1,12 +1,13 @@
-// A DIMM in this process: a host memory controller, the RTL, and for each channel a DDR4 rank that
-// judges every command.
+// A DIMM in this process: a host memory controller, the RTL, and for each channel DDR4 ranks that
+// judge every command.
 //
 // The RTL is the module as it is shipped (NEARSTEP_WHOLE, `dimm_whole.hpp`), or its channels and
 // their functional units as Verilated objects of their own (`dimm_parts.hpp`).
 //
-// Rank c of the host's bus is channel c; a channel sees the commands of its chip select and all
-// write data, and the read data of the channel that drives them reach the host. In each cycle the
-// channels are settled with what host, rank and units drive; then all are clocked.
+// The ranks of the host's bus are those of channel 0, then those of channel 1 and so on; a channel
+// sees the commands of its chip selects and all write data, and the read data of the channel that
+// drives them reach the host. In each cycle the channels are settled with what host, ranks and units
+// drive; then all are clocked.
 //
 // What the host drives follows from what it was asked to do, never from what it reads, and a channel
 // knows nothing of another. So the host goes up to kAhead cycles ahead, then the RTL goes through
@@ -26,7 +27,7 @@
 #include <vector>
 
 #include "verilate/context.hpp"
-#include "axdimm/dimm_rank.hpp"
+#include "axdimm/dimm_memory.hpp"
 #if NEARSTEP_WHOLE
 #include "axdimm/dimm_whole.hpp"
 #else
@@ -82,13 +83,13 @@ struct Ahead {
 class Dimm {
   public:
     explicit Dimm(const DimmOptions& options)
-        : channel_lines_(options.geometry.beats()),
+        : channel_lines_(options.channel_beats()),
           window_lines_(options.window_bytes / kBeatBytes),
           read_latency_(options.host.read_latency),
           host_(options.host),
           contexts_(VM_TRACE ? 1 : Rtl::count(options)),  // a VCD is of one
-          ranks_(ranks_of(options)),
-          rtl_(options, ranks_, contexts_),
+          memories_(memories_of(options)),
+          rtl_(options, memories_, contexts_),
           parts_(Rtl::count(options)),
           read_data_(parts_),
           threads_(VM_TRACE ? 1 : options.threads, parts_) {
@@ -135,7 +136,7 @@ class Dimm {
             rtl_.configure(channel);
             return status;
         }
-        ranks_[channel]->states().mark(inside, inside + lines, LineState::written);
+        memories_[channel]->states().mark(inside, inside + lines, LineState::written);
         return kDone;
     }
 
@@ -219,21 +220,21 @@ class Dimm {
         while (lines) {
             const std::uint64_t inside = first % channel_lines_;
             const std::uint64_t n = std::min(lines, channel_lines_ - inside);
-            ranks_[first / channel_lines_]->states().mark(inside, inside + n, state);
+            memories_[first / channel_lines_]->states().mark(inside, inside + n, state);
             first += n;
             lines -= n;
         }
     }
     LineState state(std::uint64_t line) const {
-        return ranks_[line / channel_lines_]->states().of(line % channel_lines_);
+        return memories_[line / channel_lines_]->states().of(line % channel_lines_);
     }
 
     // Whether the kernels' accesses are judged. A broken DDR4 rule stays: the rank is lost.
     void watch(bool on) {
-        for (auto& rank : ranks_) rank->judge(on);
+        for (auto& memory : memories_) memory->judge(on);
         if (on || fault_.kind == FaultKind::protocol) return;
         fault_ = {};
-        for (auto& rank : ranks_) rank->fault = {};
+        for (auto& memory : memories_) memory->fault = {};
         settle();
     }
 
@@ -241,16 +242,16 @@ class Dimm {
     const Fault& fault() const { return fault_; }
     const History& history() const { return history_; }
     HostController& host() { return host_; }
-    Rank& rank(unsigned number) { return *ranks_[number]; }
+    ChannelMemory& memory(unsigned channel) { return *memories_[channel]; }
     ThreadPool& threads() { return threads_; }
-    std::size_t ranks() const { return ranks_.size(); }
+    std::size_t channels() const { return memories_.size(); }
 
   private:
-    static Ranks ranks_of(const DimmOptions& options) {
-        Ranks ranks;
-        for (int c = 0; c < options.host.ranks; ++c)
-            ranks.push_back(std::make_unique<Rank>(options, c));
-        return ranks;
+    static Memories memories_of(const DimmOptions& options) {
+        Memories memories;
+        for (unsigned c = 0; c < options.channels(); ++c)
+            memories.push_back(std::make_unique<ChannelMemory>(options, c));
+        return memories;
     }
 
     std::int32_t look(const Poll* polls, std::size_t count, bool& holds) {
@@ -406,8 +407,9 @@ class Dimm {
     void catch_up() {
         run_channels();
         Fault found;
-        for (const auto& rank : ranks_)
-            if (rank->fault && (!found || rank->fault.cycle < found.cycle)) found = rank->fault;
+        for (const auto& memory : memories_)
+            if (memory->fault && (!found || memory->fault.cycle < found.cycle))
+                found = memory->fault;
         for (unsigned i = 0; i < pending_; ++i) take_read_data(i, found);
         if (!fault_) fault_ = found;
         pending_ = done_ = 0;
@@ -481,7 +483,7 @@ class Dimm {
     HostController host_;
     std::deque<std::uint64_t> due_;  // cycles of the first data of reads
     std::vector<Context> contexts_;
-    Ranks ranks_;
+    Memories memories_;
     Rtl rtl_;
     unsigned parts_;
     // Cycles from `begun_` on that the host has gone through, and how many of them the channels have.
@@ -568,11 +570,11 @@ std::uint8_t dimm_state(Dimm* dimm, std::uint64_t line) {
 }
 
 void dimm_inject(Dimm* dimm, const Injection* injection) {
-    for (std::size_t c = 0; c < dimm->ranks(); ++c) dimm->rank(c).injections().add(*injection);
+    for (std::size_t c = 0; c < dimm->channels(); ++c) dimm->memory(c).injections().add(*injection);
 }
 
 void dimm_heal(Dimm* dimm) {
-    for (std::size_t c = 0; c < dimm->ranks(); ++c) dimm->rank(c).injections().clear();
+    for (std::size_t c = 0; c < dimm->channels(); ++c) dimm->memory(c).injections().clear();
 }
 
 void dimm_history(Dimm* dimm, char* text, std::uint64_t size) {
@@ -580,12 +582,12 @@ void dimm_history(Dimm* dimm, char* text, std::uint64_t size) {
 }
 
 void dimm_counters(Dimm* dimm, unsigned channel, ChannelCounters* out) {
-    const Ddr4Device& device = dimm->rank(channel).device();
-    *out = {device.count(Command::ACT),
-            device.count(Command::RD) + device.count(Command::RDA),
-            device.count(Command::WR) + device.count(Command::WRA),
-            device.count(Command::PRE) + device.count(Command::PREA),
-            device.count(Command::REF)};
+    const Ddr4Channel& dram = dimm->memory(channel).dram();
+    *out = {dram.count(Command::ACT),
+            dram.count(Command::RD) + dram.count(Command::RDA),
+            dram.count(Command::WR) + dram.count(Command::WRA),
+            dram.count(Command::PRE) + dram.count(Command::PREA),
+            dram.count(Command::REF)};
 }
 
 // A command of the host's controller with ACT_n high, for which the rank's banks are closed first.

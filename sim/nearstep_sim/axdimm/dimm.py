@@ -66,7 +66,7 @@ RESET_CYCLES = 20_000
 """Cycles that a reset may take; the longest hand-over is shorter."""
 
 
-_Options = structure("axdimm/dimm_rank.hpp", "DimmOptions")
+_Options = structure("axdimm/dimm_memory.hpp", "DimmOptions")
 
 
 _Counters = structure("axdimm/dimm.cpp", "ChannelCounters")
@@ -182,7 +182,7 @@ class DimmBackend(EmulatedBackend):
     options
     """
 
-    capacity_options = "channels, density, width"
+    capacity_options = "channels, ranks, density, width"
 
     def __init__(self, options: DimmOptions) -> None:
         self.family = "axdimm"
@@ -206,8 +206,10 @@ class DimmBackend(EmulatedBackend):
         host = HostConfig(
             density=dimm.density,
             width=dimm.width,
-            ranks=dimm.channels,
+            ranks=dimm.channels * dimm.ranks,
+            channel_ranks=dimm.ranks,
             mapping=dimm.mapping,
+            interleave=dimm.interleave,
             read_latency=HOST_READ_LATENCY,
             write_latency=HOST_WRITE_LATENCY,
             scheduler=options.scheduler,
@@ -272,8 +274,8 @@ class DimmBackend(EmulatedBackend):
         return found
 
     def give(self, channel: int, command: Command, **coordinates: int) -> None:
-        """Let the host's memory controller give MRS, ZQCS or ZQCL to a channel, before the next
-        access; see `nearstep_spec.dram.command.encode`.
+        """Let the host's memory controller give MRS, ZQCS or ZQCL to all ranks of a channel, before
+        the next access; see `nearstep_spec.dram.command.encode`.
 
         Raises
         ------
@@ -285,7 +287,9 @@ class DimmBackend(EmulatedBackend):
             raise ArgumentError(f"channel must be below {self.config.channels}, not {channel}")
         self._flush()
         pins = encode(command, **coordinates)
-        self._lib.dimm_give(self._dimm, channel, pins.address, pins.bg, pins.ba)
+        ranks = self.config.ranks
+        for rank in range(channel * ranks, (channel + 1) * ranks):
+            self._lib.dimm_give(self._dimm, rank, pins.address, pins.bg, pins.ba)
 
     def read_register(self, address: int) -> int:
         self._flush()

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "axdimm/dimm_rank.hpp"
+#include "axdimm/dimm_memory.hpp"
 #include "design.hpp"
 #include "updater/units.hpp"
 
@@ -18,19 +18,19 @@ namespace nearstep {
 class Parts {
   public:
     // How many parts go through a cycle without each other: a channel each.
-    static unsigned count(const DimmOptions& options) { return options.host.ranks; }
+    static unsigned count(const DimmOptions& options) { return options.channels(); }
 
     // `contexts`: one for each part, or a single one.
-    Parts(const DimmOptions& options, Ranks& ranks, std::vector<Context>& contexts)
-        : ranks_(ranks) {
-        for (unsigned c = 0; c < ranks.size(); ++c) {
+    Parts(const DimmOptions& options, Memories& memories, std::vector<Context>& contexts)
+        : memories_(memories), ranks_(static_cast<int>(options.ranks())) {
+        for (unsigned c = 0; c < memories.size(); ++c) {
             VerilatedContext* context = &contexts[contexts.size() == 1 ? 0 : c];
             shells_.push_back(std::make_unique<design::Shell>(
                 context, ("channel" + std::to_string(c)).c_str()));
             units_.push_back(design::make_units(options.native != 0, context));
             auto& shell = *shells_[c];
-            ranks[c]->connect(NEARSTEP_DFI_PINS(shell, dfi));
-            shell.host___05Fp0___05Fcs_n = shell.host___05Fp1___05Fcs_n = 1;
+            memories[c]->connect(NEARSTEP_DFI_PINS(shell, dfi));
+            shell.host___05Fp0___05Fcs_n = shell.host___05Fp1___05Fcs_n = nobody();
             shell.host___05Fwrdata_en = 0;
             shell.fu___05Fo_valid = 0;
         }
@@ -75,7 +75,7 @@ class Parts {
             shell.host___05Fwrdata_mask = host.wrdata_mask;
             std::memcpy(&shell.host___05Fwrdata, host.wrdata, sizeof host.wrdata);
         }
-        ranks_[part]->show();
+        memories_[part]->show();
         units_[part]->show(shell);
         shell.clk = 0;
         shell.eval();
@@ -83,14 +83,14 @@ class Parts {
 
     void clock(unsigned part, std::uint64_t cycle) {
         auto& shell = *shells_[part];
-        ranks_[part]->take(shell.o_acceleration, cycle);
+        memories_[part]->take(shell.o_acceleration, cycle);
         const bool reset = shell.o_kernel_reset;
         if (shell.fu___05Fi_en) units_[part]->clock(shell);
         shell.clk = 1;
         shell.eval();
         if (reset) {
             units_[part]->reset(shell);
-            ranks_[part]->kernel_was_reset();
+            memories_[part]->kernel_was_reset();
         }
     }
 
@@ -108,17 +108,23 @@ class Parts {
 
   private:
     template <class Cs, class Act, class Address, class Bg, class Ba>
-    static void drive_slot(unsigned part, const HostSlot& slot, Cs& cs_n, Act& act_n,
-                           Address& address, Bg& bg, Ba& ba) {
-        cs_n = slot.rank != static_cast<int>(part);
-        if (cs_n) return;
+    void drive_slot(unsigned part, const HostSlot& slot, Cs& cs_n, Act& act_n, Address& address,
+                    Bg& bg, Ba& ba) const {
+        const int rank = slot.rank - static_cast<int>(part) * ranks_;
+        const bool mine = slot.rank >= 0 && rank >= 0 && rank < ranks_;
+        cs_n = nobody();
+        if (!mine) return;
+        cs_n = nobody() & ~(1u << rank);
         act_n = slot.pins.act_n;
         address = slot.pins.address;
         bg = slot.pins.bg;
         ba = slot.pins.ba;
     }
 
-    Ranks& ranks_;
+    unsigned nobody() const { return (1u << ranks_) - 1; }
+
+    Memories& memories_;
+    int ranks_;  // of a channel
     std::vector<std::unique_ptr<design::Shell>> shells_;
     std::vector<std::unique_ptr<Units<design::Shell>>> units_;
 };

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "axdimm/dimm_rank.hpp"
+#include "axdimm/dimm_memory.hpp"
 #include "Vmodule.h"
 #include "Vmodule___024root.h"
 #if VM_TRACE
@@ -40,7 +40,8 @@ class Whole {
     // Nothing in it goes through a cycle without the rest.
     static unsigned count(const DimmOptions&) { return 1; }
 
-    Whole(const DimmOptions&, Ranks& ranks, std::vector<Context>& contexts) : ranks_(ranks) {
+    Whole(const DimmOptions& options, Memories& memories, std::vector<Context>& contexts)
+        : memories_(memories), nobody_((1u << options.host.ranks) - 1) {
         // The first evaluation makes the units, in the context of the thread.
         VerilatedContext* const before = Verilated::threadContextp();
         Verilated::threadContextp(&contexts[0]);
@@ -48,12 +49,12 @@ class Whole {
         Vmodule& top = *top_;
         Vmodule___024root& inside = *top.rootp;
 #define NEARSTEP_CONNECT(c)                                                                      \
-    ranks[c]->connect(NEARSTEP_PINS_OF(top, NEARSTEP_DFI(c)));                                   \
+    memories[c]->connect(NEARSTEP_PINS_OF(top, NEARSTEP_DFI(c)));                                \
     acceleration_[c] = &inside.NEARSTEP_IN_CHANNEL(c, memory__DOT__o_acceleration);              \
     kernel_reset_[c] = &inside.NEARSTEP_IN_CHANNEL(c, o_kernel_reset);
         NEARSTEP_EACH_CHANNEL(NEARSTEP_CONNECT)
 #undef NEARSTEP_CONNECT
-        top.host___05Fp0___05Fcs_n = top.host___05Fp1___05Fcs_n = kNobody;
+        top.host___05Fp0___05Fcs_n = top.host___05Fp1___05Fcs_n = nobody_;
         top.host___05Fwrdata_en = 0;
         top.eval();
         Verilated::threadContextp(before);
@@ -91,7 +92,7 @@ class Whole {
             top.host___05Fwrdata_mask = host.wrdata_mask;
             std::memcpy(&top.host___05Fwrdata, host.wrdata, sizeof host.wrdata);
         }
-        for (auto& rank : ranks_) rank->show();
+        for (auto& memory : memories_) memory->show();
         top.clk = 0;
         top.eval();
     }
@@ -99,13 +100,13 @@ class Whole {
     void clock(unsigned, std::uint64_t cycle) {
         std::array<bool, NEARSTEP_CHANNELS> reset;
         for (unsigned c = 0; c < NEARSTEP_CHANNELS; ++c) {
-            ranks_[c]->take(*acceleration_[c], cycle);
+            memories_[c]->take(*acceleration_[c], cycle);
             reset[c] = *kernel_reset_[c];
         }
         top_->clk = 1;
         top_->eval();
         for (unsigned c = 0; c < NEARSTEP_CHANNELS; ++c)
-            if (reset[c]) ranks_[c]->kernel_was_reset();
+            if (reset[c]) memories_[c]->kernel_was_reset();
     }
 
     // The units see the registers themselves.
@@ -116,12 +117,10 @@ class Whole {
 #endif
 
   private:
-    static constexpr unsigned kNobody = (1u << NEARSTEP_CHANNELS) - 1;
-
     template <class Cs, class Act, class Address, class Bg, class Ba>
-    static void drive_slot(const HostSlot& slot, Cs& cs_n, Act& act_n, Address& address, Bg& bg,
-                           Ba& ba) {
-        cs_n = slot.rank < 0 ? kNobody : kNobody & ~(1u << slot.rank);
+    void drive_slot(const HostSlot& slot, Cs& cs_n, Act& act_n, Address& address, Bg& bg,
+                    Ba& ba) const {
+        cs_n = slot.rank < 0 ? nobody_ : nobody_ & ~(1u << slot.rank);
         if (slot.rank < 0) return;
         act_n = slot.pins.act_n;
         address = slot.pins.address;
@@ -129,7 +128,8 @@ class Whole {
         ba = slot.pins.ba;
     }
 
-    Ranks& ranks_;
+    Memories& memories_;
+    unsigned nobody_;  // chip selects of no rank
     std::array<const CData*, NEARSTEP_CHANNELS> acceleration_, kernel_reset_;
     std::unique_ptr<Vmodule> top_;
 };

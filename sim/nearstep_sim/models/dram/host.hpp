@@ -23,8 +23,8 @@ namespace nearstep {
 struct HostConfig {
     Timing timing;       // at the host's clock
     Geometry geometry;   // of a rank
-    Mapping mapping;     // inside a rank; the rank is the top of the address
-    std::int32_t ranks;
+    Mapping mapping;     // inside a channel; the channel is the top of the address
+    std::int32_t ranks;  // on the bus: those of the first channel, then those of the next
     std::int32_t read_latency;   // fabric cycles from a read command to its first data
     std::int32_t write_latency;  // fabric cycles from a write command to its first data
     std::int32_t fr_fcfs;        // 0: columns in order
@@ -76,8 +76,10 @@ class HostController {
           banks_per_rank_(config.geometry.banks()),
           random_(mix_seed(config.seed)),
           ranks_(config.ranks) {
-        if (c_.ranks < 1 || c_.window < 1 || c_.read_latency < 1 || c_.write_latency < 0)
-            throw std::invalid_argument("ranks, window and read_latency must be at least 1");
+        if (c_.ranks < 1 || c_.ranks % c_.mapping.ranks())
+            throw std::invalid_argument("ranks must be those of one channel or more");
+        if (c_.window < 1 || c_.read_latency < 1 || c_.write_latency < 0)
+            throw std::invalid_argument("window and read_latency must be at least 1");
         if (c_.postpone < 1 || c_.postpone > 8)
             throw std::invalid_argument("postpone must be 1 to 8");
         if (c_.pull_in < 0 || c_.pull_in > kMostInAdvance)
@@ -199,11 +201,13 @@ class HostController {
         while (!queue_.empty() && window_.size() < static_cast<std::size_t>(c_.window)) {
             const Request& request = queue_.front();
             if (request.fence && (!window_.empty() || in_flight_)) break;
-            const std::uint64_t per_rank = c_.geometry.beats();
-            const Place place = place_of(request.beat % per_rank, c_.mapping, c_.geometry);
+            const int ranks = c_.mapping.ranks();
+            const std::uint64_t per_channel = c_.geometry.beats() * ranks;
+            const Place place = place_of(request.beat % per_channel, c_.mapping, c_.geometry);
             const int bank = (place.bg << c_.geometry.bank_bits) | place.ba;
-            window_.push_back(
-                {request, static_cast<int>(request.beat / per_rank), bank, place, false, false});
+            const int rank =
+                static_cast<int>(request.beat / per_channel) * ranks + static_cast<int>(place.rank);
+            window_.push_back({request, rank, bank, place, false, false});
             queue_.pop_front();
         }
     }

@@ -23,7 +23,7 @@ from nearstep_sim.models.dram.library import (
 )
 from nearstep_sim.models.dram.library import load as load_library
 from nearstep_sim.verilate.abi import values
-from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, AddressMapping
 from nearstep_spec.dram.command import DESELECT, Pins
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import SPEED_GRADES, DramTiming, dram_timing
@@ -54,8 +54,10 @@ class HostConfig:
     Parameters
     ----------
     density, width : of the chips.
-    ranks : ranks on the bus; the rank is the top of the address.
+    ranks : ranks on the bus: those of the first channel, then those of the next.
+    channel_ranks : ranks of a channel; the channel is the top of the address.
     mapping : order of the address bits inside a rank.
+    interleave : bytes in one of two ranks of a channel before the other.
     read_latency, write_latency : fabric cycles from a column command to its first data, fixed.
     cl, cwl : clocks that turnarounds are reckoned with; None: those of the latencies, two in a
         fabric cycle. Bare DRAM has the part's own, which need not be whole fabric cycles.
@@ -80,7 +82,9 @@ class HostConfig:
     density: str = "8Gb"
     width: str = "x8"
     ranks: int = 1
+    channel_ranks: int = 1
     mapping: str = DEFAULT_MAPPING
+    interleave: int = DEFAULT_INTERLEAVE
     read_latency: int = 10
     write_latency: int = 3
     cl: int | None = None
@@ -128,8 +132,9 @@ class HostConfig:
 
     @property
     def address_mapping(self) -> AddressMapping:
-        """Mapping inside a rank."""
-        return AddressMapping(self.geometry, self.mapping)
+        """Mapping inside a channel."""
+        channel = DramGeometry(self.density, self.width, self.channel_ranks)
+        return AddressMapping(channel, self.mapping, self.interleave)
 
     def _c(self) -> CHostConfig:
         return CHostConfig(

@@ -1,5 +1,5 @@
-// What is around one channel of a simulated DIMM: its DDR4 rank, which judges every command, and
-// what the kernel may touch of it. It sees the channel through the pins of its DFI port.
+// What is around one channel of a simulated DIMM: its DDR4 ranks, which judge every command, and
+// what the kernel may touch of them. It sees the channel through the pins of its DFI port.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "models/dram/channel.hpp"
 #include "models/dram/host.hpp"
-#include "models/dram/port.hpp"
 #include "models/line_states.hpp"
 #include "verilate/fault.hpp"
 #include "verilate/injection.hpp"
@@ -22,7 +22,7 @@ namespace nearstep {
 struct DimmOptions {
     HostConfig host;
     Timing timing;
-    Geometry geometry;
+    Geometry geometry;  // of a rank
     PortConfig port;
     std::int32_t native;
     std::uint64_t window_bytes;  // registers, at the end of each channel
@@ -30,6 +30,10 @@ struct DimmOptions {
     const char* commands;  // a file of DRAM commands for each channel: this, with .0 and so on
     const char* commands_header;
     std::uint32_t threads;  // at most
+
+    unsigned ranks() const { return static_cast<unsigned>(host.mapping.ranks()); }  // of a channel
+    unsigned channels() const { return static_cast<unsigned>(host.ranks) / ranks(); }
+    std::uint64_t channel_beats() const { return geometry.beats() * ranks(); }
 };
 
 // Half a beat of read data, if a channel drives them.
@@ -79,17 +83,19 @@ struct DfiPins {
             &(dut).port##___05Frddata                                                      \
     }
 
-class Rank {
+class ChannelMemory {
   public:
-    Rank(const DimmOptions& options, unsigned number)
+    ChannelMemory(const DimmOptions& options, unsigned number)
         : number_(number),
           mapping_(options.host.mapping),
-          device_(options.timing, options.geometry, number),
-          port_(device_, options.port),
+          dram_(options.timing, options.geometry, static_cast<int>(options.ranks()), options.port,
+                number * options.ranks()),
+          beats_(options.channel_beats()),
+          nobody_((1u << options.ranks()) - 1),
           read_latency_(options.port.read_latency),
-          states_(options.geometry.beats()) {
+          states_(options.channel_beats()) {
         if (options.commands != nullptr)
-            device_.trace_to(std::make_unique<TraceWriter>(
+            dram_.trace_to(std::make_shared<TraceWriter>(
                 std::string(options.commands) + "." + std::to_string(number),
                 options.commands_header));
     }
@@ -101,10 +107,10 @@ class Rank {
 
     // Read data of the cycle, before the model is settled.
     void show() {
-        const std::uint8_t* data = port_.read_data();
+        const std::uint8_t* data = dram_.read_data();
         *pins_.rddata_valid = data != nullptr;
         if (data) std::memcpy(pins_.rddata, data, kBeatBytes);
-        if (port_.cycle() >= silent_from_) *pins_.rddata_valid = 0;
+        if (dram_.cycle() >= silent_from_) *pins_.rddata_valid = 0;
     }
 
     // Commands and write data of the cycle, once the model is settled. In `acceleration` mode they
@@ -112,11 +118,14 @@ class Rank {
     void take(bool acceleration, std::uint64_t cycle) {
         if (acceleration && watched_) watch(cycle);
         for (unsigned phase = 0; phase < pins_.phases.size(); ++phase)
-            if (!*pins_.phases[phase].cs_n) port_.command(phase, pins_.of(phase));
-        if (!port_.end_cycle(*pins_.wrdata_en, static_cast<const std::uint8_t*>(pins_.wrdata),
-                             *pins_.wrdata_mask)) [[unlikely]]
-            fault.protocol(("dram" + std::to_string(number_)).c_str(), device_.violation().rule,
-                           cycle, "%s", device_.violation().text().c_str());
+            if (const unsigned selected = selected_by(phase))
+                dram_.command(phase, selected, pins_.of(phase));
+        if (!dram_.end_cycle(*pins_.wrdata_en, static_cast<const std::uint8_t*>(pins_.wrdata),
+                             *pins_.wrdata_mask)) [[unlikely]] {
+            const Violation& found = *dram_.violation();
+            fault.protocol(("dram" + std::to_string(number_)).c_str(), found.rule, cycle, "%s",
+                           found.text().c_str());
+        }
     }
 
     // The kernel is reset in the cycle that ends.
@@ -124,7 +133,7 @@ class Rank {
 
     void judge(bool on) { watched_ = on; }
     LineStates& states() { return states_; }
-    Ddr4Device& device() { return device_; }
+    const Ddr4Channel& dram() const { return dram_; }
     Injections& injections() { return injections_; }
 
     Fault fault;  // the first, until somebody clears it
@@ -132,15 +141,18 @@ class Rank {
   private:
     // The kernel's column commands of this cycle, against what it may touch.
     void watch(std::uint64_t cycle) {
-        if (*pins_.phases[0].cs_n || !*pins_.phases[0].act_n) return;
+        const unsigned selected = selected_by(0);
+        if (!selected || !*pins_.phases[0].act_n) return;
+        const unsigned rank = selected >> 1;  // there are two at most, and a column is of one
         const Pins pins = pins_.of(0);
         const Command command = decode(pins);
         const bool write = command == Command::WR || command == Command::WRA;
         if (!write && command != Command::RD && command != Command::RDA) return;
-        if (device_.open_row(pins.bg, pins.ba) < 0) return;  // the rank will say so
-        const std::uint64_t line = beat_of(device_.place(pins), mapping_);
-        const std::uint64_t address =
-            (number_ * device_.geometry().beats() + line) * kBeatBytes;
+        if (rank >= static_cast<unsigned>(dram_.ranks()) ||
+            dram_.device(rank).open_row(pins.bg, pins.ba) < 0)
+            return;  // the rank will say so
+        const std::uint64_t line = beat_of(dram_.place(rank, pins), mapping_);
+        const std::uint64_t address = (number_ * beats_ + line) * kBeatBytes;
         const LineState state = states_.of(line);
         if (state == LineState::guard)
             fault.access(FaultKind::guard, address, write, cycle);
@@ -149,16 +161,20 @@ class Rank {
         else if (write)
             states_.mark(line, line + 1, LineState::written);
         if (!write && injections_.of(false, false, address, address + kBeatBytes).never)
-            silent_from_ = std::min(silent_from_, port_.cycle() + read_latency_);
+            silent_from_ = std::min(silent_from_, dram_.cycle() + read_latency_);
     }
+
+    // A bit for each rank that the command of a phase is for.
+    unsigned selected_by(unsigned phase) const { return ~*pins_.phases[phase].cs_n & nobody_; }
 
     static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
     unsigned number_;
     bool watched_ = true;
     Mapping mapping_;
-    Ddr4Device device_;
-    Ddr4Port port_;
+    Ddr4Channel dram_;
+    std::uint64_t beats_;
+    unsigned nobody_;
     int read_latency_;
     LineStates states_;
     Injections injections_;
@@ -166,6 +182,6 @@ class Rank {
     DfiPins pins_{};
 };
 
-using Ranks = std::vector<std::unique_ptr<Rank>>;
+using Memories = std::vector<std::unique_ptr<ChannelMemory>>;
 
 }  // namespace nearstep
