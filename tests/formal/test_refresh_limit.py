@@ -3,7 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from amaranth.hdl import Assert, Assume, Cat, Const, Cover, Module, Mux, ResetInserter, Signal, Value
+from amaranth.hdl import (
+    Assert,
+    Assume,
+    Cat,
+    Const,
+    Cover,
+    Module,
+    Mux,
+    ResetInserter,
+    Signal,
+    Value,
+)
 from amaranth.lib.wiring import Component, In, connect, flipped
 
 from nearstep_hw.axdimm.host_command import (
@@ -149,9 +160,7 @@ class RefreshLimit(Component):
 
         # What the DRAM sees, by the time of decision: a cycle before the pins.
         gets = Signal()
-        m.d.comb += gets.eq(
-            (asks & passes & ~debt.o_hide) | arbiter.o_command.refresh | debt.i_own
-        )
+        m.d.comb += gets.eq((asks & passes & ~debt.o_hide) | arbiter.o_command.refresh | debt.i_own)
         since_dram = Signal(range(2 * longest), init=1)
         with m.If(gets):
             m.d.sync += since_dram.eq(1)

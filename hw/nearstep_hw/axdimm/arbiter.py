@@ -86,9 +86,7 @@ class ModeArbiter(wiring.Component):
     fsm : the state; from `elaborate` on.
     """
 
-    def __init__(
-        self, timing: DramTiming, geometry: DramGeometry, *, shared: bool = False
-    ) -> None:
+    def __init__(self, timing: DramTiming, geometry: DramGeometry, *, shared: bool = False) -> None:
         self.timing = timing
         self.geometry = geometry
         self.shared = shared

@@ -1,5 +1,6 @@
 """How long a change of mode may take, as plain data: the bound that a driver waits for."""
 
+from nearstep_spec.dram.geometry import RANKS
 from nearstep_spec.dram.latency import LOOKAHEAD, PHASES
 from nearstep_spec.dram.timing import (
     MAX_POSTPONED_REFRESHES,
@@ -31,13 +32,14 @@ def _close(timing: DramTiming) -> int:
     return _cycles(timing.write_to_precharge) + _cycles(timing.t_rp) + 2
 
 
-def longest_to_acceleration(timing: DramTiming) -> int:
+def longest_to_acceleration(timing: DramTiming, *, ranks: int = 1) -> int:
     """Most cycles from the request to acceleration mode.
 
     If the DRAM must be refreshed soon the host's refresh comes first, and with seven due to a host
-    that postpones eight that takes two tREFI; then tRFC, and all banks are precharged.
+    that postpones eight that takes two tREFI, for one rank after the other; then tRFC, and all
+    banks are precharged.
     """
-    wait = 2 * timing.t_refi // PHASES
+    wait = 2 * ranks * timing.t_refi // PHASES
     return wait + HURRY_CYCLES + _cycles(timing.t_rfc) + _close(timing) + REGISTERS
 
 
@@ -66,7 +68,7 @@ def longest_to_normal(timing: DramTiming, *, restless: bool = True) -> int:
 
 
 HAND_OVER_CYCLES = max(
-    longest_to_acceleration(timing) + longest_to_normal(timing)
+    longest_to_acceleration(timing, ranks=max(RANKS)) + longest_to_normal(timing)
     for density, width in PARTS
     for timing in [dram_timing("DDR4-1600", density, width)]
 )

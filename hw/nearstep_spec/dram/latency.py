@@ -9,6 +9,7 @@ __all__ = [
     "HOST_PHASES",
     "HOST_READ_LATENCY",
     "HOST_WRITE_LATENCY",
+    "HOST_WRITE_TO_READ",
     "LOOKAHEAD",
     "PHASES",
     "PHY_READ_DELAY",
@@ -55,3 +56,8 @@ HOST_WRITE_LATENCY = TPHY_WRLAT
 """Fabric cycles from a write command of the host to the first half of its data. The second half
 comes a cycle later and is a register another cycle later, which is when the DRAM wants all of it:
 two cycles, the command's own delay."""
+
+
+HOST_WRITE_TO_READ = -(-dram_timing("DDR4-1600").write_to_read_other_rank * HOST_PHASES // PHASES)
+"""Host clocks from a write to a read of another rank of its channel, at least: four of the DRAM's.
+By the latencies of its own bus a host would need none: there the write's data are long over."""

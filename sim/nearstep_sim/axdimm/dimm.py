@@ -52,6 +52,7 @@ from nearstep_spec.dram.geometry import BEAT_BYTES
 from nearstep_spec.dram.latency import (
     HOST_READ_LATENCY,
     HOST_WRITE_LATENCY,
+    HOST_WRITE_TO_READ,
     PHASES,
     TPHY_RDLAT,
     TPHY_WRLAT,
@@ -212,6 +213,7 @@ class DimmBackend(EmulatedBackend):
             interleave=dimm.interleave,
             read_latency=HOST_READ_LATENCY,
             write_latency=HOST_WRITE_LATENCY,
+            write_to_read=HOST_WRITE_TO_READ,
             scheduler=options.scheduler,
             postpone=options.postpone,
             stall=options.stall,

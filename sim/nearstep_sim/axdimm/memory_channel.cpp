@@ -1,7 +1,8 @@
-// A memory channel, Verilated, between a host memory controller, a kernel and a DDR4 rank.
+// A memory channel, Verilated, between a host memory controller, a kernel and its DDR4 ranks.
 //
-// The rank judges every command. Every read of the host is compared with a second memory that
+// The ranks judge every command. Every read of the host is compared with a second memory that
 // follows the host's pins and the kernel's bus; so is every beat that the kernel reads.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +14,9 @@
 #include <vector>
 
 #include "VMemoryChannel.h"
+#include "VMemoryChannel___024root.h"
 #include "axdimm/dfi_pins.hpp"
+#include "models/dram/dfi_pins.hpp"
 #include "verilated.h"
 
 using namespace nearstep;
@@ -46,6 +49,7 @@ struct ChannelStatistics {
     std::uint64_t torn_reads;     // of beats that a kernel write in flight may have reached
     std::uint64_t kernel_beats_read, kernel_beats_written, kernel_resets;
     std::uint64_t mode_changes;
+    std::uint64_t split_columns;  // of the host to a rank that was its own before the other was
 };
 
 enum class Kernel : int { kQuiet, kBusy, kDeaf };  // deaf: it takes no answers
@@ -58,13 +62,14 @@ class ChannelBench {
     explicit ChannelBench(const ChannelConfig& config)
         : c_(config),
           host_(config.host),
-          device_(config.timing, config.geometry),
-          port_(device_, config.port),
+          dram_(config.timing, config.geometry, config.mapping.ranks(), config.port),
           dut_(&context_),
-          model_(config.geometry),
-          open_(config.geometry.banks(), false),
-          row_(config.geometry.banks(), 0),
+          banks_(config.geometry.banks()),
+          open_(banks_ * config.mapping.ranks(), false),
+          row_(banks_ * config.mapping.ranks(), 0),
           random_(config.seed * 2 + 1) {
+        for (int rank = 0; rank < config.mapping.ranks(); ++rank)
+            model_.push_back(std::make_unique<SparseStorage>(config.geometry));
         for (auto& line : lines_) line.fill(0);
         idle_pins();
         dut_.rst = 1;
@@ -73,7 +78,7 @@ class ChannelBench {
     }
 
     HostController& host() { return host_; }
-    Ddr4Device& device() { return device_; }
+    Ddr4Device& device(int rank) { return dram_.device(rank); }
     void kernel(Kernel what) { kernel_ = what; }
     void kernel_line(int number, const std::uint8_t* data) {
         std::memcpy(lines_[number].data(), data, kBeatBytes);
@@ -83,7 +88,8 @@ class ChannelBench {
     bool kernel_idle() const { return bursts_.empty(); }
     int mode() const { return dut_.o_normal | dut_.o_acceleration << 1; }
     const std::string& error() {
-        if (error_.empty() && device_.failed()) error_ = device_.violation().text();
+        if (const Violation* found = dram_.violation(); error_.empty() && found)
+            error_ = found->text();
         if (error_.empty()) error_ = host_.error();
         return error_;
     }
@@ -93,7 +99,7 @@ class ChannelBench {
         while (ran < cycles && !(until_idle && host_.idle())) {
             step();
             ++ran;
-            if (!error_.empty() || device_.failed() || !host_.error().empty()) break;
+            if (!error_.empty() || dram_.failed() || !host_.error().empty()) break;
         }
         return ran;
     }
@@ -110,6 +116,7 @@ class ChannelBench {
     struct Column {
         bool write, window;
         std::uint64_t beat, cycle;
+        int rank;
     };
     struct Expected {
         std::uint64_t cycle;
@@ -126,12 +133,20 @@ class ChannelBench {
     void fail(const std::string& text) {
         if (error_.empty()) error_ = text + " in cycle " + std::to_string(statistics_.cycles);
     }
-    std::uint64_t beat_at(unsigned bg, unsigned ba, std::uint64_t row, unsigned column) const {
-        return std::uint64_t(bg) << c_.mapping.bank_group_shift |
-               std::uint64_t(ba) << c_.mapping.bank_shift | row << c_.mapping.row_shift |
-               std::uint64_t(column / kBurstLength) << c_.mapping.column_shift;
-    }
+    unsigned nobody() const { return (1u << c_.mapping.ranks()) - 1; }  // chip selects
     Place place(std::uint64_t beat) const { return place_of(beat, c_.mapping, c_.geometry); }
+    void read_model(std::uint64_t beat, std::uint8_t* out) const {
+        const Place at = place(beat);
+        model_[at.rank]->read(at, out);
+    }
+    void write_model(std::uint64_t beat, const std::uint8_t* data, std::uint64_t keep) {
+        const Place at = place(beat);
+        model_[at.rank]->write(at, data, keep);
+    }
+    // The rank is the host's: in a change of mode one can be so before the other.
+    bool passes(int rank) const {
+        return dut_.rootp->MemoryChannel__DOT__dram__DOT__switch__DOT__i_pass >> rank & 1;
+    }
 
     void tick() {
         dut_.clk = 1;
@@ -140,7 +155,7 @@ class ChannelBench {
         dut_.eval();
     }
     void idle_pins() {
-        dut_.host___05Fp0___05Fcs_n = dut_.host___05Fp1___05Fcs_n = 1;
+        dut_.host___05Fp0___05Fcs_n = dut_.host___05Fp1___05Fcs_n = nobody();
         dut_.s_axi___05Farsize = dut_.s_axi___05Fawsize = 6;
         dut_.s_axi___05Farburst = dut_.s_axi___05Fawburst = 1;
     }
@@ -151,11 +166,11 @@ class ChannelBench {
         std::uint8_t rddata[HostCycle::kDataBytes];
         std::memcpy(rddata, &dut_.host___05Frddata, sizeof rddata);
         host_.tick(dut_.host___05Frddata_valid ? rddata : nullptr, out);
-        NEARSTEP_HOST_DRIVE(dut_, out, 1);
+        NEARSTEP_HOST_DRIVE(dut_, out, nobody());
         drive_kernel();
-        NEARSTEP_DFI_READ(dut_, dfi, port_);
+        show_read_data(dut_, dram_);
         dut_.eval();
-        NEARSTEP_DFI_CYCLE(dut_, dfi, port_);
+        take_commands(dut_, dram_);
         sample_kernel();
         settle_writes();
         classify();
@@ -175,22 +190,28 @@ class ChannelBench {
             const HostSlot& each = out.slots[slot];
             if (each.rank < 0) continue;
             const Pins& pins = each.pins;
-            const int bank = (pins.bg << c_.geometry.bank_bits) | pins.ba;
+            const int first = each.rank * banks_;
+            const int bank = first + ((pins.bg << c_.geometry.bank_bits) | pins.ba);
             switch (const Command command = decode(pins)) {
                 case Command::ACT:
                     open_[bank] = true;
                     row_[bank] = pins.address;
                     break;
                 case Command::PRE: open_[bank] = false; break;
-                case Command::PREA: open_.assign(open_.size(), false); break;
+                case Command::PREA:
+                    std::fill_n(open_.begin() + first, banks_, false);
+                    break;
                 case Command::RD:
                 case Command::RDA:
                 case Command::WR:
                 case Command::WRA: {
                     const bool write = command == Command::WR || command == Command::WRA;
                     const std::uint64_t beat =
-                        beat_at(pins.bg, pins.ba, row_[bank], pins.address & kColumnMask);
-                    columns_.push_back({write, beat >= c_.window_beat, beat, statistics_.cycles});
+                        beat_of({pins.bg, pins.ba, row_[bank], pins.address & kColumnMask,
+                                 static_cast<std::uint32_t>(each.rank)},
+                                c_.mapping);
+                    columns_.push_back(
+                        {write, beat >= c_.window_beat, beat, statistics_.cycles, each.rank});
                     if (!open_[bank]) fail("host column of a closed bank");
                     if (command == Command::RDA || command == Command::WRA) open_[bank] = false;
                     break;
@@ -206,7 +227,7 @@ class ChannelBench {
             write.keep |= std::uint64_t(out.wrdata_mask) << (write.half * HostCycle::kDataBytes);
             if (++write.half == 2) {
                 if (write.passed) {
-                    model_.write(place(write.beat), write.data.data(), write.keep);
+                    write_model(write.beat, write.data.data(), write.keep);
                     torn_.erase(write.beat);
                 }
                 writes_.pop_front();
@@ -219,7 +240,9 @@ class ChannelBench {
         while (!columns_.empty() && columns_.front().cycle + 1 == statistics_.cycles) {
             const Column column = columns_.front();
             columns_.pop_front();
-            const bool passed = dut_.o_normal;
+            const bool passed = passes(column.rank);
+            if (dut_.o_normal && !passed) return fail("normal mode without a rank");
+            statistics_.split_columns += passed && !dut_.o_normal;
             if (column.write) {
                 ++(column.window ? statistics_.window_writes
                                  : passed ? statistics_.dram_writes : statistics_.refused_writes);
@@ -230,7 +253,7 @@ class ChannelBench {
                              : passed ? statistics_.dram_reads : statistics_.refused_reads);
             Expected expected{column.cycle + c_.host.read_latency, !column.window, {}, {}};
             expected.data.fill(0);
-            if (passed && !column.window) model_.read(place(column.beat), expected.data.data());
+            if (passed && !column.window) read_model(column.beat, expected.data.data());
             expected.other = expected.data;
             if (const auto torn = torn_.find(column.beat); passed && torn != torn_.end()) {
                 expected.other = torn->second;
@@ -322,7 +345,7 @@ class ChannelBench {
     }
     Beat merged(const Burst& burst, int i) const {
         Beat beat;
-        model_.read(place(burst.beat + i), beat.data());
+        read_model(burst.beat + i, beat.data());
         for (int byte = 0; byte < kBeatBytes; ++byte)
             if (burst.strobes[i] >> byte & 1) beat[byte] = burst.data[i][byte];
         return beat;
@@ -366,7 +389,7 @@ class ChannelBench {
         Burst& burst = (*found)->burst;
         const std::uint64_t beat = burst.beat + burst.moved;
         Beat expected;
-        model_.read(place(beat), expected.data());
+        read_model(beat, expected.data());
         const auto torn = torn_.find(beat);
         const auto* data = reinterpret_cast<const std::uint8_t*>(&dut_.s_axi___05Frdata);
         if (std::memcmp(data, expected.data(), kBeatBytes)) {
@@ -396,7 +419,7 @@ class ChannelBench {
             }
             const Burst& burst = (*it)->burst;
             for (int i = 0; i < burst.beats; ++i) {
-                model_.write(place(burst.beat + i), burst.data[i].data(), ~burst.strobes[i]);
+                write_model(burst.beat + i, burst.data[i].data(), ~burst.strobes[i]);
                 torn_.erase(burst.beat + i);
                 ++statistics_.kernel_beats_written;
             }
@@ -414,13 +437,13 @@ class ChannelBench {
 
     ChannelConfig c_;
     HostController host_;
-    Ddr4Device device_;
-    Ddr4Port port_;
+    Ddr4Channel dram_;
     VerilatedContext context_;
     VMemoryChannel dut_;
-    SparseStorage model_;  // what the memory holds
+    std::vector<std::unique_ptr<SparseStorage>> model_;  // what each rank holds
+    int banks_;                                          // of a rank
     std::vector<bool> open_;
-    std::vector<std::uint64_t> row_;
+    std::vector<std::uint32_t> row_;
     std::uint64_t random_;
     std::deque<Column> columns_;
     std::deque<Write> writes_;
@@ -453,7 +476,7 @@ ChannelBench* channel_new(const ChannelConfig* config) {
 const char* channel_construction_error() { return construction_error.c_str(); }
 void channel_free(ChannelBench* bench) { delete bench; }
 HostController* channel_host(ChannelBench* bench) { return &bench->host(); }
-Ddr4Device* channel_device(ChannelBench* bench) { return &bench->device(); }
+Ddr4Device* channel_device(ChannelBench* bench, int rank) { return &bench->device(rank); }
 std::uint64_t channel_run(ChannelBench* bench, std::uint64_t cycles, int until_idle) {
     return bench->run(cycles, until_idle);
 }

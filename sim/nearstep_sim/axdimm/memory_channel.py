@@ -1,4 +1,4 @@
-"""A memory channel in RTL between the host memory controller model and the DDR4 rank model."""
+"""A memory channel in RTL between the host memory controller model and the DDR4 model."""
 
 import ctypes
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.axdimm.registers import Block, window_base
 from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
-from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, AddressMapping
 from nearstep_spec.dram.geometry import BEAT_BYTES
-from nearstep_spec.dram.latency import HOST_COMMAND_DELAY
+from nearstep_spec.dram.latency import HOST_COMMAND_DELAY, HOST_WRITE_TO_READ
 from nearstep_spec.dram.timing import dram_timing
 
 __all__ = ["ChannelBench", "ChannelError", "ChannelStatistics", "Kernel", "Mode"]
@@ -71,6 +71,7 @@ class ChannelStatistics:
     kernel_beats_written: int
     kernel_resets: int
     mode_changes: int
+    split_columns: int
 
 
 _CStatistics = structure("axdimm/memory_channel.cpp", "ChannelStatistics")
@@ -80,17 +81,24 @@ _CConfig = structure("axdimm/memory_channel.cpp", "ChannelConfig")
 
 
 @cache
-def _library(density: str, width: str, order: str) -> ctypes.CDLL:
+def _library(mapping: AddressMapping) -> ctypes.CDLL:
+    geometry = mapping.geometry
+
     def generate() -> str:
         from nearstep_hw.axdimm.memory_channel import MemoryChannel
-        from nearstep_spec.dram.geometry import DramGeometry
 
-        mapping = AddressMapping(DramGeometry(density, width), order)
-        channel = MemoryChannel(dram_timing("DDR4-1600", density, width), mapping)
-        return to_verilog(channel, "MemoryChannel")
+        timing = dram_timing("DDR4-1600", geometry.density, geometry.width)
+        return to_verilog(MemoryChannel(timing, mapping), "MemoryChannel")
 
-    rtl = verilog_of(f"memory_channel {density} {width} {order}", generate)
-    model = Model(top="MemoryChannel", verilog=rtl, prefix="VMemoryChannel")
+    key = f"memory_channel {geometry.density} {geometry.width} {mapping.order}"
+    if geometry.ranks > 1:
+        key += f" {geometry.ranks} {mapping.interleave}"
+    model = Model(
+        top="MemoryChannel",
+        verilog=verilog_of(key, generate),
+        prefix="VMemoryChannel",
+        visible=[("MemoryChannel.dram.switch", "i_pass")],
+    )
     source = Path(__file__).with_name("memory_channel.cpp")
     built = verilate_library("memory_channel", [model], [source], common=[SOURCE])
     library = ctypes.CDLL(str(built))
@@ -100,7 +108,7 @@ def _library(density: str, width: str, order: str) -> ctypes.CDLL:
         ("construction_error", text, ()),
         ("free", None, (pointer,)),
         ("host", pointer, (pointer,)),
-        ("device", pointer, (pointer,)),
+        ("device", pointer, (pointer, ctypes.c_int)),
         ("run", number, (pointer, number, ctypes.c_int)),
         ("error", text, (pointer,)),
         ("kernel", None, (pointer, ctypes.c_int)),
@@ -130,16 +138,20 @@ class _Handle:
 
 
 class ChannelBench:
-    """`MemoryChannel`, Verilated, with a host, a kernel's bus and registers, and a DDR4 rank.
+    """`MemoryChannel`, Verilated, with a host, a kernel's bus and registers, and its DDR4 ranks.
 
     Every method that runs raises `ChannelError`.
 
     Parameters
     ----------
-    density, width, mapping : of the channel, as host and module see it.
+    density, width, ranks, mapping, interleave : of the channel, as host and module see it.
     seed : of the kernel's traffic and of the host's stalls.
     kernel_chunks : pages of 4 KiB that the kernel uses, from `kernel_base` on.
     host : more of `HostConfig`.
+
+    Attributes
+    ----------
+    devices, device : the ranks, and the first of them.
     """
 
     kernel_base = 1 << 28
@@ -149,7 +161,9 @@ class ChannelBench:
         *,
         density: str = "8Gb",
         width: str = "x8",
+        ranks: int = 1,
         mapping: str = DEFAULT_MAPPING,
+        interleave: int = DEFAULT_INTERLEAVE,
         seed: int = 1,
         kernel_chunks: int = 32,
         **host: object,
@@ -157,9 +171,13 @@ class ChannelBench:
         config = HostConfig(
             density=density,
             width=width,
+            ranks=ranks,
+            channel_ranks=ranks,
             mapping=mapping,
+            interleave=interleave,
             read_latency=HOST_READ_LATENCY,
             write_latency=HOST_WRITE_LATENCY,
+            write_to_read=HOST_WRITE_TO_READ,
             seed=seed,
             **host,  # type: ignore[arg-type]
         )
@@ -177,14 +195,19 @@ class ChannelBench:
             kernel_chunks=kernel_chunks,
             seed=seed,
         )
-        self._handle = _Handle(_library(density, width, mapping), c_config)
+        self._handle = _Handle(_library(self.mapping), c_config)
         library, pointer = self._handle.library, self._handle.pointer
         self.host = HostController.borrowed(library.channel_host(pointer), config, self._handle)
-        self.device = Ddr4Device.borrowed(
-            library.channel_device(pointer), timing, config.geometry, self._handle
+        self.devices = tuple(
+            Ddr4Device.borrowed(
+                library.channel_device(pointer, rank), timing, config.geometry, self._handle
+            )
+            for rank in range(ranks)
         )
+        self.device = self.devices[0]
         early = config.refresh_offset * PHASES // HOST_PHASES
-        self.device.refresh_offset(early - HOST_COMMAND_DELAY * PHASES)
+        for device in self.devices:
+            device.refresh_offset(early - HOST_COMMAND_DELAY * PHASES)
 
     def run(self, cycles: int, *, until_idle: bool = False) -> int:
         """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""

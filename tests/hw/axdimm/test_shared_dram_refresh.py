@@ -64,7 +64,7 @@ class SharedDramWithManager(Component):
             self.timing, FourBanks("8Gb", "x8"), hurry=fabric.refresh_cycle + HURRY_CYCLES
         )
         if self.debt is not RefreshDebt:
-            dram.debt = self.debt(fabric, hurry=dram.hurry)
+            dram.ranks[0].debt = self.debt(fabric, hurry=dram.hurry)
         manager = RefreshManager(fabric, postponed=None, idle_cycles=32)
         m.submodules.manager = ResetInserter(dram.o_reset)(manager)
         for number in range(HOST_PHASES):
@@ -109,10 +109,10 @@ class SharedDramWithManager(Component):
             manager.i_clear.eq(left == 0),
             self.normal.eq(dram.o_pass),
             self.kern.eq(dram.o_acceleration),
-            self.hold.eq(dram.debt.o_hold),
+            self.hold.eq(dram.ranks[0].debt.o_hold),
             self.e.eq(dram.o_dram_debt),
             self.h.eq(dram.o_host_debt),
-            self.hide.eq(dram.debt.o_hide),
+            self.hide.eq(dram.ranks[0].debt.o_hide),
         ]
         return m
 

@@ -27,10 +27,12 @@ struct HostConfig {
     std::int32_t ranks;  // on the bus: those of the first channel, then those of the next
     std::int32_t read_latency;   // fabric cycles from a read command to its first data
     std::int32_t write_latency;  // fabric cycles from a write command to its first data
+    std::int32_t write_to_read;  // clocks, at least, between those of two ranks of a channel
     std::int32_t fr_fcfs;        // 0: columns in order
     std::int32_t window;         // requests that the scheduler sees
     std::int32_t overtake;       // column commands that may overtake the oldest request
     std::int32_t postpone;       // refreshes gathered before they are forced, 1 to 8
+    std::int32_t late_rank;      // refreshed only when eight are due to it; -1: none
     std::int32_t column_slot;    // the only slot of column commands; -1: any
     std::int32_t stall;          // of 65536: chance of a cycle that issues no access
     std::int32_t refresh_offset;  // clocks by which its refresh intervals begin early
@@ -315,7 +317,8 @@ class HostController {
                 decide(rank, owed, now);
             } else {
                 if (owed <= 0) continue;
-                if (owed >= c_.postpone || (window_.empty() && queue_.empty()))
+                const bool idle = window_.empty() && queue_.empty();
+                if (r == c_.late_rank ? owed >= kMostPostponed : owed >= c_.postpone || idle)
                     rank.refreshing = true;
             }
             if (!rank.refreshing) continue;
@@ -427,11 +430,13 @@ class HostController {
         for (int r = 0; r < c_.ranks; ++r) {
             Rank& rank = ranks_[r];
             const bool same = r == e.rank;
+            const bool near = r / c_.mapping.ranks() == e.rank / c_.mapping.ranks();
             const std::int64_t again =
                 now + (same ? t_.t_ccd_s : kBurstClocks + kRankSwitch);
             const std::int64_t other =
                 write ? now + (same ? t_.write_to_read_s()
-                                    : std::max(1, t_.cwl + kBurstClocks + kRankSwitch - t_.cl))
+                                    : std::max(near ? c_.write_to_read : 1,
+                                               t_.cwl + kBurstClocks + kRankSwitch - t_.cl))
                       : now + t_.read_to_write();
             (write ? rank.write : rank.read) = std::max(write ? rank.write : rank.read, again);
             (write ? rank.read : rank.write) = std::max(write ? rank.read : rank.write, other);

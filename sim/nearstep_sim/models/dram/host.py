@@ -59,6 +59,8 @@ class HostConfig:
     mapping : order of the address bits inside a rank.
     interleave : bytes in one of two ranks of a channel before the other.
     read_latency, write_latency : fabric cycles from a column command to its first data, fixed.
+    write_to_read : clocks, at least, from a write to a read of another rank of its channel. Bare
+        DRAM has no more than its latencies; a module has `HOST_WRITE_TO_READ`.
     cl, cwl : clocks that turnarounds are reckoned with; None: those of the latencies, two in a
         fabric cycle. Bare DRAM has the part's own, which need not be whole fabric cycles.
     scheduler : `in-order` (columns in the order of the requests, rows prepared ahead) or
@@ -66,6 +68,7 @@ class HostConfig:
     window : requests that the scheduler sees.
     overtake : column commands that may overtake the oldest request, with `fr-fcfs`.
     postpone : refreshes gathered before they are forced, 1 to 8.
+    late_rank : a rank that is refreshed only when eight are due to it, or None.
     column_slot : the slot of all column commands, or None for any.
     stall : chance of a cycle that issues no access, 0 to 1.
     refresh_offset : clocks by which its refresh intervals begin early, less than tREFI.
@@ -87,12 +90,14 @@ class HostConfig:
     interleave: int = DEFAULT_INTERLEAVE
     read_latency: int = 10
     write_latency: int = 3
+    write_to_read: int = 1
     cl: int | None = None
     cwl: int | None = None
     scheduler: str = "fr-fcfs"
     window: int = 16
     overtake: int = 32
     postpone: int = 1
+    late_rank: int | None = None
     column_slot: int | None = None
     stall: float = 0.0
     refresh_offset: int = 0
@@ -105,8 +110,14 @@ class HostConfig:
             raise ValueError(f"scheduler must be one of {SCHEDULERS}, not {self.scheduler!r}")
         if not 0 <= self.stall < 1:
             raise ValueError(f"stall must be at least 0 and less than 1, not {self.stall!r}")
+        if self.late_rank is not None and not 0 <= self.late_rank < self.ranks:
+            raise ValueError(f"late_rank must be a rank of {self.ranks}, not {self.late_rank!r}")
         if self.column_slot not in (None, 0, 1):
             raise ValueError(f"column_slot must be 0, 1 or None, not {self.column_slot!r}")
+        if self.ranks % self.address_mapping.geometry.ranks:
+            raise ValueError(
+                f"ranks must be a multiple of channel_ranks, {self.channel_ranks}, not {self.ranks}"
+            )
         if self.pull_in and not self.whim:
             raise ValueError(f"pull_in must be 0 without whim, not {self.pull_in!r}")
         if not 0 <= self.refresh_offset < self.timing.t_refi:
@@ -144,10 +155,12 @@ class HostConfig:
             ranks=self.ranks,
             read_latency=self.read_latency,
             write_latency=self.write_latency,
+            write_to_read=self.write_to_read,
             fr_fcfs=self.scheduler == "fr-fcfs",
             window=self.window,
             overtake=self.overtake,
             postpone=self.postpone,
+            late_rank=-1 if self.late_rank is None else self.late_rank,
             column_slot=-1 if self.column_slot is None else self.column_slot,
             stall=round(self.stall * 65536),
             refresh_offset=self.refresh_offset,
