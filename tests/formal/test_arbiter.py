@@ -20,6 +20,7 @@ from nearstep_hw.axi.signature import Axi4Signature
 from nearstep_hw.csr.line import LINE_BITS
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, DfiSignature
 from nearstep_sim.bench.formal import prove
+from nearstep_spec.axdimm.registers import WINDOW_BYTES
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.geometry import DramGeometry
@@ -282,18 +283,18 @@ class Refreshes(SharedDramProperties):
 class IdleController(Component):
     """Ports of a controller that never gives a command, and is idle when `idle` says so."""
 
-    def __init__(self, idle: Value, *, address_width: int, id_width: int) -> None:
+    def __init__(self, idle: Value, *, ranks: int, address_width: int, id_width: int) -> None:
         self.idle = idle
         port = {"address_width": address_width, "id_width": id_width, "data_width": LINE_BITS}
         super().__init__(
             {
                 "s_axi": In(Axi4Signature(**port)),
-                "dfi": Out(DfiSignature()),
+                "dfi": Out(DfiSignature(ranks=ranks)),
                 "i_enable": In(1),
-                "i_owed": In(1),
-                "i_must": In(1),
-                "i_hold": In(1),
-                "i_calibrate": In(1),
+                "i_owed": In(ranks),
+                "i_must": In(ranks),
+                "i_hold": In(ranks),
+                "i_calibrate": In(ranks),
                 "o_idle": Out(1),
             }
         )
@@ -306,14 +307,17 @@ class IdleController(Component):
 
 class WindowAnswers(Component):
     """Every read of the host is answered after `HOST_READ_LATENCY` cycles, in every mode; one of a
-    kernel register with the line that the kernel shows for it."""
+    kernel register with the line that the kernel shows for it.
 
-    def __init__(self, *, flaw: str | None = None) -> None:
+    The window is all of a row of the last rank.
+    """
+
+    def __init__(self, *, ranks: int = 1, flaw: str | None = None) -> None:
         self.flaw = flaw
-        self.geometry = WindowGeometry()
+        self.geometry = WindowGeometry(ranks=ranks)
         super().__init__(
             {
-                "host": In(host_port()),
+                "host": In(host_port(ranks)),
                 "idle": In(1),
                 "kernel_data": In(LINE_BITS),
                 "memory_data": In(LINE_BITS),
@@ -326,9 +330,10 @@ class WindowAnswers(Component):
         geometry = self.geometry
 
         def controller(*_: object, postponed: None, **port: int) -> IdleController:
-            return IdleController(self.idle, **port)
+            return IdleController(self.idle, ranks=geometry.ranks, **port)
 
-        channel = MemoryChannel(SHORT, AddressMapping(geometry), controller=controller)
+        mapping = AddressMapping(geometry, interleave=WINDOW_BYTES)
+        channel = MemoryChannel(SHORT, mapping, controller=controller)
         m.submodules.channel = channel
         connect(m, flipped(self.host), channel.host)
         m.d.comb += [
@@ -337,22 +342,31 @@ class WindowAnswers(Component):
         ]
         held(m, self.bank)
         slots = [getattr(self.host, f"p{slot}") for slot in range(HOST_PHASES)]
-        view = BankView(m, "host", slots, self.bank, geometry)
+        last = geometry.ranks - 1
+        view = BankView(m, "host", slots, self.bank, geometry, last)
         with m.Switch(self.bank):
-            for number in range(geometry.banks):
+            for number, row in enumerate(channel.dram.o_row[last * geometry.banks :]):
                 with m.Case(number):
-                    m.d.comb += Assert(channel.dram.o_row[number] == past(m, view.row, "row"))
+                    m.d.comb += Assert(row == past(m, view.row, "row"))
         read = Signal()
         window = Signal()
         line = Signal(7)
         for each in slots:
-            is_read = ~each.cs_n & each.act_n & (each.address[CODE] == code_of(Command.RD))
+            selected = [~not_selected(each, rank) for rank in range(geometry.ranks)]
+            code = each.act_n & (each.address[CODE] == code_of(Command.RD))
+            is_read = Cat(selected).any() & code
+            if geometry.ranks > 1:
+                m.d.comb += Assume(~(self._is_column(each) & Cat(selected).all()))
             place = Cat(each.bg[0], each.ba[0], each.address[3 : geometry.column_bits])
             with m.If(is_read):
                 m.d.comb += [
                     read.eq(1),
                     line.eq(place),
-                    window.eq((place[:2] == Cat(self.bank[1], self.bank[0])) & view.row.all()),
+                    window.eq(
+                        selected[last]
+                        & (place[:2] == Cat(self.bank[1], self.bank[0]))
+                        & view.row.all()
+                    ),
                 ]
         m.d.comb += Assume(~(self._is_column(slots[0]) & self._is_column(slots[1])))
         reads, windows, lines = [read], [window], [line]
@@ -380,12 +394,14 @@ class WindowAnswers(Component):
     def _is_column(pins: object) -> Value:
         code = pins.address[CODE]
         column = (code == code_of(Command.RD)) | (code == code_of(Command.WR))
-        return ~pins.cs_n & pins.act_n & column
+        return ~pins.cs_n.all() & pins.act_n & column
 
 
 @pytest.mark.deep
-def test_the_window_always_answers_in_the_fixed_time() -> None:
-    proof = prove(WindowAnswers(), "window_answers", "prove", depth=HOST_READ_LATENCY + 3)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_window_always_answers_in_the_fixed_time(ranks: int) -> None:
+    name = f"window_answers_{ranks}"
+    proof = prove(WindowAnswers(ranks=ranks), name, "prove", depth=HOST_READ_LATENCY + 3)
     print(proof)
     assert proof.statements == 8
 
