@@ -275,23 +275,27 @@ class DimmBackend(EmulatedBackend):
             found.append({name: getattr(counters, name) for name, *_ in _Counters._fields_})
         return found
 
-    def give(self, channel: int, command: Command, **coordinates: int) -> None:
-        """Let the host's memory controller give MRS, ZQCS or ZQCL to all ranks of a channel, before
-        the next access; see `nearstep_spec.dram.command.encode`.
+    def give(
+        self, channel: int, command: Command, *, rank: int | None = None, **coordinates: int
+    ) -> None:
+        """Let the host's memory controller give MRS, ZQCS or ZQCL to a rank of a channel, or to all
+        of them, before the next access; see `nearstep_spec.dram.command.encode`.
 
         Raises
         ------
-        ArgumentError : another command, or no such channel.
+        ArgumentError : another command, or no such channel or rank.
         """
         if command not in (Command.MRS, Command.ZQCS, Command.ZQCL):
             raise ArgumentError(f"command must be MRS, ZQCS or ZQCL, not {command!r}")
         if not 0 <= channel < self.config.channels:
             raise ArgumentError(f"channel must be below {self.config.channels}, not {channel}")
+        ranks = self.config.ranks
+        if rank is not None and not 0 <= rank < ranks:
+            raise ArgumentError(f"rank must be below {ranks}, not {rank}")
         self._flush()
         pins = encode(command, **coordinates)
-        ranks = self.config.ranks
-        for rank in range(channel * ranks, (channel + 1) * ranks):
-            self._lib.dimm_give(self._dimm, rank, pins.address, pins.bg, pins.ba)
+        for each in range(ranks) if rank is None else (rank,):
+            self._lib.dimm_give(self._dimm, channel * ranks + each, pins.address, pins.bg, pins.ba)
 
     def read_register(self, address: int) -> int:
         self._flush()

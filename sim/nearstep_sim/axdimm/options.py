@@ -16,6 +16,9 @@ from nearstep_spec.updater.registers import adam_kernel_map
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
 
+DIMM_FIXED = tuple(name for name in FIXED if name != "address_width")
+"""A channel of two ranks can need more bits of an address than a kernel has by default."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AxdimmOptions:
@@ -138,7 +141,7 @@ class DimmOptions:
         Literal["ddr4-1600"],
         Option(meaning="channels of DDR4, each with a mode arbiter and a controller"),
     ] = "ddr4-1600"
-    dimm: Annotated[DimmConfig, Nested(omit=FIXED)] = field(default_factory=DimmConfig)
+    dimm: Annotated[DimmConfig, Nested(omit=DIMM_FIXED)] = field(default_factory=DimmConfig)
     scheduler: Annotated[
         Literal["fr-fcfs", "in-order"], Option(meaning="of the host's memory controller")
     ] = "fr-fcfs"

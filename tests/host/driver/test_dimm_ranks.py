@@ -1,0 +1,143 @@
+"""A DIMM with two ranks on each channel: its bits are those of one with a rank, wherever arrays
+are cut, and its ranks never wait for each other's refreshes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nearstep
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.errors import ArgumentError, LostCommandError, ModeRegisterError, OptionError
+from nearstep_sim.models.dram.replay import replay
+from nearstep_sim.models.dram.trace import read_trace
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.dram.command import Command
+from nearstep_spec.updater.config import ConfigError
+from nearstep_spec.updater.registers import ARRAYS
+
+from .conftest import BLOCK, DIMM_SHAPE
+from .job import Job
+
+PAGE = 4096
+TWO = f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&fu=native&ranks=2&interleave={PAGE}"
+LINES = 2 * PAGE // 64
+"""Of a page of each rank."""
+
+
+@pytest.fixture
+def ranks() -> Iterator[AxdimmDevice]:
+    with nearstep.open(TWO) as opened:
+        assert isinstance(opened, AxdimmDevice)
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("ranks=3", r"ranks must be one of \(1, 2\), not 3"),
+        ("ranks=2&channels=4", "the chip selects of a host, not 4 times 2"),
+        ("ranks=2&density=16Gb", "address_width must be at least 35 bits for a channel, not 34"),
+        ("ranks=2&density=32Gb&width=x16", "address_width must be at least 35 bits"),
+        ("ranks=2&interleave=2048", "interleave must be a power of two from 4096 to 8589934592"),
+        ("ranks=2&interleave=5000", "interleave must be a power of two"),
+        ("ranks=2&interleave=16GiB", "the bytes of a rank, not 17179869184"),
+        ("ranks=2&memory=ideal", "ranks"),
+    ],
+)
+def test_ranks_that_part_or_mapping_cannot_have_are_refused(option: str, said: str) -> None:
+    memory = "" if "memory" in option else "memory=ddr4-1600&"
+    with pytest.raises(OptionError, match=said):
+        nearstep.open(f"sim:axdimm?{memory}{option}")
+
+
+def test_a_channel_of_two_ranks_has_twice_the_memory() -> None:
+    one, two = DimmConfig(), DimmConfig(ranks=2)
+    assert two.memory_bytes + 8192 == 2 * (one.memory_bytes + 8192) == 1 << 34
+    assert two.maps()["arbiter1"][0] == (2 << 34) - 8192
+    names = [field.name for field in two.maps()["arbiter0"][1]["refresh_debt"].fields]
+    assert names == ["host", "dram", "host1", "dram1"]
+    with pytest.raises(ConfigError, match="channels times ranks must be at most 4"):
+        DimmConfig(channels=4, ranks=2)
+
+
+@pytest.mark.deep
+def test_arrays_may_be_cut_by_the_ranks_at_every_line(ranks: AxdimmDevice) -> None:
+    """Each array takes the beginning of a line of a page of either rank, and crosses two pages."""
+    count = 2 * PAGE // 4 + 5
+    seen = {name: set() for name in ARRAYS}
+    checks = 0
+    for place in range(LINES):
+        ahead = ranks.alloc(16 * place + 16, channel=place % 2, align=2 * PAGE)
+        work = Job(ranks, count, place, channel=place % 2)
+        for name, buffer in work.buffers.items():
+            seen[name].add(buffer.address // 64 % LINES)
+        work.start().wait()
+        checks += work.check()
+        for buffer in (ahead, *work.buffers.values()):
+            buffer.free()
+    assert all(len(places) == LINES for places in seen.values())
+    assert checks == LINES * 3 * count
+
+
+@pytest.mark.deep
+def test_the_bits_are_those_of_one_rank(ranks: AxdimmDevice) -> None:
+    found = []
+    for device in (ranks, nearstep.open(TWO.replace("ranks=2", "ranks=1"))):
+        works = [Job(device, 40 * BLOCK + 5, 3 + c, channel=c) for c in range(2)]
+        with device.acceleration():
+            for run in [work.start() for work in works]:
+                run.wait()
+        assert [work.check() for work in works] == [3 * (40 * BLOCK + 5)] * 2
+        found.append([work.buffers[name].read().tobytes() for work in works for name in ARRAYS])
+    assert found[0] == found[1]
+
+
+@pytest.mark.deep
+def test_both_ranks_are_in_the_trace_and_keep_the_rules(tmp_path: Path) -> None:
+    """The kernel of each channel reads and writes in one rank while the other is refreshed."""
+    file = tmp_path / "commands"
+    with nearstep.open(f"{TWO}&commands={file}") as device:
+        works = [Job(device, 300 * BLOCK, 5 + c, channel=c) for c in range(2)]
+        with device.acceleration():
+            for run in [work.start() for work in works]:
+                run.wait()
+        assert [work.check() for work in works] == [900 * BLOCK] * 2
+    for channel in range(2):
+        path = tmp_path / f"commands.{channel}"
+        result = replay(path)
+        print(result)
+        assert result.violation is None
+        assert result.ranks == (2 * channel, 2 * channel + 1)
+        given = Counter((each.rank, each.command) for each in read_trace(path))
+        for rank in result.ranks:
+            assert min(given[rank, kind] for kind in (Command.RD, Command.WR)) > 1000
+            assert given[rank, Command.REF] > 3
+
+
+@pytest.mark.deep
+def test_a_mode_register_of_either_rank_counts(ranks: AxdimmDevice) -> None:
+    """The host sets refresh mode 2x in one rank, which the model takes until its next refresh."""
+    refresh_mode = {"bank_group": 0, "bank": 3}
+    for rank in (0, 1):
+        backend = ranks.backend
+        backend.give(0, Command.MRS, rank=rank, row=1 << 6, **refresh_mode)
+        with pytest.raises(ModeRegisterError, match="MR3 of channel 0 must be set as"):
+            ranks.acceleration(0).__enter__()
+        backend.give(0, Command.MRS, rank=rank, row=0, **refresh_mode)
+        with ranks.acceleration(0):
+            assert ranks.regs.arbiter0.status.acceleration == 1
+    with pytest.raises(ArgumentError, match="rank must be below 2, not 2"):
+        backend.give(0, Command.ZQCS, rank=2)
+
+
+@pytest.mark.deep
+def test_an_mrs_to_either_rank_is_lost_outside_normal_mode(ranks: AxdimmDevice) -> None:
+    for rank in (0, 1):
+        said = f"lost {rank + 1} command"  # of both, since the device was opened
+        with pytest.raises(LostCommandError, match=said), ranks.acceleration(0):
+            ranks.backend.give(0, Command.MRS, rank=rank, bank_group=1, bank=2, row=0x880)
+            assert ranks.regs.arbiter0.status.acceleration == 1
