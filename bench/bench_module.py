@@ -58,6 +58,7 @@ from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_c
 from nearstep_spec.axdimm.hand_over import longest_to_acceleration, longest_to_normal
 from nearstep_spec.axdimm.registers import Block, arbiter_map
 from nearstep_spec.csr.model import LINE_BYTES
+from nearstep_spec.dram.latency import HOST_WRITE_TO_READ
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, update_rule
@@ -211,7 +212,7 @@ def host_rows(rows: Rows, most: int) -> list[Row]:
     return rows.measure("host", shapes, host_row)
 
 
-def host_row(scheduler: str, pattern: str, most: int, seed: int = 1) -> Row:
+def host_row(scheduler: str, pattern: str, most: int, seed: int = 1, ranks: int = 1) -> Row:
     """Cycles of a host with the channel in normal mode; with DRAM chips alone, which answer after
     their own latencies and turn around as fast as they can; and with DRAM as late as the module."""
     n = min(most, MOST_ALONE) if pattern == ALONE else most
@@ -221,10 +222,13 @@ def host_row(scheduler: str, pattern: str, most: int, seed: int = 1) -> Row:
         scheduler=scheduler,
         read_latency=HOST_READ_LATENCY,
         write_latency=HOST_WRITE_LATENCY,
+        write_to_read=HOST_WRITE_TO_READ,
+        ranks=ranks,
+        channel_ranks=ranks,
         seed=seed,
     )
     benches = {
-        "channel": ChannelBench(scheduler=scheduler, seed=seed),
+        "channel": ChannelBench(scheduler=scheduler, seed=seed, ranks=ranks),
         "bare": BareDram(without_a_module(config)),
         "late": BareDram(config),
     }

@@ -298,6 +298,53 @@ def module(results: Results) -> list[str]:
     return lines
 
 
+def module_ranks(results: Results) -> list[str]:
+    """The module with two ranks on each channel."""
+    rows = results["rows"]
+    lines = section(
+        "The module with two ranks a channel",
+        "Both channels at once, START to done by the kernel's own counter, the slower channel,",
+        f"{rows[0]['parameters_per_channel']:,} parameters a channel, 16 KiB blocks, 16 KiB in a",
+        "rank before the other, *measured*; C++ operators of equal bits and latency do the",
+        "arithmetic, and all results are compared with golden's. *Settled* counts the refreshes",
+        "due at done, of both ranks, one after the other. MP/s at 200 MHz, by the device's count",
+        "of cycles from before the first START to the poll that finds both done.",
+    )
+    lines += table(
+        ["part, ranks, units", "of peak", "due", "settled", "MP/s, 2 channels"],
+        (
+            [
+                f"{row['density']} {row['width']}, {row['ranks']}, {row['functional_units']}",
+                percent(row["fraction_of_peak"]),
+                " + ".join(map(str, row["refreshes_due_at_done"])),
+                percent(row["fraction_with_due_refreshes"]),
+                f"{row['params_per_s'] / 1e6:.1f}",
+            ]
+            for row in rows
+        ),
+    )
+    hosts = results["hosts"]
+    lines += [
+        "The host in normal mode, columns as [below](#the-host-in-normal-mode), beside two ranks",
+        f"of bare DRAM; {hosts[0]['accesses']:,} accesses queued at once:",
+        "",
+    ]
+    return lines + table(
+        ["scheduler, accesses", "channel, bytes/cycle", "bare DRAM, bytes/cycle", "of bare",
+         "of DRAM as late"],
+        (
+            [
+                f"{row['scheduler']}, {row['pattern']}",
+                f"{row['bytes_per_cycle']['channel']:.2f}",
+                f"{row['bytes_per_cycle']['bare']:.2f}",
+                percent(row["throughput_over_bare"]),
+                percent(row["throughput_over_late"]),
+            ]
+            for row in hosts
+        ),
+    )  # fmt: skip
+
+
 def module_host(results: Results) -> list[str]:
     """The host in normal mode beside DRAM without a module."""
     rows = results["rows"]
@@ -459,6 +506,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "channel": channel,
     "channel_ranks": channel_ranks,
     "module": module,
+    "module_ranks": module_ranks,
     "module_host": module_host,
     "module_hand_overs": module_hand_overs,
     "module_simulation": module_simulation,

@@ -406,6 +406,7 @@ def without_a_module(config: HostConfig) -> HostConfig:
         config,
         read_latency=read_latency,
         write_latency=write_latency,
+        write_to_read=1,
         cl=grade.cl,
         cwl=grade.cwl,
     )
