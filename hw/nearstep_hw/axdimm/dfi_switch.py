@@ -133,7 +133,7 @@ class DfiSwitch(wiring.Component):
         return m
 
     def _drive_own(self, m: Module, own: object, rank: int) -> None:
-        """Puts the command of an arbiter on pins."""
+        """Put the command of an arbiter on pins."""
         row = getattr(self, numbered("i_row", rank))
         bank_bits = exact_log2(self.geometry.banks_per_group)
         m.d.sync += [
