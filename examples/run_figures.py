@@ -286,7 +286,7 @@ def _device(
             value=100 * moved / (cycles * dimm.channels * dimm.kernel.beat_bytes),
             unit="%",
             origin="measured",
-            note=f"bound {100 * dimm.timing.refresh_bound:.2f} %",
+            note=f"bound {100 * dimm.refresh_bound:.2f} %",
         )
     if card is not None:
         yield from _card(moved if plain else None, cycles, card, opened.channel_count)

@@ -87,7 +87,10 @@ def check_width(output):
         (KERNEL, 1),
         *(
             pytest.param(f"sim:axdimm?memory={memory}", 2, marks=pytest.mark.deep)
-            for memory in ("ideal", "halfduplex", "ddr4-1600&channels=2")
+            for memory in (
+                *("ideal", "halfduplex"),
+                *("ddr4-1600&channels=2", "ddr4-1600&channels=2&ranks=2"),
+            )
         ),
     ],
 )

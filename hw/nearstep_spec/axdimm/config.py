@@ -90,6 +90,11 @@ class DimmConfig:
         return dram_timing("DDR4-1600", self.density, self.width)
 
     @property
+    def refresh_bound(self) -> float:
+        """Part of the peak that refresh leaves a channel: one of two ranks moves data meanwhile."""
+        return self.timing.refresh_bound if self.ranks == 1 else 1.0
+
+    @property
     def channel_bytes(self) -> int:
         """Bytes of a channel, registers included."""
         return self.geometry.capacity_bytes
