@@ -13,7 +13,7 @@ from nearstep_sim.models.dram.host import (
     HostDataError,
     without_a_module,
 )
-from nearstep_sim.models.dram.trace import read_trace
+from nearstep_sim.models.dram.trace import TraceCommand, read_trace
 from nearstep_spec.dram.address import MAPPINGS, DramAddress
 from nearstep_spec.dram.command import Command
 
@@ -282,6 +282,80 @@ def test_commands_go_where_the_mapping_says(order: str, tmp_path: Path) -> None:
     assert found == [(int(a) // size, mapping.decode(int(a) % size)) for a in addresses]
 
 
+def reads_of(bare: BareDram, folder: Path, addresses: np.ndarray) -> list[TraceCommand]:
+    """The read commands of loads, in the order of time."""
+    paths = [folder / f"{rank}.txt" for rank in range(bare.config.ranks)]
+    for device, path in zip(bare.devices, paths, strict=True):
+        device.trace_to(path)
+    bare.host.submit([False] * len(addresses), addresses)
+    bare.run(10**6)
+    reads = []
+    for device, path in zip(bare.devices, paths, strict=True):
+        device.trace_close()
+        reads += [c for c in read_trace(path) if c.command is Command.RD]
+    return sorted(reads, key=lambda c: c.clock)
+
+
+@pytest.mark.parametrize("interleave", [4096, 16384, 1 << 32])
+def test_ranks_of_a_channel_take_turns_and_channels_lie_one_above_the_other(
+    interleave: int, tmp_path: Path
+) -> None:
+    config = HostConfig(
+        ranks=4, channel_ranks=2, interleave=interleave, scheduler="in-order", density="4Gb"
+    )
+    mapping = config.address_mapping
+    channel = mapping.geometry.capacity_bytes
+    addresses = np.random.default_rng(7).integers(0, 2 * channel // 64, 200) * 64
+    found = [
+        (c.rank, c.bank_group, c.bank, c.row, c.column)
+        for c in reads_of(BareDram(config), tmp_path, addresses)
+    ]
+    places = [mapping.decode(int(a) % channel) for a in addresses]
+    assert found == [
+        (2 * (int(a) // channel) + p.rank, p.bank_group, p.bank, p.row, p.column)
+        for a, p in zip(addresses, places, strict=True)
+    ]
+    assert {rank for rank, *_ in found} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("least", [1, 2, 5])
+def test_a_read_of_the_other_rank_comes_no_sooner_after_a_write(least: int, tmp_path: Path) -> None:
+    """Within a channel; a rank of another channel need not wait."""
+    module = {"read_latency": 9, "write_latency": 3, "scheduler": "in-order"}
+    config = HostConfig(ranks=4, channel_ranks=2, write_to_read=least, **module)
+    bare = BareDram(config)
+    rng = np.random.default_rng(3)
+    n = 4000
+    for rank, device in enumerate(bare.devices):
+        device.trace_to(tmp_path / f"{rank}.txt")
+    where = rng.integers(0, 2, n) * bare.host.capacity_bytes // 2 + rng.integers(0, 1024, n) * 64
+    bare.host.submit(rng.random(n) < 0.5, where, data=np.zeros((n, 64), np.uint8))
+    bare.run(10**6)
+    columns = []
+    for rank, device in enumerate(bare.devices):
+        device.trace_close()
+        columns += [
+            c for c in read_trace(tmp_path / f"{rank}.txt") if c.command in (Command.RD, Command.WR)
+        ]
+    columns.sort(key=lambda c: c.clock)
+    apart: dict[bool, list[int]] = {True: [], False: []}
+    for first, second in pairwise(columns):
+        if (first.command, second.command) == (Command.WR, Command.RD):
+            if first.rank != second.rank:
+                apart[first.rank // 2 == second.rank // 2].append(second.clock - first.clock)
+    print(least, {near: (min(each), len(each)) for near, each in apart.items()})
+    assert min(map(len, apart.values())) > 100
+    assert min(apart[True]) == least
+    assert min(apart[False]) == 1
+
+
+def test_a_late_rank_is_refreshed_when_eight_are_due_and_the_other_at_once() -> None:
+    bare = BareDram(HostConfig(ranks=2, late_rank=1))
+    bare.run(20 * bare.config.timing.t_refi, until_idle=False)
+    most = [device.refresh_extremes.highest_debt for device in bare.devices]
+    assert most == [1, 8]
+
+
 @pytest.mark.parametrize("scheduler", ["in-order", "fr-fcfs"])
 def test_two_ranks_never_meet_on_the_data_bus(scheduler: str, tmp_path: Path) -> None:
     """Bursts of one rank do not overlap; between ranks two clocks stay free."""
@@ -407,6 +481,10 @@ def test_bad_requests_are_refused() -> None:
         ({"pull_in": 1}, "pull_in"),
         ({"window": 0}, "window"),
         ({"ranks": 0}, "ranks"),
+        ({"ranks": 3, "channel_ranks": 2}, "ranks must be a multiple of channel_ranks, 2, not 3"),
+        ({"ranks": 4, "channel_ranks": 4}, "ranks must be one of"),
+        ({"ranks": 2, "channel_ranks": 2, "interleave": 100}, "interleave must be a power of two"),
+        ({"ranks": 2, "late_rank": 2}, "late_rank must be a rank of 2, not 2"),
         ({"density": "1Gb"}, "density"),
     ],
 )
