@@ -318,15 +318,6 @@ def test_the_gap_of_each_of_two_ranks_is_that_of_the_host(rank: int) -> None:
     assert proof.statements == 26
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("rank", [0, 1])
-def test_outside_normal_mode_each_of_two_ranks_is_refreshed_in_time(rank: int) -> None:
-    design = RefreshLimit(ranks=2, rank=rank)
-    proof = prove(design, f"refresh_limit_of_two_{rank}", "prove", depth=DEPTH)
-    print(proof)
-    assert proof.statements == 28
-
-
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_a_flaw_is_found(flaw: str) -> None:
     design = RefreshLimit(controller=False, flaw=flaw)
