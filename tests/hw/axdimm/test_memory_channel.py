@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_hw.axdimm.refresh_debt import POSTPONED
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_sim.axdimm.memory_channel import ChannelBench, ChannelError, Kernel, Mode
 from nearstep_sim.models.dram.host import BareDram
@@ -263,7 +264,8 @@ def test_gap_and_rate_of_the_dram_are_kept_for_long(density: str, host: str) -> 
 @pytest.mark.parametrize("host", [*WHIMS, "late"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_gap_and_rate_are_kept_for_each_of_two_ranks(host: str, rank: int) -> None:
-    """At whim each rank has a debt of its own; a `late` one is eight behind, the other never."""
+    """At whim each rank has a debt of its own. A `late` one is up to eight behind, the other no
+    more than the kernel leaves due."""
     changes = 0
     for seed in range(4):
         print("seed", seed)
@@ -273,7 +275,7 @@ def test_gap_and_rate_are_kept_for_each_of_two_ranks(host: str, rank: int) -> No
         check_refreshes(bench, worst)
         if host == "late":
             most = [device.refresh_extremes.highest_debt for device in bench.devices]
-            assert most[rank] == 8 > most[1 - rank]
+            assert most[rank] >= 7 > POSTPONED >= most[1 - rank]
         changes += bench.statistics.mode_changes
     assert changes > 100
 
