@@ -17,7 +17,6 @@ PENDING = {
     ("axdimm_channel", "area"),
     ("axdimm_module", "area"),
     ("coarse_device", "area"),
-    ("coarse_device", "cocotb"),
     ("coarse_device", "runs"),
     ("nitefury", "cocotb"),
     ("smartssd_card", "area"),

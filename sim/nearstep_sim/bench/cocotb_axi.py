@@ -28,6 +28,7 @@ class AxiPort:
     """Samples an AXI4 port `<prefix>__<member>` of `dut` at clock edges.
 
     Observers are called with each `AxiSample`; `memory`, if there is one, drives the port.
+    `write_prefix` is that of AW, W and B, if it is another.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class AxiPort:
         *,
         checker: AxiChecker,
         memory: AxiMemory | None = None,
+        write_prefix: str | None = None,
     ) -> None:
         self.dut = dut
         self.checker = checker
@@ -44,7 +46,8 @@ class AxiPort:
         self.observers: list[Callable[[AxiSample], None]] = []
 
         def handle(name: str) -> object:
-            return getattr(dut, f"{prefix}__{name}")
+            writes = name.startswith(("aw", "w", "b")) and write_prefix is not None
+            return getattr(dut, f"{write_prefix if writes else prefix}__{name}")
 
         self.valid = {channel: handle(f"{channel}valid") for channel in PAYLOADS}
         self.ready = {channel: handle(f"{channel}ready") for channel in PAYLOADS}

@@ -66,9 +66,16 @@ class _PortsVerilator(Verilator):
     build: make takes no path with a space.
     """
 
-    def __init__(self, *, module_folder: Path | None = None, objects: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        module_folder: Path | None = None,
+        objects: Path | None = None,
+        settings: Sequence[str] = (),
+    ) -> None:
         self._module_folder = module_folder
         self._objects = objects
+        self._settings = settings
         super().__init__()
 
     def _simulator_in_path_build_only(self) -> None:
@@ -81,9 +88,8 @@ class _PortsVerilator(Verilator):
             link.symlink_to(real)
         self.env["VERILATOR_ROOT"] = str(tools / "verilator")
         ports = self.build_dir / "ports.vlt"
-        ports.write_text(
-            f'`verilator_config\npublic_flat_rw -module "{self.hdl_toplevel}" -var "*"\n'
-        )
+        public = f'public_flat_rw -module "{self.hdl_toplevel}" -var "*"'
+        ports.write_text("\n".join(["`verilator_config", public, *self._settings, ""]))
         commands = [[str(part) for part in command] for command in super()._build_command()]
         cocotb = str(config.base_cocotb_dir)
         rpath = f"-Wl,-rpath,{config.libs_dir} "  # the bench is told where they are when it runs
@@ -145,19 +151,22 @@ def _tools() -> object:
         os.environ.update(saved)
 
 
-def _build(top: str, verilog: Path, waves: bool, blocks: Sequence[str]) -> Path:
+def _build(
+    top: str, verilog: Path, waves: bool, blocks: Sequence[str], settings: Sequence[str]
+) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
     parts = [*versions, *FLAGS, *MAKE, str(waves), compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts).encode()
-    apart = "".join(f"{block}\0" for block in blocks).encode()
-    digest = hashlib.sha256(top.encode() + apart + common + verilog.read_bytes()).hexdigest()[:24]
+    own = "\0".join([top, *blocks, "", *settings]).encode()
+    digest = hashlib.sha256(own + common + verilog.read_bytes()).hexdigest()[:24]
 
     def build(folder: Path) -> Path:
         made = folder / "made"
         made.mkdir()
         with _plain(folder) as plain:
             objects = _runtime(common, waves)
-            shutil.move(_make(plain, top, verilog, waves, objects, blocks) / top, made / top)
+            made_in = _make(plain, top, verilog, waves, objects, blocks, settings)
+            shutil.move(made_in / top, made / top)
         return made
 
     with _tools():
@@ -188,6 +197,7 @@ def _make(
     waves: bool,
     objects: Path | None,
     blocks: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> Path:
     """A folder in `folder` with the executable `top` and the objects that it is made of."""
     log = folder / "build.log"
@@ -201,7 +211,7 @@ def _make(
         (folder / "sim").mkdir()
         (folder / "sim" / "Vtop_hier.mk").touch()
     try:
-        _PortsVerilator(objects=objects).build(
+        _PortsVerilator(objects=objects, settings=settings).build(
             sources=[source],
             hdl_toplevel=top,
             build_dir=folder / "sim",
@@ -226,6 +236,7 @@ def run_cocotb(
     seed: int | None = None,
     icarus: bool = False,
     blocks: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> BenchResult:
     """Build `top` if it is not in the cache, and run the tests of `test_module` on it.
 
@@ -243,6 +254,7 @@ def run_cocotb(
     icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
     blocks : modules in `verilog` that are Verilated once, however many instances there are; see
         `nearstep_sim.verilate.build.Model`.
+    settings : of Verilator, lines of its configuration.
 
     Raises
     ------
@@ -267,7 +279,7 @@ def run_cocotb(
                 log_file=folder / "build.log",
             )
     else:
-        build_dir = _build(top, verilog, waves, blocks)
+        build_dir = _build(top, verilog, waves, blocks, settings)
         runner = _PortsVerilator(module_folder=module_folder)
         runner.parameters = {}
     try:

@@ -1,8 +1,8 @@
-"""The host's driver on a pool of two devices in cocotb.
+"""The host's driver on a ring of devices in cocotb.
 
 The driver is synchronous; run it in a thread that cocotb bridges::
 
-    backend = CocotbPoolBackend(dut, config, mode="both", seed=1)
+    backend = CocotbPoolBackend(dut, config, devices=4, mode="both", seed=1)
     await backend.begin()
     await cocotb.task.bridge(job)(drive(backend, "cocotb:coarse"))
 """
@@ -28,7 +28,6 @@ from nearstep.errors import RESPONSES, BusError, CompletionError, PostedWriteErr
 from nearstep_hw.axi.signature import Response
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.cocotb_axi import AxiPort
-from nearstep_sim.coarse.pair import DEVICES
 from nearstep_spec.coarse.config import BEAT_BYTES, CoarseConfig
 from nearstep_spec.coarse.registers import register_bytes
 
@@ -43,14 +42,17 @@ RESET_CYCLES = 4
 
 
 class CocotbPoolBackend(Backend):
-    """A `CoarsePair` with the memories and masters of cocotbext-axi, and checkers.
+    """A ring of `ring_top` with the memories and masters of cocotbext-axi, and checkers.
+
+    Links are those inside the ring.
 
     All methods but `begin` are called from a bridged thread.
 
     Parameters
     ----------
-    dut : the pair.
+    dut : the ring.
     config : of its devices.
+    devices : how many it has.
     mode : what stalls, see `STALLS`.
     seed : of the stalls.
 
@@ -61,18 +63,24 @@ class CocotbPoolBackend(Backend):
     """
 
     def __init__(
-        self, dut: HierarchyObject, config: CoarseConfig, *, mode: str = "free", seed: int = 1
+        self,
+        dut: HierarchyObject,
+        config: CoarseConfig,
+        *,
+        devices: int,
+        mode: str = "free",
+        seed: int = 1,
     ) -> None:
         self.family = "coarse"
         self.config = config
-        self.devices = DEVICES
+        self.devices = devices
         self._register_bytes = register_bytes(config)
-        self.capacity_bytes = DEVICES * config.memory_bytes
+        self.capacity_bytes = devices * config.memory_bytes
         self.checkers: list[AxiChecker] = []
         self._dut = dut
         self._mode = mode
         self._random = random.Random(f"{seed} {mode}")
-        self._content = [bytearray([GUARD]) * config.memory_bytes for _ in range(DEVICES)]
+        self._content = [bytearray([GUARD]) * config.memory_bytes for _ in range(devices)]
         self.memory = [np.frombuffer(content, np.uint8) for content in self._content]
         self._ports: list[AxiPort] = []
         self._windows: list[AxiMaster] = []
@@ -81,15 +89,16 @@ class CocotbPoolBackend(Backend):
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
         size = self.config.memory_bytes
-        return tuple((device * size, size) for device in range(DEVICES))
+        return tuple((device * size, size) for device in range(self.devices))
 
     async def begin(self) -> None:
         """Start the clock and the models, and reset the devices."""
         dut = self._dut
         dut.rst.value = 1
+        dut.i_outside.value = 0
         cocotb.start_soon(Clock(dut.clk, 5, unit="ns").start())
         names = {"bus_separator": "__", "case_insensitive": False}
-        for number in range(DEVICES):
+        for number in range(self.devices):
             bus = AxiBus.from_prefix(dut, f"m_axi{number}", **names)
             ram = AxiRam(bus, dut.clk, dut.rst, mem=self._content[number])
             if self._mode in ("source", "both"):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearstep_sim.coarse.ring_top import (
-    APART,
     COMMON,
     DEVICE,
+    SHARING,
     TOP,
     device_verilog,
     numbered,
@@ -71,7 +71,7 @@ def ring_library(config: CoarseConfig, devices: int, latency: int) -> Path:
     text = device_verilog(config).read_text()
     ports = [name for name, _, _ in ports_of(text, DEVICE) if name not in COMMON]
     pins = stored("design", {"ring.hpp": header(ports, devices)})
-    shared = "\n".join(["`verilator_config", *APART, ""])
+    shared = "\n".join(["`verilator_config", *SHARING, ""])
     settings = stored("verilator", {"shared.vlt": shared})
     ring = ring_verilog(config, devices, latency)
     return verilate_library(

@@ -1,4 +1,4 @@
-"""The host's driver, unchanged, on two memory devices; everything is compared bit for bit."""
+"""The host's driver, unchanged, on a ring of memory devices; all is compared bit for bit."""
 
 import json
 import os
@@ -21,12 +21,13 @@ from nearstep_spec.csr.model import BLOCK_BYTES
 
 OPTIONS = json.loads(os.environ["NEARSTEP_CONFIG"])
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
+DEVICES = int(os.environ["NEARSTEP_DEVICES"])
 CONFIG = CoarseConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in OPTIONS.items()})
 CHANNELS = ("ar", "r", "aw", "w", "b")
 
 
 class PoolBench:
-    """A pool on the pair, random numbers, and how many checks were made."""
+    """A pool on the ring, random numbers, and how many checks were made."""
 
     def __init__(self, pool: CoarsePool, backend: CocotbPoolBackend) -> None:
         self.pool = pool
@@ -50,11 +51,11 @@ class PoolBench:
             self.checks += CONFIG.memory_bytes // 4
 
 
-async def on_pair(
+async def on_ring(
     dut: object, name: str, job: Callable[[PoolBench], None], mode: str = "free"
 ) -> None:
     """Run `job` in a bridged thread; say how many checks were made."""
-    backend = CocotbPoolBackend(dut, CONFIG, mode=mode, seed=SEED)
+    backend = CocotbPoolBackend(dut, CONFIG, devices=DEVICES, mode=mode, seed=SEED)
     await backend.begin()
 
     def opened() -> int:
@@ -80,7 +81,8 @@ async def reductions_are_those_of_the_golden_ring(dut: object, mode: str) -> Non
     """Each operation and wire; one tensor on both rings, on one of them, and several in flight."""
 
     def job(bench: PoolBench) -> None:
-        bench.reduce(500, "sum", "fp32")
+        chunk = DEVICES * CONFIG.entry_elements("fp32")
+        bench.reduce(max(500, 2 * chunk + 17), "sum", "fp32")
         bench.reduce(333, "average", "fp16")
         bench.reduce(64, "max", "fp32", group=bench.pool.groups - 1)
         bench.reduce(1, "average", "fp16", group=0)
@@ -91,7 +93,7 @@ async def reductions_are_those_of_the_golden_ring(dut: object, mode: str) -> Non
             group = number % bench.pool.groups
             bench.checks += compare(tensor, reduced(bench.pool, values, "max", "fp16", group))
 
-    await on_pair(dut, "reductions", job, mode)
+    await on_ring(dut, "reductions", job, mode)
 
 
 @cocotb.test()
@@ -135,7 +137,52 @@ async def a_snapshot_and_the_host_while_jobs_run(dut: object, mode: str) -> None
             assert all(device.pages_copied for device in pool.counters().devices)
         np.testing.assert_array_equal(area.read(), mirror)
 
-    await on_pair(dut, "snapshot", job, mode)
+    await on_ring(dut, "snapshot", job, mode)
+
+
+@cocotb.test(skip=CONFIG.updater is None)
+@cocotb.parametrize(mode=list(STALLS))
+async def a_step_after_a_sum_has_the_bits_of_golden_devices(dut: object, mode: str) -> None:
+    """Two rules, on what the rings have just summed."""
+
+    def job(bench: PoolBench) -> None:
+        size = 700
+        values = {name: draw(bench.pool, size, bench.random) for name in "pgmv"}
+        options = "".join(
+            f"&{name}={','.join(value) if isinstance(value, list) else value}"
+            for name, value in OPTIONS.items()
+        )
+        with CoarsePool.open(f"golden:coarse?devices={DEVICES}{options}") as golden:
+            found, want = (stepped(pool, values) for pool in (bench.pool, golden))
+        for name, each in found.items():
+            np.testing.assert_array_equal(each.view("u4"), want[name].view("u4"), err_msg=name)
+            bench.checks += each.size
+        assert bench.checks == len(found) * size == 4 * DEVICES * size
+
+    await on_ring(dut, "step", job, mode)
+
+
+def stepped(pool: CoarsePool, values: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays of each device after a sum, a step of AdamW and one of SGD."""
+    tensors = {name: pool.tensor(each) for name, each in values.items()}
+    for device in range(pool.devices):
+        tensors["v"].write(device, np.abs(values["v"][device]))
+    pool.all_reduce(tensors["g"], "average")
+    for optimizer, names, hyper in (
+        ("adamw", "pgmv", {"lr": 1e-2, "step": 3}),
+        ("sgd", "pg", {"lr": 0.1}),
+    ):
+        runs = [
+            pool.device.update(optimizer, {n: tensors[n].front(d) for n in names}, **hyper)
+            for d in range(pool.devices)
+        ]
+        for run in runs:
+            assert run.wait().committed == tensors["p"].size
+    return {
+        f"{name} of device {device}": each.read(device)
+        for name, each in tensors.items()
+        for device in range(pool.devices)
+    }
 
 
 @cocotb.test()
@@ -150,7 +197,9 @@ async def a_job_that_is_refused_ends_all(dut: object) -> None:
         with pytest.raises(JobRefusedError) as found:
             pool.all_reduce(tensor)
         assert (found.value.device, found.value.cause) == (1, "WINDOW")
-        assert dict(found.value.causes) == {0: "PEER", 1: "WINDOW"}
+        assert dict(found.value.causes) == {
+            device: "WINDOW" if device == 1 else "PEER" for device in range(DEVICES)
+        }
         bench.checks += 2 + compare(tensor, arrays)
         with pytest.raises(BusError):
             bench.backend.read_register(BLOCK_BYTES - 4)
@@ -158,4 +207,4 @@ async def a_job_that_is_refused_ends_all(dut: object) -> None:
         bench.reduce(300, "sum", "fp32")
         bench.checks += 1
 
-    await on_pair(dut, "refused", job)
+    await on_ring(dut, "refused", job)

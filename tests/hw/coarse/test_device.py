@@ -1,4 +1,4 @@
-"""Builds two memory devices on one link; the host's driver uses them in cocotb."""
+"""Builds rings of memory devices as they are shipped; the host's driver uses them in cocotb."""
 
 import dataclasses
 import json
@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.coarse.pair import CoarsePair
-from nearstep_sim.verilate.build import verilog_of
+from nearstep_sim.coarse.ring_top import SHARING, TOP, ring_verilog
 from nearstep_spec.coarse.config import CoarseConfig
 
-TOP = "coarse_pair"
 HERE = Path(__file__).parent
 SMALL = {
     "groups": 2,
@@ -32,26 +29,28 @@ BENCHES = {
     *(f"a_snapshot_and_the_host_while_jobs_run/mode={mode}" for mode in ("free", "both")),
     "a_job_that_is_refused_ends_all",
 }
+OF_KERNELS = {f"a_step_after_a_sum_has_the_bits_of_golden_devices/mode={mode}" for mode in MODES}
 
 
-def bench(*, seed: int, **changes: object) -> int:
-    """Run every bench on a pair of devices; the number of checks that were made."""
-    config = CoarseConfig(**{**SMALL, **changes})
-    verilog = verilog_of(f"{TOP} {config!r}", lambda: to_verilog(CoarsePair(config), TOP))
+def bench(config: CoarseConfig, *, devices: int, seed: int, latency: int = 1) -> int:
+    """Run every bench on a ring of devices; the number of checks that were made."""
     result = run_cocotb(
         top=TOP,
-        verilog=verilog,
+        verilog=ring_verilog(config, devices, latency),
+        settings=SHARING,
         test_module=HERE / "cocotb_device.py",
         env={
             "NEARSTEP_CONFIG": json.dumps(dataclasses.asdict(config)),
+            "NEARSTEP_DEVICES": str(devices),
             "NEARSTEP_SEED": str(seed),
         },
         seed=seed,
     )
     made = {name: int(count) for name, count in CHECKS.findall(result.log.read_text())}
     print(f"seed {seed}: {len(result.tests)} benches passed, checks {made}")
-    assert set(result.tests) == BENCHES
-    assert len(made) == len(BENCHES)
+    expected = BENCHES | (OF_KERNELS if config.rules else set())
+    assert set(result.tests) == expected
+    assert len(made) == len(expected)
     assert all(made.values())
     return sum(made.values())
 
@@ -59,7 +58,7 @@ def bench(*, seed: int, **changes: object) -> int:
 @pytest.mark.cocotb
 @pytest.mark.deep
 def test_the_driver_runs_on_two_devices():
-    assert bench(seed=1) > 10_000
+    assert bench(CoarseConfig(**SMALL), devices=2, seed=1) > 10_000
 
 
 @pytest.mark.cocotb
@@ -70,4 +69,17 @@ def test_the_driver_runs_on_two_devices():
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
 )
 def test_other_shapes(changes):
-    assert bench(seed=2, **changes) > 10_000
+    assert bench(CoarseConfig(**{**SMALL, **changes}), devices=2, seed=2) > 10_000
+
+
+@pytest.mark.cocotb
+@pytest.mark.deep
+def test_the_driver_runs_on_a_ring_of_four_devices_as_they_are_shipped():
+    assert bench(CoarseConfig(), devices=4, seed=3, latency=100) > 10_000
+
+
+@pytest.mark.cocotb
+@pytest.mark.deep
+def test_the_driver_runs_on_devices_with_update_kernels_as_they_are_shipped():
+    config = CoarseConfig(rules=("adam", "sgd"))
+    assert bench(config, devices=2, seed=4, latency=100) > 10_000
