@@ -264,8 +264,10 @@ def test_gap_and_rate_of_the_dram_are_kept_for_long(density: str, host: str) -> 
 @pytest.mark.parametrize("host", [*WHIMS, "late"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_gap_and_rate_are_kept_for_each_of_two_ranks(host: str, rank: int) -> None:
-    """At whim each rank has a debt of its own. A `late` one is up to eight behind, the other no
-    more than the kernel leaves due."""
+    """At whim each rank has a debt of its own.
+
+    A `late` one is up to eight behind, the other no more than the kernel leaves due.
+    """
     changes = 0
     for seed in range(4):
         print("seed", seed)
