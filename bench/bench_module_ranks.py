@@ -1,4 +1,4 @@
-"""The module with two ranks on each channel: both kernels at once, and the host in normal mode.
+"""The module with two ranks on each channel: both kernels at once, the host in normal mode, area.
 
 Cycles are those of the RTL of the whole module, START to done by the kernel's own counter, the
 slower channel; refresh is on, and every command is judged by the rank models. C++ operators of
@@ -15,16 +15,19 @@ import numpy as np
 import report
 import typer
 from bench_channel import PAPER
-from bench_module import ALONE, PATTERNS, host_row
+from bench_module import ALONE, PATTERNS, cells, host_row
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
+from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_sim.models.dram.bench import BEATS_PER_ELEMENT_BEAT, LANES
 from nearstep_sim.models.dram.host import SCHEDULERS
 from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.latency import PHASES
 from nearstep_spec.updater.config import AdamKernelConfig
 
@@ -111,6 +114,11 @@ def kernel_row(density: str, width: str, ranks: int, units: int, count: int) -> 
     }
 
 
+def channel_of(ranks: int) -> MemoryChannel:
+    """Arbiters, host side and controller of a channel."""
+    return MemoryChannel(mapping=AddressMapping(DramGeometry(ranks=ranks)))
+
+
 def compare(
     contents: dict[str, np.ndarray[Any, Any]], found: list[dict[str, np.ndarray[Any, Any]]]
 ) -> int:
@@ -165,7 +173,13 @@ def main(
         for pattern in (*PATTERNS, ALONE)
     ]
     show(rows, hosts)
-    path = report.write("module_ranks", {"paper": PAPER, "rows": rows, "hosts": hosts})
+    area = [
+        {"ranks": ranks, **cells("memory channel", channel_of(ranks))}
+        for ranks in track((1, 2), "area", console=console)
+    ]
+    console.print(area)
+    found = {"paper": PAPER, "rows": rows, "hosts": hosts, "area": area}
+    path = report.write("module_ranks", found)
     console.print(f"written: {path}")
 
 

@@ -329,7 +329,7 @@ def module_ranks(results: Results) -> list[str]:
         f"of bare DRAM; {hosts[0]['accesses']:,} accesses queued at once:",
         "",
     ]
-    return lines + table(
+    lines += table(
         ["scheduler, accesses", "channel, bytes/cycle", "bare DRAM, bytes/cycle", "of bare",
          "of DRAM as late"],
         (
@@ -343,6 +343,22 @@ def module_ranks(results: Results) -> list[str]:
             for row in hosts
         ),
     )  # fmt: skip
+    lines += [
+        "Arbiters, host side and controller of a channel after synthesis for UltraScale+:",
+        "",
+    ]
+    return lines + table(
+        ["ranks", "LUT", "of them as memory", "FF", "BRAM of 36 Kib", "DSP48E2"],
+        (
+            [
+                row["ranks"],
+                *(f"{row[key]:,}" for key in ("lut", "lut_memory", "ff")),
+                f"{row['bram36']:.1f}",
+                row["dsp"],
+            ]
+            for row in results["area"]
+        ),
+    )
 
 
 def module_host(results: Results) -> list[str]:

@@ -6,6 +6,7 @@ import pytest
 from amaranth.hdl import Assert, Assume, Cat, Cover, Module, Mux, Signal, Value
 from amaranth.lib.wiring import Component, In, Out, connect, flipped
 
+from nearstep_hw.axdimm.arbiter import ModeArbiter
 from nearstep_hw.axdimm.host_command import (
     CODE,
     HostCommandLayout,
@@ -77,6 +78,14 @@ class BankView:
         m.d.sync += [self.open.eq(self.now_open), self.row.eq(self.now_row)]
 
 
+class Hasty(ModeArbiter):
+    """Gives its rank to the kernel without the other one."""
+
+    def elaborate(self, platform: object) -> Module:
+        self.shared = False
+        return super().elaborate(platform)
+
+
 class SharedDramProperties(Component, ABC):
     """A shared DRAM between a host and a controller that do what they like.
 
@@ -108,6 +117,8 @@ class SharedDramProperties(Component, ABC):
         m = Module()
         ranks = self.geometry.ranks
         self.dram = dram = SharedDram(SHORT, self.geometry, hurry=HURRY)
+        if self.flaw == "hasty":
+            dram.ranks[1].arbiter = Hasty(SHORT, self.geometry, shared=True)
         self.mine = dram.ranks[self.rank]
         self.passes = dram.o_pass[self.rank]
         m.submodules.dram, inside = opened(dram)
@@ -145,7 +156,7 @@ class Ownership(SharedDramProperties):
     def state(self, m: Module) -> None:
         dram, arbiter, rank = self.dram, self.mine.arbiter, self.rank
         passed = past(m, self.passes, "pass")
-        owned = self.accelerate if self.flaw else dram.o_kernel
+        owned = self.accelerate if self.flaw == "owner" else dram.o_kernel
         own = arbiter.o_command
         cs_n = [not_selected(pins, rank) for pins in self.pins]
         m.d.comb += [
@@ -422,6 +433,11 @@ def test_a_wrong_owner_would_be_found() -> None:
 
 
 @pytest.mark.deep
+def test_a_rank_that_goes_to_the_kernel_alone_would_be_found() -> None:
+    refuted(Ownership(ranks=2, flaw="hasty"), "ownership_hasty", depth=8)
+
+
+@pytest.mark.deep
 def test_a_bank_in_another_state_would_be_found() -> None:
     refuted(Banks(flaw="early"), "banks_flaw", depth=6)
 
@@ -440,14 +456,22 @@ def test_shared_dram(properties: type[SharedDramProperties], statements: int) ->
     assert proof.statements >= statements
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("properties", "statements"), [(Ownership, 26), (Banks, 17), (Refreshes, 14)]
+    ("properties", "rank", "statements"),
+    [
+        (Ownership, 1, 29),
+        pytest.param(Ownership, 0, 29, marks=pytest.mark.deep),
+        *(
+            pytest.param(each, rank, statements, marks=pytest.mark.deep)
+            for each, statements in ((Banks, 18), (Refreshes, 15))
+            for rank in (0, 1)
+        ),
+    ],
 )
 def test_each_of_two_ranks(
-    properties: type[SharedDramProperties], statements: int, rank: int
+    properties: type[SharedDramProperties], rank: int, statements: int
 ) -> None:
+    """The properties are about one, whatever is done to the other."""
     name = f"{properties.__name__.lower()}_of_two_{rank}"
     proof = prove(properties(ranks=2, rank=rank), name, "prove", depth=3)
     print(proof)
