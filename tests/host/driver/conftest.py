@@ -59,6 +59,13 @@ WHOLE = {
 """The module as `nearstep rtl axdimm_module` writes it, all units in it, as one Verilated object:
 for deep tests. It has the shape of the others; `test_dimm_whole.py` has it as it is by default."""
 
+RANKS = {
+    "sim-dimm-two-ranks": (
+        f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&fu=native&ranks=2&interleave=4096"
+    ),
+}
+"""Two ranks on each channel, by the page, so that longer arrays are cut: for deep tests."""
+
 EVERYTHING = (
     "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
     "&copy_out_formats=fp16,bf16&scan=yes&compression=fused,scatter"
@@ -85,7 +92,9 @@ def chosen(names: Iterable[str], deep: Collection[str]) -> list[object]:
 
 
 everywhere = pytest.mark.parametrize(
-    "device", chosen([*URLS, *DIMMS, *WHOLE], {*BUILDS, *WHOLE}), indirect=True
+    "device",
+    chosen([*URLS, *DIMMS, *WHOLE, *RANKS], {*BUILDS, *WHOLE, *RANKS}),
+    indirect=True,
 )
 """For a test that holds on every device, DIMMs included."""
 
@@ -100,7 +109,7 @@ each_kind = pytest.mark.parametrize(
 
 @pytest.fixture(params=chosen(URLS, BUILDS))
 def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
-    with nearstep.open((URLS | DIMMS | WHOLE)[request.param]) as opened:
+    with nearstep.open((URLS | DIMMS | WHOLE | RANKS)[request.param]) as opened:
         assert isinstance(opened, KernelDevice)
         yield opened
 
@@ -119,8 +128,8 @@ def job(device: KernelDevice) -> Callable[..., Job]:
     return partial(Job, device)
 
 
-@pytest.fixture(params=chosen([*DIMMS, *WHOLE], WHOLE))
+@pytest.fixture(params=chosen([*DIMMS, *WHOLE, *RANKS], {*WHOLE, *RANKS}))
 def dimm(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
-    with nearstep.open((DIMMS | WHOLE)[request.param]) as opened:
+    with nearstep.open((DIMMS | WHOLE | RANKS)[request.param]) as opened:
         assert isinstance(opened, AxdimmDevice)
         yield opened

@@ -19,11 +19,11 @@ from nearstep_spec.dram.command import Command
 from nearstep_spec.updater.config import ConfigError
 from nearstep_spec.updater.registers import ARRAYS
 
-from .conftest import BLOCK, DIMM_SHAPE
+from .conftest import BLOCK, RANKS
 from .job import Job
 
 PAGE = 4096
-TWO = f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&fu=native&ranks=2&interleave={PAGE}"
+TWO = RANKS["sim-dimm-two-ranks"]
 LINES = 2 * PAGE // 64
 """Of a page of each rank."""
 
