@@ -9,8 +9,10 @@ from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.verilog import to_verilog
+from nearstep_sim.bench.axi_memory import STALL_MODES
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
 from nearstep_sim.updater import stand_in
+from nearstep_sim.updater.library import kernel_verilog
 from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -122,3 +124,23 @@ def test_runs_on_a_memory_model_written_by_others():
 def test_sixteen_adam_units_give_the_bits_of_the_golden_rule(order):
     options = {"lanes": 16, "block_bytes": 512, "order": order}
     assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 8
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("module", "cases"),
+    [("cocotb_kernel_runs", "every_size"), ("cocotb_kernel_ram", "runs")],
+)
+def test_the_shipped_kernel_gives_the_golden_bits_in_every_stall_mode(module: str, cases: str):
+    """The Verilog of `nearstep rtl adam_kernel`, with its units."""
+    result = run_cocotb(
+        top=TOP,
+        verilog=kernel_verilog(AdamKernelConfig()),
+        test_module=HERE / f"{module}.py",
+        testcase=",".join(f"{cases}/mode={mode}" for mode in STALL_MODES),
+        env={"NEARSTEP_CONFIG": "{}", "NEARSTEP_UNIT": "adam", "NEARSTEP_SEED": "3"},
+        seed=3,
+        blocks=[UNIT_MODULE],
+    )
+    print(f"seed 3: {result.tests}")
+    assert len(result.tests) == len(STALL_MODES) == 4
