@@ -146,15 +146,10 @@ class PcieSystem:
 
     def stall(self, mode: str, ram: AxiRam, rng: random.Random) -> None:
         """Let CQ and the answers of `ram` stall, or CC and its requests, or both, at random."""
-        write, read = ram.write_if, ram.read_if
-        channels = {
-            "source": (self.card.cq_source, read.r_channel, write.b_channel),
-            "sink": (self.card.cc_sink, read.ar_channel, write.aw_channel, write.w_channel),
-        }
-        for kind, members in channels.items():
+        for kind, stream in (("source", self.card.cq_source), ("sink", self.card.cc_sink)):
             if mode in (kind, "both"):
-                for channel in members:
-                    channel.set_pause_generator(pauses(STALLS[mode], rng))
+                stream.set_pause_generator(pauses(STALLS[mode], rng))
+        stall_memory(mode, ram, rng)
 
     async def power_up(self) -> None:
         """Start clocks and followers, and wait for the end of the reset."""
@@ -211,3 +206,16 @@ def pauses(chance: float, rng: random.Random) -> Iterator[bool]:
     """Whether a stream stalls, cycle by cycle; a sequence of its own."""
     own = random.Random(rng.random())
     return (own.random() < chance for _ in repeat(None))
+
+
+def stall_memory(mode: str, ram: AxiRam, rng: random.Random) -> None:
+    """Let the answers of `ram` stall (`source`), or its requests (`sink`), or both, at random."""
+    write, read = ram.write_if, ram.read_if
+    channels = {
+        "source": (read.r_channel, write.b_channel),
+        "sink": (read.ar_channel, write.aw_channel, write.w_channel),
+    }
+    for kind, members in channels.items():
+        if mode in (kind, "both"):
+            for channel in members:
+                channel.set_pause_generator(pauses(STALLS[mode], rng))

@@ -15,7 +15,7 @@ from nearstep.errors import CompletionError, OptionError, PostedWriteError
 from nearstep_hw.smartssd.card import HOST_ID_WIDTH
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
-from nearstep_sim.smartssd.library import card_library
+from nearstep_sim.smartssd.library import card_library, whole_card_library
 from nearstep_sim.smartssd.options import SimulatedCardOptions, VerilatedCardOptions
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 from nearstep_sim.updater.transfer import DeviceTransfer
@@ -42,7 +42,7 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
     ------
     OptionError : a trace of several cards.
     """
-    return cards_of(options, CardBackend)
+    return cards_of(options, CardBackend if options.top == "parts" else WholeCardBackend)
 
 
 def cards_of(
@@ -212,3 +212,9 @@ class CardBackend(ShellBackend, BarBackend):
             response = self._status(failure.response)
             raise kind(failure.address, response, transactions=self.transactions())
         super()._check(status, action)
+
+
+class WholeCardBackend(CardBackend):
+    """The same of the Verilog that is shipped, with its units in it."""
+
+    _library = staticmethod(whole_card_library)

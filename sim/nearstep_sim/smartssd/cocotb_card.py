@@ -1,4 +1,4 @@
-"""The host's driver on a card behind PCIe in cocotb: a backend that is the host.
+"""The host's driver on a card in cocotb: backends that are the host, behind PCIe or at its ports.
 
 The driver is synchronous; run it in a thread that cocotb bridges::
 
@@ -9,16 +9,19 @@ The driver is synchronous; run it in a thread that cocotb bridges::
 
 from __future__ import annotations
 
+import logging
 import mmap
 import random
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import cocotb
 import numpy as np
+from cocotb.clock import Clock
 from cocotb.handle import HierarchyObject
 from cocotb.task import resume
-from cocotb.triggers import ClockCycles, Event, First
-from cocotbext.axi import AxiBus, AxiRam
+from cocotb.triggers import ClockCycles, Event, First, RisingEdge
+from cocotbext.axi import AxiBus, AxiMaster, AxiRam
 from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpType
 from cocotbext.pcie.core.utils import PcieId
 from numpy.typing import NDArray
@@ -34,7 +37,13 @@ from nearstep.errors import (
 from nearstep_hw.axi.signature import Response
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.cocotb_axi import AxiPort
-from nearstep_sim.bench.cocotb_pcie import PcieSystem
+from nearstep_sim.bench.cocotb_pcie import (
+    CARD_CLOCK_NS,
+    STALLS,
+    PcieSystem,
+    pauses,
+    stall_memory,
+)
 from nearstep_spec.csr.model import WORD_BYTES
 from nearstep_spec.smartssd.config import SmartssdConfig
 
@@ -42,6 +51,9 @@ GUARD = 0xA5
 """Every byte of memory before a test, and of that beyond the BAR's end after it."""
 
 SETTLE_CYCLES = 50
+RESET_CYCLES = 3
+ACCESS_CYCLES = 16
+"""A register access that takes longer has hung."""
 
 LARGEST_BAR = 1 << 31
 """The memory BAR is twice the memory, half of it an address of nothing, but no larger than this:
@@ -66,56 +78,18 @@ class GuardWrittenError(AssertionError):
         )
 
 
-class CocotbCardBackend(Backend):
-    """A `PcieCard` or `Series7Card` below a root complex, with cocotbext-axi's memory and checkers.
-
-    Registers are dwords of BAR 0, memory is read and written through the memory BAR, and a wait
-    sleeps until the card interrupts. Behind each write of a register comes a read, and then the
-    card's counters tell whether the write was carried out. `system.peer` can reach the card as
-    well.
+class _CocotbCard(Backend):
+    """What a card in cocotb has, however the host reaches it: the memory of cocotbext-axi, with a
+    checker, and a wait that sleeps until the card interrupts.
 
     All methods but `begin` and `finish` are called from a bridged thread.
-
-    Parameters
-    ----------
-    dut : the card.
-    config : its configuration.
-    width, crossed : those of the card.
-    series7 : it is a `Series7Card`.
-    mode : which streams stall, see `STALLS`.
-    seed : of the stalls.
-
-    Attributes
-    ----------
-    system : host and peer.
-    memory : all that the card can address, behind its back.
-    interrupts : that the host has handled.
     """
 
-    def __init__(
-        self,
-        dut: HierarchyObject,
-        config: SmartssdConfig,
-        *,
-        width: int = 128,
-        crossed: bool = False,
-        series7: bool = False,
-        mode: str = "free",
-        seed: int = 1,
-    ) -> None:
+    def __init__(self, dut: HierarchyObject, config: SmartssdConfig, mode: str, seed: int) -> None:
         kernel = config.kernel
         self.family = "smartssd"
         self.config = config
         self.capacity_bytes = config.memory_bytes
-        self.system = PcieSystem(
-            dut,
-            width=width,
-            vectors=1,
-            bar_bytes=min(2 * config.memory_bytes, LARGEST_BAR),
-            peer_bytes=min(config.memory_bytes, LARGEST_PEER),
-            crossed=crossed,
-            series7=series7,
-        )
         self.interrupts = 0
         self._dut = dut
         self._mode = mode
@@ -137,35 +111,6 @@ class CocotbCardBackend(Backend):
         self.checker = AxiChecker(beat_bytes=kernel.beat_bytes, read_ids=ids, write_ids=ids)
         self._port = AxiPort(dut, "m_axi", checker=self.checker)
         self._interrupted = Event()
-        self._failures = 0
-
-    async def begin(self) -> None:
-        """Reset, enumeration, the interrupt's handler."""
-        cocotb.start_soon(self._port.run())
-        await self.system.power_up()
-        self.system.stall(self._mode, self._ram, self._random)
-        await self.system.enumerate()
-        host = self.system.host
-        vectors = await host.alloc_irq_vectors(1, 1)
-        if vectors != 1:
-            raise RuntimeError(f"the card has {vectors} vectors, expected 1")
-        host.request_irq(0, self._handle)
-
-    async def finish(self) -> int:
-        """End a test: nothing is under way, and no access went beyond the memory.
-
-        Returns
-        -------
-        int : checks that were made: packets of CC, transfers of memory, the guard.
-
-        Raises
-        ------
-        ProtocolError, GuardWrittenError
-        """
-        await ClockCycles(self._dut.clk, SETTLE_CYCLES)
-        self.checker.finish()
-        self.check_guard()
-        return self.system.monitor.checks + sum(self.checker.transfers.values()) + 1
 
     def _watch_writes(self) -> None:
         write = self._ram.write_if._write
@@ -176,6 +121,22 @@ class CocotbCardBackend(Backend):
             await write(address, data)
 
         self._ram.write_if._write = watched
+
+    async def finish(self) -> int:
+        """End a test: nothing is under way, and no access went beyond the memory.
+
+        Returns
+        -------
+        int : checks that were made: transfers of memory, the guard.
+
+        Raises
+        ------
+        ProtocolError, GuardWrittenError
+        """
+        await ClockCycles(self._dut.clk, SETTLE_CYCLES)
+        self.checker.finish()
+        self.check_guard()
+        return sum(self.checker.transfers.values()) + 1
 
     def check_guard(self) -> None:
         """Raise `GuardWrittenError` if anything beyond the memory was written."""
@@ -208,6 +169,100 @@ class CocotbCardBackend(Backend):
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         resume(self._wait)(polls, max_cycles)
 
+    def close(self) -> None:
+        """The simulator outlives the device: nothing to do."""
+
+    @abstractmethod
+    async def _read(self, address: int) -> int: ...
+
+    @abstractmethod
+    async def _write(self, address: int, value: int) -> None: ...
+
+    @abstractmethod
+    async def _read_memory(self, address: int, size: int) -> bytes: ...
+
+    @abstractmethod
+    async def _write_memory(self, address: int, data: bytes) -> None: ...
+
+    async def _handle(self) -> None:
+        self.interrupts += 1
+        self._interrupted.set()
+
+    async def _wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        limit = self.checker.cycles + max_cycles
+        while True:
+            self._interrupted.clear()
+            for poll in polls:
+                if poll.holds(await self._read(poll.address)):
+                    return
+            left = limit - self.checker.cycles
+            if left <= 0:
+                raise WaitTimeoutError(" or ".join(map(str, polls)), max_cycles)
+            await First(self._interrupted.wait(), ClockCycles(self._dut.clk, left))
+
+
+class CocotbCardBackend(_CocotbCard):
+    """A `PcieCard` or `Series7Card` below a root complex, with cocotbext-axi's memory and checkers.
+
+    Registers are dwords of BAR 0, memory is read and written through the memory BAR, and a wait
+    sleeps until the card interrupts. Behind each write of a register comes a read, and then the
+    card's counters tell whether the write was carried out. `system.peer` can reach the card as
+    well.
+
+    Parameters
+    ----------
+    dut : the card.
+    config : its configuration.
+    width, crossed : those of the card.
+    series7 : it is a `Series7Card`.
+    mode : which streams stall, see `STALLS`.
+    seed : of the stalls.
+
+    Attributes
+    ----------
+    system : host and peer.
+    memory : all that the card can address, behind its back.
+    interrupts : that the host has handled.
+    """
+
+    def __init__(
+        self,
+        dut: HierarchyObject,
+        config: SmartssdConfig,
+        *,
+        width: int = 128,
+        crossed: bool = False,
+        series7: bool = False,
+        mode: str = "free",
+        seed: int = 1,
+    ) -> None:
+        super().__init__(dut, config, mode, seed)
+        self.system = PcieSystem(
+            dut,
+            width=width,
+            vectors=1,
+            bar_bytes=min(2 * config.memory_bytes, LARGEST_BAR),
+            peer_bytes=min(config.memory_bytes, LARGEST_PEER),
+            crossed=crossed,
+            series7=series7,
+        )
+        self._failures = 0
+
+    async def begin(self) -> None:
+        """Reset, enumeration, the interrupt's handler."""
+        cocotb.start_soon(self._port.run())
+        await self.system.power_up()
+        self.system.stall(self._mode, self._ram, self._random)
+        await self.system.enumerate()
+        host = self.system.host
+        vectors = await host.alloc_irq_vectors(1, 1)
+        if vectors != 1:
+            raise RuntimeError(f"the card has {vectors} vectors, expected 1")
+        host.request_irq(0, self._handle)
+
+    async def finish(self) -> int:
+        return int(self.system.monitor.checks) + await super().finish()
+
     def reset(self) -> None:
         """A root complex has no reset of the card alone that the models know.
 
@@ -217,16 +272,9 @@ class CocotbCardBackend(Backend):
         """
         raise DeviceError("a card below a root complex is not reset alone")
 
-    def close(self) -> None:
-        """The simulator outlives the device: nothing to do."""
-
     def refused(self, address: int) -> CplStatus:
         """The status with which a read of one dword of the memory BAR is answered."""
         return resume(self._status)(self.system.base + address)
-
-    async def _handle(self) -> None:
-        self.interrupts += 1
-        self._interrupted.set()
 
     async def _status(self, address: int) -> CplStatus:
         tlp = Tlp()
@@ -266,14 +314,100 @@ class CocotbCardBackend(Backend):
         if self._failed():
             raise PostedWriteError(address, "dropped")
 
-    async def _wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
-        limit = self.checker.cycles + max_cycles
+
+class CocotbPortsBackend(_CocotbCard):
+    """A `SmartssdCard` by itself: the host is at its register port, and at that of the memory BAR
+    with the master of cocotbext-axi.
+
+    Its answers are never kept waiting, as the card wants it. Arrays begin on a beat.
+
+    Parameters
+    ----------
+    dut : the card.
+    config : its configuration.
+    mode : which streams stall, see `STALLS`: those of the memory's answers and of the host's
+        requests are sources, those of the card's requests are sinks.
+    seed : of the stalls.
+
+    Attributes
+    ----------
+    memory : all that the card can address, behind its back.
+    interrupts : that the card has made.
+    """
+
+    def __init__(
+        self, dut: HierarchyObject, config: SmartssdConfig, *, mode: str = "free", seed: int = 1
+    ) -> None:
+        super().__init__(dut, config, mode, seed)
+        logging.getLogger(f"cocotb.{dut._name}").setLevel(logging.ERROR)  # every burst
+        bus = AxiBus.from_prefix(dut, "s_axi", bus_separator="__", case_insensitive=False)
+        self._host = AxiMaster(bus, dut.clk, dut.rst)
+
+    async def begin(self) -> None:
+        """Clock, reset, the interrupt's handler."""
+        dut = self._dut
+        for name in ("read", "write", "address", "write_data", "write_mask"):
+            getattr(dut, f"csr__{name}").value = 0
+        dut.rst.value = 1
+        cocotb.start_soon(Clock(dut.clk, CARD_CLOCK_NS, unit="ns").start())
+        cocotb.start_soon(self._port.run())
+        stall_memory(self._mode, self._ram, self._random)
+        if self._mode in ("source", "both"):
+            write, read = self._host.write_if, self._host.read_if
+            for channel in (write.aw_channel, write.w_channel, read.ar_channel):
+                channel.set_pause_generator(pauses(STALLS[self._mode], self._random))
+        await ClockCycles(dut.clk, RESET_CYCLES)
+        dut.rst.value = 0
+        await ClockCycles(dut.clk, 2)
+        cocotb.start_soon(self._listen())
+
+    def reset(self) -> None:
+        """Not while the models go on.
+
+        Raises
+        ------
+        DeviceError
+        """
+        raise DeviceError("a card in cocotb is not reset")
+
+    async def _listen(self) -> None:
         while True:
-            self._interrupted.clear()
-            for poll in polls:
-                if poll.holds(await self._read(poll.address)):
-                    return
-            left = limit - self.checker.cycles
-            if left <= 0:
-                raise WaitTimeoutError(" or ".join(map(str, polls)), max_cycles)
-            await First(self._interrupted.wait(), ClockCycles(self._dut.clk, left))
+            await RisingEdge(self._dut.clk)
+            if self._dut.o_interrupt.value:
+                await self._handle()
+
+    async def _access(self, address: int, value: int | None) -> int:
+        """A word that is read, or written; the models have no register port."""
+        dut = self._dut
+        write = value is not None
+        dut.csr__address.value = address
+        dut.csr__write_data.value = value or 0
+        dut.csr__write_mask.value = (1 << WORD_BYTES) - 1
+        strobe = dut.csr__write if write else dut.csr__read
+        strobe.value = 1
+        await RisingEdge(dut.clk)
+        strobe.value = 0
+        for _ in range(ACCESS_CYCLES):
+            await RisingEdge(dut.clk)
+            if dut.csr__ack.value:
+                if dut.csr__error.value:
+                    raise BusError(address, Response.SLVERR.value, write=write)
+                return int(dut.csr__read_data.value)
+        raise DeviceError(f"register {address:#x} did not answer in {ACCESS_CYCLES} cycles")
+
+    async def _read(self, address: int) -> int:
+        return await self._access(address, None)
+
+    async def _write(self, address: int, value: int) -> None:
+        await self._access(address, value)
+
+    async def _read_memory(self, address: int, size: int) -> bytes:
+        answer = await self._host.read(address, size)
+        if answer.resp:
+            raise CompletionError(address, Response(int(answer.resp)).name)
+        return bytes(answer.data)
+
+    async def _write_memory(self, address: int, data: bytes) -> None:
+        answer = await self._host.write(address, data)
+        if answer.resp:
+            raise PostedWriteError(address, Response(int(answer.resp)).name)

@@ -16,8 +16,9 @@ from nearstep_spec.smartssd.config import SmartssdConfig
 
 HARNESS = Path(__file__).with_name("card.cpp")
 PCIE_HARNESS = Path(__file__).with_name("pcie_card.cpp")
+TOP = "smartssd_card"
 PCIE_TOP = "smartssd_pcie_card"
-"""Generator of the card as it is shipped, and the name of its module."""
+"""Generators of the cards as they are shipped, and the names of their modules."""
 
 
 def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
@@ -40,22 +41,26 @@ def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
     )
 
 
-def pcie_card_verilog(card: SmartssdConfig) -> Path:
-    """What `nearstep rtl smartssd_pcie_card` writes for a configuration."""
+def shipped_verilog(top: str, card: SmartssdConfig) -> Path:
+    """What `nearstep rtl` writes for a configuration, with the generator `top`."""
     one = _of_hardware(card)
-    return verilog_of(f"{PCIE_TOP} {digest(one)}", lambda: verilog(PCIE_TOP, config=one))
+    return verilog_of(f"{top} {digest(one)}", lambda: verilog(top, config=one))
+
+
+def whole_card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
+    """The shared library of `card.cpp` around the top as it is shipped, one Verilated object."""
+    return _whole(TOP, HARNESS, card, trace)
 
 
 def pcie_card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
     """The shared library of `pcie_card.cpp`: the top as it is shipped, as one Verilated object."""
-    return whole_library(
-        PCIE_TOP,
-        pcie_card_verilog(card),
-        [PCIE_HARNESS],
-        card.kernel.beat_bytes,
-        trace,
-        units=tuple(modules(PCIE_TOP, config=_of_hardware(card))),
-    )
+    return _whole(PCIE_TOP, PCIE_HARNESS, card, trace)
+
+
+def _whole(top: str, harness: Path, card: SmartssdConfig, trace: bool) -> Path:
+    units = tuple(modules(top, config=_of_hardware(card)))
+    verilog = shipped_verilog(top, card)
+    return whole_library(top, verilog, [harness], card.kernel.beat_bytes, trace, units=units)
 
 
 def _of_hardware(card: SmartssdConfig) -> SmartssdConfig:

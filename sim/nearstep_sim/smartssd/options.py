@@ -127,6 +127,18 @@ class VerilatedCardOptions(SimulatedCardOptions):
         Literal["bar"],
         Option(meaning="between host and card; bar: the ports of registers and of the memory BAR"),
     ] = "bar"
+    top: Annotated[
+        Literal["parts", "whole"],
+        Option(
+            meaning="RTL; parts: the card and its units, joined in C++; whole: the Verilog of "
+            "`nearstep rtl smartssd_card` as one object, of equal bits and cycles, slower"
+        ),
+    ] = "parts"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top == "whole" and self.fu != "rtl":
+            raise ConfigError(f"fu must be rtl with top=whole, whose units are RTL, not {self.fu}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""The host's driver, unchanged, on a card below a root complex; a peer that moves subgroups."""
+"""The host's driver, unchanged, on a card below a root complex, or at the ports of a card alone; a
+peer that moves subgroups."""
 
 import json
 import os
@@ -21,7 +22,12 @@ from nearstep_sim.bench.cocotb_pcie import STALLS
 from nearstep_sim.bench.operands import SPECIALS
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.scan import scan
-from nearstep_sim.smartssd.cocotb_card import GUARD, CocotbCardBackend, GuardWrittenError
+from nearstep_sim.smartssd.cocotb_card import (
+    GUARD,
+    CocotbCardBackend,
+    CocotbPortsBackend,
+    GuardWrittenError,
+)
 from nearstep_spec.rule.adam import adam_scalars
 from nearstep_spec.rule.optimizer import Form
 from nearstep_spec.rule.rules import optimizer_named
@@ -46,7 +52,9 @@ Arrays = dict[str, NDArray[np.float32]]
 class CardBench:
     """A driver on a card, arrays with known contents, and what they must become."""
 
-    def __init__(self, device: SmartssdDevice, backend: CocotbCardBackend, seed: int) -> None:
+    def __init__(
+        self, device: SmartssdDevice, backend: CocotbCardBackend | CocotbPortsBackend, seed: int
+    ) -> None:
         self.device = device
         self.backend = backend
         self.random = np.random.default_rng(seed)
@@ -100,15 +108,12 @@ async def on_card(
     dut: object, name: str, job: Callable[[CardBench], None], mode: str = "free"
 ) -> None:
     """Run `job` in a bridged thread; say how many checks were made."""
-    backend = CocotbCardBackend(
-        dut,
-        CONFIG,
-        width=OPTIONS["width"],
-        crossed=OPTIONS["crossed"],
-        series7=OPTIONS["series7"],
-        mode=mode,
-        seed=SEED,
-    )
+    backend: CocotbCardBackend | CocotbPortsBackend
+    if OPTIONS["ports"]:
+        backend = CocotbPortsBackend(dut, CONFIG, mode=mode, seed=SEED)
+    else:
+        behind = {name: OPTIONS[name] for name in ("width", "crossed", "series7")}
+        backend = CocotbCardBackend(dut, CONFIG, mode=mode, seed=SEED, **behind)
     await backend.begin()
 
     def opened() -> int:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from nearstep_hw.smartssd.series7_card import Series7Card
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_pcie import STALLS
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.smartssd.library import PCIE_TOP, pcie_card_verilog
+from nearstep_sim.smartssd.library import PCIE_TOP, shipped_verilog
+from nearstep_sim.smartssd.library import TOP as PORTS_TOP
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.smartssd.config import UPDATER_OPTIONS, SmartssdConfig
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -35,6 +36,7 @@ SMALL_UPDATER = {
     "windows": 8,
 }
 """As of the card that is shipped."""
+UNIT = "smartssd_fu"
 CHECKS = re.compile(r"(\w+): (\d+) checks")
 BENCHES = {
     "updates_are_those_of_the_golden_rule/mode=free",
@@ -79,7 +81,8 @@ def bench(
     verilog = verilog_of(
         f"{TOP} {width} {crossed} {series7} {config!r}", lambda: to_verilog(card(), TOP)
     )
-    options = {"kernel": KERNEL | kernel, "width": width, "crossed": crossed, "series7": series7}
+    options: dict[str, object] = {"kernel": KERNEL | kernel}
+    options |= {"width": width, "crossed": crossed, "series7": series7}
     return run(TOP, verilog, config, options, seed=seed, benches=benches)
 
 
@@ -91,12 +94,18 @@ def run(
     *,
     seed: int,
     benches: Collection[str],
+    blocks: Sequence[str] = (),
 ) -> int:
     """Run benches on Verilog of a card; the number of checks that were made."""
-    options = options | {
-        "memory_bytes": config.memory_bytes,
-        "subgroup_elements": config.subgroup_elements,
-    }
+    without = {"ports": False, "width": 128, "crossed": False, "series7": False}
+    options = (
+        without
+        | options
+        | {
+            "memory_bytes": config.memory_bytes,
+            "subgroup_elements": config.subgroup_elements,
+        }
+    )
     result = run_cocotb(
         top=top,
         verilog=verilog,
@@ -104,6 +113,7 @@ def run(
         testcase=",".join(sorted(benches)),
         env={"NEARSTEP_CONFIG": json.dumps(options), "NEARSTEP_SEED": str(seed)},
         seed=seed,
+        blocks=blocks,
     )
     made = {name: int(count) for name, count in CHECKS.findall(result.log.read_text())}
     print(f"seed {seed}: {len(result.tests)} benches passed, checks {made}")
@@ -154,13 +164,25 @@ SHIPPED = {f"every_rule_with_whole_gradients_and_with_pairs/mode={mode}" for mod
 
 @pytest.mark.cocotb
 @pytest.mark.deep
-def test_the_driver_runs_on_the_card_as_it_is_shipped():
-    """What `nearstep rtl smartssd_pcie_card` writes: 16 lanes, four rules, both forms of pairs."""
+@pytest.mark.parametrize("top", [PORTS_TOP, PCIE_TOP])
+def test_the_driver_runs_on_the_card_as_it_is_shipped(top):
+    """What `nearstep rtl` writes: 16 lanes, four rules, both forms of pairs."""
     config = SmartssdConfig()
-    options = {"kernel": dict(UPDATER_OPTIONS), "width": 128, "crossed": False, "series7": False}
-    made = run(PCIE_TOP, pcie_card_verilog(config), config, options, seed=4, benches=SHIPPED)
+    options = {"kernel": dict(UPDATER_OPTIONS), "ports": top == PORTS_TOP}
+    verilog = shipped_verilog(top, config)
+    made = run(top, verilog, config, options, seed=4, benches=SHIPPED, blocks=[UNIT])
     assert config.kernel.lanes == config.kernel.units == 16
     assert made > 12 * 4 * 333
+
+
+@pytest.mark.cocotb
+@pytest.mark.deep
+def test_a_small_card_at_its_ports():
+    """As `nearstep rtl smartssd_card` writes it with fewer lanes and one unit."""
+    config = small(**SMALL_UPDATER)
+    options = {"kernel": KERNEL | SMALL_UPDATER, "ports": True}
+    verilog = shipped_verilog(PORTS_TOP, config)
+    assert run(PORTS_TOP, verilog, config, options, seed=6, benches=SHIPPED) > 0
 
 
 @pytest.mark.cocotb

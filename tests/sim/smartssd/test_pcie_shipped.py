@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import nearstep
 from nearstep import cli
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_sim.smartssd.library import PCIE_TOP, pcie_card_verilog
+from nearstep_sim.smartssd.library import PCIE_TOP, shipped_verilog
 from nearstep_sim.smartssd.pcie_card import PcieCardBackend
 from nearstep_spec.smartssd.config import SmartssdConfig
 
@@ -33,7 +33,7 @@ def test_the_device_is_what_the_command_writes(options: tuple[str, ...], tmp_pat
         with nearstep.open(url) as device:
             config = device.backend.config
     text = out.read_text()
-    assert text == pcie_card_verilog(config).read_text()
+    assert text == shipped_verilog(PCIE_TOP, config).read_text()
     assert text.count("  smartssd_fu unit") == config.kernel.units
     assert f"module {PCIE_TOP}(" in text
 
