@@ -36,8 +36,9 @@ def longest_to_acceleration(timing: DramTiming, *, ranks: int = 1) -> int:
     """Most cycles from the request to acceleration mode.
 
     If the DRAM must be refreshed soon the host's refresh comes first, and with seven due to a host
-    that postpones eight that takes two tREFI, for one rank after the other; then tRFC, and all
-    banks are precharged.
+    that postpones eight that takes two tREFI, and as long for the other rank if the host gives the
+    first at least four then; then tRFC, and all banks are precharged. A host that goes on giving
+    one at a time, with seven or eight due, keeps the channel.
     """
     wait = 2 * ranks * timing.t_refi // PHASES
     return wait + HURRY_CYCLES + _cycles(timing.t_rfc) + _close(timing) + REGISTERS
