@@ -90,7 +90,9 @@ def ultrascale_plus_cells(
     ------
     BuildError : with the end of Yosys's output.
     """
-    return _cells(verilog, top, boxes, f"synth_xilinx -family xcup -top {{top}}{_flatten(flat)}")
+    return _cells(
+        verilog, top, boxes, f"synth_xilinx -family xcup -top {{top}}{_flatten(flat)}", flat=flat
+    )
 
 
 def series7_cells(
@@ -104,7 +106,9 @@ def series7_cells(
     ------
     BuildError : with the end of Yosys's output.
     """
-    return _cells(verilog, top, boxes, f"synth_xilinx -family xc7 -top {{top}}{_flatten(flat)}")
+    return _cells(
+        verilog, top, boxes, f"synth_xilinx -family xc7 -top {{top}}{_flatten(flat)}", flat=flat
+    )
 
 
 def _flatten(flat: bool) -> str:
@@ -141,12 +145,21 @@ def ecp5_cells(
     BuildError : with the end of Yosys's output.
     """
     modules = "" if flat else " -noflatten"
-    return _cells(verilog, top, boxes, f"synth_ecp5 {SYNTHESIS} -top {{top}}{modules}")
+    return _cells(verilog, top, boxes, f"synth_ecp5 {SYNTHESIS} -top {{top}}{modules}", flat=flat)
 
 
-def _cells(verilog: str, top: str, boxes: str | None, synthesis: str) -> Mapping[str, int]:
+_HIDE = "rename -hide w:*[[]*; "
+"""Before synthesis module by module: Yosys takes the names of elements, `\\x[0]`, for bits of `x`
+where both stay, and ends with an assertion (its issue 4349)."""
+
+
+def _cells(
+    verilog: str, top: str, boxes: str | None, synthesis: str, *, flat: bool
+) -> Mapping[str, int]:
     box = f"blackbox {boxes}; " if boxes else ""
-    script = f"read_verilog top.v; {box}{synthesis.format(top=top)}; tee -q -o stat.json stat -json"
+    hide = "" if flat else _HIDE
+    steps = f"{hide}{box}{synthesis.format(top=top)}; tee -q -o stat.json stat -json"
+    script = f"read_verilog top.v; {steps}"
     text = run_yosys(verilog, script, "stat.json")
     cells = json.loads(text[text.index("{") :])["design"]["num_cells_by_type"]
     return {name: int(count) for name, count in sorted(cells.items())}

@@ -93,3 +93,27 @@ def test_a_module_that_is_boxed_counts_as_one_cell_of_its_name() -> None:
     cells = ecp5_cells(verilog, "pair")
     assert ecp5_area(cells) == {"dsp": 0, "lut": 0, "lut_memory": 0, "ff": 16, "bram18": 0}
     assert ecp5_area(ecp5_cells(verilog, "pair", boxes="*.inner"))["ff"] == 8
+
+
+ELEMENTS = """
+module counter(input clk, input [7:0] i, output reg [7:0] o);
+  always @(posedge clk) o <= i + 1;
+endmodule
+module top(input clk, input [7:0] a, b, output [7:0] y);
+  wire [7:0] x;
+  wire [7:0] \\x[0] ;
+  counter c0(.clk(clk), .i(a), .o(x));
+  counter c1(.clk(clk), .i(b), .o(\\x[0] ));
+  assign y = x ^ \\x[0] ;
+endmodule
+"""
+"""Names as Amaranth gives them to elements of arrays, on boundaries of modules."""
+
+
+def test_names_of_elements_are_not_taken_for_bits() -> None:
+    """Without `rename -hide` Yosys ends with an assertion, or joins the two silently."""
+    cells = ultrascale_plus_cells(ELEMENTS, "top", flat=False)
+    print(dict(cells))
+    area = ultrascale_plus_area(cells)
+    assert area["ff"] == 16
+    assert area["lut"] >= 8
