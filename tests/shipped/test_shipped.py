@@ -16,7 +16,6 @@ PENDING = {
     ("axdimm_channel", "area"),
     ("axdimm_module", "area"),
     ("coarse_device", "area"),
-    ("coarse_device", "runs"),
     ("nitefury", "cocotb"),
     ("smartssd_card", "area"),
     ("smartssd_pcie_card", "area"),

@@ -41,11 +41,8 @@ class Whole {
     static unsigned count(const DimmOptions&) { return 1; }
 
     Whole(const DimmOptions& options, Memories& memories, std::vector<Context>& contexts)
-        : memories_(memories), nobody_((1u << options.host.ranks) - 1) {
-        // The first evaluation makes the units, in the context of the thread.
-        VerilatedContext* const before = Verilated::threadContextp();
-        Verilated::threadContextp(&contexts[0]);
-        top_ = std::make_unique<Vmodule>(&contexts[0], "module");
+        : memories_(memories), nobody_((1u << options.host.ranks) - 1), context_(&contexts[0]) {
+        top_ = std::make_unique<Vmodule>(in_thread(context_), "module");
         Vmodule& top = *top_;
         Vmodule___024root& inside = *top.rootp;
 #define NEARSTEP_CONNECT(c)                                                                      \
@@ -57,9 +54,11 @@ class Whole {
         top.host___05Fp0___05Fcs_n = top.host___05Fp1___05Fcs_n = nobody_;
         top.host___05Fwrdata_en = 0;
         top.eval();
-        Verilated::threadContextp(before);
     }
-    ~Whole() { top_->final(); }
+    ~Whole() {
+        in_thread(context_);
+        top_->final();
+    }
 
     // While the module is reset nothing reaches the ranks.
     void reset_cycle(bool last) {
@@ -130,6 +129,7 @@ class Whole {
 
     Memories& memories_;
     unsigned nobody_;  // chip selects of no rank
+    Context* context_;
     std::array<const CData*, NEARSTEP_CHANNELS> acceleration_, kernel_reset_;
     std::unique_ptr<Vmodule> top_;
 };

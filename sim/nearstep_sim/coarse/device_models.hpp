@@ -34,10 +34,11 @@ class DeviceModels {
     static constexpr bool kJoined = true;  // all of them settle, and are clocked, at once
 
     DeviceModels(unsigned count, std::vector<Context>& contexts)
-        : ring_(&contexts[0], "ring") {
+        : context_(in_thread(&contexts[0])), ring_(context_, "ring") {
         for (unsigned i = 0; i < count; ++i)
             pins_.push_back(std::make_unique<Vdevice>(pins_of(ring_, i)));
     }
+    ~DeviceModels() { in_thread(context_); }
 
     Vdevice& at(unsigned number) { return *pins_[number]; }
 
@@ -66,6 +67,7 @@ class DeviceModels {
         ring_.eval();
     }
 
+    Context* context_;
     Vring ring_;
     std::vector<std::unique_ptr<Vdevice>> pins_;
 };

@@ -71,6 +71,7 @@ class ShellDevice {
     }
 
     virtual ~ShellDevice() {
+        in_thread(&context_);
         shell_->final();
 #if VM_TRACE
         if (trace_) trace_->close();

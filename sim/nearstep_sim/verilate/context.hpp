@@ -12,4 +12,12 @@ class Context : public VerilatedContext {
     Context() { threads(1); }
 };
 
+// Makes a context that of the thread. A model with public signals or hierarchical blocks finds its
+// own there when it is made, first evaluated, and destroyed; another one may be there, even one that
+// is gone, as the last that was made stays.
+inline Context* in_thread(Context* context) {
+    Verilated::threadContextp(context);
+    return context;
+}
+
 }  // namespace nearstep

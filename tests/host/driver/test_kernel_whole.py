@@ -8,6 +8,7 @@ answer, aborts and resets come in the midst of runs, at random.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,31 @@ def test_random_runs_and_faults_show_the_same(url: str, seed: int) -> None:
 def test_a_kernel_of_every_option_shows_the_same() -> None:
     log = both(MORE, lambda device: Traffic(device, 3).run(20))
     assert log[-1] == 20 * 4 * Traffic.MOST
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sim:axdimm?lanes=1&block_bytes=64&rules=sgd&top=whole",
+        "sim:axdimm?memory=ddr4-1600&functional_units=1&rules=sgd&channels=1&top=channel",
+        "sim:axdimm?memory=ddr4-1600&functional_units=1&rules=sgd&channels=1&top=whole",
+    ],
+    ids=["kernel", "channel", "module"],
+)
+def test_several_at_once_are_closed_in_any_order(url: str) -> None:
+    checked = 0
+    for order in permutations(range(3)):
+        devices = [nearstep.open(url) for _ in order]
+        for place in order:
+            for device in (*devices, devices[place]):
+                if not device.closed:
+                    job = Job(device, 50, place, arrays="pg")
+                    job.run("sgd", lr=0.5)
+                    checked += job.check()
+                    job.free()
+            devices[place].close()
+    assert checked > 6 * 3 * 2 * 50
 
 
 @pytest.mark.deep

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -23,10 +24,10 @@ from nearstep.coarse.errors import (
     PoolAbortedError,
     SilentLinkError,
 )
-from nearstep.errors import ArgumentError, MismatchError
+from nearstep.errors import ArgumentError, KernelError, MismatchError
 from nearstep_hw.generate import command
 from nearstep_sim.coarse.options import SIM, VerilatedPoolOptions
-from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, compare, draw, reduced
+from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, SMALLEST, compare, draw, reduced
 from nearstep_sim.coarse.ring_library import header
 from nearstep_sim.coarse.ring_top import TOP, device_verilog, numbered, ring_verilog
 from nearstep_sim.coarse.shipped_ring import shipped_ring
@@ -39,6 +40,9 @@ RING = f"{SMALL}&{SMALL_MEMORY}"
 """Smaller devices than those without an option: 4 lanes, entries of 8 phits."""
 OPTIONS = RING.partition("&")[2].replace("=1MiB", "=1048576")
 """Of `nearstep rtl`: those of a device."""
+SHIPPED = "devices=4&memory_bytes=64MiB"
+"""`nearstep rtl coarse_device` without an option."""
+WITH_KERNEL = f"{SHIPPED}&rules=adam,sgd"
 SIZES = (1, 17, 2048, 5003)
 SEED = 19
 
@@ -163,6 +167,37 @@ class Course:
     def _small_window(self) -> None:
         self.pool.device.nodes[1].pool.window_limit.value = 4096
 
+    def updates(self) -> None:
+        """A step of two rules on every device, and one that ends with an error of memory."""
+        pool, size = self.pool, 1500
+        values = {name: pool.tensor(draw(pool, size, self.random)) for name in "pgmv"}
+        for each in (values["m"], values["v"]):
+            for device in range(pool.devices):
+                each.write(device, np.zeros(size, np.float32))
+        steps = (("adamw", "pgmv", {"lr": 1e-2, "step": 1}), ("sgd", "pg", {"lr": 0.1}))
+        for optimizer, names, hyper in steps:
+            runs = [
+                pool.device.update(
+                    optimizer, {name: values[name].front(d) for name in names}, **hyper
+                )
+                for d in range(pool.devices)
+            ]
+            for run in runs:
+                run.wait()
+                self.note(run.cycles, run.committed)
+            for device in range(pool.devices):
+                self.note(*(values[name].read(device).tobytes() for name in names))
+                self.compared += len(names) * size
+        bad = values["p"].front(1).address + 2048
+        backend(pool).inject(
+            Injection(kind="slverr", write=False, base=bad, limit=bad + 64, times=1)
+        )
+        arrays = {name: values[name].front(1) for name in "pg"}
+        with pytest.raises(KernelError) as found:
+            pool.device.update("sgd", arrays, lr=0.1).wait()
+        self.note(str(found.value))
+        backend(pool).heal()
+
     def end(self) -> None:
         """All registers, all memory, all that was counted."""
         for name, block in self.pool.device.blocks.items():
@@ -180,6 +215,8 @@ def led(pool: CoarsePool) -> tuple[Log, int]:
         course.many()
         course.snapshot()
         course.failures()
+        if pool.device.config.updater is not None:
+            course.updates()
         course.end()
         return course.log, course.compared
 
@@ -237,6 +274,21 @@ def test_a_course_has_the_bits_and_cycles_of_a_pool_of_objects(links_inside) -> 
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("url", [SHIPPED, WITH_KERNEL], ids=["plain", "kernel"])
+def test_devices_as_they_are_shipped_have_the_bits_and_cycles_of_a_pool_of_objects(url) -> None:
+    """Sizes, links and memory are those that there are without an option."""
+    parsed = SIM.parse(DeviceUrl.parse(f"sim:coarse?{url}").options)
+    assert isinstance(parsed, VerilatedPoolOptions)
+    assert parsed.config() == CoarseConfig(rules=("adam", "sgd") if "rules" in url else ())
+    expected, compared = led(CoarsePool.open(f"sim:coarse?{url}"))
+    found, again = led(ring(url))
+    kept = same(expected, found)
+    print(f"seed {SEED}: {kept} times, cycle {found[-1][0]}, {compared} values golden has")
+    assert kept >= 40
+    assert compared == again > 100_000
+
+
+@pytest.mark.deep
 def test_faults_of_links_have_the_bits_and_cycles_of_a_pool_of_objects() -> None:
     """Links outside, at random and one by one; a device that dies."""
     rates = "drop=0.01&duplicate=0.01&reorder=0.01&corrupt=0.01&seed=5"
@@ -273,6 +325,23 @@ def test_faults_of_links_have_the_bits_and_cycles_of_a_pool_of_objects() -> None
     found, again = broken(ring(f"{RING}&link_latency=10&{rates}", links_inside=False))
     assert same(expected, found) > 20
     assert compared == again > 50_000
+
+
+@pytest.mark.deep
+def test_rings_that_are_there_at_once_are_closed_in_any_order() -> None:
+    compared = 0
+    for order in permutations(range(3)):
+        pools = [ring(f"{SMALLEST}&{SMALL_MEMORY}", links_inside=False) for _ in order]
+        for place in order:
+            for pool in pools:
+                if not pool.device.closed:
+                    arrays = draw(pool, 50, random(place))
+                    tensor = pool.tensor(arrays)
+                    pool.all_reduce(tensor)
+                    compared += compare(tensor, reduced(pool, arrays))
+                    tensor.free()
+            pools[place].close()
+    assert compared == 6 * (3 + 2 + 1) * 2 * 50
 
 
 class TestWhatARingCannotBe:
