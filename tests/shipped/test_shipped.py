@@ -13,7 +13,6 @@ PAGE = ROOT / "docs" / "verification.md"
 
 PENDING = {
     ("adam_kernel", "area"),
-    ("axdimm_channel", "area"),
     ("axdimm_module", "area"),
     ("coarse_device", "area"),
     ("nitefury", "cocotb"),
