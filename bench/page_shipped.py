@@ -9,7 +9,7 @@ def shipped(results: Results) -> list[str]:
     """Whole tops beside the parts that stand for them."""
     lines = section(
         "Tops as they are shipped",
-        "Each is the Verilog of `nearstep rtl` as one Verilated object, functional units inside;",
+        "Each is the Verilog of `.venv/bin/nearstep rtl` as one Verilated object, with its units;",
         "*parts* is the device that stands for it, an object of each channel, memory device and",
         "unit, joined in C++. A step of Adam on every channel, changes of mode included, or an",
         "average of a tensor over four devices in both rings. Bits and cycles are the same (the",
@@ -40,9 +40,9 @@ def whole_area(results: Results) -> list[str]:
     """Whole tops on both families, and papers' shares."""
     lines = section(
         "Area of whole tops",
-        "Tops as `nearstep rtl` writes them, with all that is in them, each in **one** synthesis,",
-        "module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`): *measured*, no",
-        "place and route. No registers are packed into DSP48E2, so FF read high. LUT have six",
+        "Tops as `.venv/bin/nearstep rtl` writes them, with all that is in them, each in **one**",
+        "synthesis, module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`):",
+        "*measured*, no place and route. No registers are packed into DSP48E2, so FF read high. LUT have six",
         "inputs on UltraScale+ and four on ECP5, and count LUT as memory; multipliers are DSP48E2",
         "and MULT18X18D; block RAM is in Kib. Shares are of a KU15P and of an LFE5U-85F: what is",
         "above 100 % does not fit. Seconds are those of a processor. *Paper*: Table III of",

@@ -12,7 +12,6 @@ from .rows import CELLS, ROOT, Block, Top, cells_checked, problems, problems_of,
 PAGE = ROOT / "docs" / "verification.md"
 
 PENDING = {
-    ("axdimm_module", "area"),
     ("coarse_device", "area"),
     ("nitefury", "cocotb"),
     ("smartssd_card", "area"),
