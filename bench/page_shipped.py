@@ -42,11 +42,11 @@ def whole_area(results: Results) -> list[str]:
         "Area of whole tops",
         "Tops as `.venv/bin/nearstep rtl` writes them, with all that is in them, each in **one**",
         "synthesis, module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`):",
-        "*measured*, no place and route. No registers are packed into DSP48E2, so FF read high. LUT",
-        "have six inputs on UltraScale+ and four on ECP5, and count LUT as memory; multipliers are",
-        "DSP48E2 and MULT18X18D; block RAM is in Kib. Shares are of a KU15P and of an LFE5U-85F:",
-        "what is above 100 % does not fit. Seconds are those of a processor. *Paper*: Table III of",
-        "Smart-Infinity, shares alone.",
+        "*measured*, no place and route. No registers are packed into DSP48E2, so FF read high.",
+        "LUT have six inputs on UltraScale+ and four on ECP5, and count LUT as memory;",
+        "multipliers are DSP48E2 and MULT18X18D; block RAM is in Kib. Shares are of a KU15P and",
+        "of an LFE5U-85F: what is above 100 % does not fit. Seconds are those of a processor.",
+        "*Paper*: Table III of Smart-Infinity, shares alone.",
     )
     head = ["top", "FPGA", "LUT", "FF", "multipliers", "block RAM", "of LUT", "of FF",
             "of multipliers", "of block RAM", "synthesis, s"]  # fmt: skip
