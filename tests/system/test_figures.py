@@ -88,14 +88,14 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
     "both channels at 200 MHz, 8Gb x8": (Of("module", cell("8Gb x8, 16, 2", 11)),),
     "the same with 4 functional units": (Of("module", cell("8Gb x8, 4, 2", 11)),),
     "two ranks a channel": (
-        Of("channel_ranks", cell("8Gb x8, 16", 1)),
-        Of("channel_ranks", cell("8Gb x8, 4", 1)),
+        Of("module_ranks", cell("8Gb x8, 2, 16", 1)),
+        Of("module_ranks", cell("8Gb x8, 2, 4", 1)),
     ),
     "two ranks of 16Gb x8": (
-        Of("channel_ranks", cell("16Gb x8, 16", 1)),
-        Of("channel_ranks", cell("32Gb x16, 16", 1)),
+        Of("module_ranks", cell("16Gb x8, 2, 16", 1)),
+        Of("module_ranks", cell("32Gb x16, 2, 16", 1)),
     ),
-    "two ranks of 8Gb x8": (Of("channel_ranks", cell("8Gb x8, 16", 11)),),
+    "two ranks of 8Gb x8": (Of("module_ranks", cell("8Gb x8, 2, 16", 4)),),
     "AdamW with m and v in bf16": (
         Of("formats", cell("m, v bf16", 5)),
         Of("formats", cell("p, g, m, v bf16", 5)),
@@ -108,6 +108,10 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
     "host in normal mode, streaming loads": (
         Of("module_host", cell("in-order, streaming loads", 3)),
         Of("module_host", cell("fr-fcfs, streaming loads", 3)),
+    ),
+    "the same with two ranks a channel": (
+        Of("module_ranks", cell("in-order, streaming loads", 3)),
+        Of("module_ranks", cell("fr-fcfs, streaming loads", 3)),
     ),
     "host in normal mode, random, 1/3 stores": (
         Of("module_host", cell("in-order, random, 1/3 stores", 3)),
