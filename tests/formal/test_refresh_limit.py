@@ -249,6 +249,8 @@ class RefreshLimit(Component):
                     manager.i_done.eq(Cat(each.o_done for each in managers).all()),
                 ]
             taken = taken | manager.o_precharge | manager.o_refresh | manager.o_calibrate
+        if shared:  # they take the channel together, and hand it back together
+            m.d.comb += Assert(managers[0].o_idle == managers[1].o_idle)
         self._watch(m, dram, managers[self.rank])
         late = Signal(range(LATE + 1))
         with m.If(~idle):
