@@ -306,9 +306,11 @@ def module_ranks(results: Results) -> list[str]:
         "Both channels at once, START to done by the kernel's own counter, the slower channel,",
         f"{rows[0]['parameters_per_channel']:,} parameters a channel, 16 KiB blocks, 16 KiB in a",
         "rank before the other, *measured*; C++ operators of equal bits and latency do the",
-        "arithmetic, and all results are compared with golden's. *Settled* counts the refreshes",
-        "due at done, of both ranks, one after the other. MP/s at 200 MHz, by the device's count",
-        "of cycles from before the first START to the poll that finds both done.",
+        "arithmetic, and all results are compared with golden's. *Due* are refreshes of both ranks",
+        "when the host looks, after the poll that finds both done: those that the idle controller",
+        "has given since then, at most one in 70 cycles (8Gb; 110 with 16Gb and 32Gb) and rank, are",
+        "not in it. *Settled* counts them one after the other. MP/s at 200 MHz, by the device's",
+        "count of cycles from before the first START to that poll.",
     )
     lines += table(
         ["part, ranks, units", "of peak", "due", "settled", "MP/s, 2 channels"],
