@@ -2,9 +2,9 @@
 
 Cycles are those of the RTL of the whole module, START to done by the kernel's own counter, the
 slower channel; refresh is on, and every command is judged by the rank models. C++ operators of
-equal bits and latency stand for the functional units. `settled` counts the refreshes that are due when
-the host looks, after the poll that finds both kernels done, one after the other. The arrays are
-compared with those of the golden model.
+equal bits and latency stand for the functional units. `settled` counts the refreshes that are due
+when the host looks, after the poll that finds both kernels done, one after the other. The arrays
+are compared with those of the golden model.
 """
 
 from __future__ import annotations

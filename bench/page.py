@@ -308,7 +308,7 @@ def module_ranks(results: Results) -> list[str]:
         "rank before the other, *measured*; C++ operators of equal bits and latency do the",
         "arithmetic, and all results are compared with golden's. *Due* are refreshes of both ranks",
         "when the host looks, after the poll that finds both done: those that the idle controller",
-        "has given since then, at most one in 70 cycles (8Gb; 110 with 16Gb and 32Gb) and rank, are",
+        "has given since then, one in 70 cycles (8Gb; 110 with 16Gb and 32Gb) at most, are",
         "not in it. *Settled* counts them one after the other. MP/s at 200 MHz, by the device's",
         "count of cycles from before the first START to that poll.",
     )
