@@ -220,9 +220,7 @@ def test_faults_resets_and_waits_show_the_same(
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "host",
-    ["scheduler=in-order&postpone=8", "postpone=8&stall=0.5&seed=3", "ranks=2&interleave=4096"],
-    ids=str,
+    "host", ["scheduler=in-order&postpone=8", "postpone=8&stall=0.5&seed=3"], ids=str
 )
 def test_refreshes_that_the_host_owes_show_the_same(
     host: str, monkeypatch: pytest.MonkeyPatch
