@@ -136,6 +136,7 @@ WHOLE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "whole_axdimm_channel_4_units": ("axdimm_channel", {"functional_units": 4}),
     "whole_axdimm_module": ("axdimm_module", {}),
     "whole_axdimm_module_4_units": ("axdimm_module", {"functional_units": 4}),
+    "whole_smartssd_card": ("smartssd_card", {}),
     "whole_coarse_device": ("coarse_device", {}),
     "whole_coarse_device_kernel": ("coarse_device", {"rules": ("adam", "sgd")}),
 }

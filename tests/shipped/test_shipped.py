@@ -14,7 +14,6 @@ PAGE = ROOT / "docs" / "verification.md"
 PENDING = {
     ("coarse_device", "area"),
     ("nitefury", "cocotb"),
-    ("smartssd_card", "area"),
     ("smartssd_pcie_card", "area"),
     ("smartssd_series7_card", "area"),
     ("smartssd_series7_card", "cocotb"),
