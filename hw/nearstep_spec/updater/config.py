@@ -97,7 +97,14 @@ class AdamKernelConfig:
             allowed="a power of two from eight beats (512 with 16 lanes) to 1MiB",
         ),
     ] = 16384
-    address_width: Annotated[int, Option(meaning="bits of a memory address", low=16, high=64)] = 34
+    address_width: Annotated[
+        int,
+        Option(
+            meaning="bits of a memory address; a channel of DDR4 needs all of its own",
+            low=16,
+            high=64,
+        ),
+    ] = 34
     order: Annotated[
         Literal["default", "paper"],
         Option(meaning="of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"),
