@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from amaranth.lib.wiring import Component
 
+from nearstep_hw.boards.nitefury import CARD, project
 from nearstep_hw.smartssd.pcie_card import PcieCard
 from nearstep_hw.smartssd.series7_card import Series7Card
 from nearstep_hw.verilog import to_verilog
@@ -16,9 +17,12 @@ from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.smartssd.library import PCIE_TOP, shipped_verilog
 from nearstep_sim.smartssd.library import TOP as PORTS_TOP
 from nearstep_sim.verilate.build import verilog_of
+from nearstep_spec.boards.nitefury import UPDATER_OPTIONS as NITEFURY_OPTIONS
+from nearstep_spec.boards.nitefury import NitefuryConfig
 from nearstep_spec.smartssd.config import UPDATER_OPTIONS, SmartssdConfig
 from nearstep_spec.updater.config import AdamKernelConfig
 
+SERIES7_TOP = "smartssd_series7_card"
 TOP = "pcie_card"
 HERE = Path(__file__).parent
 KERNEL = {
@@ -164,15 +168,30 @@ SHIPPED = {f"every_rule_with_whole_gradients_and_with_pairs/mode={mode}" for mod
 
 @pytest.mark.cocotb
 @pytest.mark.deep
-@pytest.mark.parametrize("top", [PORTS_TOP, PCIE_TOP])
+@pytest.mark.parametrize("top", [PORTS_TOP, PCIE_TOP, SERIES7_TOP])
 def test_the_driver_runs_on_the_card_as_it_is_shipped(top):
     """What `nearstep rtl` writes: 16 lanes, four rules, both forms of pairs."""
     config = SmartssdConfig()
-    options = {"kernel": dict(UPDATER_OPTIONS), "ports": top == PORTS_TOP}
+    options = {
+        "kernel": dict(UPDATER_OPTIONS),
+        "ports": top == PORTS_TOP,
+        "series7": top == SERIES7_TOP,
+    }
     verilog = shipped_verilog(top, config)
     made = run(top, verilog, config, options, seed=4, benches=SHIPPED, blocks=[UNIT])
     assert config.kernel.lanes == config.kernel.units == 16
     assert made > 12 * 4 * 333
+
+
+@pytest.mark.cocotb
+@pytest.mark.deep
+def test_the_driver_runs_on_the_card_of_the_nitefury_project():
+    """As the project has it: Adam with one unit, whole gradients, crossed clocks."""
+    config = NitefuryConfig().card
+    verilog = verilog_of("card of nitefury", lambda: project()[f"{CARD}.v"])
+    options = {"kernel": dict(NITEFURY_OPTIONS), "series7": True, "crossed": True}
+    benches = {f"updates_are_those_of_the_golden_rule/mode={mode}" for mode in STALLS}
+    assert run(CARD, verilog, config, options, seed=7, benches=benches, blocks=[UNIT]) > 0
 
 
 @pytest.mark.cocotb
