@@ -135,10 +135,8 @@ WHOLE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "whole_axdimm_channel": ("axdimm_channel", {}),
     "whole_axdimm_channel_4_units": ("axdimm_channel", {"functional_units": 4}),
     "whole_axdimm_module": ("axdimm_module", {}),
-    "whole_axdimm_module_4_units": ("axdimm_module", {"functional_units": 4}),
     "whole_smartssd_card": ("smartssd_card", {}),
     "whole_coarse_device": ("coarse_device", {}),
-    "whole_coarse_device_kernel": ("coarse_device", {"rules": ("adam", "sgd")}),
 }
 """Tops as `nearstep rtl` writes them, with all that is in them: a generator, and its options."""
 NO_MEMORY = {"bram36": 0}

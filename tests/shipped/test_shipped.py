@@ -12,7 +12,6 @@ from .rows import CELLS, ROOT, Block, Top, cells_checked, problems, problems_of,
 PAGE = ROOT / "docs" / "verification.md"
 
 PENDING = {
-    ("coarse_device", "area"),
     ("smartssd_pcie_card", "area"),
 }
 """Cells whose evidence is not there yet. A cell leaves the list when it leaves `pending`."""
