@@ -136,6 +136,7 @@ WHOLE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "whole_axdimm_channel_4_units": ("axdimm_channel", {"functional_units": 4}),
     "whole_axdimm_module": ("axdimm_module", {}),
     "whole_smartssd_card": ("smartssd_card", {}),
+    "whole_smartssd_pcie_card": ("smartssd_pcie_card", {}),
     "whole_coarse_device": ("coarse_device", {}),
 }
 """Tops as `nearstep rtl` writes them, with all that is in them: a generator, and its options."""
