@@ -15,8 +15,6 @@ from nearstep_spec.coarse.config import PAGE_BYTES
 
 from .small_pool import DEVICES, MEMORY, URL, backend, opened, random
 
-pytestmark = pytest.mark.usefixtures("top")
-
 Bytes = NDArray[np.uint8]
 
 
