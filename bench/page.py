@@ -331,20 +331,7 @@ def module_ranks(results: Results) -> list[str]:
         f"of bare DRAM; {hosts[0]['accesses']:,} accesses queued at once:",
         "",
     ]
-    lines += table(
-        ["scheduler, accesses", "channel, bytes/cycle", "bare DRAM, bytes/cycle", "of bare",
-         "of DRAM as late"],
-        (
-            [
-                f"{row['scheduler']}, {row['pattern']}",
-                f"{row['bytes_per_cycle']['channel']:.2f}",
-                f"{row['bytes_per_cycle']['bare']:.2f}",
-                percent(row["throughput_over_bare"]),
-                percent(row["throughput_over_late"]),
-            ]
-            for row in hosts
-        ),
-    )  # fmt: skip
+    lines += beside_bare(hosts)
     lines += [
         "Arbiters, host side and controller of a channel after synthesis for UltraScale+:",
         "",
@@ -363,6 +350,24 @@ def module_ranks(results: Results) -> list[str]:
     )
 
 
+def beside_bare(rows: Sequence[Results]) -> list[str]:
+    """The host's throughput on a channel, on bare DRAM, and on DRAM as late as the module."""
+    return table(
+        ["scheduler, accesses", "channel, bytes/cycle", "bare DRAM, bytes/cycle", "of bare",
+         "of DRAM as late"],
+        (
+            [
+                f"{row['scheduler']}, {row['pattern']}",
+                f"{row['bytes_per_cycle']['channel']:.2f}",
+                f"{row['bytes_per_cycle']['bare']:.2f}",
+                percent(row["throughput_over_bare"]),
+                percent(row["throughput_over_late"]),
+            ]
+            for row in rows
+        ),
+    )  # fmt: skip
+
+
 def module_host(results: Results) -> list[str]:
     """The host in normal mode beside DRAM without a module."""
     rows = results["rows"]
@@ -378,21 +383,7 @@ def module_host(results: Results) -> list[str]:
         "what differs from that is the arbiter's doing.",
         "",
     ]
-    lines += table(
-        ["scheduler, accesses", "channel, bytes/cycle", "bare DRAM, bytes/cycle", "of bare",
-         "of DRAM as late"],
-        (
-            [
-                f"{row['scheduler']}, {row['pattern']}",
-                f"{row['bytes_per_cycle']['channel']:.2f}",
-                f"{row['bytes_per_cycle']['bare']:.2f}",
-                percent(row["throughput_over_bare"]),
-                percent(row["throughput_over_late"]),
-            ]
-            for row in rows
-        ),
-    )  # fmt: skip
-    return lines
+    return lines + beside_bare(rows)
 
 
 def module_hand_overs(results: Results) -> list[str]:

@@ -92,7 +92,6 @@ def serve(
         except (NearstepError, OSError) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(REFUSED) from None
-        stack.enter_context(server)
         _serve(server, pool.devices, device, made, until_eof)
 
 
@@ -102,14 +101,15 @@ def _serve(
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    line = {"address": server.bound, "device": device, "devices": devices}
-    print(json.dumps({**line, "pid": os.getpid(), **made}), flush=True)
-    if until_eof:
-        threading.Thread(target=_read_to_end, args=(ended,), daemon=True).start()
-    ended.wait()
-    deadline = time.monotonic() + LEAVE_S
-    while until_eof and server.engine.jobs and time.monotonic() < deadline:
-        time.sleep(0.05)
+    with server:
+        line = {"address": server.bound, "device": device, "devices": devices}
+        print(json.dumps({**line, "pid": os.getpid(), **made}), flush=True)
+        if until_eof:
+            threading.Thread(target=_read_to_end, args=(ended,), daemon=True).start()
+        ended.wait()
+        deadline = time.monotonic() + LEAVE_S
+        while until_eof and server.engine.jobs and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def _read_to_end(ended: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 
@@ -15,7 +16,8 @@ REFUSED = {
     "device": (["--device", "golden:coarse?devices=0"], "devices must lie in"),
     "family": (["--device", "golden:smartssd"], "must be driven by CoarseDevice"),
     "address": (["--listen", "here"], "unix:PATH or tcp:HOST:PORT, not 'here'"),
-    "host": (["--listen", "tcp:192.0.2.1:9"], ""),  # TEST-NET-1 of RFC 5737: nobody's
+    # TEST-NET-1 of RFC 5737: nobody's
+    "host": (["--listen", "tcp:192.0.2.1:9"], f"[Errno {errno.EADDRNOTAVAIL}]"),
     "token": (["--token-file", "missing"], "No such file"),
     "shard": (["--shard-bytes", "0"], "shard_bytes must be a positive multiple"),
     "queue": (["--queue-shards", "0"], "queue_shards must be"),
