@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.rule.errors import (
     Location,
     MissingParameterError,
@@ -21,7 +22,7 @@ from nearstep_spec.rule.program import Program
 
 __all__ = ["STATE_FORMATS", "Rule"]
 
-STATE_FORMATS = ("fp16", "bf16")
+STATE_FORMATS = ("fp16", "bf16", *SIGNED)
 """Formats that states may have in memory, beside binary32."""
 
 _RESERVED = ("en", "valid")  # i_en, i_valid and o_valid are ports of the functional unit
@@ -49,9 +50,10 @@ class Rule:
     outputs : arrays only written.
     scalars : binary32 registers, constant during a run.
     switches : one-bit registers, constant during a run.
-    formats : how states lie in memory that are not binary32 there: `fp16` or `bf16`. They are
-        widened before the arithmetic, which is always binary32, and rounded once after it, to
-        nearest even.
+    formats : how states lie in memory that are not binary32 there: `fp16` or `bf16`, which are
+        widened before the arithmetic, always binary32, and rounded once after it, to nearest even;
+        or in 8 bits with a scale for each 256 elements, see `nearstep_spec.blockwise`: `dynamic8`,
+        and `dynamic8u` of what is never negative. `p` has none of the latter.
 
     Attributes
     ----------
@@ -145,6 +147,10 @@ class Rule:
                 raise RuleError(
                     f"Format of {each!r} must be {' or '.join(STATE_FORMATS)}, not {form!r}",
                     self.location,
+                )
+            if each == "p" and form in SIGNED:
+                raise RuleError(
+                    f"Format of 'p' cannot be {form!r}, which is for moments", self.location
                 )
         if not self.states and not self.outputs:
             raise RuleError(f"Rule {self.name!r} writes nothing", self.location)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
+from nearstep_spec.blockwise import DYNAMIC8, DYNAMIC8_UNSIGNED
 from nearstep_spec.rule import scale
 from nearstep_spec.rule.combine import combine, selector
 from nearstep_spec.rule.errors import RuleError
@@ -30,6 +31,9 @@ __all__ = [
 
 PARAMETERS = "p"
 FP32 = "fp32"
+
+NEVER_NEGATIVE = frozenset({"v", "v_max", "d"})
+"""States of rules of the package that are means, sums or maxima of squares."""
 
 ARRAYS = (PARAMETERS, "g", "m", "v")
 """Arrays of Adam: parameters, gradients, first and second moments. Of others, a rule has some of
@@ -109,7 +113,8 @@ class RuleSet:
     order : of Adam's arithmetic.
     scaled : whether gradients are multiplied by a scalar first, see `.scale.scaled`.
     parameter_format, state_format : how `p`, and other states, lie in memory, see `Rule`. `fp32`
-        leaves formats to the rules.
+        leaves formats to the rules; `dynamic8` of a state of the package that is never negative is
+        `dynamic8u`.
 
     Attributes
     ----------
@@ -144,8 +149,13 @@ class RuleSet:
         self.optimizers = tuple(optimizer for _, optimizer, _ in forms)
         self.digests = tuple(form.ordered(order).digest for _, _, form in forms)
         self._plain = tuple(
-            _stored(form.ordered(order).rule, parameter_format, state_format)
-            for _, _, form in forms
+            _stored(
+                form.ordered(order).rule,
+                parameter_format,
+                state_format,
+                frozenset() if optimizer.name not in OPTIMIZERS else NEVER_NEGATIVE,
+            )
+            for _, optimizer, form in forms
         )
         self._scaled = scaled
         # An optimizer that has orders has this one, unless it is the usual one, for all its rules.
@@ -177,11 +187,15 @@ class RuleSet:
         return tuple(name for name in self.whole.switches if name not in self.selectors)
 
 
-def _stored(rule: Rule, parameter_format: str, state_format: str) -> Rule:
+def _stored(
+    rule: Rule, parameter_format: str, state_format: str, never_negative: frozenset[str]
+) -> Rule:
     """`rule` with its states in these formats."""
     wanted = {
         each: parameter_format if each == PARAMETERS else state_format for each in rule.states
     }
+    if state_format == DYNAMIC8:
+        wanted.update(dict.fromkeys(never_negative.intersection(rule.states), DYNAMIC8_UNSIGNED))
     formats = {each: form for each, form in wanted.items() if form != FP32}
     if not formats:
         return rule

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Literal
 
+from nearstep_spec.blockwise import DYNAMIC8, GROUP, SIGNED, BlockLayout
 from nearstep_spec.codec import Option
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.rule.errors import RuleError
@@ -18,12 +19,14 @@ from nearstep_spec.updater.decompressor import load as load_decompressor
 
 ELEMENT_BYTES = 4  # an FP32 parameter, gradient or moment
 HALF_BYTES = 2  # a gradient of 16 bits
+CODE_BYTES = 1  # a state of 8 bits, its scale aside
 AXI_PAGE_BYTES = 4096  # an AXI burst never crosses this boundary
 AXI_MAX_BEATS = 256  # longest INCR burst of AXI4
 LANES = (1, 2, 4, 8, 16)
 GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
 COPY_OUT_FORMATS = ("fp16", "bf16")
-STATE_FORMATS = ("fp32", *RULE_FORMATS)
+PARAMETER_FORMATS = ("fp32", *(form for form in RULE_FORMATS if form not in SIGNED))
+STATE_FORMATS = (*PARAMETER_FORMATS, DYNAMIC8)
 COMPRESSIONS = ("fused", "scatter")
 MOST_ARRAYS = 7  # each has a number as it is read and one as it is written, of 15
 INDEX, COPY_OUT = "index", "copy_out"  # arrays of a run beside those of its rule
@@ -55,7 +58,9 @@ class AdamKernelConfig:
     gradient_scale : every gradient is multiplied by a register before anything else is done.
     parameter_format, state_format : how parameters, and the other states of the rules, lie in
         memory: `fp32`, `fp16` or `bf16`. They are widened before the arithmetic and rounded once
-        after it. A rule of a file that names formats of its own has those.
+        after it. Other states can be `dynamic8`, too: 8 bits and a scale for each 256 elements, see
+        `nearstep_spec.blockwise`; a block has 256 elements a lane at most. A rule of a file that
+        names formats of its own has those.
     stochastic_rounding : a run can have its states in bfloat16 rounded stochastically, see
         `nearstep_spec.rounding`; which ones, seed and step are registers.
     copy_out_formats : formats of a copy of the updated parameters that a run can write beside
@@ -130,7 +135,7 @@ class AdamKernelConfig:
         bool, Option(meaning="whether the kernel can multiply gradients by a factor")
     ] = False
     parameter_format: Annotated[
-        str, Option(meaning="format of the parameters in memory", choices=STATE_FORMATS)
+        str, Option(meaning="format of the parameters in memory", choices=PARAMETER_FORMATS)
     ] = "fp32"
     state_format: Annotated[
         str,
@@ -218,10 +223,17 @@ class AdamKernelConfig:
             f"rules must be different names, at least one, not {rules!r}",
         )
         _check_different("rules", rules)
-        for option in ("parameter_format", "state_format"):
+        known = {"parameter_format": PARAMETER_FORMATS, "state_format": STATE_FORMATS}
+        for option, forms in known.items():
             form = getattr(self, option)
-            _check(form in STATE_FORMATS, f"{option} must be one of {STATE_FORMATS}, not {form!r}")
+            _check(form in forms, f"{option} must be one of {forms}, not {form!r}")
         self._load_rules()
+        _check(
+            not self.blockwise or GROUP <= self.block_elements <= GROUP * self.lanes,
+            f"block_bytes must be {GROUP * ELEMENT_BYTES} to {GROUP * self.beat_bytes} with "
+            f"lanes={self.lanes} and states in dynamic8 ({', '.join(self.blockwise)}), whose "
+            f"scales have one beat, not {block}",
+        )
         _check(
             not self.stochastic_rounding or bool(self.stochastic),
             "stochastic_rounding needs a state in bf16, by state_format, parameter_format or a "
@@ -329,6 +341,17 @@ class AdamKernelConfig:
         those in bfloat16."""
         formats = self.rule_set.whole.formats
         return tuple(name for name in self.states if formats.get(name) == "bf16")
+
+    @property
+    def blockwise(self) -> tuple[str, ...]:
+        """States in 8 bits."""
+        formats = self.rule_set.whole.formats
+        return tuple(name for name in self.states if formats.get(name) in SIGNED)
+
+    @property
+    def block_layout(self) -> BlockLayout:
+        """How states in 8 bits lie in memory, if there are any."""
+        return BlockLayout(self.block_elements, self.beat_bytes)
 
     def __getstate__(self) -> dict[str, object]:
         return {

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
+from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import (
+    CODE_BYTES,
     COPY_OUT,
     ELEMENT_BYTES,
     HALF_BYTES,
@@ -45,7 +47,12 @@ class Operand:
     @property
     def has_16_bits(self) -> bool:
         """Whether its elements can have 16 bits."""
-        return any(form != FP32 for form in self.formats)
+        return any(form != FP32 and form not in SIGNED for form in self.formats)
+
+    @property
+    def has_8_bits(self) -> bool:
+        """Whether its elements have 8 bits, and a scale for some of them."""
+        return self.format in SIGNED
 
     @property
     def stream(self) -> NamedValue:
@@ -54,8 +61,17 @@ class Operand:
 
 
 def element_bytes(form: str) -> int:
-    """Bytes of an element of a format."""
+    """Bytes of an element of a format; in 8 bits, of its code."""
+    if form in SIGNED:
+        return CODE_BYTES
     return ELEMENT_BYTES if form == FP32 else HALF_BYTES
+
+
+def array_bytes(config: AdamKernelConfig, form: str, count: int) -> int:
+    """Bytes of an array of `count` elements of a format, scales included."""
+    if form in SIGNED:
+        return config.block_layout.nbytes(count)
+    return count * element_bytes(form)
 
 
 @cache

@@ -123,6 +123,16 @@ class GradientFormat(NamedValue):
     BF16 = 2, "bfloat16."
 
 
+class StateFormat(NamedValue):
+    """Fields of `state_formats`."""
+
+    FP32 = 0, "binary32."
+    FP16 = 1, "binary16."
+    BF16 = 2, "bfloat16."
+    DYNAMIC8 = 3, "8 bits of a signed map, and a scale for each 256 elements."
+    DYNAMIC8U = 4, "8 bits of an unsigned map, and a scale for each 256 elements."
+
+
 class CopyOutFormat(NamedValue):
     """`formats.copy_out`."""
 
@@ -320,7 +330,7 @@ def _arrays(config: AdamKernelConfig) -> list[Register]:
 
 
 def _state_formats(config: AdamKernelConfig) -> list[Register]:
-    """How states lie in memory, if some of them have 16 bits."""
+    """How states lie in memory, if some of them are not binary32 there."""
     formats = update_rule(config).formats
     if not formats:
         return []
@@ -330,8 +340,8 @@ def _state_formats(config: AdamKernelConfig) -> list[Register]:
             access=Access.CONSTANT,
             lsb=4 * index,
             width=4,
-            reset=GradientFormat[formats.get(name, "fp32").upper()],
-            values=GradientFormat,
+            reset=StateFormat[formats.get(name, "fp32").upper()],
+            values=StateFormat,
             doc=f"Format of {name}.",
         )
         for index, name in enumerate(config.states)

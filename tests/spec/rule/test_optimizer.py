@@ -156,8 +156,9 @@ def test_a_rule_that_no_kernel_can_have_is_told(tmp_path: Path, source: str, mes
     ("formats", "error", "message"),
     [
         ({"g": "bf16"}, UnknownNameError, "state 'g'"),
-        ({"m": "fp8"}, RuleError, "Format of 'm' must be fp16 or bf16, not 'fp8'"),
-        ({"m": "fp32"}, RuleError, "Format of 'm' must be fp16 or bf16, not 'fp32'"),
+        ({"m": "fp8"}, RuleError, "Format of 'm' must be fp16 or bf16 or dynamic8 or dynamic8u, n"),
+        ({"m": "fp32"}, RuleError, "or dynamic8 or dynamic8u, not 'fp32'"),
+        ({"p": "dynamic8"}, RuleError, "Format of 'p' cannot be 'dynamic8', which is for moments"),
     ],
 )
 def test_formats_that_a_rule_cannot_have(
