@@ -1,9 +1,10 @@
-"""Moments in 8 bits, block by block: a prototype in numpy, which no kernel has.
+"""State in 8 bits: codes of a dynamic map, and a scale for each 256 elements, in numpy.
 
-A block of 256 elements is divided by its largest magnitude, and each quotient becomes the number
-of the nearest entry of a map of 256 values, whose spacing grows with their magnitude. Of values in
-the middle of two entries the upper one is taken. A block with an infinity becomes NaN where it was
-infinite and zero elsewhere; a NaN makes its whole block NaN.
+A group of 256 elements is divided by its largest magnitude, 1e-12 at least, and each quotient
+becomes the number of the nearest entry of a map of 256 values, whose spacing grows with their
+magnitude. Of values in the middle of two entries the upper one is taken. A NaN makes its whole
+group NaN, and so does an infinity, but with the signed map the infinite elements become -infinity.
+Every NaN is the default one.
 
 Bits are those of torchao's `OptimState8bit` on a CPU.
 
@@ -20,14 +21,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "Blockwise", "dequantize", "dynamic_map", "quantize"]
+from nearstep_sim.golden.fp import canonical32
 
-BLOCK = 256
+__all__ = [
+    "GROUP",
+    "Blockwise",
+    "check_values",
+    "codes_of",
+    "dequantize",
+    "dynamic_map",
+    "pack",
+    "quantize",
+    "unpack",
+]
+
+GROUP = 256
 """Elements that share a scale."""
 
 ENTRIES = 256
 DECADES = 7
 """Powers of ten that the map reaches over."""
+
+SCALE_BYTES = 4
 
 SMALLEST_SCALE = np.float32(1e-12)
 
@@ -38,7 +53,7 @@ class Blockwise(NamedTuple):
     Attributes
     ----------
     codes : uint8, shape (n,): entries of the map.
-    scales : float32, one for each block.
+    scales : float32, one for each group, of which the last may be short.
     """
 
     codes: NDArray[np.uint8]
@@ -73,30 +88,78 @@ def _linspace(count: int) -> NDArray[np.float32]:
     return np.where(place < count // 2, up, down).astype(np.float32)
 
 
-def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
-    """float32, of shape (n,), in 8 bits; the last block may be shorter."""
+def check_values(values: NDArray[np.float32]) -> None:
+    """Raise unless these can be quantized."""
     if values.dtype != np.float32 or values.ndim != 1:
         raise TypeError(f"values must be float32 of one dimension, not {values.dtype}")
-    table = dynamic_map(signed)
-    blocks = -(-values.size // BLOCK)
-    padded = np.zeros(blocks * BLOCK, np.float32)
+
+
+def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
+    """float32, of shape (n,), in 8 bits."""
+    check_values(values)
+    groups = -(-values.size // GROUP)
+    padded = np.zeros(groups * GROUP, np.float32)
     padded[: values.size] = values
-    rows = padded.reshape(blocks, BLOCK)
+    rows = padded.reshape(groups, GROUP)
     with np.errstate(all="ignore"):
-        # A NaN passes both: amax gives it, and clip keeps it.
-        scales = np.maximum(np.abs(rows).max(1, initial=0.0), SMALLEST_SCALE)
+        scales = np.maximum(np.abs(rows).max(1, initial=0.0), SMALLEST_SCALE)  # NaN passes both
         parts = (rows / scales[:, None]).reshape(-1)[: values.size]
+    return Blockwise(codes_of(parts, signed=signed), canonical32(scales))
+
+
+def codes_of(parts: NDArray[np.float32], *, signed: bool) -> NDArray[np.uint8]:
+    """Codes of elements that have been divided by the scale of their group; 0 of a NaN."""
+    table = dynamic_map(signed)
+    with np.errstate(all="ignore"):
         known = np.nan_to_num(parts, nan=-np.inf)
         below = np.maximum(np.searchsorted(table, known, side="right") - 1, 0)
         above = np.minimum(below + 1, ENTRIES - 1)
         half = (table[above] - table[below]) * np.float32(0.5)
         codes = np.where(parts - table[below] >= half, above, below)
-    return Blockwise(codes.astype(np.uint8), scales)
+    return codes.astype(np.uint8)
 
 
 def dequantize(given: Blockwise, *, signed: bool) -> NDArray[np.float32]:
     """Back to float32, of shape (n,)."""
-    scales = np.repeat(given.scales, BLOCK)[: given.codes.size]
+    scales = np.repeat(given.scales, GROUP)[: given.codes.size]
     with np.errstate(all="ignore"):
-        product: NDArray[np.float32] = dynamic_map(signed)[given.codes] * scales
-    return product
+        return canonical32(dynamic_map(signed)[given.codes] * scales)
+
+
+def pack(given: Blockwise, *, elements: int, scale_bytes: int) -> NDArray[np.uint8]:
+    """The bytes of an array as it lies in memory: blocks, each with its scales, then its codes.
+
+    Parameters
+    ----------
+    given
+    elements : of a block, a multiple of 256; the last one has what is left.
+    scale_bytes : of the scales of a block, the last included; those of no group are 0.
+    """
+    groups = elements // GROUP
+    parts: list[NDArray[np.uint8]] = []
+    for number, start in enumerate(range(0, given.codes.size, elements)):
+        scales = np.zeros(scale_bytes // SCALE_BYTES, np.float32)
+        own = given.scales[number * groups :][:groups]
+        scales[: own.size] = own
+        parts += [scales.view(np.uint8), given.codes[start : start + elements]]
+    return np.concatenate([np.empty(0, np.uint8), *parts])
+
+
+def unpack(data: NDArray[np.uint8], *, elements: int, scale_bytes: int) -> Blockwise:
+    """What `pack` made `data` of.
+
+    Raises
+    ------
+    ValueError : the last block has no code.
+    """
+    rest = data.size % (elements + scale_bytes)
+    if 0 < rest <= scale_bytes:
+        raise ValueError(f"an array of {data.size} bytes has a last block without a code")
+    codes, scales = [np.empty(0, np.uint8)], [np.empty(0, np.float32)]
+    for start in range(0, data.size, elements + scale_bytes):
+        block = data[start : start + elements + scale_bytes]
+        own = block[scale_bytes:]
+        groups = -(-own.size // GROUP)
+        codes.append(own)
+        scales.append(np.ascontiguousarray(block[: groups * SCALE_BYTES]).view(np.float32))
+    return Blockwise(np.concatenate(codes), np.concatenate(scales))
