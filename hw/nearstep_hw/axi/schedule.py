@@ -16,7 +16,8 @@ class BlockSchedule(wiring.Component):
 
     Block 0 of stream 0, block 0 of stream 1, and so on, then block 1 of stream 0. A burst ends at
     the end of its block and at every multiple of the longest burst, and so crosses no page. Arrays
-    whose elements are half as wide have half the beats in each block.
+    whose elements are half as wide have half the beats in each block; those in 8 bits have a beat
+    of scales and a quarter of them.
 
     *Timing*: a burst every two cycles, and one more where a block begins or is left out.
 
@@ -27,6 +28,7 @@ class BlockSchedule(wiring.Component):
     beat_bytes, block_beats, burst_beats : powers of two; a burst is at most a page.
     optional : arrays can be left out.
     narrow : numbers of the arrays that can have elements of half the width.
+    coded : numbers of the arrays in 8 bits, with scales, see `nearstep_spec.blockwise`.
 
     Members
     -------
@@ -53,6 +55,7 @@ class BlockSchedule(wiring.Component):
         burst_beats: int,
         optional: bool = False,
         narrow: Sequence[int] = (),
+        coded: Sequence[int] = (),
     ) -> None:
         if burst_beats > MAX_BURST_BEATS or burst_beats * beat_bytes > PAGE_BYTES:
             raise ValueError(
@@ -62,6 +65,7 @@ class BlockSchedule(wiring.Component):
         self.streams = streams
         self.optional = optional
         self.narrow = tuple(narrow)
+        self.coded = tuple(coded)
         self.block_beats = block_beats
         self.burst_beats = burst_beats
         self.offset_bits = exact_log2(beat_bytes)
@@ -138,6 +142,13 @@ class BlockSchedule(wiring.Component):
                         m.d.sync += [
                             address.eq(bases[stream_index] + (offset >> 1)),
                             left.eq((Mux(last_block, ahead, self.block_beats) + 1) >> 1),
+                        ]
+                if self.coded:
+                    block = offset >> exact_log2(self.block_beats)
+                    with m.If(Cat(stream_index == n for n in self.coded).any()):
+                        m.d.sync += [
+                            address.eq(bases[stream_index] + (offset >> 2) + block),
+                            left.eq(((Mux(last_block, ahead, self.block_beats) + 3) >> 2) + 1),
                         ]
                 m.next = "SIZE"
                 if self.optional:

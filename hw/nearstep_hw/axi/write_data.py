@@ -31,7 +31,7 @@ class WriteData(wiring.Component):
     data : the beats of each stream; those of a burst are there when the burst is.
     i_tail : WSTRB of the last beat of each stream but those that end in their own way; all other
         beats are written in full.
-    i_tail_own : of the last beat of each of those. If there are any.
+    i_tail_own : of the last beat of each of those, in their order. If there are any.
     o : channel W.
     i_clear : forgets everything; only when nothing is left to send.
     """
@@ -53,7 +53,7 @@ class WriteData(wiring.Component):
                 "i": In(stream.Signature(layout)),
                 "data": In(stream.Signature(8 * beat_bytes)).array(streams),
                 "i_tail": In(beat_bytes),
-                **({"i_tail_own": In(beat_bytes)} if self.own else {}),
+                **({"i_tail_own": In(beat_bytes).array(len(self.own))} if self.own else {}),
                 "o": Out(stream.Signature(WriteDataLayout(data_width=8 * beat_bytes))),
                 "i_clear": In(1),
             }
@@ -91,9 +91,9 @@ class WriteData(wiring.Component):
             ]
             with m.If(last & burst.run_last):
                 m.d.sync += beat.strb.eq(self.i_tail)
-                for number in self.own:
+                for number, tail in zip(self.own, self.i_tail_own if self.own else (), strict=True):
                     with m.If(burst.stream == number):
-                        m.d.sync += beat.strb.eq(self.i_tail_own)
+                        m.d.sync += beat.strb.eq(tail)
         with m.Elif(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
         for i, beats in enumerate(self.data):

@@ -43,7 +43,7 @@ class WriteMover(wiring.Component):
     i_gain : `data` of every stream has one beat more, but for those `own`.
     i_gain_own : a bit for each of those, in their order: its `data` has. If there are any.
     i_tail : WSTRB of the last beat of each stream, but for those `own`.
-    i_tail_own : of the last beat of each of those. If there are any.
+    i_tail_own : of the last beat of each of those, in their order. If there are any.
     o_block_done : a bit for each stream: a block of it is written and acknowledged.
     fault : a burst was answered other than OKAY; the address is the burst's.
     i_stop : takes no burst; bursts that were announced are sent and answered.
@@ -88,7 +88,10 @@ class WriteMover(wiring.Component):
                 "i_gain": In(1),
                 "i_tail": In(beat_bytes),
                 **(
-                    {"i_gain_own": In(len(self.own)), "i_tail_own": In(beat_bytes)}
+                    {
+                        "i_gain_own": In(len(self.own)),
+                        "i_tail_own": In(beat_bytes).array(len(self.own)),
+                    }
                     if self.own
                     else {}
                 ),
@@ -119,7 +122,7 @@ class WriteMover(wiring.Component):
         if self.own:
             m.d.comb += [
                 ready_beats.i_gain_own.eq(self.i_gain_own),
-                w.i_tail_own.eq(self.i_tail_own),
+                *(its.eq(mine) for its, mine in zip(w.i_tail_own, self.i_tail_own, strict=True)),
             ]
         m.submodules.responses = responses = WriteResponses(
             self.layout,

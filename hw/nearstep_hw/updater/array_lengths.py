@@ -6,7 +6,13 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, INDEX, AdamKernelConfig
+from nearstep_spec.updater.config import (
+    CODE_BYTES,
+    ELEMENT_BYTES,
+    HALF_BYTES,
+    INDEX,
+    AdamKernelConfig,
+)
 from nearstep_spec.updater.operands import element_bytes, operands
 
 
@@ -30,7 +36,7 @@ class ArrayLengths(wiring.Component):
 
     def __init__(self, config: AdamKernelConfig) -> None:
         self.config = config
-        self.count_width = config.address_width  # of elements, of 2 bytes or more
+        self.count_width = config.address_width  # of elements; of p each has 2 bytes or more
         self.length_width = self.count_width + exact_log2(ELEMENT_BYTES) + 1  # whole beats
         self.operands = operands(config)
         super().__init__(
@@ -57,6 +63,13 @@ class ArrayLengths(wiring.Component):
                 whole = (elements[: self.count_width] + (a_beat - 1)) & ~(a_beat - 1)
                 length[name, size] = Signal(self.length_width, name=f"{name}_{size}")
                 m.d.sync += length[name, size].eq(whole * size)
+        if config.blockwise:
+            block = config.block_layout
+            count = self.i_count[: self.count_width]
+            codes = (count + (config.beat_bytes - 1)) & ~(config.beat_bytes - 1)
+            blocks = (count + (block.elements - 1)) >> exact_log2(block.elements)
+            length["count", CODE_BYTES] = coded = Signal(self.length_width, name="count_coded")
+            m.d.sync += coded.eq(codes + blocks * block.scale_bytes)
         narrow = self.i_narrow if config.mixed else Const(0, 1)
         paired = self.i_paired if config.compression else Const(0, 1)
 

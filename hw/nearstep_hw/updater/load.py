@@ -12,8 +12,10 @@ from nearstep_hw.axi.signature import Axi4ReadSignature
 from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
+from nearstep_hw.updater.blockwise.dequantize import Dequantize
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.widen import FORMAT_WIDTH, Widen
+from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.operands import Operand, operands
 from nearstep_spec.updater.registers import ErrorCause, GradientFormat
@@ -22,8 +24,8 @@ from nearstep_spec.updater.registers import ErrorCause, GradientFormat
 class LoadPath(wiring.Component):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
-    Elements of 16 bits lie in memory and in their FIFO as they are, in half as many beats, and are
-    widened behind it.
+    Elements of 16 or 8 bits lie in memory and in their FIFO as they are, in fewer beats, and become
+    binary32 behind it.
 
     Parameters
     ----------
@@ -49,11 +51,10 @@ class LoadPath(wiring.Component):
     def __init__(self, config: AdamKernelConfig) -> None:
         self.config = config
         table = operands(config)
-        self.narrow = {
-            number: table[name]
-            for number, name in enumerate(config.arrays)
-            if table[name].has_16_bits
-        }
+        arrays = [table[name] for name in config.arrays]
+        self.narrow = {i: each for i, each in enumerate(arrays) if each.has_16_bits}
+        self.coded = {i: each for i, each in enumerate(arrays) if each.has_8_bits}
+        self.own = (*self.narrow, *self.coded)
         self.schedule = BlockSchedule(
             streams=len(config.arrays),
             address_width=config.address_width,
@@ -62,6 +63,7 @@ class LoadPath(wiring.Component):
             burst_beats=config.burst_beats,
             optional=config.selective,
             narrow=tuple(self.narrow),
+            coded=tuple(self.coded),
         )
         super().__init__(
             {
@@ -109,7 +111,7 @@ class LoadPath(wiring.Component):
             burst_beats=config.burst_beats,
             landing_beats=config.fifo_beats,
             bursts_ahead=config.bursts_ahead,
-            own=tuple(self.narrow),
+            own=self.own,
             cut=config.cut,
         )
 
@@ -137,13 +139,15 @@ class LoadPath(wiring.Component):
                 config.data_width, depth=config.fifo_beats
             )
             beats = wiring.flipped(getattr(self, f"o_{name}"))
+            if index in self.own:
+                gained = mover.i_gain_own[self.own.index(index)]
+                m.d.comb += gained.eq(fifo.o.valid & fifo.o.ready)
             if index in self.narrow:
                 number = list(self.narrow).index(index)
                 form = self._widen(m, self.narrow[index], fifo, beats)
-                m.d.comb += [
-                    schedule.i_narrow[number].eq(form != GradientFormat.FP32),
-                    mover.i_gain_own[number].eq(fifo.o.valid & fifo.o.ready),
-                ]
+                m.d.comb += schedule.i_narrow[number].eq(form != GradientFormat.FP32)
+            elif index in self.coded:
+                self._dequantize(m, self.coded[index], fifo, beats)
             else:
                 wiring.connect(m, fifo.o, beats)
             m.d.comb += [
@@ -178,3 +182,18 @@ class LoadPath(wiring.Component):
         wiring.connect(m, cut.o, beats)
         m.d.comb += [widen.i_format.eq(form), widen.i_clear.eq(self.i_clear)]
         return form
+
+    def _dequantize(self, m: Module, operand: Operand, fifo: StreamFifo, beats: object) -> None:
+        """Take blocks from the FIFO, as binary32, to the output."""
+        config = self.config
+        dequantize = Dequantize(
+            lanes=config.lanes,
+            ways=config.units,
+            block_elements=config.block_elements,
+            signed=SIGNED[operand.format],
+            technology=config.technology,
+        )
+        m.submodules[f"dequantize_{operand.name}"] = dequantize
+        wiring.connect(m, fifo.o, dequantize.i)
+        wiring.connect(m, dequantize.o, beats)
+        m.d.comb += dequantize.i_clear.eq(self.i_clear)

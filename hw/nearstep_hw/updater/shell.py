@@ -545,6 +545,11 @@ class KernelShell(wiring.Component):
                     for number in range(2 * self.config.lanes)
                 )
             )
+        if store.coded:
+            codes = bank.o_count[: lane_bits + 2]  # in the last beat, 0 for all
+            m.d.comb += store.i_coded_tail.eq(
+                Cat((number < codes) | (codes == 0) for number in range(self.config.beat_bytes))
+            )
         rule = update_rule(self.config)
         for name in rule.scalars:
             self._hold(m, name, bank.o["scalar"][name])

@@ -12,12 +12,14 @@ from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
+from nearstep_hw.updater.blockwise.quantize import Quantize
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.narrow import COPY_FORMAT_WIDTH, Narrow
 from nearstep_hw.updater.random_bits import STREAM_WIDTH, RandomBits, calls_of
+from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.rounding import INDEX_BITS, SKIP_BITS, WORD_BITS
 from nearstep_spec.rule.rules import ARRAYS
-from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, ELEMENT_BYTES, AdamKernelConfig
 from nearstep_spec.updater.operands import Operand, operands
 from nearstep_spec.updater.registers import CopyOutFormat, ErrorCause
 
@@ -27,8 +29,8 @@ PARAMETERS = ARRAYS[0]
 class StorePath(wiring.Component):
     """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
 
-    A copy of the parameters in 16 bits has its turn behind the arrays. Elements of 16 bits take
-    half as many beats, and are narrowed in front of their FIFO.
+    A copy of the parameters in 16 bits has its turn behind the arrays. Elements of 16 or 8 bits
+    take fewer beats, and are made in front of their FIFO.
 
     Parameters
     ----------
@@ -42,7 +44,8 @@ class StorePath(wiring.Component):
     i_tail : byte strobes of the last beat of arrays of binary32.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
         all.
-    i_narrow_tail : of arrays with elements of 16 bits. If there are any.
+    i_narrow_tail, i_coded_tail : of arrays with elements of 16 bits, and of codes of 8 bits. If
+        there are any.
     i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
     i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
         held while `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for
@@ -65,6 +68,8 @@ class StorePath(wiring.Component):
         table = operands(config)
         self.operands = [table[name] for name in self.streams]
         self.narrow = tuple(i for i, each in enumerate(self.operands) if each.has_16_bits)
+        self.coded = tuple(i for i, each in enumerate(self.operands) if each.has_8_bits)
+        self.own = (*self.narrow, *self.coded)
         self.stochastic = config.stochastic if config.stochastic_rounding else ()
         random = {
             "i_seed": In(WORD_BITS),
@@ -82,6 +87,7 @@ class StorePath(wiring.Component):
             burst_beats=config.burst_beats,
             optional=config.selective or self.copies,
             narrow=self.narrow,
+            coded=self.coded,
         )
         super().__init__(
             {
@@ -102,6 +108,7 @@ class StorePath(wiring.Component):
                 "i_tail": In(config.beat_bytes),
                 **({"i_use": In(len(self.streams))} if self.schedule.optional else {}),
                 **({"i_narrow_tail": In(config.beat_bytes)} if self.narrow else {}),
+                **({"i_coded_tail": In(config.beat_bytes)} if self.coded else {}),
                 **({"i_copy_format": In(COPY_FORMAT_WIDTH)} if self.copies else {}),
                 **(random if self.stochastic else {}),
                 "i_launch": In(1),
@@ -133,7 +140,7 @@ class StorePath(wiring.Component):
             burst_beats=config.burst_beats,
             buffer_beats=config.fifo_beats + 1,  # the FIFO's memory and its output register
             bursts_ahead=self.bursts_ahead,
-            own=self.narrow,
+            own=self.own,
             cut=config.cut,
         )
 
@@ -159,7 +166,10 @@ class StorePath(wiring.Component):
             self.o_idle.eq(mover.o_idle),
         ]
         if self.narrow:
-            m.d.comb += [schedule.i_narrow.eq(~0), mover.i_tail_own.eq(self.i_narrow_tail)]
+            m.d.comb += schedule.i_narrow.eq(~0)
+        for number, index in enumerate(self.own):
+            tail = self.i_narrow_tail if index in self.narrow else self.i_coded_tail
+            m.d.comb += mover.i_tail_own[number].eq(tail)
         entries = {}
         for index, (operand, sink) in enumerate(zip(self.operands, mover.data, strict=True)):
             name = operand.name
@@ -169,9 +179,10 @@ class StorePath(wiring.Component):
             wiring.connect(m, fifo.o, sink)
             m.d.comb += fifo.i_clear.eq(self.i_clear)
             entries[name] = fifo.i
-            if operand.has_16_bits:
-                entries[name] = self._narrow(m, operand, fifo)
-                own = self.narrow.index(index)
+            if index in self.own:
+                made = self._narrow if index in self.narrow else self._quantize
+                entries[name] = made(m, operand, fifo)
+                own = self.own.index(index)
                 m.d.comb += mover.i_gain_own[own].eq(fifo.i.valid & fifo.i.ready)
             if name in config.states and not (self.copies and name == PARAMETERS):
                 wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), entries[name])
@@ -214,6 +225,26 @@ class StorePath(wiring.Component):
         if stochastic:
             self._round(m, operand.name, narrow)
         return cut.i
+
+    def _quantize(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
+        """Make blocks in 8 bits of what goes to a FIFO; give the stream in front."""
+        config = self.config
+        quantize = Quantize(
+            lanes=config.lanes,
+            ways=config.units,
+            block_elements=config.block_elements,
+            signed=SIGNED[operand.format],
+            beats_width=len(self.i_beats),
+            technology=config.technology,
+        )
+        m.submodules[f"quantize_{operand.name}"] = quantize
+        wiring.connect(m, quantize.o, fifo.i)
+        m.d.comb += [
+            quantize.i_beats.eq(self.i_beats),
+            quantize.i_tail.eq(self.i_tail[::ELEMENT_BYTES]),
+            quantize.i_clear.eq(self.i_clear),
+        ]
+        return quantize.i
 
     def _round(self, m: Module, name: str, narrow: Narrow) -> None:
         """Give an array random bits to be rounded with, if a run wants that."""

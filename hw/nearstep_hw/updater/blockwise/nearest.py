@@ -1,0 +1,51 @@
+"""The code of a quotient."""
+
+from amaranth import Cat, Const, Mux
+from amaranth.hdl import Value
+
+from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_spec.blockwise import CODES, thresholds
+from nearstep_spec.fp import FP32
+
+__all__ = ["DEPTH", "nearest"]
+
+DEPTH = (CODES - 1).bit_length()
+"""Latency in cycles: a bit of the code in each."""
+
+
+def nearest(pipe: Pipeline, quotient: Staged, *, signed: bool) -> Staged:
+    """The code of a binary32 quotient: how many thresholds are not above it, 0 of a NaN.
+
+    *Timing*: latency `DEPTH`, a quotient a cycle. Each stage compares with one threshold, chosen by
+    the bits that are known: a search by halves.
+    """
+    start = pipe.latest(quotient)
+    edges = [_order(edge) for edge in thresholds(signed=signed)]
+    x = pipe.at(quotient, start)
+    nan = x[FP32.mantissa : FP32.width - 1].all() & x[: FP32.mantissa].any()
+    order = pipe.wrap(Mux(nan, 0, Mux(x[-1], ~x, x | FP32.sign_bit)[: FP32.width]), start, "order")
+    code: Staged | None = None
+    for bit in reversed(range(DEPTH)):
+        stage = start + DEPTH - 1 - bit
+        known = pipe.at(code, stage) if code is not None else Const(0, 0)
+        middles = [edges[(high << (bit + 1) | 1 << bit) - 1] for high in range(1 << len(known))]
+        middle = _chosen(middles, known)
+        passed = pipe.at(order, stage) >= middle
+        code = pipe.wrap(Cat(passed, known), stage, f"code_{bit}")
+    assert code is not None
+    return pipe.delayed(code, start + DEPTH)
+
+
+def _order(bits: int) -> int:
+    """Unsigned numbers in the order of the values of binary32 patterns."""
+    mask = (1 << FP32.width) - 1
+    return ~bits & mask if bits & FP32.sign_bit else bits | FP32.sign_bit
+
+
+def _chosen(values: list[int], index: Value) -> Value:
+    """One of some constants."""
+    chosen: list[Value] = [Const(value, FP32.width) for value in values]
+    for bit in index:
+        chosen = [Mux(bit, high, low) for low, high in zip(chosen[::2], chosen[1::2], strict=True)]
+    (value,) = chosen
+    return value
