@@ -75,7 +75,15 @@ def run(dut, bases, beats, ready, rng, cancel_at=None, use=None, half=None):
     return got
 
 
-def schedule(streams=4, beat_bytes=64, block_beats=64, burst_beats=64, optional=False, narrow=()):
+def schedule(
+    streams=4,
+    beat_bytes=64,
+    block_beats=64,
+    burst_beats=64,
+    optional=False,
+    narrow=(),
+    coded=(),
+):
     return BlockSchedule(
         streams=streams,
         address_width=34,
@@ -84,6 +92,7 @@ def schedule(streams=4, beat_bytes=64, block_beats=64, burst_beats=64, optional=
         burst_beats=burst_beats,
         optional=optional,
         narrow=narrow,
+        coded=coded,
     )
 
 
@@ -165,3 +174,39 @@ def test_an_array_of_half_the_width_has_half_the_beats_of_each_block(narrow, rea
             assert ends == [0, 1, 2, 3] * -(-beats // block)
             checked += len(got)
     assert checked > 300
+
+
+@pytest.mark.parametrize("ready", [1.0, 0.3])
+@pytest.mark.parametrize("coded", [(0,), (3, 1)])
+def test_an_array_in_8_bits_has_a_beat_of_scales_in_each_block(coded, ready):
+    seed = 7
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    block, burst, beat_bytes = 64, 16, 16
+    checked = 0
+    for beats in (1, 4, 5, block - 1, block, block + 1, block + 5, 3 * block + 33):
+        bases = [rng.randrange(0, 1 << 33) // beat_bytes * beat_bytes for _ in range(4)]
+        dut = schedule(4, beat_bytes, block, burst, narrow=(2,), coded=coded)
+        got = run(dut, bases, beats, ready, rng, half=0)
+        for stream, base in enumerate(bases):
+            alone = naive([base], beats, beat_bytes, block, burst)
+            if stream in coded:
+                lengths = [min(beats - k, block) for k in range(0, beats, block)]
+                starts = [base + k * (1 + block // 4) * beat_bytes for k in range(len(lengths))]
+                blocks = [
+                    naive([at], 1 + -(-length // 4), beat_bytes, block, burst)
+                    for at, length in zip(starts, lengths, strict=True)
+                ]
+                last = len(blocks) - 1
+                alone = [
+                    (*each[:4], each[4] and k == last) for k, of in enumerate(blocks) for each in of
+                ]
+            assert [b[1:] for b in got if b[0] == stream] == [b[1:] for b in alone]
+        ends = [b[0] for b in got if b[3]]
+        assert ends == [0, 1, 2, 3] * -(-beats // block)
+        for _, address, length, _, _ in got:
+            assert address // (burst * beat_bytes) == (address + length * beat_bytes - 1) // (
+                burst * beat_bytes
+            )
+        checked += len(got)
+    assert checked > 100

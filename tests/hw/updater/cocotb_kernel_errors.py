@@ -1,15 +1,16 @@
 """Runs of the Adam kernel that go wrong, and the runs after them."""
 
+from itertools import accumulate
+
 import cocotb
 from cocotb.triggers import ClockCycles
-from kernel_bench import CONFIG, MEMORY_BYTES, SEED, KernelBench
+from kernel_bench import CONFIG, MEMORY_BYTES, SEED, KernelBench, beats, bursts, size
 
 from nearstep_sim.bench.axi_memory import DECERR, SLVERR, STALL_MODES, BurstError
 from nearstep_spec.updater.registers import ARRAYS, ErrorCause, Stream
 
 BLOCK = CONFIG.block_elements
 BEAT = CONFIG.beat_bytes
-BURST = CONFIG.burst_bytes  # of arrays that start on a block
 READS = {"p": Stream.P_READ, "g": Stream.G_READ, "m": Stream.M_READ, "v": Stream.V_READ}
 WRITES = {"p": Stream.P_WRITE, "m": Stream.M_WRITE, "v": Stream.V_WRITE}
 STREAM_OF_WRITE_ID = list(WRITES.values())
@@ -88,13 +89,13 @@ async def arrays_that_share_bytes_are_refused(dut: object) -> None:
             bench.base = dict.fromkeys(ARRAYS, 0)
             second = "g"
         else:
-            bench.base[second] = bench.base[first] + 4 * count - BEAT
+            bench.base[second] = bench.base[first] + size(first, count) - BEAT
         await bench.configure(count)
         await refused_at_start(
             bench, cause=ErrorCause.OVERLAP, stream=READS[second], address=bench.base[second]
         )
-    at = dict(zip(ARRAYS, range(0, 16 * count, 4 * count), strict=True))
-    bench.base = at  # end to end is apart
+    ends = accumulate(size(name, count) for name in ARRAYS)
+    bench.base = dict(zip(ARRAYS, (0, *ends), strict=False))  # end to end is apart
     await bench.run(count)
 
 
@@ -120,14 +121,14 @@ async def an_array_outside_the_windows_is_refused(dut: object) -> None:
     """Before anything is read or written, for every array and permission."""
     bench = await ready(dut)
     count = 2 * BLOCK + 3
-    size = -(-4 * count // BEAT) * BEAT
+    whole = {name: beats(name, count) * BEAT for name in ARRAYS}
     for name, access in [(n, "read") for n in READS] + [(n, "write") for n in WRITES]:
         stream = (READS if access == "read" else WRITES)[name]
         bench.place(count)
         for change in ("short", "late", "denied", "invalid"):
             await bench.configure(count)
             for index, (array, base) in enumerate(bench.base.items()):
-                start, end, bits = base, base + size, 0b101 if array == "g" else 0b111
+                start, end, bits = base, base + whole[array], 0b101 if array == "g" else 0b111
                 if array == name:
                     denied = 0b001 if access == "read" else 0b010
                     if change == "denied":
@@ -145,7 +146,7 @@ async def an_array_outside_the_windows_is_refused(dut: object) -> None:
                 bench, cause=ErrorCause.WINDOW, stream=stream, address=bench.base[name]
             )
     for index, (array, base) in enumerate(bench.base.items()):
-        await bench.grant(index, base, base + size, 0b101 if array == "g" else 0b111)
+        await bench.grant(index, base, base + whole[array], 0b101 if array == "g" else 0b111)
     after = bench.expected(count)
     assert await bench.go() == 0
     await bench.until_idle()
@@ -210,7 +211,7 @@ async def an_error_on_a_read_ends_the_run(dut: object, mode: str) -> None:
                     cause=ErrorCause.READ_RESPONSE,
                     stream=stream,
                     response=response,
-                    address=bench.base[name] + nth * BURST,
+                    address=bursts(name, bench.base[name], count)[nth],
                 )
             )
     assert max(committed) > 0
@@ -224,26 +225,27 @@ async def an_error_on_a_write_ends_the_run(dut: object, mode: str) -> None:
     """Also on the very last write: everything else is written, and still it is not done."""
     bench = await ready(dut)
     count = 4 * BLOCK - 1
-    last = -(-4 * count // BURST) - 1
-    for nth in (0, 1, last):
+    for which in (0, 1, -1):
         for index, (name, stream) in enumerate(WRITES.items()):
+            bench.place(count, aligned=4 * BLOCK)
+            addresses = bursts(name, bench.base[name], count)
+            nth = which % len(addresses)
             bench.disturb(
                 mode,
                 latency=10,
                 reorder=mode == "both",
                 errors=(BurstError(write=True, nth=nth, id=index, response=SLVERR),),
             )
-            bench.place(count, aligned=4 * BLOCK)
             committed = await ends_early(
                 bench,
                 count,
                 cause=ErrorCause.WRITE_RESPONSE,
                 stream=stream,
                 response=SLVERR,
-                address=bench.base[name] + nth * BURST,
+                address=addresses[nth],
             )
-            assert 4 * committed <= nth * BURST, (committed, nth)
-            if mode == "free" and nth == last and name == "v":
+            assert bench.base[name] + size(name, committed) <= addresses[nth], (committed, nth)
+            if mode == "free" and which == -1 and name == "v":
                 assert committed == 3 * BLOCK, committed
     bench.disturb()
     await bench.run(count)
@@ -261,7 +263,7 @@ async def the_first_of_many_errors_is_kept(dut: object) -> None:
         count,
         cause=ErrorCause.READ_RESPONSE,
         stream=Stream.M_READ,
-        address=bench.base["m"] + BURST,
+        address=bursts("m", bench.base["m"], count)[1],
     )
 
 
@@ -339,8 +341,6 @@ async def a_window_at_the_end_of_memory_is_honoured(dut: object) -> None:
     bench = await ready(dut)
     count = BLOCK + 1
     bench.place(count)
-    size = -(-4 * count // BEAT) * BEAT
-    bench.base["v" if bench.base["v"] > bench.base["p"] else "p"] = MEMORY_BYTES - size
     highest = max(bench.base, key=bench.base.get)
-    bench.base[highest] = MEMORY_BYTES - size
+    bench.base[highest] = MEMORY_BYTES - beats(highest, count) * BEAT
     await bench.run(count)

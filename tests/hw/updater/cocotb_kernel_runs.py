@@ -1,9 +1,10 @@
 """Whole runs of the Adam kernel: every size, every way memory may behave."""
 
 import cocotb
-from kernel_bench import CONFIG, SEED, KernelBench
+from kernel_bench import CONFIG, SEED, KernelBench, beats
 
 from nearstep_sim.bench.axi_memory import STALL_MODES
+from nearstep_spec.updater.registers import ARRAYS
 
 LANES, BLOCK = CONFIG.lanes, CONFIG.block_elements
 COUNTS = sorted(
@@ -61,7 +62,8 @@ async def reads_run_ahead(dut: object) -> None:
 
 @cocotb.test()
 async def ideal_memory_is_read_without_a_gap(dut: object) -> None:
-    """Cycles grow by four a beat: one for each array. (The units hold up to 80 beats.)
+    """Cycles grow by four a beat: one for each array, or by less for those in 8 bits. (The units
+    hold up to 80 beats.)
 
     Or by what it takes to look at a burst and to take it (`nearstep_hw.axi.window.WindowChecker`,
     and a register in `nearstep_hw.axi.reader.ReadMover`), if that is more than the burst has beats.
@@ -77,5 +79,6 @@ async def ideal_memory_is_read_without_a_gap(dut: object) -> None:
     per_beat = (cycles[1] - cycles[0]) / (10 * CONFIG.block_beats)
     dut._log.info("cycles %s, %.3f a beat", cycles, per_beat)
     look = 5 + CONFIG.window_count if CONFIG.cut else 3
-    port = 4 * max(1, look / CONFIG.burst_beats)
+    reads = sum(beats(name, BLOCK) for name in ARRAYS) / CONFIG.block_beats
+    port = max(reads, 4 * look / CONFIG.burst_beats)
     assert per_beat <= max(port, CONFIG.cycles_per_beat) / 0.97

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+from dataclasses import asdict
 
 import cocotb
 import numpy as np
@@ -15,10 +16,13 @@ from numpy.typing import NDArray
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory, BurstError
 from nearstep_sim.bench.cocotb_axi import AxiPort
+from nearstep_sim.golden import blockwise
 from nearstep_sim.golden import rule as golden
 from nearstep_sim.updater.stand_in import stand_in_results
+from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.operands import array_bytes, operands
 from nearstep_spec.updater.registers import ARRAYS, adam_kernel_map, update_rule
 
 CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
@@ -27,17 +31,63 @@ SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
 MEMORY_BYTES = max(1 << 16, 128 * CONFIG.block_bytes)  # four arrays of up to 31 blocks
 SCALARS = ORDERS[CONFIG.order][1](1e-3, (0.9, 0.999), 1e-8, 0.01, 3, True)
 STATES = ("p", "m", "v")
+FORMATS = {name: operands(CONFIG)[name].format for name in ARRAYS}
 
 Words = NDArray[np.uint32]
 
 
-def results(arrays: dict[str, Words]) -> dict[str, Words]:
-    """What a run must leave in p, m and v."""
+def size(name: str, count: int) -> int:
+    """Bytes of an array of `count` elements."""
+    return array_bytes(CONFIG, FORMATS[name], count)
+
+
+def beats(name: str, count: int) -> int:
+    """Beats that moving it takes: in 8 bits, of scales and of codes."""
+    if FORMATS[name] not in SIGNED:
+        return -(-size(name, count) // CONFIG.beat_bytes)
+    return -(-count // CONFIG.block_elements) + -(-count // CONFIG.beat_bytes)
+
+
+def bursts(name: str, base: int, count: int) -> list[int]:
+    """Addresses of the bursts that move an array: they end with its blocks, and where an address is
+    a multiple of the longest."""
+    addresses, at = [], base
+    for first in range(0, count, CONFIG.block_elements):
+        end = at + beats(name, min(CONFIG.block_elements, count - first)) * CONFIG.beat_bytes
+        inner = range(at // CONFIG.burst_bytes + 1, -(-end // CONFIG.burst_bytes))
+        addresses += [at, *(k * CONFIG.burst_bytes for k in inner)]
+        at = end
+    return addresses
+
+
+def loaded(name: str, data: NDArray[np.uint8]) -> Words:
+    """The binary32 patterns of an array's elements, from its bytes."""
+    form = FORMATS[name]
+    if form not in SIGNED:
+        return data.view(np.uint32)
+    given = blockwise.unpack(data, **asdict(CONFIG.block_layout))
+    return blockwise.dequantize(given, signed=SIGNED[form]).view(np.uint32)
+
+
+def stored(name: str, words: Words) -> NDArray[np.uint8]:
+    """The bytes of an array with these elements."""
+    form = FORMATS[name]
+    if form not in SIGNED:
+        return words.view(np.uint8)
+    made = blockwise.quantize(words.view(np.float32), signed=SIGNED[form])
+    return blockwise.pack(made, **asdict(CONFIG.block_layout))
+
+
+def results(arrays: dict[str, NDArray[np.uint8]]) -> dict[str, NDArray[np.uint8]]:
+    """What a run must leave in p, m and v: bytes of bytes."""
+    words = {name: loaded(name, data) for name, data in arrays.items()}
     if IS_STAND_IN:
-        return stand_in_results(arrays)
-    floats = {name: words.view(np.float32) for name, words in arrays.items()}
-    out = golden.evaluate(update_rule(CONFIG), floats, SCALARS)
-    return {name: values.view(np.uint32) for name, values in out.items()}
+        out = stand_in_results(words)
+    else:
+        floats = {name: each.view(np.float32) for name, each in words.items()}
+        made = golden.evaluate(update_rule(CONFIG), floats, SCALARS)
+        out = {name: values.view(np.uint32) for name, values in made.items()}
+    return {name: stored(name, values) for name, values in out.items()}
 
 
 class KernelBench:
@@ -126,7 +176,7 @@ class KernelBench:
         each other by at least one beat."""
         step = aligned or CONFIG.beat_bytes
         quarter = MEMORY_BYTES // 4
-        room = quarter - 4 * count - CONFIG.beat_bytes
+        room = quarter - max(size(name, count) for name in ARRAYS) - CONFIG.beat_bytes
         order = self.random.sample(range(4), 4)
         for name, index in zip(ARRAYS, order, strict=True):
             self.base[name] = index * quarter + self.random.randrange(0, room) // step * step
@@ -158,16 +208,16 @@ class KernelBench:
             assert waited < limit, f"busy after {waited} cycles, limit {limit}"
             await RisingEdge(self.dut.clk)
 
-    def arrays(self, count: int) -> dict[str, Words]:
-        words = self.data.view(np.uint32)
-        return {n: words[a // 4 : a // 4 + count].copy() for n, a in self.base.items()}
+    def arrays(self, count: int) -> dict[str, NDArray[np.uint8]]:
+        """The bytes of each array."""
+        return {n: self.data[a : a + size(n, count)].copy() for n, a in self.base.items()}
 
     def expected(self, count: int) -> NDArray[np.uint8]:
         """The whole memory after a run of `count` elements from now."""
         after = self.data.copy()
         for name, values in results(self.arrays(count)).items():
             at = self.base[name]
-            after[at : at + 4 * count] = values.view(np.uint8)
+            after[at : at + values.size] = values
         return after
 
     def compare(self, after: NDArray[np.uint8]) -> None:
@@ -184,9 +234,8 @@ class KernelBench:
         await self.until_idle()
         self.checker.finish()
         await self.outcome(done=1, cause=0, stream=0, response=0, address=0, committed=count)
-        beats = -(-count // CONFIG.lanes)
-        assert await self.read("read_beats.value") == 4 * beats
-        assert await self.read("write_beats.value") == 3 * beats
+        assert await self.read("read_beats.value") == sum(beats(n, count) for n in ARRAYS)
+        assert await self.read("write_beats.value") == sum(beats(n, count) for n in STATES)
         self.compare(after)
 
     async def outcome(self, **wanted: int) -> None:
@@ -208,21 +257,21 @@ class KernelBench:
 
     def compare_partly(self, before: NDArray[np.uint8], count: int, committed: int) -> None:
         """After a run that ended early: what is committed is new, what no burst was for is old, and
-        in between every word is one or the other."""
-        was, now = before.view(np.uint32), self.data.view(np.uint32)
-        old = {n: was[a // 4 : a // 4 + count] for n, a in self.base.items()}
+        in between every byte is one or the other."""
+        was, now = before, self.data
+        old = {n: was[a : a + size(n, count)] for n, a in self.base.items()}
         new = results(old)
         touched = np.zeros(was.size, bool)
-        for _, address, beats in self.memory.writes:
-            touched[address // 4 : address // 4 + beats * CONFIG.lanes] = True
+        for _, address, length in self.memory.writes:
+            touched[address : address + length * CONFIG.beat_bytes] = True
         allowed = np.zeros(was.size, bool)
         for name in STATES:
-            at = slice(self.base[name] // 4, self.base[name] // 4 + count)
+            at = slice(self.base[name], self.base[name] + old[name].size)
             allowed[at] = True
-            values = now[at]
-            assert np.array_equal(values[:committed], new[name][:committed]), f"{name}: committed"
+            values, whole = now[at], size(name, committed)
+            assert np.array_equal(values[:whole], new[name][:whole]), f"{name}: committed"
             mixed = (values == old[name]) | (values == new[name])
-            assert mixed.all(), f"{name}: words that are neither old nor new"
+            assert mixed.all(), f"{name}: bytes that are neither old nor new"
             untouched = ~touched[at]
             assert np.array_equal(values[untouched], old[name][untouched]), f"{name}: untouched"
         assert np.array_equal(now[~allowed], was[~allowed]), "guard"

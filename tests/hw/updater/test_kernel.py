@@ -103,6 +103,24 @@ def test_other_shapes(module, options):
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize(
+    ("unit", "options"),
+    [
+        ("adam", {"lanes": 4, "functional_units": 2, "block_bytes": 2048}),
+        ("stand_in", {"lanes": 1, "block_bytes": 1024}),
+        ("stand_in", {"lanes": 4, "functional_units": 1, "block_bytes": 1024, "windows": 8}),
+        ("stand_in", {"lanes": 4, "block_bytes": 4096, "technology": "ecp5"}),
+        ("stand_in", {"lanes": 16, "functional_units": 4, "block_bytes": 16384}),
+        ("adam", {"lanes": 16, "block_bytes": 1024, "bursts_ahead": 9}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+@pytest.mark.parametrize("module", ["cocotb_kernel_runs", "cocotb_kernel_errors"])
+def test_moments_in_8_bits(module, unit, options):
+    assert len(bench(module, unit, {**options, "state_format": "dynamic8"}, seed=3).tests) >= 8
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("instances", [False, True])
 def test_adam_units_give_the_bits_of_the_golden_rule(instances):
     options = {"lanes": 2, "block_bytes": 256}

@@ -9,7 +9,7 @@ import pytest
 from nearstep_hw.updater.blockwise.dequantize import Dequantize
 from nearstep_hw.updater.blockwise.quantize import Quantize
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
-from nearstep_sim.golden.blockwise import BLOCK, dequantize, dynamic_map, quantize
+from nearstep_sim.golden.blockwise import GROUP, dequantize, dynamic_map, quantize
 
 BEATS_WIDTH = 20
 NAN = 0x7FC0_0000
@@ -69,9 +69,9 @@ def hard(seed: int, count: int) -> np.ndarray:
     """Binary32 numbers in groups of every kind."""
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
-    groups = -(-count // BLOCK)
-    sizes = 10.0 ** rng.integers(-12, 3, (groups, BLOCK))
-    rows = (rng.standard_normal((groups, BLOCK)) * sizes).astype(np.float32)
+    groups = -(-count // GROUP)
+    sizes = 10.0 ** rng.integers(-12, 3, (groups, GROUP))
+    rows = (rng.standard_normal((groups, GROUP)) * sizes).astype(np.float32)
     rows[::2] = rng.standard_normal(rows[::2].shape)
     middles = dynamic_map(True).astype(np.float64)
     for number, row in enumerate(rows):
@@ -81,13 +81,13 @@ def hard(seed: int, count: int) -> np.ndarray:
             case 3:
                 row[:] = np.float32(-0.0)
             case 5:
-                row[:] = rng.uniform(-3.4e38, 3.4e38, BLOCK)
+                row[:] = rng.uniform(-3.4e38, 3.4e38, GROUP)
             case 7:
-                row[rng.integers(BLOCK)] = np.inf
+                row[rng.integers(GROUP)] = np.inf
             case 9:
-                row[rng.integers(BLOCK)] = -np.inf
+                row[rng.integers(GROUP)] = -np.inf
             case 11:
-                row.view(np.uint32)[rng.integers(BLOCK)] = 0xFF80_0001
+                row.view(np.uint32)[rng.integers(GROUP)] = 0xFF80_0001
             case 13:
                 row[:255], row[255] = (middles[:-1] + middles[1:]) / 2, 1
             case 15:
@@ -97,7 +97,7 @@ def hard(seed: int, count: int) -> np.ndarray:
 
 def packed(shape: Shape, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Bytes of blocks, whole beats."""
-    beats, groups = [], shape.elements // BLOCK
+    beats, groups = [], shape.elements // GROUP
     for number in range(-(-codes.size // shape.elements)):
         header = np.zeros(shape.lanes, np.float32)
         own = scales[number * groups :][:groups]
@@ -136,7 +136,7 @@ def quantized(quantizer, values: np.ndarray, **options):
         "i_clear": 0,
     }
     clear(bench, inputs)
-    run = bench.run({"i": given}, inputs, space=len(given) + 8, **options)
+    run = bench.run({"i": given}, inputs, space=len(given) + 8, quiet=4 * GROUP, **options)
     return run, run.streams["o"].astype(np.uint32).reshape(-1).view(np.uint8)
 
 
@@ -179,7 +179,7 @@ def test_numbers_are_the_golden_models(dequantizer, stalls):
     checks = 0
     for number, count in enumerate(counts(shape)):
         codes = rng.integers(0, 256, count, dtype=np.uint8)
-        scales = hard(60 + number, -(-count // BLOCK))
+        scales = hard(60 + number, -(-count // GROUP))
         scales[rng.random(scales.size) < 0.1] = np.float32(np.nan)
         given = packed(shape, codes, scales).view(np.uint32).reshape(-1, shape.lanes)
         clear(bench, {})
@@ -198,7 +198,7 @@ def test_numbers_are_the_golden_models(dequantizer, stalls):
 
 def test_every_code_with_many_scales(dequantizer):
     bench, shape = dequantizer
-    groups = 64 * max(shape.elements, 1024) // BLOCK
+    groups = 64 * max(shape.elements, 1024) // GROUP
     codes = np.tile(np.arange(256, dtype=np.uint8), groups)
     scales = hard(51, groups)
     given = packed(shape, codes, scales).view(np.uint32).reshape(-1, shape.lanes)
@@ -216,7 +216,7 @@ def test_every_code_with_many_scales(dequantizer):
 def test_a_run_that_was_cut_short_leaves_nothing(quantizer):
     values = hard(42, 300)
     bench, shape = quantizer
-    rows = hard(43, 4 * BLOCK).view(np.uint32).reshape(-1, shape.lanes)
+    rows = hard(43, 4 * GROUP).view(np.uint32).reshape(-1, shape.lanes)
     inputs = {"i_beats": 10 * len(rows), "i_tail": 0, "i_clear": 0}
     clear(bench, inputs)
     bench.run({"i": rows[:-1]}, inputs, space=4 * len(rows))
