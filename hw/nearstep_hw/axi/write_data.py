@@ -24,6 +24,7 @@ class WriteData(wiring.Component):
     beat_bytes : bytes of a beat.
     bursts_ahead : bursts that can wait here, a power of two.
     own : streams that end in their own way.
+    coded : those of them that end as arrays in 8 bits do.
 
     Members
     -------
@@ -31,7 +32,8 @@ class WriteData(wiring.Component):
     data : the beats of each stream; those of a burst are there when the burst is.
     i_tail : WSTRB of the last beat of each stream but those that end in their own way; all other
         beats are written in full.
-    i_tail_own : of the last beat of each of those, in their order. If there are any.
+    i_tail_own, i_tail_coded : of the last beat of each of those; of those `coded`. If there are
+        any.
     o : channel W.
     i_clear : forgets everything; only when nothing is left to send.
     """
@@ -44,16 +46,19 @@ class WriteData(wiring.Component):
         beat_bytes: int,
         bursts_ahead: int,
         own: Sequence[int] = (),
+        coded: Sequence[int] = (),
     ) -> None:
         self.layout = layout
         self.own = tuple(own)
+        self.coded = tuple(coded)
         self.bursts_ahead = bursts_ahead
         super().__init__(
             {
                 "i": In(stream.Signature(layout)),
                 "data": In(stream.Signature(8 * beat_bytes)).array(streams),
                 "i_tail": In(beat_bytes),
-                **({"i_tail_own": In(beat_bytes).array(len(self.own))} if self.own else {}),
+                **({"i_tail_own": In(beat_bytes)} if self.own else {}),
+                **({"i_tail_coded": In(beat_bytes)} if self.coded else {}),
                 "o": Out(stream.Signature(WriteDataLayout(data_width=8 * beat_bytes))),
                 "i_clear": In(1),
             }
@@ -91,8 +96,9 @@ class WriteData(wiring.Component):
             ]
             with m.If(last & burst.run_last):
                 m.d.sync += beat.strb.eq(self.i_tail)
-                for number, tail in zip(self.own, self.i_tail_own if self.own else (), strict=True):
+                for number in self.own:
                     with m.If(burst.stream == number):
+                        tail = self.i_tail_coded if number in self.coded else self.i_tail_own
                         m.d.sync += beat.strb.eq(tail)
         with m.Elif(self.o.ready):
             m.d.sync += self.o.valid.eq(0)

@@ -32,6 +32,7 @@ class WriteMover(wiring.Component):
     buffer_beats : most beats of data that a stream ever holds.
     bursts_ahead : bursts of each stream that may be outstanding, a power of two.
     own : streams that gain beats by themselves, and end in their own way.
+    coded : those of them that end as arrays in 8 bits do.
     cut : registers before the decision to take a burst, and behind what an answer says: a cycle
         later both.
 
@@ -43,7 +44,8 @@ class WriteMover(wiring.Component):
     i_gain : `data` of every stream has one beat more, but for those `own`.
     i_gain_own : a bit for each of those, in their order: its `data` has. If there are any.
     i_tail : WSTRB of the last beat of each stream, but for those `own`.
-    i_tail_own : of the last beat of each of those, in their order. If there are any.
+    i_tail_own, i_tail_coded : of the last beat of each of those; of those `coded`. If there are
+        any.
     o_block_done : a bit for each stream: a block of it is written and acknowledged.
     fault : a burst was answered other than OKAY; the address is the burst's.
     i_stop : takes no burst; bursts that were announced are sent and answered.
@@ -61,6 +63,7 @@ class WriteMover(wiring.Component):
         buffer_beats: int,
         bursts_ahead: int,
         own: Sequence[int] = (),
+        coded: Sequence[int] = (),
         cut: bool = False,
     ) -> None:
         self.cut = cut
@@ -71,6 +74,7 @@ class WriteMover(wiring.Component):
         self.buffer_beats = buffer_beats
         self.bursts_ahead = bursts_ahead
         self.own = tuple(own)
+        self.coded = tuple(coded)
         self.layout = BurstLayout(
             streams=streams, address_width=address_width, burst_beats=burst_beats
         )
@@ -88,13 +92,11 @@ class WriteMover(wiring.Component):
                 "i_gain": In(1),
                 "i_tail": In(beat_bytes),
                 **(
-                    {
-                        "i_gain_own": In(len(self.own)),
-                        "i_tail_own": In(beat_bytes).array(len(self.own)),
-                    }
+                    {"i_gain_own": In(len(self.own)), "i_tail_own": In(beat_bytes)}
                     if self.own
                     else {}
                 ),
+                **({"i_tail_coded": In(beat_bytes)} if self.coded else {}),
                 "o_block_done": Out(streams),
                 "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
                 "i_stop": In(1),
@@ -118,11 +120,14 @@ class WriteMover(wiring.Component):
             beat_bytes=self.beat_bytes,
             bursts_ahead=self.bursts_ahead,
             own=self.own,
+            coded=self.coded,
         )
+        if self.coded:
+            m.d.comb += w.i_tail_coded.eq(self.i_tail_coded)
         if self.own:
             m.d.comb += [
                 ready_beats.i_gain_own.eq(self.i_gain_own),
-                *(its.eq(mine) for its, mine in zip(w.i_tail_own, self.i_tail_own, strict=True)),
+                w.i_tail_own.eq(self.i_tail_own),
             ]
         m.submodules.responses = responses = WriteResponses(
             self.layout,

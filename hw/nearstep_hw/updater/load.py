@@ -139,9 +139,6 @@ class LoadPath(wiring.Component):
                 config.data_width, depth=config.fifo_beats
             )
             beats = wiring.flipped(getattr(self, f"o_{name}"))
-            if index in self.own:
-                gained = mover.i_gain_own[self.own.index(index)]
-                m.d.comb += gained.eq(fifo.o.valid & fifo.o.ready)
             if index in self.narrow:
                 number = list(self.narrow).index(index)
                 form = self._widen(m, self.narrow[index], fifo, beats)
@@ -150,6 +147,9 @@ class LoadPath(wiring.Component):
                 self._dequantize(m, self.coded[index], fifo, beats)
             else:
                 wiring.connect(m, fifo.o, beats)
+            if index in self.own:
+                gained = mover.i_gain_own[self.own.index(index)]
+                m.d.comb += gained.eq(fifo.o.valid & fifo.o.ready)
             m.d.comb += [
                 # The landing space is reserved: ready is high whenever a beat lands.
                 fifo.i.valid.eq(mover.o_landed[index]),

@@ -141,6 +141,7 @@ class StorePath(wiring.Component):
             buffer_beats=config.fifo_beats + 1,  # the FIFO's memory and its output register
             bursts_ahead=self.bursts_ahead,
             own=self.own,
+            coded=self.coded,
             cut=config.cut,
         )
 
@@ -167,9 +168,9 @@ class StorePath(wiring.Component):
         ]
         if self.narrow:
             m.d.comb += schedule.i_narrow.eq(~0)
-        for number, index in enumerate(self.own):
-            tail = self.i_narrow_tail if index in self.narrow else self.i_coded_tail
-            m.d.comb += mover.i_tail_own[number].eq(tail)
+            m.d.comb += mover.i_tail_own.eq(self.i_narrow_tail)
+        if self.coded:
+            m.d.comb += mover.i_tail_coded.eq(self.i_coded_tail)
         entries = {}
         for index, (operand, sink) in enumerate(zip(self.operands, mover.data, strict=True)):
             name = operand.name
