@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_sim.golden.blockwise_cpp import dequantize, quantize
 from nearstep_sim.golden.formats_cpp import narrow32, widen32
 from nearstep_sim.golden.rounding_cpp import round_stochastically
 from nearstep_sim.golden.rule import ArrayMismatchError, SparseGradient
@@ -257,6 +258,8 @@ class Kernel:
     widen = staticmethod(widen32)
     narrow = staticmethod(narrow32)
     round = staticmethod(round_stochastically)
+    quantize = staticmethod(quantize)
+    dequantize = staticmethod(dequantize)
 
     def __init__(self, rule: Rule, library: Path) -> None:
         self.rule = rule

@@ -20,7 +20,7 @@ from nearstep.errors import (
     OutOfBoundsError,
     WaitTimeoutError,
 )
-from nearstep_sim.golden import formats_cpp, fp, rounding_cpp
+from nearstep_sim.golden import blockwise, blockwise_cpp, formats_cpp, fp, rounding_cpp
 from nearstep_sim.golden.rounding import round_stochastically
 from nearstep_sim.golden.rule import SparseGradient, evaluate
 from nearstep_sim.golden.topk import decompress
@@ -52,6 +52,8 @@ def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
         formats_cpp.load()
     if kind == "cpp" and config.stochastic_rounding:
         rounding_cpp.load()
+    if kind == "cpp" and config.blockwise:
+        blockwise_cpp.load()
     return [_engine(rule, kind) for rule in config.rule_set.rules]
 
 
@@ -80,6 +82,8 @@ class NumpyEngine:
     widen = staticmethod(fp.widen32)
     narrow = staticmethod(fp.narrow32)
     round = staticmethod(round_stochastically)
+    quantize = staticmethod(blockwise.quantize)
+    dequantize = staticmethod(blockwise.dequantize)
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from nearstep_sim.golden.rounding import Draw
 from nearstep_sim.updater.golden_port import Fault
+from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.rounding import INDEX_BITS, alignment
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
-from nearstep_spec.updater.operands import element_bytes, operands
+from nearstep_spec.updater.operands import array_bytes, element_bytes, operands
 from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import (
     Compression,
@@ -151,8 +152,19 @@ class Command:
         return operands(self.config)[array].format
 
     def bytes_of(self, array: str) -> int:
-        """Bytes of an element of an array."""
+        """Bytes of an element of an array that is not in 8 bits."""
         return element_bytes(self.format_of(array))
+
+    def extent(self, array: str, first: int, count: int) -> tuple[int, int]:
+        """Where elements [first, first + count) of an array begin and end, in bytes from its base;
+        `first` begins a block, if it is in 8 bits."""
+        form = self.format_of(array)
+        nbytes = array_bytes(self.config, form, count)
+        if form in SIGNED:
+            begin = self.config.block_layout.offset(first)
+        else:
+            begin = first * element_bytes(form)
+        return begin, begin + nbytes
 
     def draw_of(self, array: str, first: int) -> Draw | None:
         """Random bits that elements of an array from `first` on are rounded with; None to nearest
@@ -186,8 +198,11 @@ class Command:
             each.name: Area(
                 each.name,
                 self.base[each.name],
-                (self.pairs if compressed and each.paired else self.count)
-                * self.bytes_of(each.name),
+                array_bytes(
+                    self.config,
+                    self.format_of(each.name),
+                    self.pairs if compressed and each.paired else self.count,
+                ),
                 each.read,
                 each.write if each.name in written else Stream.NONE,
             )

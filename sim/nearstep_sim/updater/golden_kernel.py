@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_sim.golden.blockwise import Blockwise, pack, unpack
 from nearstep_sim.golden.rounding import Draw
 from nearstep_sim.golden.rule import SparseGradient
 from nearstep_sim.golden.scan import scan
@@ -16,6 +17,7 @@ from nearstep_sim.models.memory import EmulatedMemory
 from nearstep_sim.updater.golden_command import Command
 from nearstep_sim.updater.golden_pairs import GoldenPairs, GoldenRecords, Taken
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
+from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.fp import BF16, FP16, FpFormat
 from nearstep_spec.rule.scale import GRADIENT
@@ -30,13 +32,27 @@ from nearstep_spec.updater.registers import (
 Floats = NDArray[np.float32]
 
 
+class Quantize(Protocol):
+    """float32, of shape (n,), in 8 bits."""
+
+    def __call__(self, values: Floats, *, signed: bool) -> Blockwise: ...
+
+
+class Dequantize(Protocol):
+    """Back to float32, of shape (n,)."""
+
+    def __call__(self, given: Blockwise, *, signed: bool) -> Floats: ...
+
+
 class Engine(Protocol):
-    """The arithmetic of one rule, and conversions between binary32 and formats of 16 bits:
-    to nearest even, and to bfloat16 stochastically."""
+    """The arithmetic of one rule, and conversions between binary32 and other formats: those of 16
+    bits, to nearest even, bfloat16 stochastically, and 8 bits with a scale for some of them."""
 
     widen: Callable[[NDArray[np.uint16], FpFormat], Floats]
     narrow: Callable[[Floats, FpFormat], NDArray[np.uint16]]
     round: Callable[[Floats, Draw], NDArray[np.uint16]]
+    quantize: Quantize
+    dequantize: Dequantize
 
     def __call__(self, arrays: Mapping[str, Floats], scalars: Mapping[str, float]) -> None:
         """Update the states in place."""
@@ -240,8 +256,8 @@ class GoldenAdamKernel:
                 arrays = {n: self._floats(n, s.address, s.nbytes) for n, s in spans.items()}
                 self._compute(arrays, at, taken)
                 for name in writes:
-                    if self._command.format_of(name) != "fp32":  # others are in place
-                        target = self._span(name, Stream.NONE, at, count)
+                    target = self._span(name, Stream.NONE, at, count)
+                    if not self._is_in_place(name, target):
                         self._memory.write(target.address, self._stored(name, arrays, at))
         else:
             for span in (*reads.values(), *of_pairs):
@@ -280,23 +296,40 @@ class GoldenAdamKernel:
             return np.asarray(self._engines[0].round(values, draw)).view(np.uint8)
         if form in FORMATS:
             return np.asarray(self._engines[0].narrow(values, FORMATS[form])).view(np.uint8)
+        if form in SIGNED:
+            layout = self.config.block_layout
+            made = self._engines[0].quantize(values, signed=SIGNED[form])
+            return pack(made, elements=layout.elements, scale_bytes=layout.scale_bytes)
         return values.view(np.uint8)
 
     def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
         """Elements [first, first + size) in parts of which each array lies together: memory of the
         device, or of the host.
 
-        If some are read in other formats, numbers stay in the cache.
+        If some are read in other formats, numbers stay in the cache. With arrays in 8 bits, which
+        are copied anyhow, parts have whole blocks: of those of the other arrays that do not lie
+        together, each is a part.
         """
+        forms = {name: self._command.format_of(name) for name in names}
+        whole = self.config.block_elements if SIGNED.keys() & set(forms.values()) else 1
         edges = {first, first + size}
-        if any(self._command.format_of(name) in FORMATS for name in names):
+        if set(forms.values()) != {"fp32"}:
             edges.update(range(first, first + size, CONVERTED))
         for name in names:
+            if forms[name] in SIGNED:
+                continue
             span = self._span(name, Stream.NONE, first, size)
-            width = span.nbytes // size
-            borders = self._memory.borders(span.address, span.nbytes)
-            edges.update(first + (border - span.address) // width for border in borders)
+            bytes_of_part = span.nbytes // size * whole
+            for border in self._memory.borders(span.address, span.nbytes):
+                parts, rest = divmod(border - span.address, bytes_of_part)
+                edges.add(first + parts * whole)
+                edges.add(first + min(size, (parts + bool(rest)) * whole))
         return ((start, stop - start) for start, stop in pairwise(sorted(edges)))
+
+    def _is_in_place(self, name: str, span: Span) -> bool:
+        """Whether `_floats` of a span is the memory itself, of the device or of the host."""
+        plain = self._command.format_of(name) == "fp32"
+        return plain and not self._memory.borders(span.address, span.nbytes)
 
     def _commit(self, size: int) -> None:
         self._counters["committed"] += size
@@ -305,12 +338,16 @@ class GoldenAdamKernel:
 
     def _span(self, name: str, stream: NamedValue, first: int, size: int) -> Span:
         """Elements [first, first + size) of an array."""
-        width = self._command.bytes_of(name)
-        return Span(stream, self._areas[name].base + first * width, size * width)
+        begin, end = self._command.extent(name, first, size)
+        return Span(stream, self._areas[name].base + begin, end - begin)
 
     def _floats(self, name: str, address: int, nbytes: int) -> Floats:
         """Elements of an array as the functional units see them; binary32 in place."""
         data, form = self._memory.view(address, nbytes), self._command.format_of(name)
         if form in FORMATS:
             return self._engines[0].widen(data.view(np.uint16), FORMATS[form])
+        if form in SIGNED:
+            layout = self.config.block_layout
+            given = unpack(data, elements=layout.elements, scale_bytes=layout.scale_bytes)
+            return self._engines[0].dequantize(given, signed=SIGNED[form])
         return data.view(np.float32)
