@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nearstep import blockwise
 from nearstep.device import Device
 from nearstep.device import open_device as open
 from nearstep.updater.pairs import Pairs
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from nearstep import optim as optim
     from nearstep.torch.offload import offload as offload
 
-__all__ = ["Device", "Pairs", "Rounding", "open"]
+__all__ = ["Device", "Pairs", "Rounding", "blockwise", "open"]
 
 
 _OF_TORCH = {"optim": "nearstep.optim", "offload": "nearstep.torch.offload"}

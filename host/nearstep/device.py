@@ -34,6 +34,7 @@ from nearstep.registers import BlockRegisters
 from nearstep.scalars import index, is_whole
 from nearstep.work.operation import Range
 from nearstep.work.queue import Queue
+from nearstep_spec.blockwise import BlockLayout
 
 BACKENDS = "nearstep.backends"
 """Entry-point group in which packages offer backends, by the name that starts a device name."""
@@ -120,6 +121,11 @@ class Device:
     def stripe_align(self) -> int:
         """Address that arrays used together are best a multiple of, in bytes."""
         return LINE_BYTES
+
+    @property
+    def block_layout(self) -> BlockLayout | None:
+        """How arrays in 8 bits lie in its memory; None if it has none."""
+        return None
 
     @property
     def drive_places(self) -> Sequence[str]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from nearstep import blockwise
 from nearstep.allocator import LINE_BYTES
 from nearstep.backends.base import TakeLargest
 from nearstep.buffer import Buffer
@@ -18,6 +19,7 @@ from nearstep.device import Device
 from nearstep.errors import ArgumentError, ShapeError
 from nearstep.stripes import Stripes
 from nearstep.updater.rounding import Numbering
+from nearstep_spec.blockwise import GROUP, SIGNED
 
 ARRAYS: Mapping[str, float] = MappingProxyType({"p": 0.0, "g": 0.0, "m": 0.0, "v": 0.0})
 """Arrays of an Adam step, each with what its elements are before the first: parameters, gradients,
@@ -32,6 +34,9 @@ _DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     }
 )
 """Arrays of 16 bits of any segment: gradients, and copies of the updated parameters."""
+
+FILLED_BYTES = 1 << 20
+"""Bytes of an array in 8 bits that are written at once where it is filled."""
 
 LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
 """Elements of a line of an fp32 array. A line of a 16-bit array has twice as many."""
@@ -58,8 +63,11 @@ class Segment:
     ----------
     device
     size : elements of each array.
-    line : extents start on multiples of it; in a segment with arrays of 16 bits, two lines.
+    line : extents start on multiples of it; in a segment with arrays of 16 bits, two lines; with
+        arrays in 8 bits, a block.
     dtypes : of arrays of the rule that are not float32.
+    coded : formats of those in 8 bits, by name. What is read and written of one are the bytes
+        that it has on a device of one channel.
 
     Attributes
     ----------
@@ -75,6 +83,7 @@ class Segment:
         size: int,
         line: int = LINE_ELEMENTS,
         dtypes: Mapping[str, np.dtype] = MappingProxyType({}),
+        coded: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         element = np.dtype(np.float32).itemsize
         self.stripes = Stripes(device.stripe_bytes // element, device.channel_count)
@@ -86,11 +95,34 @@ class Segment:
         self._size = size
         self.line = line
         self.origin = 0
-        self._dtypes = {**_DTYPES, **dtypes}
+        self._dtypes = {**_DTYPES, **dtypes, **dict.fromkeys(coded, np.dtype(np.uint8))}
+        self._coded = dict(coded)
+        self._layout = device.block_layout if coded else None
+        if self._layout is not None:
+            assert line % self._layout.elements == 0, "extents are whole blocks"
+            assert self.stripes.channels == 1 or self.stripes.block == self._layout.elements
 
     def dtype_of(self, array: str) -> np.dtype:
         """Of the elements of an array."""
         return self._dtypes.get(array, np.dtype(np.float32))
+
+    def span(self, array: str, start: int, stop: int) -> tuple[Stripes, int, int]:
+        """Elements [start, stop) of an array as what its buffers have, elements or bytes: how these
+        are spread over the channels, and which they are.
+
+        In an array in 8 bits `start` begins a block.
+        """
+        layout = self._layout
+        if layout is None or array not in self._coded:
+            return self.stripes, start, stop
+        block = Stripes(layout.nbytes(layout.elements), self.stripes.channels)
+        first = layout.offset(start)
+        return block, first, first + layout.nbytes(stop - start)
+
+    def runs_on(self, count: int) -> bool:
+        """Whether a run may go on behind an extent of `count` elements: if no padding has a scale
+        together with any of them."""
+        return not (self._coded and count % GROUP)
 
     @property
     def compares(self) -> bool:
@@ -134,17 +166,30 @@ class Segment:
         try:
             for channel, arenas in enumerate(self._arenas):
                 for name, value in arrays.items():
+                    stripes, _, size = self.span(name, 0, self._size)
                     arenas[name] = self._device.alloc(
-                        self.stripes.before(self._size, channel),
+                        stripes.before(size, channel),
                         self.dtype_of(name),
                         channel=channel,
                         align=self._device.stripe_align,
                     )
-                    if value is not None:
+                    if value is not None and name in self._coded:
+                        self._fill_blocks(arenas[name], value, self._coded[name])
+                    elif value is not None:
                         arenas[name].fill(element(value, arenas[name].dtype))
         except BaseException:
             self._give_up(missing)
             raise
+
+    def _fill_blocks(self, buffer: Buffer, value: float, form: str) -> None:
+        """Give each element of whole blocks a value."""
+        assert self._layout is not None, "there are arrays in 8 bits"
+        values = np.full(self._layout.elements, value, np.float32)
+        block = blockwise.pack(blockwise.quantize(values, signed=SIGNED[form]), self._layout)
+        blocks = np.tile(block, max(1, FILLED_BYTES // block.size))
+        for at in range(0, buffer.size, blocks.size):
+            stop = min(at + blocks.size, buffer.size)
+            buffer[at:stop].write(blocks[: stop - at])
 
     def _give_up(self, arrays: Iterable[str]) -> None:
         """Free what there is of these arrays."""
@@ -175,8 +220,9 @@ class Segment:
 
     def parts(self, array: str, start: int, stop: int) -> Iterator[tuple[int, Buffer]]:
         """Where elements [start, stop) of an array are: channel and buffer, without empty ones."""
+        stripes, begin, end = self.span(array, start, stop)
         for channel, arenas in enumerate(self.arenas):
-            first, last = self.stripes.span(start, stop, channel)
+            first, last = stripes.span(begin, end, channel)
             if first < last:
                 yield channel, arenas[array][first:last]
 
@@ -225,28 +271,35 @@ class Extent:
         """First element of a neighbour: behind the last line that this one has elements in."""
         return self.start + padded(self.count, self.segment.line)
 
+    def size(self, array: str) -> int:
+        """Of what is read and written of `array`: elements; of one in 8 bits, bytes."""
+        _, first, last = self.segment.span(array, self.start, self.start + self.count)
+        return last - first
+
     def views(self, array: str) -> Sequence[Buffer]:
         """The parts of `array` that hold this parameter, by channel, without empty ones."""
         stop = self.start + self.count
         return [view for _, view in self.segment.parts(array, self.start, stop)]
 
     def write(self, array: str, data: NDArray[Any]) -> None:
-        """Copy `data`, `count` elements in any shape, to one array on the device.
+        """Copy `data`, `size(array)` elements in any shape, to one array on the device.
 
         Raises
         ------
         ShapeError, DtypeError, ModeError, FreedBufferError, ClosedDeviceError
         """
         flat = data.reshape(-1)
-        if flat.size != self.count:
-            raise ShapeError(f"{array} of {self!r}", (self.count,), data.shape)
+        stop = self.start + self.count
+        stripes, first, last = self.segment.span(array, self.start, stop)
+        if flat.size != last - first:
+            raise ShapeError(f"{array} of {self!r}", (last - first,), data.shape)
         elsewhere = self.segment.elsewhere(array)
         if elsewhere is not None:
             elsewhere.write(self.start, flat)
             return
         self.segment.written(array)
-        for channel, view in self.segment.parts(array, self.start, self.start + self.count):
-            view.write(self.segment.stripes.gather(flat, self.start, channel))
+        for channel, view in self.segment.parts(array, self.start, stop):
+            view.write(stripes.gather(flat, first, channel))
 
     def lend(self, array: str, data: NDArray[Any], *, writes: bool = False) -> bool:
         """`write` without a copy, if it can be had: see `nearstep.buffer.Buffer.lend`.
@@ -279,27 +332,33 @@ class Extent:
         return True
 
     def read(self, array: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """One array, of shape (count,), from the device; into `out` if given.
+        """One array, of shape (size(array),), from the device; into `out` if given.
 
         Raises
         ------
         ShapeError, DtypeError, ModeError, FreedBufferError, ClosedDeviceError
         """
+        stop = self.start + self.count
+        stripes, first, last = self.segment.span(array, self.start, stop)
         if out is None:
-            out = np.empty(self.count, self.segment.dtype_of(array))
-        elif out.shape != (self.count,):
-            raise ShapeError(f"{array} of {self!r}", (self.count,), out.shape)
+            out = np.empty(last - first, self.segment.dtype_of(array))
+        elif out.shape != (last - first,):
+            raise ShapeError(f"{array} of {self!r}", (last - first,), out.shape)
         elsewhere = self.segment.elsewhere(array)
         if elsewhere is not None:
             elsewhere.read(self.start, out)
             return out
-        stripes = self.segment.stripes
-        for channel, view in self.segment.parts(array, self.start, self.start + self.count):
+        for channel, view in self.segment.parts(array, self.start, stop):
             if stripes.channels == 1:
                 view.read(out)
             else:
-                stripes.scatter(view.read(), out, self.start, channel)
+                stripes.scatter(view.read(), out, first, channel)
         return out
+
+    def joins(self, other: Extent) -> bool:
+        """Whether a run that updates `other` may go on with this one."""
+        segment = other.segment
+        return self.segment is segment and other.end == self.start and segment.runs_on(other.count)
 
     def __repr__(self) -> str:
         return f"<extent of {self.count} elements at {self.start}>"
@@ -378,9 +437,10 @@ class Placement:
         *,
         line: int = LINE_ELEMENTS,
         dtypes: Mapping[str, np.dtype] = MappingProxyType({}),
+        coded: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Extent]:
         """Make a segment of `arrays`, filled with their values, with an extent for each count
-        that starts on a multiple of `line` elements; `dtypes` as of `Segment`.
+        that starts on a multiple of `line` elements; `dtypes` and `coded` as of `Segment`.
 
         Raises
         ------
@@ -389,7 +449,8 @@ class Placement:
         """
         if any(count < 0 for count in counts):
             raise ArgumentError(f"counts must not be negative, not {list(counts)}")
-        segment = Segment(self.device, sum(padded(count, line) for count in counts), line, dtypes)
+        size = sum(padded(count, line) for count in counts)
+        segment = Segment(self.device, size, line, dtypes, coded)
         return self.place_in(segment, counts, arrays)
 
     def place_in(
@@ -425,6 +486,9 @@ class Placement:
     def launches(self, keyed: Iterable[tuple[Extent, Hashable]]) -> Iterator[Launch]:
         """Group extents into runs: neighbours of one segment, in order, with equal keys.
 
+        Where arrays are in 8 bits, a run ends behind an extent whose last group is not whole: the
+        scale of that group is of its elements alone.
+
         Parameters
         ----------
         keyed : extents to update, in any order, each with what must be equal within a run.
@@ -437,12 +501,7 @@ class Placement:
         group: list[Extent] = []
         group_key: Hashable = None
         for extent, key in pending:
-            joins = (
-                group
-                and group_key == key
-                and group[-1].segment is extent.segment
-                and group[-1].end == extent.start
-            )
+            joins = group and group_key == key and extent.joins(group[-1])
             if group and not joins:
                 yield _launch(group_key, group)
                 group = []

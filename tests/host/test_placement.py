@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nearstep
+from nearstep import blockwise
 from nearstep.device import Device
-from nearstep.errors import ArgumentError, OutOfDeviceMemoryError
+from nearstep.errors import ArgumentError, OutOfDeviceMemoryError, ShapeError
 from nearstep.placement import ARRAYS, Placement
 
 
@@ -126,3 +127,99 @@ def test_freeing_after_the_device_is_closed_is_harmless(device):
     placement.place([10])
     device.close()
     placement.free()
+
+
+BLOCKWISE = "golden:axdimm?state_format=dynamic8&block_bytes=2048&memory_bytes=4MiB"
+SIZES = (1, 255, 256, 257, 0, 512, 513, 4095, 4097, 10_000)
+
+
+def blockwise_device(channels: int) -> Device:
+    return nearstep.open(f"{BLOCKWISE}&channels={channels}" if channels > 1 else BLOCKWISE)
+
+
+def placed(device: Device, arrays: dict[str, float], **more: object) -> tuple[Placement, list]:
+    """Parameters of `SIZES` with their states in 8 bits."""
+    placement = Placement(device)
+    coded = {"m": "dynamic8", "v": "dynamic8u"}
+    return placement, placement.place(SIZES, arrays, line=512, coded=coded, **more)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_an_array_in_8_bits_has_its_initial_value_as_codes_and_scales(channels):
+    with blockwise_device(channels) as device:
+        free = device.free_bytes
+        placement, extents = placed(device, {"p": 0.0, "m": 0.0, "v": 0.0})
+        extents[0].segment.reserve({"m": 0.0, "g": 1.0})
+        for extent in extents:
+            for name, signed in (("m", True), ("v", False)):
+                full = np.zeros(extent.count, np.float32)
+                wanted = blockwise.pack(
+                    blockwise.quantize(full, signed=signed), device.block_layout
+                )
+                assert extent.size(name) == wanted.size
+                found = blockwise.unpack(extent.read(name), device.block_layout)
+                assert blockwise.pack(found, device.block_layout).tobytes() == wanted.tobytes()
+        placement.free()
+        assert device.free_bytes == free
+        _, extents = placed(device, {"p": 0.0, "v": 0.25})
+        for extent in extents:
+            found = blockwise.unpack(extent.read("v"), device.block_layout)
+            assert set(blockwise.dequantize(found, signed=False)) <= {0.25}
+            assert found.codes.size == extent.count
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_bytes_of_an_array_in_8_bits_are_those_on_one_channel(channels):
+    print("seed 7")
+    rng = np.random.default_rng(7)
+    with blockwise_device(channels) as device:
+        _, extents = placed(device, {"p": 0.0, "m": 0.0, "v": 0.0})
+        written = []
+        for extent in extents:
+            data = {name: rng.integers(0, 256, extent.size(name), np.uint8) for name in "mv"}
+            for name, each in data.items():
+                extent.write(name, each)
+            written.append(data)
+        block, compared = device.block_layout.nbytes(512), 0
+        for extent, data in zip(extents, written, strict=True):
+            assert extent.start % 512 == 0
+            for name, each in data.items():
+                assert extent.read(name).tobytes() == each.tobytes()
+                compared += each.size
+                for number, at in enumerate(range(0, each.size, block)):
+                    place = extent.start // 512 + number
+                    arena = extent.segment.arenas[place % channels][name]
+                    here = place // channels * block
+                    piece = each[at : at + block]
+                    assert arena[here : here + piece.size].read().tobytes() == piece.tobytes()
+        assert compared == 2 * sum(map(device.block_layout.nbytes, SIZES))
+        with pytest.raises(ShapeError, match=r"m of .* must be \(65,\), not \(1,\)"):
+            extents[0].write("m", np.zeros(1, np.uint8))
+        with pytest.raises(ShapeError, match=r"m of .* must be \(65,\), not \(1,\)"):
+            extents[0].read("m", np.zeros(1, np.uint8))
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_run_ends_behind_a_group_that_is_not_whole(channels):
+    """Else the scale of the group would be of padding, too."""
+    with blockwise_device(channels) as device:
+        placement, extents = placed(device, {"p": 0.0, "g": 0.0, "m": 0.0, "v": 0.0})
+        launches = list(placement.launches((extent, 0) for extent in extents))
+        counts = [[each.count for each in launch.extents] for launch in launches]
+        assert counts == [[1], [255], [256, 257], [512, 513], [4095], [4097], [10_000]]
+        layout = device.block_layout
+        for launch in launches:
+            sizes = {
+                channel: {name: buffer.size for name, buffer in part.items()}
+                for channel, part in launch.parts.items()
+            }
+            assert sum(each["p"] for each in sizes.values()) == launch.count
+            for each in sizes.values():
+                assert each["g"] == each["p"]
+                assert each["m"] == each["v"] == layout.nbytes(each["p"])
+        assert all(
+            buffer.address % 64 == 0
+            for launch in launches
+            for part in launch.parts.values()
+            for buffer in part.values()
+        )

@@ -16,7 +16,9 @@ from nearstep.errors import (
     OverlapError,
     ShapeError,
 )
-from nearstep.updater.formats import DTYPES
+from nearstep.updater.formats import DTYPES, UNNAMED
+from nearstep_spec.blockwise import SIGNED
+from nearstep_spec.rule.rules import FP32
 from nearstep_spec.updater.config import AdamKernelConfig
 
 
@@ -45,16 +47,26 @@ def check_buffer(
         raise OutOfBoundsError(name, begin, begin + buffer.nbytes, space)
 
 
-def check_size(name: str, buffer: Buffer, size: int) -> None:
-    """Raise `ShapeError` unless a buffer is as large as p."""
-    if buffer.size != size:
+def check_size(
+    config: AdamKernelConfig, name: str, buffer: Buffer, size: int, form: str = FP32
+) -> None:
+    """Raise `ShapeError` unless a buffer has room for as many elements of a format as p has, and no
+    more."""
+    if form in SIGNED:
+        expected = config.block_layout.nbytes(size)
+        if buffer.size != expected:
+            blocks = f"in blocks of {config.block_elements} with their scales"
+            wanted = f"of {expected} bytes for {size} elements like p, {blocks}"
+            raise ShapeError(name, wanted, f"of {buffer.size}")
+    elif buffer.size != size:
         raise ShapeError(name, f"of {size} elements like p", f"of {buffer.size}")
 
 
 def check_format(name: str, buffer: Buffer, form: str) -> None:
     """Raise `DtypeError` unless a buffer can hold elements of a format."""
     if buffer.dtype != DTYPES[form]:
-        of_form = " that holds bfloat16" if form == "bf16" else ""
+        held = "bfloat16" if form == "bf16" else form
+        of_form = "" if form in UNNAMED else f" that holds {held}"
         raise DtypeError(name, f"{DTYPES[form]}{of_form}", buffer.dtype)
 
 

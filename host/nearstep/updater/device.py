@@ -20,6 +20,7 @@ from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.channel import KernelChannel
 from nearstep.updater.turns import Region, Turns
 from nearstep.updater.updating import UpdatingDevice, reset_needed
+from nearstep_spec.blockwise import BlockLayout
 from nearstep_spec.updater.config import AdamKernelConfig
 
 
@@ -68,6 +69,10 @@ class KernelDevice(UpdatingDevice):
     @property
     def stripe_bytes(self) -> int:
         return self.config.block_bytes
+
+    @property
+    def block_layout(self) -> BlockLayout | None:
+        return self.config.block_layout if self.config.blockwise else None
 
     @contextmanager
     def acceleration(self, *channels: int) -> Iterator[None]:

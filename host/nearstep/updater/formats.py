@@ -9,11 +9,18 @@ import numpy as np
 
 from nearstep.buffer import Buffer
 from nearstep.errors import DtypeError
+from nearstep_spec.blockwise import SIGNED
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
+    {
+        "fp32": np.dtype(np.float32),
+        "fp16": np.dtype(np.float16),
+        "bf16": np.dtype(np.uint16),
+        **dict.fromkeys(SIGNED, np.dtype(np.uint8)),
+    }
 )
-"""dtype of a buffer of each format; numpy has no bfloat16."""
+"""dtype of a buffer of each format; numpy has no bfloat16, and of an array in 8 bits it is that of
+its bytes, scales included."""
 
 UNNAMED = ("fp32", "fp16")
 """Formats that a dtype stands for."""

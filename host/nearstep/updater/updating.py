@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from nearstep.allocator import LINE_BYTES
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import (
@@ -19,17 +20,20 @@ from nearstep.errors import (
     ProtocolError,
     ResetNeededError,
 )
+from nearstep.scalars import is_whole
 from nearstep.updater.arguments import RuleArguments, rule_arguments
 from nearstep.updater.buffers import check_buffer, check_format, check_size, common_channel
 from nearstep.updater.channel import KernelChannel
 from nearstep.updater.command import Command
 from nearstep.updater.copy_out import CopyOut
+from nearstep.updater.formats import DTYPES
 from nearstep.updater.gradient import Gradient
 from nearstep.updater.pairs import Pairs, check_count
 from nearstep.updater.rounding import Drawn, Rounding
 from nearstep.updater.run import KernelRun, ScanRun, UpdateRun
+from nearstep_spec.blockwise import DYNAMIC8
 from nearstep_spec.rule.optimizer import Optimizer
-from nearstep_spec.rule.rules import OPTIMIZERS
+from nearstep_spec.rule.rules import FP32, OPTIMIZERS
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
 from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
 from nearstep_spec.updater.operands import operands
@@ -86,8 +90,9 @@ class UpdatingDevice(Device, ABC):
             SGD with momentum `m`; of Adagrad the sum of squares `v`. Float32, of one size, on this
             device, on one channel, each starting on a beat of the memory port (64 bytes with 16
             lanes), without overlap. A state that the rule has in 16 bits is float16, or uint16 that
-            holds bfloat16; and so may `g` be where the kernel has the format. Where the kernel has
-            the form, `g` may be `Pairs`, of which there may be any number.
+            holds bfloat16; and so may `g` be where the kernel has the format. One in 8 bits is
+            uint8, of the bytes that `alloc_blockwise` gives it. Where the kernel has the form, `g`
+            may be `Pairs`, of which there may be any number.
         step : t, from 1. It must be given where the rule depends on it.
         first : state that the rule alone has holds nothing yet, whatever is there: SGD's momentum
             becomes the gradient.
@@ -133,6 +138,31 @@ class UpdatingDevice(Device, ABC):
         rule = arguments.form.rule
         drawn = None if rounding is None else rounding.drawn(rule, step, self.kernel_config)
         return self._update(arguments, states, arrays[GRADIENT], gradient, copy, drawn)
+
+    def alloc_blockwise(self, count: int, *, channel: int = 0, align: int = LINE_BYTES) -> Buffer:
+        """Reserve memory for a state of `count` elements in 8 bits: bytes of `nearstep.blockwise`.
+
+        Its contents are undefined.
+
+        Parameters
+        ----------
+        count
+        channel, align : as of `alloc`.
+
+        Raises
+        ------
+        ArgumentError : the kernel has no state in 8 bits; or as `alloc`.
+        OutOfDeviceMemoryError
+        """
+        config = self.kernel_config
+        if not config.blockwise:
+            raise ArgumentError(
+                "the kernel has no state in 8 bits: open the device with state_format=dynamic8"
+            )
+        if not is_whole(count) or count < 0:
+            raise ArgumentError(f"count must be an integer from 0, not {count!r}")
+        nbytes = config.block_layout.nbytes(int(count))
+        return self.alloc(nbytes, DTYPES[DYNAMIC8], channel=channel, align=align)
 
     def optimizer(self, optimizer: str | Optimizer) -> Optimizer:
         """The optimizer of a name: one that the kernel has, or one of nearstep.
@@ -353,7 +383,8 @@ class UpdatingDevice(Device, ABC):
             elif name != INDEX:
                 check_format(name, buffer, table[name].format)
             if pairs is None or name not in (GRADIENT, INDEX):
-                check_size(name, buffer, states["p"].size)
+                form = table[name].format if name in states else FP32
+                check_size(self.kernel_config, name, buffer, states["p"].size, form)
         if pairs is not None:
             check_count("elements of a run with pairs", states["p"].size)
             if not pairs.size:
