@@ -33,9 +33,10 @@ Behaviour that differs from torch's, or that torch leaves open:
 - `optimizer.state[p]` fetches moments (momentum buffers, sums) when they are read; what was read
   is a copy that is good until the next step. A change made to it before that step is sent to the
   device.
-- Moments are fp32 whatever the parameter's format, unless the rule names another one. Of 16-bit
-  parameters, `state_dict()` has `master_param`, the fp32 master, besides torch's keys; torch
-  ignores it.
+- Moments are fp32 whatever the parameter's format, unless the rule or the device names another
+  one. In 8 bits (`state_format=dynamic8`) a moment is codes, a tensor of uint8, and scales beside
+  it, under `exp_avg_scale` and the like. Of 16-bit parameters, `state_dict()` has `master_param`,
+  the fp32 master, besides torch's keys; torch ignores it.
 - A parameter that was changed on the host between steps, by whatever means, becomes the master.
 - `golden:axdimm` updates large fp32 parameters where the host has them, because the memory of a
   DIMM is the host's: they are not copied, and change with their run. `in_place=no` in the
@@ -136,8 +137,9 @@ class Adam(RuleOptimizer, optimizer="adam"):
         4 bytes a parameter, with the state, so that a resumed run has the bits of one that was not
         interrupted. False leaves that out, and such a step can be resumed with False alone, or
         without error feedback: nothing is left over then.
-    state_dtype : what the device keeps moments in: `torch.float32`, `torch.float16` or
-        `torch.bfloat16`, which the kernel must have (`state_format=bf16`). None: what it has.
+    state_dtype : what the device keeps moments in: `torch.float32`, `torch.float16`,
+        `torch.bfloat16`, or `torch.uint8` for codes with scales, which the kernel must have
+        (`state_format=bf16`, `dynamic8`). None: what it has.
     rounding : of states in bfloat16: `nearest`, to even; or `stochastic`, up with the probability
         of the fraction that is dropped, where the kernel can do that (`stochastic_rounding=yes`).
     rounding_seed : of the random bits, from 0, below 2**32. They follow from it, the step count,

@@ -76,8 +76,7 @@ class Member(NamedTuple):
         """Whether it may be next to another in a bundle."""
         last, extent = other.resident.extent, self.resident.extent
         return (
-            extent.segment is last.segment
-            and extent.start == last.end
+            extent.joins(last)
             and self.group == other.group
             and self.alike == other.alike
             and self.state.held == other.state.held

@@ -376,8 +376,8 @@ class DeviceOptimizer(SteppingOptimizer):
         if self._settings.stochastic and not self.definition.counts:
             reason = f"{self.definition.name} counts no steps, whose random bits have to differ"
             raise UnsupportedOptionError("rounding", "stochastic", reason)
-        states = kernel.rule_set.whole.formats
-        self._formats = Formats(kernel.gradient_formats, kernel.copy_out_formats, states)
+        self._formats = Formats.of(kernel)
+        self.layout = self.layout.on(self._formats.state)  # type: ignore[misc]
         self._placement = Placement(self._lease.device)
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from nearstep.placement import LINE_ELEMENTS, Extent, Segment
+from nearstep.placement import Extent, Segment
 from nearstep.torch import convert
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.overflow.steps import OverflowSteps
@@ -19,7 +19,6 @@ from nearstep.torch.saved import SavedState
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Steps
 from nearstep.torch.waiting import waiting
-from nearstep.updater.formats import DTYPES
 
 
 class PlacedOptimizer(OverflowSteps):
@@ -60,10 +59,10 @@ class PlacedOptimizer(OverflowSteps):
         found = waiting(parameter)
         if found is not None and found.is_free(self.device):
             return found.adopt(self, self._placement, name, self.layout, self._traffic)
-        dtypes = {each: DTYPES[form] for each, form in formats.state.items()}
-        line = 2 * LINE_ELEMENTS if formats.state else LINE_ELEMENTS
-        size = convert.size(parameter)
-        (extent,) = self._placement.place([size], {"p": 0.0}, line=line, dtypes=dtypes)
+        line, size = formats.line(narrow=False), convert.size(parameter)
+        (extent,) = self._placement.place(
+            [size], {"p": 0.0}, line=line, dtypes=formats.dtypes, coded=formats.coded
+        )
         return Resident(parameter, name, extent, self.layout, self._traffic, formats, narrow=False)
 
     def _place(self, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
@@ -78,8 +77,7 @@ class PlacedOptimizer(OverflowSteps):
             formats.check(labels[p], p)
         arrays = dict(self._states(group))
         narrow = any(formats.narrow(p.dtype) for p in new)
-        line = 2 * LINE_ELEMENTS if narrow or formats.state else LINE_ELEMENTS
-        dtypes = {name: DTYPES[form] for name, form in formats.state.items()}
+        line, dtypes = formats.line(narrow=narrow), formats.dtypes
         for dtype in {p.dtype: None for p in new}:
             if compression is None:
                 arrays[gradient_array(formats.gradient_of(dtype))] = 0.0
@@ -98,7 +96,7 @@ class PlacedOptimizer(OverflowSteps):
             return
         new = rest
         extents = self._placement.place(
-            [convert.size(p) for p in new], arrays, line=line, dtypes=dtypes
+            [convert.size(p) for p in new], arrays, line=line, dtypes=dtypes, coded=formats.coded
         )
         self._reserve_pairs(extents)
         for p, extent in zip(new, extents, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -12,19 +12,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from nearstep.placement import Extent
+from nearstep import blockwise
+from nearstep.blockwise import BlockLayout, Blockwise
+from nearstep.placement import LINE_ELEMENTS, Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.chosen import choose, flat
+from nearstep.torch.coded import Coded, decoded, flat_arrays, tensors
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.held import HeldGradient, Write, write_at_once
 from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.layout import Layout
-from nearstep.torch.spread import local
+from nearstep.torch.spread import is_spread, local, spreading
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted, send_all
+from nearstep.updater.formats import DTYPES
+from nearstep_spec.blockwise import SIGNED
+from nearstep_spec.updater.config import AdamKernelConfig
 
 Reading = TypeVar("Reading")
 """A fetch that has begun."""
@@ -38,11 +44,23 @@ class Formats:
     ----------
     gradient, copy_out : of gradients, and of copies of the updated parameters.
     state : of states that are not fp32, by array.
+    blocks : how those in 8 bits lie in memory; None if there are none.
     """
 
     gradient: Sequence[str]
     copy_out: Sequence[str]
     state: Mapping[str, str]
+    blocks: BlockLayout | None = None
+
+    @classmethod
+    def of(cls, kernel: AdamKernelConfig) -> Self:
+        """Those of a kernel."""
+        return cls(
+            kernel.gradient_formats,
+            kernel.copy_out_formats,
+            kernel.rule_set.whole.formats,
+            kernel.block_layout if kernel.blockwise else None,
+        )
 
     def gradient_of(self, dtype: torch.dtype) -> str:
         """Format in which gradients of this dtype are sent: their own if there is one, else
@@ -57,7 +75,10 @@ class Formats:
 
     def check(self, label: str, parameter: Tensor) -> None:
         """Raise `ParameterError` unless the rule keeps parameters like this one: as they
-        are, or in fp32."""
+        are, or in fp32; and all of it on this process, with state in 8 bits."""
+        if self.blocks is not None and is_spread(parameter):
+            expected = "on this process alone, as scales of state in 8 bits are"
+            raise ParameterError(label, expected, spreading(parameter))
         kept = self.state_of("p")
         if kept not in ("fp32", convert.NAMES[parameter.dtype]):
             raise ParameterError(label, f"of {kept}, as the rule keeps them", parameter.dtype)
@@ -65,6 +86,44 @@ class Formats:
     def state_of(self, array: str) -> str:
         """Format of a state."""
         return self.state.get(array, "fp32")
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype]:
+        """Of states that are not fp32, in memory."""
+        return {array: DTYPES[form] for array, form in self.state.items()}
+
+    @property
+    def coded(self) -> Mapping[str, str]:
+        """Those of states in 8 bits."""
+        return {array: form for array, form in self.state.items() if form in SIGNED}
+
+    def line(self, *, narrow: bool) -> int:
+        """Elements that extents begin on multiples of.
+
+        Parameters
+        ----------
+        narrow : there are arrays of 16 bits.
+        """
+        if self.blocks is not None:
+            return self.blocks.elements
+        return 2 * LINE_ELEMENTS if narrow or self.state else LINE_ELEMENTS
+
+    def encode(self, array: str, values: NDArray[np.float32]) -> NDArray[Any]:
+        """Values of a state as memory has them."""
+        form = self.state_of(array)
+        if form in SIGNED:
+            return self.pack(blockwise.quantize(values, signed=SIGNED[form]))
+        return values if form == "fp32" else convert.narrow(values, form)
+
+    def pack(self, codes: Blockwise) -> NDArray[np.uint8]:
+        """A state in 8 bits as memory has it."""
+        assert self.blocks is not None, "the kernel has states in 8 bits"
+        return blockwise.pack(codes, self.blocks)
+
+    def unpack(self, data: NDArray[np.uint8]) -> Blockwise:
+        """What memory has of a state in 8 bits."""
+        assert self.blocks is not None, "the kernel has states in 8 bits"
+        return blockwise.unpack(data, self.blocks)
 
     def narrow(self, dtype: torch.dtype) -> bool:
         """Whether there are arrays of 16 bits for parameters of this dtype."""
@@ -192,9 +251,9 @@ class Resident:
         self.left, self._home, self._loaded_master, self._is_new, self._current = memento
         self.lose_master()
 
-    def fetch(self, key: str) -> Tensor:
+    def fetch(self, key: str) -> Mapping[str, Tensor]:
         """The moment `key` as a new tensor of the parameter's shape, of fp32 unless the rule says
-        otherwise.
+        otherwise; one in 8 bits as its codes, and its scales under their key.
 
         Raises
         ------
@@ -206,10 +265,14 @@ class Resident:
         self.check_size()
         array = self.extent.read(self.layout.moments[key])
         self._traffic.moments_up += array.nbytes
-        return convert.to_tensor(array, self.parameter)
+        scales = self.layout.scales.get(key)
+        if scales is None:
+            return {key: convert.to_tensor(array, self.parameter)}
+        found = tensors(self._formats.unpack(array), self.parameter)
+        return {key: found.codes, scales: found.scales}
 
-    def send(self, key: str, value: Tensor) -> None:
-        """Make `value` the moment `key`.
+    def send(self, key: str, value: Tensor | Coded) -> None:
+        """Make `value` the moment `key`: if it is in 8 bits and the device keeps it so, as it is.
 
         Raises
         ------
@@ -218,14 +281,15 @@ class Resident:
         self._is_new = False
         name = self.layout.moments[key]
         self.extent.segment.reserve({name: 0.0})
-        array = self._encoded(name, convert.to_float32(value))
+        array: NDArray[Any]
+        if isinstance(value, Coded) and key in self.layout.scales:
+            array = self._formats.pack(flat_arrays(value))
+        else:
+            if isinstance(value, Coded):
+                value = decoded(value, self.layout.coded[key])
+            array = self._formats.encode(name, convert.to_float32(value))
         self.extent.write(name, array)
         self._traffic.moments_down += array.nbytes
-
-    def _encoded(self, array: str, values: NDArray[np.float32]) -> NDArray[Any]:
-        """Values in the format of a state."""
-        form = self._formats.state_of(array)
-        return values if form == "fp32" else convert.narrow(values, form)
 
     def reset_moments(self, keys: Iterable[str], arrays: Mapping[str, float]) -> None:
         """Give these moments the values that `arrays` has for their arrays.
@@ -236,7 +300,8 @@ class Resident:
             return
         for key in keys:
             name = self.layout.moments[key]
-            values = self._encoded(name, np.full(self.extent.count, arrays[name], np.float32))
+            wide = np.full(self.extent.count, arrays[name], np.float32)
+            values = self._formats.encode(name, wide)
             self.extent.write(name, values)
             self._traffic.moments_down += values.nbytes
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from nearstep.torch import options
+from nearstep.torch.coded import Coded, check_codes, check_scales
 from nearstep.torch.errors import HyperparameterError, StateError
-from nearstep.torch.layout import Layout
+from nearstep.torch.layout import Layout, scales_of
 from nearstep.torch.state import RESIDUAL, ParameterState, check_moment, check_residual
 from nearstep.updater.checks import STEPS
 
@@ -40,13 +41,13 @@ class SavedState:
     Attributes
     ----------
     step : fp32 scalar; None if the layout has none.
-    moments : by key; of the parameter's shape.
+    moments : by key; of the parameter's shape, or in 8 bits.
     master : fp32 master of a 16-bit parameter.
     others : values under keys that are not torch's.
     """
 
     step: Tensor | None
-    moments: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor | Coded]
     master: Tensor | None
     others: Mapping[str, Any]
 
@@ -71,10 +72,9 @@ class SavedState:
         for key in layout.optional:
             if values.get(key) is None:
                 values.pop(key, None)
+                values.pop(scales_of(key), None)
         moments = {
-            key: check_moment(label, parameter, key, values.pop(key))
-            for key in layout.moments
-            if key in values
+            key: _moment(label, parameter, key, values) for key in layout.moments if key in values
         }
         master = values.pop(MASTER, None)
         if master is not None:
@@ -82,6 +82,22 @@ class SavedState:
         if RESIDUAL in values:
             values[RESIDUAL] = check_residual(label, parameter, values[RESIDUAL]).clone()
         return cls(step=step, moments=moments, master=master, others=values)
+
+
+def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> Tensor | Coded:
+    """Take a moment from saved values: a tensor, or codes and scales.
+
+    Raises
+    ------
+    StateError
+    """
+    value, scales = values.pop(key), scales_of(key)
+    if scales not in values:
+        if isinstance(value, Tensor) and value.dtype == torch.uint8:
+            raise StateError(label, f"have {scales!r} with {key!r} of torch.uint8", sorted(values))
+        return check_moment(label, parameter, key, value)
+    codes = check_codes(label, parameter, key, value)
+    return Coded(codes, check_scales(label, parameter, scales, values.pop(scales)))
 
 
 def count(label: str, step: object) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, Required, Self, TypedDict, get_args
 
 import torch
@@ -20,10 +21,14 @@ from nearstep.torch.overflow.options import Drives, Overflow, Resume
 from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
 from nearstep.updater.rounding import Numbering, Rounding
+from nearstep_spec.blockwise import DYNAMIC8, SIGNED
 from nearstep_spec.rounding import WORD_BITS
 from nearstep_spec.rule.rules import PARAMETERS
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.decompressor import Decompressor
+
+_STATE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({**NAMES, torch.uint8: DYNAMIC8})
+"""What `state_format` of a device calls formats of moments."""
 
 Roundings = Literal["nearest", "stochastic"]
 """How states of 16 bits are rounded."""
@@ -86,8 +91,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.save_residual, bool):
             raise HyperparameterError("save_residual", "True or False", self.save_residual)
-        if self.state_dtype is not None and self.state_dtype not in NAMES:
-            expected = f"one of {', '.join(map(str, NAMES))}, or None"
+        if self.state_dtype is not None and self.state_dtype not in _STATE_NAMES:
+            expected = f"one of {', '.join(map(str, _STATE_NAMES))}, or None"
             raise HyperparameterError("state_dtype", expected, self.state_dtype)
         seed = self.rounding_seed
         if not is_whole(seed) or not 0 <= seed < 1 << WORD_BITS:
@@ -220,13 +225,21 @@ class Settings:
         formats, dtype = kernel.rule_set.whole.formats, self.state_dtype
         for name in kernel.states:
             form = formats.get(name, "fp32")
-            if dtype is not None and name != PARAMETERS and form != NAMES[dtype]:
+            kept = DYNAMIC8 if form in SIGNED else form
+            if dtype is not None and name != PARAMETERS and kept != _STATE_NAMES[dtype]:
                 raise UnsupportedOptionError(
                     "state_dtype",
                     dtype,
                     f"the kernel keeps {name} in {form}: open the device with "
-                    f"state_format={NAMES[dtype]}",
+                    f"state_format={_STATE_NAMES[dtype]}",
                 )
+        if kernel.blockwise and self.overflow is not None:
+            raise UnsupportedOptionError(
+                "drives",
+                self.overflow.drives,
+                f"the kernel keeps {', '.join(kernel.blockwise)} in 8 bits, which drives have not: "
+                "open the device with state_format=bf16 or fp32",
+            )
         if self.stochastic and not kernel.stochastic_rounding:
             raise UnsupportedOptionError(
                 "rounding",

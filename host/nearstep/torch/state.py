@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from nearstep.torch.coded import Coded, check_codes, check_scales, encoded
 from nearstep.torch.convert import fingerprint
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import StateError
@@ -39,13 +40,14 @@ class MomentStore(Protocol):
     def keeps_master(self) -> bool:
         """Whether the fp32 master has bits that the parameter has not."""
 
-    def fetch(self, key: str) -> Tensor:
-        """A moment as a new tensor of the parameter's shape."""
+    def fetch(self, key: str) -> Mapping[str, Tensor]:
+        """A moment as a new tensor of the parameter's shape; in 8 bits its codes, and its scales
+        under their key."""
 
     def fetch_master(self) -> Tensor:
         """The master as a new fp32 tensor of the parameter's shape."""
 
-    def send(self, key: str, value: Tensor) -> None:
+    def send(self, key: str, value: Tensor | Coded) -> None:
         """Make `value` the moment `key`."""
 
 
@@ -65,6 +67,10 @@ class ParameterState(dict[str, Any]):
     tensor of the parameter's shape, of fp32 whatever the parameter's format unless the rule names
     another one, and is good until the next step. One that was changed in place, or assigned, goes
     down with that step.
+
+    A moment that the device keeps in 8 bits is a tensor of uint8, its codes, and under a key of its
+    own, `exp_avg_scale` beside `exp_avg`, one of fp32 with a scale for each 256 elements. A
+    floating-point tensor that is assigned to it becomes both.
 
     With error feedback `residual` is there after a step, an fp32 tensor of the parameter's shape
     where the gradient was: what has not been sent, with -0 where nothing is left. A step makes a
@@ -93,7 +99,7 @@ class ParameterState(dict[str, Any]):
         held : keys of the moments that the device has.
         """
         state = cls({} if step is None else {"step": step})
-        dict.update(state, dict.fromkeys(held, _ON_DEVICE))
+        dict.update(state, dict.fromkeys(store.layout.with_scales(held), _ON_DEVICE))
         state._store = store
         return state
 
@@ -138,7 +144,8 @@ class ParameterState(dict[str, Any]):
     @property
     def is_on_device(self) -> bool:
         """Whether no moment is anywhere else."""
-        moments = map(super().get, self._placed.layout.moments)
+        layout = self._placed.layout
+        moments = map(super().get, layout.with_scales(layout.moments))
         return all(raw is None or raw is _ON_DEVICE for raw in moments)
 
     def has_moment(self, key: str) -> bool:
@@ -152,7 +159,7 @@ class ParameterState(dict[str, Any]):
         -------
         list[Tensor] : the count of steps, which is to be advanced, if there is one.
         """
-        for key in keys:
+        for key in self._placed.layout.with_scales(keys):
             super().__setitem__(key, _ON_DEVICE)
         if not self._placed.layout.counts:
             return []
@@ -168,13 +175,22 @@ class ParameterState(dict[str, Any]):
         """
         store = self._placed
         for key in store.layout.moments:
-            value = super().get(key)
-            if value is None or value is _ON_DEVICE:
+            keys = store.layout.with_scales([key])
+            parts: dict[str, Any] = {each: dict.get(self, each) for each in keys}
+            if parts[key] is None or all(raw is _ON_DEVICE for raw in parts.values()):
                 continue
-            if self._fetched.get(key) != fingerprint(value):
-                store.send(key, value)
-            super().__setitem__(key, _ON_DEVICE)
+            if any(self._is_changed(*each) for each in parts.items()):
+                if any(value is _ON_DEVICE for value in parts.values()):
+                    kept = store.fetch(key)
+                    parts = {k: kept[k] if v is _ON_DEVICE else v for k, v in parts.items()}
+                first, *scales = parts.values()
+                store.send(key, Coded(first, *scales) if scales else first)
+            dict.update(self, dict.fromkeys(parts, _ON_DEVICE))
         self._fetched.clear()
+
+    def _is_changed(self, key: str, value: Any) -> bool:
+        """Whether what is under the key of a moment, or its scales, is not what the device has."""
+        return value is not _ON_DEVICE and self._fetched.get(key) != fingerprint(value)
 
     def check_keys(self) -> None:
         """Raise `StateError` if a key was deleted that state always has."""
@@ -182,15 +198,32 @@ class ParameterState(dict[str, Any]):
         if not self.keys() >= keys:
             missing = next(key for key in keys if key not in self.keys())
             raise StateError(self._placed.label, f"have {missing!r}", sorted(self.keys()))
+        for key, scales in self._placed.layout.scales.items():
+            if super().get(key) is not None and super().get(scales) is None:
+                expected = f"have {scales!r} with {key!r}"
+                raise StateError(self._placed.label, expected, sorted(self.keys()))
 
     def snapshot(self) -> dict[str, Any]:
         """A plain dict with values of its own: a copy of `step`, moments fetched afresh."""
         return {
-            key: self._placed.fetch(key)
-            if raw is _ON_DEVICE
-            else (raw.detach().clone() if isinstance(raw, Tensor) else raw)
-            for key, raw in super().items()
+            key: raw.detach().clone() if isinstance(raw, Tensor) and not is_new else raw
+            for key, raw, is_new in self._contents()
         }
+
+    def _contents(self) -> Iterator[tuple[str, Any, bool]]:
+        """Key and value of all, and whether the value was fetched for this."""
+        fetched: dict[str, Tensor] = {}
+        for key, raw in super().items():
+            if raw is _ON_DEVICE:
+                if key not in fetched:
+                    fetched.update(self._placed.fetch(self._moment(key)))
+                yield key, fetched[key], True
+            else:
+                yield key, raw, False
+
+    def _moment(self, key: str) -> str:
+        """Key of the moment that is under this one, or whose scales are."""
+        return self._placed.layout.moment_of.get(key, key)
 
     @property
     def _placed(self) -> MomentStore:
@@ -201,9 +234,11 @@ class ParameterState(dict[str, Any]):
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
         if value is _ON_DEVICE:
-            value = self._placed.fetch(key)
-            self._fetched[key] = fingerprint(value)
-            super().__setitem__(key, value)
+            for each, found in self._placed.fetch(self._moment(key)).items():
+                if super().get(each) is _ON_DEVICE:
+                    self._fetched[each] = fingerprint(found)
+                    super().__setitem__(each, found)
+            value = super().__getitem__(key)
         elif key == RESIDUAL:
             self._residual_is_shown = True
         return value
@@ -213,14 +248,35 @@ class ParameterState(dict[str, Any]):
         store = self._store
         if store is not None:
             layout = store.layout
-            if key in layout.moments and not (value is None and key in layout.optional):
+            scales = layout.scales.get(key)
+            if value is None and key in layout.optional:
+                if scales is not None:
+                    super().pop(scales, None)
+            elif scales is not None:
+                value = self._codes_of(store, key, value)
+            elif key in layout.moments:
                 value = check_moment(store.label, store.parameter, key, value)
+                self._fetched.pop(key, None)
+            elif key in layout.moment_of:
+                value = check_scales(store.label, store.parameter, key, value)
                 self._fetched.pop(key, None)
             elif key == RESIDUAL:
                 value = check_residual(store.label, store.parameter, value)
         if key == RESIDUAL:
             self._residual_is_shown = True
         super().__setitem__(key, value)
+
+    def _codes_of(self, store: MomentStore, key: str, value: object) -> Tensor:
+        """`value` as codes of a moment in 8 bits; if it is of floating point, its scales are
+        there then."""
+        layout, parameter = store.layout, store.parameter
+        self._fetched.pop(key, None)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            wide = check_moment(store.label, parameter, key, value)
+            value, scales = encoded(wide, layout.coded[key])
+            self._fetched.pop(layout.scales[key], None)
+            super().__setitem__(layout.scales[key], scales)
+        return check_codes(store.label, parameter, key, value)
 
     def __iter__(self) -> Iterator[str]:
         # Defined so that dict(state) and {**state} go through __getitem__.
@@ -286,8 +342,8 @@ class ParameterState(dict[str, Any]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return {
-            key: self._placed.fetch(key) if raw is _ON_DEVICE else copy.deepcopy(raw, memo)
-            for key, raw in super().items()
+            key: raw if is_new else copy.deepcopy(raw, memo)
+            for key, raw, is_new in self._contents()
         }
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -13,7 +13,9 @@ from nearstep.coarse.errors import SnapshotError
 from nearstep.errors import ArgumentError, DtypeError, OptionError, ShapeError
 from nearstep_sim.coarse.pool_values import Floats
 from nearstep_sim.golden.coarse import ring_all_reduce
+from nearstep_spec.rule.rules import optimizer_named
 
+from ..optimizers import EXAMPLES
 from .of_torch import OfTorch, same
 from .update_devices import RULES, device_url, of_rtl
 
@@ -179,3 +181,18 @@ def test_what_is_refused_touches_nothing() -> None:
             stored.step([first])
     with pytest.raises(OptionError, match=r"devices must lie in \[2, 64\] without rules, not 1"):
         CoarsePool.open("golden:coarse?devices=1")
+
+
+def test_states_in_8_bits_are_refused_before_anything_is_sent(tmp_path):
+    file = tmp_path / "adam_8.py"
+    text = (EXAMPLES / "adam_bf16.py").read_text()
+    file.write_text(
+        text.replace('{"m": "bf16", "v": "bf16"}', '{"m": "dynamic8", "v": "dynamic8u"}')
+    )
+    name = f"{file}:ADAM_BF16"
+    with opened(2, rules=name) as pool:
+        free = pool.device.free_bytes
+        expected = "state m of adam_bf16 must be fp32 in a pool, not dynamic8"
+        with pytest.raises(ArgumentError, match=expected):
+            StorageOptimizer(pool, np.zeros(100, np.float32), optimizer_named(name))
+        assert pool.device.free_bytes == free

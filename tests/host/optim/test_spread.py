@@ -322,3 +322,15 @@ def test_two_processes_have_the_bits_of_torch(tmp_path: Path):
         counts = [int((tmp_path / f"{name}.{rank}").read_text()) for rank in range(2)]
         print(f"{name}: {counts} words compared in two processes")
         assert min(counts) > 0
+
+
+def test_state_in_8_bits_is_refused_before_anything_is_placed(mesh):
+    spread = torch.nn.Parameter(distribute_tensor(torch.ones(300), mesh, [Shard(0)]))
+    with nearstep.open("golden:axdimm?state_format=dynamic8") as device:
+        free = device.free_bytes
+        expected = (
+            r"0 of group 0 must be on this process alone, as scales of state in 8 bits are, not"
+        )
+        with pytest.raises(ParameterError, match=expected):
+            nearstep.optim.AdamW([spread], device=device)
+        assert device.free_bytes == free

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from nearstep.device import Device
 from nearstep.errors import OutOfDeviceMemoryError
-from nearstep.placement import LINE_ELEMENTS, Extent, Segment, padded
+from nearstep.placement import Extent, Segment, padded
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.checks import check_parameter
@@ -38,7 +38,6 @@ from nearstep.torch.offload.uses import Uses
 from nearstep.torch.resident import Formats, Resident
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.waiting import Waiting, waiting
-from nearstep.updater.formats import DTYPES
 
 NO_STATE = Layout(counts=False, moments=MappingProxyType({}))
 
@@ -212,9 +211,7 @@ class Home:
 
     def __init__(self, device: str | Device) -> None:
         self.lease = Lease.of(device)
-        kernel = self.lease.device.config
-        states = kernel.rule_set.whole.formats
-        self.formats = Formats(kernel.gradient_formats, kernel.copy_out_formats, states)
+        self.formats = Formats.of(self.lease.device.config)
         self.traffic = Traffic()
 
     def resident(self, parameter: Tensor) -> Resident:
@@ -224,9 +221,10 @@ class Home:
         ------
         OutOfDeviceMemoryError
         """
-        dtypes = {name: DTYPES[form] for name, form in self.formats.state.items()}
-        count, line = convert.size(parameter), 2 * LINE_ELEMENTS
-        segment = Segment(self.lease.device, max(padded(count, line), line), line, dtypes)
+        formats = self.formats
+        count, line = convert.size(parameter), formats.line(narrow=True)
+        size = max(padded(count, line), line)
+        segment = Segment(self.lease.device, size, line, formats.dtypes, formats.coded)
         try:
             segment.reserve({"p": 0.0})
         except OutOfDeviceMemoryError:
@@ -234,9 +232,7 @@ class Home:
             segment.reserve({"p": 0.0})
         extent = Extent(segment, 0, count)
         label = "a parameter"
-        return Resident(
-            parameter, label, extent, NO_STATE, self.traffic, self.formats, narrow=False
-        )
+        return Resident(parameter, label, extent, NO_STATE, self.traffic, formats, narrow=False)
 
     def place_of(self, _: Tensor) -> None:
         """They may be anywhere."""
