@@ -1,0 +1,616 @@
+"""Optimizers whose moments are in 8 bits: each parameter by itself in numpy, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import nearstep
+from nearstep.torch import convert
+from nearstep.torch.errors import (
+    HyperparameterError,
+    StateError,
+    UnsupportedOptionError,
+)
+from nearstep_sim.golden import blockwise as golden
+from nearstep_sim.golden import fp
+from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.fp import BF16
+from nearstep_spec.rule.optimizer import Optimizer
+from nearstep_spec.rule.rules import optimizer_named
+
+from ..driver.conftest import chosen
+from ..optimizers import EXAMPLES
+
+RULES = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad,rmsprop,adadelta"
+EIGHT = f"{RULES}&state_format=dynamic8"
+URLS = {
+    "golden-numpy": f"golden:axdimm?{EIGHT}&engine=numpy&lanes=4&block_bytes=1024",
+    "golden-cpp": f"golden:axdimm?{EIGHT}",
+    "golden-dimm": f"golden:axdimm?{EIGHT}&channels=2&block_bytes=2048",
+    "golden-card": f"golden:smartssd?{EIGHT}&lanes=4&chunk_bytes=4096",
+    "sim": f"sim:axdimm?{EIGHT}&lanes=4&block_bytes=1024&memory_bytes=1MiB&memory=halfduplex"
+    "&stall=0.1",
+    "sim-dimm": "sim:axdimm?state_format=dynamic8&memory=ddr4-1600&channels=2&fu=native",
+}
+IN_DEPTH = {"golden-card", "sim", "sim-dimm"}
+SHAPES = ((1,), (255,), (256,), (257,), (4095,), (4097,), (10_000,), (37, 53), (), (0,), (512,))
+SIGNED = {"m": True, "v": False, "v_max": False, "d": False}
+"""Whether a state has the map with negative entries."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "adam": {"lr": 1e-2, "weight_decay": 0.1},
+    "adamw": {"lr": 1e-2},
+    "adamw amsgrad": {"lr": 1e-2, "amsgrad": True},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "sgd alone": {"lr": 0.1},
+    "adagrad": {"lr": 0.1, "initial_accumulator_value": 0.3},
+    "rmsprop": {"lr": 1e-2},
+    "adadelta": {"lr": 1.0},
+}
+OF_SIM_DIMM = {"adam", "adamw"}
+STEPS = 3
+SEED = 4711
+
+
+@pytest.fixture(params=chosen(URLS, IN_DEPTH))
+def url(request: pytest.FixtureRequest) -> str:
+    return URLS[request.param]
+
+
+def parameters(
+    shapes: Sequence[tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float32
+) -> list[torch.nn.Parameter]:
+    print(f"seed {SEED}")
+    torch.manual_seed(SEED)
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+
+
+def give_gradients(given: Sequence[Tensor], step: int) -> None:
+    """Of many sizes: those of one step are always the same."""
+    generator = torch.Generator().manual_seed(SEED + step)
+    for each in given:
+        scale = 10.0 ** torch.randint(-6, 2, each.shape, generator=generator)
+        each.grad = (torch.randn(each.shape, generator=generator) * scale).to(each.dtype)
+
+
+class Alone:
+    """A parameter and its moments in numpy, no other beside it.
+
+    Parameters
+    ----------
+    name : of the optimizer.
+    given : the parameter.
+    hyper
+    parameter_format : what p is kept in between steps.
+    kept : formats of moments that are not all in 8 bits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        given: Tensor,
+        hyper: dict[str, Any],
+        parameter_format: str = "fp32",
+        kept: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.wide = {array for array, form in kept.items() if form == "fp32"}
+        self.definition: Optimizer = optimizer_named(name)
+        self.hyper = self.definition.defaults | hyper
+        self.form = self.definition.form(self.hyper)
+        self.parameter_format = parameter_format
+        self.p = convert.to_float32(given.detach()).copy()
+        self.made = 0
+        self.states = {}
+        for array in self.form.rule.states:
+            if array != "p":
+                value = (
+                    self.hyper[self.definition.initial[array]]
+                    if array in self.definition.initial
+                    else 0.0
+                )
+                wide = np.full(self.p.size, value, np.float32)
+                self.states[array] = self._kept(array, wide)
+
+    def _kept(self, array: str, values: Any) -> Any:
+        """What is kept of a moment."""
+        return values if array in self.wide else golden.quantize(values, signed=SIGNED[array])
+
+    def step(self, gradient: Tensor, scale: float = 1.0) -> None:
+        self.made += 1
+        if not self.p.size:
+            return
+        registers = self.form.registers(self.hyper, self.made, self.made == 1)
+        given = {
+            array: each if array in self.wide else golden.dequantize(each, signed=SIGNED[array])
+            for array, each in self.states.items()
+        }
+        g = fp.mul32(convert.to_float32(gradient), np.full(self.p.size, scale, np.float32))
+        made = evaluate(self.form.rule, {"p": self.p, "g": g, **given}, registers)
+        self.p = made.pop("p")
+        if self.parameter_format == "bf16":
+            self.p = fp.widen32(fp.narrow32(self.p, BF16), BF16)
+        self.states = {array: self._kept(array, each) for array, each in made.items()}
+
+
+def moments_are(state: Any, model: Alone) -> int:
+    """Compare codes and scales; the number of elements compared."""
+    compared = 0
+    for key, array in model.definition.state.items():
+        if array not in model.states:
+            assert key not in state
+            continue
+        wanted = model.states[array]
+        codes, scales = state[key], state[f"{key}_scale"]
+        assert (codes.dtype, scales.dtype) == (torch.uint8, torch.float32)
+        assert scales.shape == (-(-model.p.size // 256),)
+        assert codes.reshape(-1).numpy().tobytes() == wanted.codes.tobytes()
+        assert scales.numpy().tobytes() == wanted.scales.tobytes()
+        compared += codes.numel()
+    return compared
+
+
+def all_is(optimizer: Any, given: Sequence[Tensor], models: Sequence[Alone]) -> int:
+    compared = 0
+    for each, model in zip(given, models, strict=True):
+        assert convert.to_float32(each.detach()).tobytes() == model.p.tobytes()
+        assert all(
+            value.shape == each.shape
+            for key, value in optimizer.state[each].items()
+            if key in model.definition.state
+        )
+        compared += each.numel() + moments_are(optimizer.state[each], model)
+    return compared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_those_of_each_parameter_alone(kind: str, url: str) -> None:
+    if "ddr4" in url and kind not in OF_SIM_DIMM:
+        pytest.skip("this kernel has the rule of Adam alone")
+    name, given = kind.split()[0], parameters()
+    models = [Alone(name, each, KINDS[kind]) for each in given]
+    optimizer = nearstep.optim.of(name, given, device=url, **KINDS[kind])
+    compared = 0
+    for step in range(STEPS):
+        give_gradients(given, step)
+        optimizer.step()
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad)
+        if step != 1:  # the step after one whose state nobody has read can be one of bundles
+            compared += all_is(optimizer, given, models)
+    moments = len(models[0].states)
+    assert compared == (1 + moments) * (STEPS - 1) * sum(each.numel() for each in given)
+
+
+def test_state_is_nobodys_but_the_parameters() -> None:
+    """With hyper-parameters for which padding would become NaN, and infinite gradients."""
+    hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+    for name, options in (("adam", {"eps": 0.0, "weight_decay": 0.1}), ("sgd", hyper)):
+        given = parameters(((1,), (300,), (3,), (256,), (5,)))
+        models = [Alone(name, each, options) for each in given]
+        optimizer = nearstep.optim.of(name, given, device=URLS["golden-dimm"], **options)
+        for step in range(3):
+            give_gradients(given, step)
+            given[0].grad[0] = torch.inf
+            given[2].grad[1] = torch.nan
+            optimizer.step()
+            for each, model in zip(given, models, strict=True):
+                model.step(each.grad)
+            assert all_is(optimizer, given, models) > 0
+
+
+def test_groups_schedules_and_parameters_without_gradients(url: str) -> None:
+    given = parameters()
+    groups = [{"params": given[:5], "lr": 0.1}, {"params": given[5:], "weight_decay": 0.3}]
+    hyper = [{"lr": 0.1}, {"lr": 1e-2, "weight_decay": 0.3}]
+    models = [Alone("adamw", each, hyper[number >= 5]) for number, each in enumerate(given)]
+    optimizer = nearstep.optim.AdamW(groups, lr=1e-2, device=url)
+    for step in range(3):
+        give_gradients(given, step)
+        for number, (each, model) in enumerate(zip(given, models, strict=True)):
+            if (number + step) % 4 == 0:
+                each.grad = None
+            else:
+                model.step(each.grad)
+        optimizer.step()
+        for number in range(2):
+            optimizer.param_groups[number]["lr"] *= 0.5
+        for model in models:
+            model.hyper["lr"] *= 0.5
+    stepped = [(each, model) for each, model in zip(given, models, strict=True) if model.made]
+    assert all_is(optimizer, *zip(*stepped, strict=True)) > 3 * 20_000
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_of_16_bits_have_a_master_and_get_a_copy(dtype: torch.dtype) -> None:
+    formats = "gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16"
+    given = parameters(dtype=dtype)
+    models = [Alone("adamw", each, {}) for each in given]
+    optimizer = nearstep.optim.AdamW(given, device=f"{URLS['golden-dimm']}&{formats}")
+    for step in range(STEPS):
+        give_gradients(given, step)
+        optimizer.step()
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad)
+    saved = optimizer.state_dict()["state"]
+    for number, (each, model) in enumerate(zip(given, models, strict=True)):
+        assert saved[number]["master_param"].reshape(-1).numpy().tobytes() == model.p.tobytes()
+        narrow = convert.narrow(model.p, convert.NAMES[dtype])
+        assert convert.to_words(each.detach()).tobytes() == narrow.tobytes()
+        moments_are(optimizer.state[each], model)
+    assert optimizer.traffic.parameters_up == 2 * STEPS * sum(each.numel() for each in given)
+
+
+def test_bf16_parameters_without_a_master() -> None:
+    formats = "parameter_format=bf16&gradient_formats=fp32,bf16"
+    given = parameters(dtype=torch.bfloat16)
+    models = [Alone("adamw", each, {}, "bf16") for each in given]
+    optimizer = nearstep.optim.AdamW(given, device=f"{URLS['golden-cpp']}&{formats}")
+    for step in range(STEPS):
+        give_gradients(given, step)
+        optimizer.step()
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad)
+    assert all_is(optimizer, given, models) == 3 * sum(each.numel() for each in given)
+    assert "master_param" not in optimizer.state_dict()["state"][0]
+
+
+SCANNING = "scan=yes&gradient_scale=yes"
+
+
+def test_gradients_are_clipped_on_the_device() -> None:
+    given, hyper = parameters(), {"lr": 1e-2}
+    models = [Alone("adamw", each, hyper) for each in given]
+    url = f"{URLS['golden-dimm']}&{SCANNING}"
+    optimizer = nearstep.optim.AdamW(given, device=url, max_grad_norm=0.0, **hyper)
+    for step in range(2):
+        give_gradients(given, step)
+        optimizer.step()
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad, 0.0)
+    assert all_is(optimizer, given, models) > 0
+
+
+def test_a_scaler_divides_in_the_step_and_skips_one_with_an_infinity() -> None:
+    given, hyper = parameters(), {"lr": 1e-2}
+    models = [Alone("adamw", each, hyper) for each in given]
+    optimizer = nearstep.optim.AdamW(given, device=f"{URLS['golden-cpp']}&{SCANNING}", **hyper)
+    scaler = nearstep.optim.GradScaler("cpu", init_scale=2.0**4, growth_interval=100)
+    scaler.scale(torch.ones(()))
+    for step in range(4):
+        give_gradients(given, step)
+        scale = scaler.get_scale()
+        if step == 2:
+            given[3].grad[1] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        if step != 2:
+            for each, model in zip(given, models, strict=True):
+                model.step(each.grad, 1.0 / scale)
+    assert optimizer.traffic.skipped == 1
+    assert all_is(optimizer, given, models) > 0
+
+
+@pytest.mark.parametrize("form", ["fused", "scatter"])
+def test_compressed_gradients(form: str) -> None:
+    given = parameters()
+    url = f"{URLS['golden-dimm']}&compression=fused,scatter"
+    models = [Alone("adamw", each, {}) for each in given]
+    optimizer = nearstep.optim.AdamW(
+        given, device=url, compression=0.1, error_feedback=False, compression_form=form
+    )
+    for step in range(STEPS):
+        give_gradients(given, step)
+        optimizer.step()
+        for each, model in zip(given, models, strict=True):
+            settings = optimizer.settings.compression
+            flat = each.grad.reshape(-1).numpy()
+            found = settings.compress(flat, None)
+            sent = np.zeros(flat.size, np.float32)
+            sent[found.index] = found.value
+            model.step(torch.from_numpy(sent))
+    assert all_is(optimizer, given, models) == 3 * sum(each.numel() for each in given)
+
+
+def test_neighbours_of_whole_groups_share_runs_and_bundles() -> None:
+    given = parameters(((256,), (2, 256), (768,), (1024,)))
+    models = [Alone("adamw", each, {}) for each in given]
+    optimizer = nearstep.optim.AdamW(given, device=URLS["golden-cpp"])
+    for step in range(4):
+        give_gradients(given, step)
+        optimizer.step()
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad)
+    assert optimizer.traffic.launches == 4
+    assert all_is(optimizer, given, models) > 0
+
+
+CONFIGURATIONS = {
+    "lanes": f"golden:axdimm?{EIGHT}&lanes=1&block_bytes=1024",
+    "channels": f"golden:axdimm?{EIGHT}&channels=4&block_bytes=4096",
+    "card": f"golden:smartssd?{EIGHT}&lanes=8&chunk_bytes=2048",
+}
+
+
+def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("other", CONFIGURATIONS)
+@pytest.mark.parametrize("kind", ["adamw amsgrad", "sgd", "adagrad"])
+def test_a_checkpoint_goes_on_with_the_same_bits_on_another_device(kind: str, other: str) -> None:
+    name, given = kind.split()[0], parameters()
+    models = [Alone(name, each, KINDS[kind]) for each in given]
+    first = nearstep.optim.of(name, given, device=URLS["golden-dimm"], **KINDS[kind])
+    for step in range(2):
+        give_gradients(given, step)
+        first.step()
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad)
+    state = saved_and_loaded(first.state_dict())
+    second = nearstep.optim.of(name, given, device=CONFIGURATIONS[other], **KINDS[kind])
+    second.load_state_dict(state)
+    again = second.state_dict()["state"]
+    for number, kept in state["state"].items():
+        assert kept.keys() == again[number].keys()
+        for key, value in kept.items():
+            assert value.dtype == again[number][key].dtype
+            assert value.equal(again[number][key])
+    give_gradients(given, 2)
+    second.step()
+    for each, model in zip(given, models, strict=True):
+        model.step(each.grad)
+    assert all_is(second, given, models) > 0
+
+
+@pytest.mark.parametrize("act", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_copies_go_on_with_the_same_bits(act: Callable[[Any], Any]) -> None:
+    given = parameters()
+    models = [Alone("adamw", each, {}) for each in given]
+    optimizer = nearstep.optim.AdamW(given, device=URLS["golden-dimm"])
+    for step in range(2):
+        give_gradients(given, step)
+        optimizer.step()
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad)
+    twin = act(optimizer)
+    theirs = twin.param_groups[0]["params"]
+    give_gradients(theirs, 2)
+    twin.step()
+    for each, model in zip(theirs, models, strict=True):
+        model.step(each.grad)
+    assert all_is(twin, theirs, models) > 0
+    assert all_is(optimizer, given, _of_two_steps()) > 0
+
+
+def _of_two_steps() -> list[Alone]:
+    given = parameters()
+    models = [Alone("adamw", each, {}) for each in given]
+    for step in range(2):
+        give_gradients(given, step)
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad)
+    return models
+
+
+@pytest.mark.parametrize("kept", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["adamw amsgrad", "sgd"])
+def test_wider_checkpoints_are_quantized_and_these_are_widened(kind: str, kept: str) -> None:
+    """From a device of another format, and to it."""
+    name, given = kind.split()[0], parameters()
+    wide = f"golden:axdimm?{RULES}&state_format={kept}&channels=2"
+    before = nearstep.optim.of(name, given, device=wide, **KINDS[kind])
+    give_gradients(given, 0)
+    before.step()
+    state = before.state_dict()
+    eight = nearstep.optim.of(name, given, device=URLS["golden-dimm"], **KINDS[kind])
+    eight.load_state_dict(copy.deepcopy(state))
+    definition, compared = optimizer_named(name), 0
+    widened: dict[int, dict[str, Any]] = {}
+    for number, each in enumerate(given):
+        for key, array in definition.state.items():
+            values = convert.to_float32(state["state"][number][key])
+            wanted = golden.quantize(values, signed=SIGNED[array])
+            found = eight.state[each]
+            assert found[key].reshape(-1).numpy().tobytes() == wanted.codes.tobytes()
+            assert found[f"{key}_scale"].numpy().tobytes() == wanted.scales.tobytes()
+            widened.setdefault(number, {})[key] = golden.dequantize(wanted, signed=SIGNED[array])
+            compared += each.numel()
+    assert compared == len(definition.state) * sum(each.numel() for each in given)
+    after = nearstep.optim.of(name, given, device=wide, **KINDS[kind])
+    after.load_state_dict(eight.state_dict())
+    for number, each in enumerate(given):
+        assert not any(key.endswith("_scale") for key in after.state[each])
+        for key, values in widened[number].items():
+            narrow = values if kept == "fp32" else fp.widen32(fp.narrow32(values, BF16), BF16)
+            found = convert.to_float32(after.state[each][key])
+            assert found.tobytes() == narrow.tobytes()
+    give_gradients(given, 1)
+    after.step()
+
+
+@pytest.fixture
+def stepped() -> tuple[Any, list[torch.nn.Parameter], list[Alone]]:
+    """An optimizer after a step."""
+    given = parameters(((5, 100), (256,), (3,)))
+    models = [Alone("adamw", each, {}) for each in given]
+    optimizer = nearstep.optim.AdamW(given, device=URLS["golden-dimm"])
+    give_gradients(given, 0)
+    optimizer.step()
+    for each, model in zip(given, models, strict=True):
+        model.step(each.grad)
+    return optimizer, given, models
+
+
+def go_on(optimizer: Any, given: Sequence[Tensor], models: Sequence[Alone]) -> None:
+    give_gradients(given, 1)
+    optimizer.step()
+    for each, model in zip(given, models, strict=True):
+        model.step(each.grad)
+    assert all_is(optimizer, given, models) > 0
+
+
+def test_codes_and_scales_that_are_changed_go_to_the_device(stepped) -> None:
+    optimizer, given, models = stepped
+    state = optimizer.state[given[0]]
+    assert list(state) == ["step", "exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale"]
+    state["exp_avg"][2] = 200
+    models[0].states["m"].codes[200:300] = 200
+    optimizer.state[given[1]]["exp_avg_sq_scale"].mul_(4)
+    models[1].states["v"].scales[:] *= 4
+    optimizer.state[given[2]]["exp_avg_scale"] = torch.full((1,), 0.5)
+    models[2].states["m"].scales[:] = 0.5
+    before = optimizer.traffic.moments_down
+    go_on(optimizer, given, models)
+    nbytes = optimizer.device.block_layout.nbytes
+    assert optimizer.traffic.moments_down - before == nbytes(500) + nbytes(256) + nbytes(3)
+
+
+def test_what_is_only_read_stays_on_the_device(stepped) -> None:
+    optimizer, given, models = stepped
+    before = optimizer.traffic.moments_up
+    for each in given:
+        assert optimizer.state[each]["exp_avg"].shape == each.shape
+        assert optimizer.state[each]["exp_avg_scale"].dtype == torch.float32
+    layout = optimizer.device.block_layout
+    assert optimizer.traffic.moments_up - before == sum(layout.nbytes(p.numel()) for p in given)
+    down = optimizer.traffic.moments_down
+    go_on(optimizer, given, models)
+    assert optimizer.traffic.moments_down == down
+
+
+def test_a_floating_point_moment_is_quantized_when_it_is_assigned(stepped) -> None:
+    optimizer, given, models = stepped
+    for dtype in (torch.float32, torch.bfloat16):
+        values = torch.linspace(-2, 3, 500).view(5, 100).to(dtype)
+        optimizer.state[given[0]]["exp_avg"] = values
+        wanted = golden.quantize(convert.to_float32(values), signed=True)
+        assert optimizer.state[given[0]]["exp_avg"].reshape(-1).tolist() == wanted.codes.tolist()
+        assert optimizer.state[given[0]]["exp_avg_scale"].tolist() == wanted.scales.tolist()
+    models[0].states["m"] = wanted
+    go_on(optimizer, given, models)
+
+
+def test_state_that_cannot_be_is_refused_and_nothing_is_changed(stepped) -> None:
+    optimizer, given, models = stepped
+    state = optimizer.state[given[0]]
+    for key, value, message in (
+        ("exp_avg", torch.zeros(500, dtype=torch.uint8), r"'exp_avg' of shape \(5, 100\)"),
+        ("exp_avg", torch.zeros(5, 100, dtype=torch.int8), "torch.uint8 as 'exp_avg'"),
+        ("exp_avg", [1], "torch.uint8 as 'exp_avg'"),
+        ("exp_avg", torch.zeros(3), r"'exp_avg' of shape \(5, 100\)"),
+        ("exp_avg_scale", torch.zeros(3), r"'exp_avg_scale' of shape \(2,\), not \(3,\)"),
+        ("exp_avg_scale", torch.zeros(2, 1), r"'exp_avg_scale' of shape \(2,\)"),
+        ("exp_avg_scale", torch.zeros(2).double(), "torch.float32 as 'exp_avg_scale'"),
+        ("exp_avg_scale", None, "torch.float32 as 'exp_avg_scale'"),
+    ):
+        with pytest.raises(StateError, match=message):
+            state[key] = value
+    kept = state.copy()
+    for missing in ("exp_avg", "exp_avg_sq_scale"):
+        del state[missing]
+        give_gradients(given, 1)
+        with pytest.raises(StateError, match=f"have '{missing}'"):
+            optimizer.step()
+        state[missing] = kept[missing]
+    saved = optimizer.state_dict()
+    for change, message in (
+        (lambda s: s.pop("exp_avg_scale"), "have 'exp_avg_scale' with 'exp_avg' of torch.uint8"),
+        (lambda s: s.update(exp_avg=torch.zeros(5, 100)), "torch.uint8 as 'exp_avg'"),
+        (lambda s: s.update(exp_avg_sq_scale=torch.zeros(7)), r"shape \(2,\), not \(7,\)"),
+    ):
+        wrong = copy.deepcopy(saved)
+        change(wrong["state"][0])
+        with pytest.raises(StateError, match=message):
+            optimizer.load_state_dict(wrong)
+    go_on(optimizer, given, models)
+
+
+def test_an_optional_moment_may_be_missing_and_comes_back() -> None:
+    url = URLS["golden-dimm"]
+    (given,) = parameters(((300,),))
+    optimizer = nearstep.optim.SGD([given], lr=0.1, device=url)
+    give_gradients([given], 0)
+    optimizer.step()
+    assert not optimizer.state[given].keys() & {"momentum_buffer", "momentum_buffer_scale"}
+    optimizer.param_groups[0]["momentum"] = 0.9
+    for step in (1, 2):
+        give_gradients([given], step)
+        optimizer.step()
+    assert list(optimizer.state[given]) == ["momentum_buffer", "momentum_buffer_scale"]
+    optimizer.state[given]["momentum_buffer"] = None
+    assert "momentum_buffer_scale" not in optimizer.state[given]
+    give_gradients([given], 3)
+    optimizer.step()
+    wanted = golden.quantize(given.grad.numpy(), signed=True)  # as after a first step
+    assert optimizer.state[given]["momentum_buffer"].tolist() == wanted.codes.tolist()
+    assert optimizer.state[given]["momentum_buffer_scale"].tolist() == wanted.scales.tolist()
+
+
+def test_state_dtype_says_what_is_expected() -> None:
+    given = parameters(((3,),))
+    nearstep.optim.AdamW(given, device=URLS["golden-cpp"], state_dtype=torch.uint8)
+    for device, dtype, kept, wanted in (
+        ("golden:axdimm?", torch.uint8, "fp32", "dynamic8"),
+        ("golden:axdimm?state_format=bf16", torch.uint8, "bf16", "dynamic8"),
+        (URLS["golden-cpp"], torch.float32, "dynamic8", "fp32"),
+        (URLS["golden-cpp"], torch.bfloat16, "dynamic8", "bf16"),
+    ):
+        expected = f"the kernel keeps m in {kept}: open the device with state_format={wanted}"
+        with pytest.raises(UnsupportedOptionError, match=expected):
+            nearstep.optim.AdamW(given, device=device, state_dtype=dtype)
+    with pytest.raises(HyperparameterError, match=r"torch\.uint8, or None, not torch\.int8"):
+        nearstep.optim.AdamW(given, device=URLS["golden-cpp"], state_dtype=torch.int8)
+
+
+def test_drives_are_refused_before_anything_is_made(tmp_path) -> None:
+    given = parameters(((300,),))
+    with nearstep.open(URLS["golden-cpp"]) as device:
+        free = device.free_bytes
+        with pytest.raises(UnsupportedOptionError, match=r"drives=.*keeps m, v, .* in 8 bits"):
+            nearstep.optim.AdamW(given, device=device, drives=[tmp_path / "d"], memory="1MiB")
+        assert device.free_bytes == free
+    with pytest.raises(UnsupportedOptionError, match=r"drives=.*keeps m, v.* in 8 bits"):
+        nearstep.optim.AdamW(
+            given, device=f"golden:smartssd?state_format=dynamic8&drive={tmp_path / 'cards'}"
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rule_of_a_file_names_its_formats_and_may_keep_one_moment_wider(tmp_path) -> None:
+    text = (EXAMPLES / "adam_bf16.py").read_text()
+    kept = {"m": "fp32", "v": "dynamic8u"}
+    file = tmp_path / "adam_8.py"
+    file.write_text(text.replace('{"m": "bf16", "v": "bf16"}', '{"v": "dynamic8u"}'))
+    name, given = f"{file}:ADAM_BF16", parameters()
+    optimizer = nearstep.optim.of(name, given, lr=1e-2, device=f"golden:axdimm?rules={name}")
+    models = [Alone("adamw", each, {"lr": 1e-2}, kept=kept) for each in given]
+    for step in range(STEPS):
+        give_gradients(given, step)
+        optimizer.step()
+        for each, model in zip(given, models, strict=True):
+            model.step(each.grad)
+    assert list(optimizer.state[given[0]]) == ["step", "exp_avg", "exp_avg_sq", "exp_avg_sq_scale"]
+    for each, model in zip(given, models, strict=True):
+        assert convert.to_float32(each.detach()).tobytes() == model.p.tobytes()
+        state, wanted = optimizer.state[each], model.states["v"]
+        assert state["exp_avg"].reshape(-1).numpy().tobytes() == model.states["m"].tobytes()
+        assert state["exp_avg_sq"].reshape(-1).numpy().tobytes() == wanted.codes.tobytes()
+        assert state["exp_avg_sq_scale"].numpy().tobytes() == wanted.scales.tobytes()
+    before = optimizer.state_dict()
+    again = nearstep.optim.of(name, given, lr=1e-2, device=f"golden:axdimm?rules={name}")
+    again.load_state_dict(copy.deepcopy(before))
+    for number, state in again.state_dict()["state"].items():
+        assert all(value.equal(before["state"][number][key]) for key, value in state.items())
