@@ -239,6 +239,24 @@ def _random(units: int) -> Callable[[], wiring.Component]:
     return make
 
 
+def _quantize(units: int) -> Callable[[], wiring.Component]:
+    def make() -> wiring.Component:
+        from nearstep_hw.updater.blockwise.quantize import Quantize
+
+        return Quantize(lanes=16, ways=units, block_elements=4096, signed=True, beats_width=29)
+
+    return make
+
+
+def _dequantize(units: int) -> Callable[[], wiring.Component]:
+    def make() -> wiring.Component:
+        from nearstep_hw.updater.blockwise.dequantize import Dequantize
+
+        return Dequantize(lanes=16, ways=units, block_elements=4096, signed=True)
+
+    return make
+
+
 def _parts() -> dict[str, Block]:
     # 32 bits and a mark in both ports of a bank: a RAMB36E2 each, 16 banks, 2 buffers.
     buffers = {"bram36": 32, "dsp": 0}
@@ -270,6 +288,26 @@ def _parts() -> dict[str, Block]:
             make=_random(4),
             what="random bits of one state that is rounded stochastically, 4 units",
             limits={"lut": 2000, "dsp": 0, **NO_MEMORY},
+        ),
+        "dequantize": Block(
+            make=_dequantize(16),
+            what="one state from 8 bits to binary32, 16 units",
+            limits={"dsp": 16 * 2},
+        ),
+        "dequantize_4_units": Block(
+            make=_dequantize(4),
+            what="one state from 8 bits to binary32, 4 units",
+            limits={"dsp": 4 * 2},
+        ),
+        "quantize": Block(
+            make=_quantize(16),
+            what="one state from binary32 to 8 bits, 16 units",
+            limits={"dsp": 0},
+        ),
+        "quantize_4_units": Block(
+            make=_quantize(4),
+            what="one state from binary32 to 8 bits, 4 units",
+            limits={"dsp": 0},
         ),
         "coarse_alus": Block(
             make=_alus(4),

@@ -44,7 +44,8 @@ class SmartssdConfig:
     kernel : the update kernel. A chunk is one of its blocks.
     memory_bytes : DRAM of the card; a power of two, because a BAR shows it to the host.
     subgroup_elements : elements of a subgroup, in whole chunks; None: 2**20, or the whole chunks
-        that fit into the memory twice if that is less.
+        that fit into the memory twice if that is less, each array on a page of its own, and a
+        copy of the parameters beside them, where there is room for that.
 
     Raises
     ------
@@ -80,8 +81,7 @@ class SmartssdConfig:
             )
         chunk, elements = self.chunk_elements, self.subgroup_elements
         if elements is None:
-            share = memory // (SUBGROUPS_HELD * ELEMENT_BYTES * len(self.kernel.arrays))
-            elements = min(LARGEST_SUBGROUP, share // chunk * chunk)
+            elements = min(LARGEST_SUBGROUP, self._share(chunk))
             if elements == 0:
                 least = SUBGROUPS_HELD * len(self.kernel.arrays) * self.kernel.block_bytes
                 raise ConfigError(
@@ -99,6 +99,16 @@ class SmartssdConfig:
                 f"memory_bytes must hold {SUBGROUPS_HELD} subgroups of {elements} "
                 f"elements, {held}, not {memory!r}"
             )
+
+    def _share(self, chunk: int) -> int:
+        """Elements of the largest subgroup that has room in memory, in whole chunks."""
+        arrays, memory = len(self.kernel.arrays), self.memory_bytes
+        beside = bool(self.kernel.copy_out_formats) + bool(self.kernel.compression)
+        for held, between in ((arrays + beside, PAGE_BYTES), (arrays, 0)):
+            share = (memory // (SUBGROUPS_HELD * held) - between) // ELEMENT_BYTES
+            if share >= chunk:
+                return share // chunk * chunk
+        return 0
 
     @property
     def chunk_elements(self) -> int:

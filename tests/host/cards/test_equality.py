@@ -44,6 +44,19 @@ def compare(job: Job, cards: int, subgroup: int, **more: object) -> int:
     return compared
 
 
+@pytest.mark.parametrize("options", ["", "&copy_out_formats=bf16&gradient_formats=fp32,bf16"])
+def test_a_subgroup_of_which_nothing_is_said_has_room(tmp_path: Path, options: str) -> None:
+    """Steps of more than two subgroups, in a memory that holds two, with what is beside them."""
+    url = f"golden:smartssd?chunk_bytes=512&memory_bytes=64KiB{options}&drive={tmp_path}/drive"
+    weight = torch.nn.Parameter(torch.ones(6000, dtype=torch.bfloat16 if options else None))
+    with nearstep.open(url) as device:
+        optimizer = nearstep.optim.AdamW([weight], lr=0.5, device=device)
+        for _ in range(2):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        assert bool((weight < 0.1).all())
+
+
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_every_optimizer(optimizer: str) -> None:
     job = Job([(40, 16), (16,), (30, 20), (7,), (1,)], optimizer, skips=4)

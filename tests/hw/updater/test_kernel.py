@@ -111,7 +111,7 @@ def test_other_shapes(module, options):
         ("stand_in", {"lanes": 4, "functional_units": 1, "block_bytes": 1024, "windows": 8}),
         ("stand_in", {"lanes": 4, "block_bytes": 4096, "technology": "ecp5"}),
         ("stand_in", {"lanes": 16, "functional_units": 4, "block_bytes": 16384}),
-        ("adam", {"lanes": 16, "block_bytes": 1024, "bursts_ahead": 9}),
+        ("stand_in", {"lanes": 16, "block_bytes": 1024, "bursts_ahead": 9}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )

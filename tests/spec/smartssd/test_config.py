@@ -24,13 +24,17 @@ def test_registers_are_those_of_the_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes", "elements"), [(1 << 20, 32768), (1 << 16, 2048), (1 << 12, 128)]
+    ("memory_bytes", "elements", "most"),
+    [(1 << 20, 31744, 32768), (1 << 16, 1024, 2048), (1 << 12, 128, 128)],
 )
-def test_a_subgroup_of_which_nothing_is_said_fits_twice(memory_bytes: int, elements: int) -> None:
+def test_a_subgroup_of_which_nothing_is_said_fits_twice(
+    memory_bytes: int, elements: int, most: int
+) -> None:
+    """Each array on a page of its own, unless there is no room for that."""
     assert SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes).subgroup_elements == elements
-    SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes, subgroup_elements=elements)
+    SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes, subgroup_elements=most)
     with pytest.raises(ConfigError, match="hold 2 subgroups"):
-        SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes, subgroup_elements=elements + 128)
+        SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes, subgroup_elements=most + 128)
 
 
 def test_it_is_at_most_a_million_elements() -> None:

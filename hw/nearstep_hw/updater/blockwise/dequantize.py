@@ -1,6 +1,6 @@
 """States in 8 bits on their way from memory."""
 
-from amaranth import Cat, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.hdl import Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
@@ -10,7 +10,6 @@ from amaranth.utils import exact_log2
 from nearstep_hw.fp.mul import mul
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_hw.rule.technology import TECHNOLOGIES
-from nearstep_hw.stream.gearbox import StreamPack
 from nearstep_spec.blockwise import CODES, GROUP, dynamic_map
 from nearstep_spec.fp import FP32
 from nearstep_spec.technology import TECHNOLOGIES as NAMES
@@ -26,7 +25,7 @@ class Dequantize(wiring.Component):
     beat waits at the output for `i_clear`.
 
     *Timing*: `ways` elements a cycle; a beat out `latency` cycles after its codes came. Nothing
-    moves while a beat waits at the output.
+    moves while one beat waits at the output and another one would follow it.
 
     *Numerics*: the entry of the map times the scale, rounded once.
 
@@ -70,11 +69,13 @@ class Dequantize(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.pack = pack = StreamPack(
-            piece_width=FP32.width * self.ways, factor=self.lanes // self.ways
-        )
+        width = FP32.width * self.ways
         parts = CODES_OF_A_WORD * self.lanes // self.ways  # of a beat of codes
-        advance, takes, ends = Signal(), Signal(), Signal()
+        advance, takes, ends, found = Signal(), Signal(), Signal(), Signal()
+        number = Signal(range(self.lanes // self.ways))  # part of the beat that is made
+        whole = Signal()
+        earlier = Signal(FP32.width * self.lanes - width, reset_less=True)
+        made = Signal(width)
         scales = Signal(FP32.width * self.lanes, reset_less=True)
         scaled = Signal()  # `scales` are those of the block
         place = Signal(range(self.block_elements // self.ways))  # part of the block
@@ -85,18 +86,26 @@ class Dequantize(wiring.Component):
 
         groups = place[exact_log2(GROUP // self.ways) :]
         m.d.comb += [
-            advance.eq(~pack.i.valid | pack.i.ready),
+            found.eq(pipe.valid(takes, self.depth)),
+            whole.eq(number == self.lanes // self.ways - 1),
+            # Parts of the next beat are gathered while one waits at the output.
+            advance.eq(~(found & whole) | ~self.o.valid | self.o.ready),
+            made.eq(self._numbers(m, pipe, scale, codes)),
             takes.eq(advance & self.i.valid & scaled),
             ends.eq((place % parts) == parts - 1),
             scale.eq(scales.word_select(groups, FP32.width)),
             codes.eq(self.i.payload.word_select(place % parts, len(codes))),
             self.i.ready.eq(~scaled | (takes & ends)),
-            pack.i.valid.eq(pipe.valid(takes, self.depth)),
-            pack.i.payload.data.eq(self._numbers(m, pipe, scale, codes)),
-            self.o.payload.eq(pack.o.payload.data),
-            self.o.valid.eq(pack.o.valid),
-            pack.o.ready.eq(self.o.ready),
         ]
+        with m.If(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+        with m.If(found & advance):
+            m.d.sync += [
+                number.eq(Mux(whole, 0, number + 1)),
+                earlier.eq(Cat(earlier, made)[width:]),
+            ]
+            with m.If(whole):
+                m.d.sync += [self.o.valid.eq(1), self.o.payload.eq(Cat(earlier, made))]
         with m.If(~scaled):
             m.d.sync += [scales.eq(self.i.payload), scaled.eq(self.i.valid)]
         with m.Elif(takes):
