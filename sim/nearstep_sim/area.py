@@ -239,20 +239,14 @@ def _random(units: int) -> Callable[[], wiring.Component]:
     return make
 
 
-def _quantize(units: int) -> Callable[[], wiring.Component]:
-    def make() -> wiring.Component:
-        from nearstep_hw.updater.blockwise.quantize import Quantize
-
-        return Quantize(lanes=16, ways=units, block_elements=4096, signed=True, beats_width=29)
-
-    return make
-
-
-def _dequantize(units: int) -> Callable[[], wiring.Component]:
+def _blockwise(units: int, *, quantizes: bool) -> Callable[[], wiring.Component]:
     def make() -> wiring.Component:
         from nearstep_hw.updater.blockwise.dequantize import Dequantize
+        from nearstep_hw.updater.blockwise.quantize import Quantize
+        from nearstep_hw.updater.blockwise.shape import BlockwiseShape
 
-        return Dequantize(lanes=16, ways=units, block_elements=4096, signed=True)
+        shape = BlockwiseShape(lanes=16, ways=units, block_elements=4096, signed=True)
+        return Quantize(shape, beats_width=29) if quantizes else Dequantize(shape)
 
     return make
 
@@ -290,22 +284,22 @@ def _parts() -> dict[str, Block]:
             limits={"lut": 2000, "dsp": 0, **NO_MEMORY},
         ),
         "dequantize": Block(
-            make=_dequantize(16),
+            make=_blockwise(16, quantizes=False),
             what="one state from 8 bits to binary32, 16 units",
             limits={"dsp": 16 * 2},
         ),
         "dequantize_4_units": Block(
-            make=_dequantize(4),
+            make=_blockwise(4, quantizes=False),
             what="one state from 8 bits to binary32, 4 units",
             limits={"dsp": 4 * 2},
         ),
         "quantize": Block(
-            make=_quantize(16),
+            make=_blockwise(16, quantizes=True),
             what="one state from binary32 to 8 bits, 16 units",
             limits={"dsp": 0},
         ),
         "quantize_4_units": Block(
-            make=_quantize(4),
+            make=_blockwise(4, quantizes=True),
             what="one state from binary32 to 8 bits, 4 units",
             limits={"dsp": 0},
         ),

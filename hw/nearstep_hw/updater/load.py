@@ -13,9 +13,9 @@ from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.blockwise.dequantize import Dequantize
+from nearstep_hw.updater.blockwise.shape import BlockwiseShape
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.widen import FORMAT_WIDTH, Widen
-from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.operands import Operand, operands
 from nearstep_spec.updater.registers import ErrorCause, GradientFormat
@@ -185,14 +185,7 @@ class LoadPath(wiring.Component):
 
     def _dequantize(self, m: Module, operand: Operand, fifo: StreamFifo, beats: object) -> None:
         """Take blocks from the FIFO, as binary32, to the output."""
-        config = self.config
-        dequantize = Dequantize(
-            lanes=config.lanes,
-            ways=config.units,
-            block_elements=config.block_elements,
-            signed=SIGNED[operand.format],
-            technology=config.technology,
-        )
+        dequantize = Dequantize(BlockwiseShape.of(self.config, operand))
         m.submodules[f"dequantize_{operand.name}"] = dequantize
         wiring.connect(m, fifo.o, dequantize.i)
         wiring.connect(m, dequantize.o, beats)

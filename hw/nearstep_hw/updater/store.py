@@ -13,10 +13,10 @@ from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.blockwise.quantize import Quantize
+from nearstep_hw.updater.blockwise.shape import BlockwiseShape
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.narrow import COPY_FORMAT_WIDTH, Narrow
 from nearstep_hw.updater.random_bits import STREAM_WIDTH, RandomBits, calls_of
-from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.rounding import INDEX_BITS, SKIP_BITS, WORD_BITS
 from nearstep_spec.rule.rules import ARRAYS
 from nearstep_spec.updater.config import COPY_OUT, ELEMENT_BYTES, AdamKernelConfig
@@ -229,15 +229,7 @@ class StorePath(wiring.Component):
 
     def _quantize(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
         """Make blocks in 8 bits of what goes to a FIFO; give the stream in front."""
-        config = self.config
-        quantize = Quantize(
-            lanes=config.lanes,
-            ways=config.units,
-            block_elements=config.block_elements,
-            signed=SIGNED[operand.format],
-            beats_width=len(self.i_beats),
-            technology=config.technology,
-        )
+        quantize = Quantize(BlockwiseShape.of(self.config, operand), beats_width=len(self.i_beats))
         m.submodules[f"quantize_{operand.name}"] = quantize
         wiring.connect(m, quantize.o, fifo.i)
         m.d.comb += [

@@ -9,13 +9,9 @@ from amaranth.utils import exact_log2
 
 from nearstep_hw.fp.mul import mul
 from nearstep_hw.fp.pipeline import Pipeline
-from nearstep_hw.rule.technology import TECHNOLOGIES
-from nearstep_spec.blockwise import CODES, GROUP, dynamic_map
+from nearstep_hw.updater.blockwise.shape import CODE_WIDTH, BlockwiseShape
+from nearstep_spec.blockwise import CODES, dynamic_map
 from nearstep_spec.fp import FP32
-from nearstep_spec.technology import TECHNOLOGIES as NAMES
-
-CODE_WIDTH = exact_log2(CODES)
-CODES_OF_A_WORD = FP32.width // CODE_WIDTH
 
 
 class Dequantize(wiring.Component):
@@ -31,11 +27,7 @@ class Dequantize(wiring.Component):
 
     Parameters
     ----------
-    lanes : binary32 elements of a beat.
-    ways : elements a cycle, a divisor of `lanes`.
-    block_elements : of a block: `GROUP` to `GROUP * lanes`, a power of two.
-    signed : which map.
-    technology : FPGA that the multipliers are divided into stages for.
+    shape
 
     Members
     -------
@@ -48,53 +40,41 @@ class Dequantize(wiring.Component):
     latency : of the last elements of a beat.
     """
 
-    def __init__(
-        self,
-        *,
-        lanes: int,
-        ways: int,
-        block_elements: int,
-        signed: bool,
-        technology: str = NAMES[0],
-    ) -> None:
-        self.lanes = lanes
-        self.ways = ways
-        self.block_elements = block_elements
-        self.signed = signed
-        self.technology = TECHNOLOGIES[technology]
-        self.depth = 1 + self.technology.depths["mul"]  # the map is a memory, read in a cycle
+    def __init__(self, shape: BlockwiseShape) -> None:
+        self.shape = shape
+        self.depth = 1 + shape.fpga.depths["mul"]  # the map is a memory, read in a cycle
         self.latency = self.depth + 1
-        beat = stream.Signature(FP32.width * lanes)
+        beat = stream.Signature(shape.width)
         super().__init__({"i": In(beat), "o": Out(beat), "i_clear": In(1)})
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        width = FP32.width * self.ways
-        parts = CODES_OF_A_WORD * self.lanes // self.ways  # of a beat of codes
+        shape = self.shape
+        width = FP32.width * shape.ways
         advance, takes, ends, found = Signal(), Signal(), Signal(), Signal()
-        number = Signal(range(self.lanes // self.ways))  # part of the beat that is made
+        number = Signal(range(shape.parts))  # part of the beat that is made
         whole = Signal()
-        earlier = Signal(FP32.width * self.lanes - width, reset_less=True)
+        earlier = Signal(shape.width - width, reset_less=True)
         made = Signal(width)
-        scales = Signal(FP32.width * self.lanes, reset_less=True)
+        scales = Signal(shape.width, reset_less=True)
         scaled = Signal()  # `scales` are those of the block
-        place = Signal(range(self.block_elements // self.ways))  # part of the block
-        scale, codes = Signal(FP32.width), Signal(CODE_WIDTH * self.ways)
-        pipe = Pipeline(
-            m, en=advance, delay=self.technology.delay, multiplier=self.technology.multiplier
-        )
+        place = Signal(range(shape.block_parts))  # part of the block
+        scale, codes = Signal(FP32.width), Signal(CODE_WIDTH * shape.ways)
+        fpga = shape.fpga
+        pipe = Pipeline(m, en=advance, delay=fpga.delay, multiplier=fpga.multiplier)
 
-        groups = place[exact_log2(GROUP // self.ways) :]
+        group = place[exact_log2(shape.group_parts) :]
+        of_beat = place % shape.code_parts
         m.d.comb += [
             found.eq(pipe.valid(takes, self.depth)),
-            whole.eq(number == self.lanes // self.ways - 1),
+            whole.eq(number == shape.parts - 1),
             # Parts of the next beat are gathered while one waits at the output.
             advance.eq(~(found & whole) | ~self.o.valid | self.o.ready),
             made.eq(self._numbers(m, pipe, scale, codes)),
             takes.eq(advance & self.i.valid & scaled),
-            ends.eq((place % parts) == parts - 1),
-            scale.eq(scales.word_select(groups, FP32.width)),
-            codes.eq(self.i.payload.word_select(place % parts, len(codes))),
+            ends.eq(of_beat == shape.code_parts - 1),
+            scale.eq(scales.word_select(group, FP32.width)),
+            codes.eq(self.i.payload.word_select(of_beat, len(codes))),
             self.i.ready.eq(~scaled | (takes & ends)),
         ]
         with m.If(self.o.ready):
@@ -110,7 +90,7 @@ class Dequantize(wiring.Component):
             m.d.sync += [scales.eq(self.i.payload), scaled.eq(self.i.valid)]
         with m.Elif(takes):
             m.d.sync += place.eq(place + 1)
-            with m.If(place == self.block_elements // self.ways - 1):
+            with m.If(place == shape.block_parts - 1):
                 m.d.sync += [place.eq(0), scaled.eq(0)]
         return ResetInserter(self.i_clear)(m)
 
@@ -120,9 +100,9 @@ class Dequantize(wiring.Component):
         given = pipe.wrap(scale, 0, "scale_of_part")
         factor = pipe.delayed(given, 1)
         found = []
-        for way in range(self.ways):
+        for way in range(self.shape.ways):
             m.submodules[f"map{way}"] = memory = Memory(
-                shape=FP32.width, depth=CODES, init=dynamic_map(signed=self.signed)
+                shape=FP32.width, depth=CODES, init=dynamic_map(signed=self.shape.signed)
             )
             entry = memory.read_port()
             m.d.comb += [

@@ -2,24 +2,25 @@
 
 from amaranth import Array, Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.hdl import Value
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.fp.div import div
 from nearstep_hw.fp.pipeline import Pipeline
-from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.gearbox import PieceLayout, StreamSplit
 from nearstep_hw.updater.blockwise import nearest
-from nearstep_hw.updater.blockwise.dequantize import CODE_WIDTH, CODES_OF_A_WORD
 from nearstep_hw.updater.blockwise.group_scale import GroupScale
-from nearstep_spec.blockwise import GROUP
+from nearstep_hw.updater.blockwise.shape import CODE_WIDTH, BlockwiseShape
 from nearstep_spec.fp import FP32
-from nearstep_spec.technology import TECHNOLOGIES as NAMES
 
-SCALES_AHEAD = 4
-"""Scales that wait for their elements: of two groups in full, and of one that the run ends in."""
+GROUPS_AHEAD = 2
+"""Groups of elements that wait for their scale, or to be divided by it."""
+
+SCALES_AHEAD = 2 * GROUPS_AHEAD
+"""Scales that wait for elements: those of groups in full, and one of a group that the run ends
+in."""
 
 BLOCKS_AHEAD = 2
 """Blocks of codes that wait for what is before them in memory."""
@@ -38,12 +39,8 @@ class Quantize(wiring.Component):
 
     Parameters
     ----------
-    lanes : binary32 elements of a beat.
-    ways : elements a cycle, a divisor of `lanes`.
-    block_elements : of a block: `GROUP` to `GROUP * lanes`, a power of two.
-    signed : which map.
+    shape
     beats_width : bits of `i_beats`.
-    technology : FPGA that the dividers are divided into stages for.
 
     Members
     -------
@@ -58,47 +55,32 @@ class Quantize(wiring.Component):
     latency : from an element with its scale to its code.
     """
 
-    def __init__(
-        self,
-        *,
-        lanes: int,
-        ways: int,
-        block_elements: int,
-        signed: bool,
-        beats_width: int,
-        technology: str = NAMES[0],
-    ) -> None:
-        self.lanes = lanes
-        self.ways = ways
-        self.block_elements = block_elements
-        self.signed = signed
-        self.technology = TECHNOLOGIES[technology]
-        self.latency = self.technology.depths["div"] + nearest.DEPTH
-        self.width = FP32.width * lanes
+    def __init__(self, shape: BlockwiseShape, *, beats_width: int) -> None:
+        self.shape = shape
+        self.latency = shape.fpga.depths["div"] + nearest.DEPTH
+        beat = stream.Signature(shape.width)
         super().__init__(
             {
-                "i": In(stream.Signature(self.width)),
-                "o": Out(stream.Signature(self.width)),
+                "i": In(beat),
+                "o": Out(beat),
                 "i_beats": In(beats_width),
-                "i_tail": In(lanes),
+                "i_tail": In(shape.lanes),
                 "i_clear": In(1),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        piece_width = FP32.width * self.ways
-        m.submodules.split = split = StreamSplit(
-            piece_width=piece_width, factor=self.lanes // self.ways
-        )
+        shape = self.shape
+        piece_width = FP32.width * shape.ways
+        m.submodules.split = split = StreamSplit(piece_width=piece_width, factor=shape.parts)
         m.submodules.group = group = StreamFifo(
-            PieceLayout(piece_width), depth=2 * GROUP // self.ways
+            PieceLayout(piece_width), depth=GROUPS_AHEAD * shape.group_parts
         )
-        m.submodules.scale = scale = GroupScale(ways=self.ways)
+        m.submodules.scale = scale = GroupScale(ways=shape.ways)
         m.submodules.scales = scales = StreamFifo(FP32.width, depth=SCALES_AHEAD)
-        m.submodules.headers = headers = StreamFifo(self.width, depth=BLOCKS_AHEAD)
-        beats = self.block_elements // (CODES_OF_A_WORD * self.lanes)  # of codes, in a block
-        m.submodules.codes = codes = StreamFifo(self.width, depth=BLOCKS_AHEAD * beats)
+        m.submodules.headers = headers = StreamFifo(shape.width, depth=BLOCKS_AHEAD)
+        m.submodules.codes = codes = StreamFifo(shape.width, depth=BLOCKS_AHEAD * shape.code_beats)
 
         self._take(m, split)
         taken = Signal()
@@ -113,8 +95,9 @@ class Quantize(wiring.Component):
             scales.i.payload.eq(scale.o_scale),
             scales.i.valid.eq(scale.o_valid),  # there is room: see SCALES_AHEAD
         ]
-        self._divide(m, group, scales, headers, codes)
-        self._give(m, headers, codes, beats)
+        pipe, takes = self._begin(m, group, scales, headers)
+        self._gather(m, pipe, takes, group.o.payload, scales.o.payload, codes)
+        self._give(m, headers, codes)
         return ResetInserter(self.i_clear)(m)
 
     def _take(self, m: Module, split: StreamSplit) -> None:
@@ -135,81 +118,82 @@ class Quantize(wiring.Component):
         with m.If(self.i.valid & self.i.ready):
             m.d.sync += number.eq(number + 1)
 
-    def _divide(
-        self,
-        m: Module,
-        group: StreamFifo,
-        scales: StreamFifo,
-        headers: StreamFifo,
-        codes: StreamFifo,
-    ) -> None:
-        """Divide elements by their scales, and gather scales and codes."""
-        parts = GROUP // self.ways
-        places = CODES_OF_A_WORD * self.lanes // self.ways  # parts of a beat of codes
+    def _begin(
+        self, m: Module, group: StreamFifo, scales: StreamFifo, headers: StreamFifo
+    ) -> tuple[Pipeline, Signal]:
+        """Take elements whose scale is known, and give the scales of each block that ends: the
+        pipeline, and whether elements go in."""
+        shape = self.shape
         advance, takes, group_ends, block_ends = Signal(), Signal(), Signal(), Signal()
-        part = Signal(range(self.block_elements // self.ways))
-        earlier = Array(
-            Signal(FP32.width, name=f"scale{k}") for k in range(self.block_elements // GROUP)
-        )
-        header = Signal(self.width)
-        now = part[exact_log2(parts) :]
-        pipe = Pipeline(m, en=advance, delay=self.technology.delay)
-
-        numbers = group.o.payload
+        part = Signal(range(shape.block_parts))
+        now = part[exact_log2(shape.group_parts) :]
+        earlier = Array(Signal(FP32.width, name=f"scale{k}") for k in range(1 << len(now)))
+        scale, last = scales.o.payload, group.o.payload.last
         m.d.comb += [
-            group_ends.eq((part % parts == parts - 1) | numbers.last),
-            block_ends.eq((part == self.block_elements // self.ways - 1) | numbers.last),
+            group_ends.eq((part % shape.group_parts == shape.group_parts - 1) | last),
+            block_ends.eq((part == shape.block_parts - 1) | last),
             takes.eq(advance & group.o.valid & scales.o.valid & (headers.i.ready | ~block_ends)),
             group.o.ready.eq(takes),
             scales.o.ready.eq(takes & group_ends),
             headers.i.valid.eq(takes & block_ends),
-            headers.i.payload.eq(header),
         ]
         for k, kept in enumerate(earlier):
-            word = header.word_select(k, FP32.width)
-            m.d.comb += word.eq(Mux(now == k, scales.o.payload, kept))
+            word = headers.i.payload.word_select(k, FP32.width)
+            m.d.comb += word.eq(Mux(now == k, scale, kept))
         with m.If(takes):
             m.d.sync += part.eq(Mux(block_ends, 0, part + 1))
             with m.If(group_ends):
-                m.d.sync += earlier[now].eq(scales.o.payload)
+                m.d.sync += earlier[now].eq(scale)
             with m.If(block_ends):
                 m.d.sync += [kept.eq(0) for kept in earlier]
+        return Pipeline(m, en=advance, delay=shape.fpga.delay), takes
 
-        found = pipe.valid(takes, self.latency)
-        last = pipe.at(pipe.wrap(numbers.last, 0, "last"), self.latency)
-        made = self._coded(pipe, numbers.data, scales.o.payload)
-        place = Signal(range(places))
-        whole = Signal()
-        beat = Signal(self.width, reset_less=True)
+    def _gather(
+        self,
+        m: Module,
+        pipe: Pipeline,
+        takes: Signal,
+        piece: data.View,
+        scale: Value,
+        codes: StreamFifo,
+    ) -> None:
+        """Divide elements by their scale, and gather the codes into beats."""
+        found, whole = Signal(), Signal()
+        place = Signal(range(self.shape.code_parts))
+        beat = Signal(self.shape.width, reset_less=True)
+        last = pipe.at(pipe.wrap(piece.last, 0, "last"), self.latency)
+        made = self._coded(pipe, piece.data, scale)
         m.d.comb += [
-            advance.eq(~codes.i.valid | codes.i.ready),
+            pipe.en.eq(~codes.i.valid | codes.i.ready),
+            found.eq(pipe.valid(takes, self.latency)),
+            whole.eq((place == self.shape.code_parts - 1) | last),
             codes.i.payload.eq(beat),
         ]
-        with m.If(advance):
+        with m.If(pipe.en):
             m.d.sync += codes.i.valid.eq(found & whole)
             with m.If(found):
                 m.d.sync += place.eq(Mux(whole, 0, place + 1))
-                for k in range(places):
+                for k in range(self.shape.code_parts):
                     with m.If(place == k):
                         m.d.sync += beat.word_select(k, len(made)).eq(made)
-        m.d.comb += whole.eq((place == places - 1) | last)
 
     def _coded(self, pipe: Pipeline, numbers: Value, scale: Value) -> Value:
         """The codes of a part, at the end of the pipeline."""
         divisor = pipe.wrap(scale, 0, "divisor")
         found = []
-        for way in range(self.ways):
+        for way in range(self.shape.ways):
             number = pipe.wrap(numbers.word_select(way, FP32.width), 0, f"number{way}")
             quotient = div(
-                pipe, FP32, number, divisor, depth=self.technology.depths["div"], flags=False
+                pipe, FP32, number, divisor, depth=self.shape.fpga.depths["div"], flags=False
             ).z
-            code = nearest.nearest(pipe, quotient, signed=self.signed)
+            code = nearest.nearest(pipe, quotient, signed=self.shape.signed)
             found.append(pipe.at(code, self.latency))
             assert len(found[-1]) == CODE_WIDTH
         return Cat(found)
 
-    def _give(self, m: Module, headers: StreamFifo, codes: StreamFifo, beats: int) -> None:
+    def _give(self, m: Module, headers: StreamFifo, codes: StreamFifo) -> None:
         """Give the scales of each block, then its codes."""
+        beats = self.shape.code_beats
         left = Signal(range(beats + 1))  # beats of codes that the block still has
         m.d.comb += [
             self.o.payload.eq(Mux(left == 0, headers.o.payload, codes.o.payload)),

@@ -1,13 +1,14 @@
 # amaranth: UnusedElaboratable=no
 """States in 8 bits to binary32 and back, in RTL, against the golden model."""
 
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from nearstep_hw.updater.blockwise.dequantize import Dequantize
 from nearstep_hw.updater.blockwise.quantize import Quantize
+from nearstep_hw.updater.blockwise.shape import BlockwiseShape
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.blockwise import GROUP, dequantize, dynamic_map, quantize
 
@@ -15,40 +16,33 @@ BEATS_WIDTH = 20
 NAN = 0x7FC0_0000
 
 
-class Shape(NamedTuple):
-    lanes: int
-    ways: int
-    elements: int
-    signed: bool
+def shape_of(lanes: int, ways: int, elements: int, signed: bool) -> BlockwiseShape:
+    return BlockwiseShape(lanes=lanes, ways=ways, block_elements=elements, signed=signed)
 
 
-QUICK = [Shape(4, 2, 512, True), Shape(4, 2, 512, False)]
+QUICK = [shape_of(4, 2, 512, True), shape_of(4, 2, 512, False)]
 DEEP = [
-    Shape(1, 1, 256, True),
-    Shape(2, 2, 512, False),
-    Shape(8, 1, 2048, True),
-    Shape(16, 4, 4096, False),
-    Shape(16, 16, 256, True),
-    Shape(16, 16, 4096, True),
-    Shape(16, 16, 4096, False),
+    shape_of(1, 1, 256, True),
+    shape_of(2, 2, 512, False),
+    shape_of(8, 1, 2048, True),
+    shape_of(16, 4, 4096, False),
+    shape_of(16, 16, 256, True),
+    shape_of(16, 16, 4096, True),
+    shape_of(16, 16, 4096, False),
 ]
 SHAPES = [
-    *(pytest.param(shape, id="-".join(map(str, shape))) for shape in QUICK),
-    *(pytest.param(shape, id="-".join(map(str, shape)), marks=pytest.mark.deep) for shape in DEEP),
+    pytest.param(
+        shape,
+        id=f"{shape.lanes}-{shape.ways}-{shape.block_elements}-{shape.signed}",
+        marks=[pytest.mark.deep] if shape in DEEP else [],
+    )
+    for shape in (*QUICK, *DEEP)
 ]
 
 
-def bench_of(kind: type, shape: Shape, technology: str = "ultrascale_plus") -> StreamBench:
+def bench_of(kind: type, shape: BlockwiseShape) -> StreamBench:
     widths = {"beats_width": BEATS_WIDTH} if kind is Quantize else {}
-    component = kind(
-        lanes=shape.lanes,
-        ways=shape.ways,
-        block_elements=shape.elements,
-        signed=shape.signed,
-        technology=technology,
-        **widths,
-    )
-    return StreamBench(component, name=kind.__name__.lower(), key=f"{shape} {technology}")
+    return StreamBench(kind(shape, **widths), name=kind.__name__.lower(), key=f"{shape}")
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -95,28 +89,36 @@ def hard(seed: int, count: int) -> np.ndarray:
     return rows.reshape(-1)[:count]
 
 
-def packed(shape: Shape, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def packed(shape: BlockwiseShape, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Bytes of blocks, whole beats."""
-    beats, groups = [], shape.elements // GROUP
-    for number in range(-(-codes.size // shape.elements)):
+    beats, groups = [], shape.block_elements // GROUP
+    for number in range(-(-codes.size // shape.block_elements)):
         header = np.zeros(shape.lanes, np.float32)
         own = scales[number * groups :][:groups]
         header[: own.size] = own
-        part = codes[number * shape.elements :][: shape.elements]
+        part = codes[number * shape.block_elements :][: shape.block_elements]
         padding = -part.size % (4 * shape.lanes)
         beats += [header.tobytes(), part.tobytes(), bytes(padding)]
     return np.frombuffer(b"".join(beats), np.uint8)
 
 
-def golden(shape: Shape, values: np.ndarray) -> np.ndarray:
+def golden(shape: BlockwiseShape, values: np.ndarray) -> np.ndarray:
     codes, scales = quantize(values, signed=shape.signed)
     scales = np.where(np.isnan(scales), np.uint32(NAN).view(np.float32), scales)
     return packed(shape, codes, scales)
 
 
-def counts(shape: Shape) -> list[int]:
+def counts(shape: BlockwiseShape) -> list[int]:
     """Elements of runs: of beats, groups and blocks that are whole and that are not."""
-    return [1, 255, 256, 257, 4 * shape.lanes + 1, shape.elements, 3 * shape.elements + 259]
+    return [
+        1,
+        255,
+        256,
+        257,
+        4 * shape.lanes + 1,
+        shape.block_elements,
+        3 * shape.block_elements + 259,
+    ]
 
 
 def clear(bench: StreamBench, inputs: dict[str, int]) -> None:
@@ -148,7 +150,7 @@ def test_blocks_have_the_golden_models_scales_and_codes(quantizer, stalls):
         _, made = quantized(quantizer, values, stalls=STALLS[stalls], seed=number)
         expected = golden(quantizer[1], values)
         assert made.size == expected.size
-        used = expected.size - (-count % quantizer[1].elements) % (4 * quantizer[1].lanes)
+        used = expected.size - (-count % quantizer[1].block_elements) % (4 * quantizer[1].lanes)
         np.testing.assert_array_equal(made[:used], expected[:used])
         checks += used
     assert checks > sum(counts(quantizer[1]))
@@ -156,19 +158,21 @@ def test_blocks_have_the_golden_models_scales_and_codes(quantizer, stalls):
 
 def test_every_element_of_many_groups(quantizer):
     shape = quantizer[1]
-    values = hard(40, 64 * max(shape.elements, 1024))
+    values = hard(40, 64 * max(shape.block_elements, 1024))
     _, made = quantized(quantizer, values)
     np.testing.assert_array_equal(made, golden(shape, values))
-    assert made.size == values.size + values.size // shape.elements * 4 * shape.lanes
+    assert made.size == values.size + values.size // shape.block_elements * 4 * shape.lanes
 
 
 def test_elements_are_taken_and_given_without_a_pause(quantizer):
     bench, shape = quantizer
-    values = hard(41, 16 * shape.elements)
+    values = hard(41, 16 * shape.block_elements)
     run, _ = quantized(quantizer, values)
     took = run.last["i"] - run.first["i"] + 1
     assert took <= values.size // shape.ways + 8
-    assert run.cycles <= took + 2 * shape.elements // shape.ways + 100 + bench.component.latency
+    assert (
+        run.cycles <= took + 2 * shape.block_elements // shape.ways + 100 + bench.component.latency
+    )
 
 
 @pytest.mark.parametrize("stalls", STALLS)
@@ -198,7 +202,7 @@ def test_numbers_are_the_golden_models(dequantizer, stalls):
 
 def test_every_code_with_many_scales(dequantizer):
     bench, shape = dequantizer
-    groups = 64 * max(shape.elements, 1024) // GROUP
+    groups = 64 * max(shape.block_elements, 1024) // GROUP
     codes = np.tile(np.arange(256, dtype=np.uint8), groups)
     scales = hard(51, groups)
     given = packed(shape, codes, scales).view(np.uint32).reshape(-1, shape.lanes)
@@ -209,7 +213,7 @@ def test_every_code_with_many_scales(dequantizer):
     expected = np.where(np.isnan(numbers), np.uint32(NAN), numbers.view(np.uint32))
     np.testing.assert_array_equal(run.streams["o"].reshape(-1), expected)
     assert expected.size == 256 * groups
-    blocks = codes.size // shape.elements
+    blocks = codes.size // shape.block_elements
     assert run.cycles <= codes.size // shape.ways + blocks + bench.component.latency + 4
 
 
@@ -221,15 +225,15 @@ def test_a_run_that_was_cut_short_leaves_nothing(quantizer):
     clear(bench, inputs)
     bench.run({"i": rows[:-1]}, inputs, space=4 * len(rows))
     _, made = quantized(quantizer, values)
-    used = 300 + 4 * shape.lanes * -(-300 // shape.elements)
+    used = 300 + 4 * shape.lanes * -(-300 // shape.block_elements)
     np.testing.assert_array_equal(made[:used], golden(shape, values)[:used])
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", [Quantize, Dequantize])
 def test_pipelines_of_slower_fpgas_give_the_same(kind):
-    shape = Shape(4, 2, 512, True)
-    bench = bench_of(kind, shape, "ecp5")
+    shape = replace(shape_of(4, 2, 512, True), technology="ecp5")
+    bench = bench_of(kind, shape)
     try:
         if kind is Quantize:
             test_every_element_of_many_groups((bench, shape))
