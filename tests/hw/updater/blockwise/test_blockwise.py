@@ -20,7 +20,7 @@ def shape_of(lanes: int, ways: int, elements: int, signed: bool) -> BlockwiseSha
     return BlockwiseShape(lanes=lanes, ways=ways, block_elements=elements, signed=signed)
 
 
-QUICK = [shape_of(4, 2, 512, True), shape_of(4, 2, 512, False)]
+MAPS = [shape_of(4, 2, 512, signed) for signed in (True, False)]
 DEEP = [
     shape_of(1, 1, 256, True),
     shape_of(2, 2, 512, False),
@@ -30,14 +30,18 @@ DEEP = [
     shape_of(16, 16, 4096, True),
     shape_of(16, 16, 4096, False),
 ]
-SHAPES = [
-    pytest.param(
-        shape,
-        id=f"{shape.lanes}-{shape.ways}-{shape.block_elements}-{shape.signed}",
-        marks=[pytest.mark.deep] if shape in DEEP else [],
-    )
-    for shape in (*QUICK, *DEEP)
-]
+
+
+def shapes(*, signed: bool) -> list[object]:
+    """All, of which the one with this map is quick."""
+    return [
+        pytest.param(
+            shape,
+            id=f"{shape.lanes}-{shape.ways}-{shape.block_elements}-{shape.signed}",
+            marks=[] if shape == MAPS[not signed] else [pytest.mark.deep],
+        )
+        for shape in (*MAPS, *DEEP)
+    ]
 
 
 def bench_of(kind: type, shape: BlockwiseShape) -> StreamBench:
@@ -45,14 +49,14 @@ def bench_of(kind: type, shape: BlockwiseShape) -> StreamBench:
     return StreamBench(kind(shape, **widths), name=kind.__name__.lower(), key=f"{shape}")
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=shapes(signed=True))
 def quantizer(request):
     bench = bench_of(Quantize, request.param)
     yield bench, request.param
     bench.close()
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=shapes(signed=False))
 def dequantizer(request):
     bench = bench_of(Dequantize, request.param)
     yield bench, request.param
