@@ -17,7 +17,6 @@ import numpy as np
 import report
 import torch
 import typer
-from eight_bit import EightBitAdamW
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -51,7 +50,6 @@ class Case:
     dtype : of the parameters.
     rounding
     color : of the curve.
-    eight_bit : the prototype on the host, of moments in 8 bits.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Case:
     dtype: torch.dtype = torch.float32
     rounding: str = "nearest"
     color: str = "#444444"
-    eight_bit: bool = False
 
 
 MOMENTS = "&state_format=bf16&stochastic_rounding=yes"
@@ -70,7 +67,7 @@ CASES = (
     Case("m, v bf16, stochastic", MOMENTS, rounding="stochastic", color="#1f77b4"),
     Case("p, m, v bf16, nearest", ALL, torch.bfloat16, color="#ff7f0e"),
     Case("p, m, v bf16, stochastic", ALL, torch.bfloat16, "stochastic", "#2ca02c"),
-    Case("m, v 8 bits (prototype)", color="#9467bd", eight_bit=True),
+    Case("m, v 8 bits", "&state_format=dynamic8", color="#9467bd"),
 )
 
 
@@ -80,13 +77,9 @@ def train(case: Case, text: Text, steps: int, seed: int) -> dict[str, Any]:
     model = Gpt(sized(SIZE, context=CONTEXT)).to(case.dtype)
     with nearstep.open(DEVICE + case.options) as device:
         groups = model.decay_groups(WEIGHT_DECAY)
-        optimizer: torch.optim.Optimizer
-        if case.eight_bit:
-            optimizer = EightBitAdamW(groups, LR)
-        else:
-            optimizer = nearstep.optim.AdamW(
-                groups, lr=LR, device=device, rounding=case.rounding, rounding_seed=seed
-            )
+        optimizer = nearstep.optim.AdamW(
+            groups, lr=LR, device=device, rounding=case.rounding, rounding_seed=seed
+        )
         trainer = Trainer(model, optimizer, steps)
         batches = Batches(text.training, batch=BATCH, context=CONTEXT, seed=seed)
         for _ in range(steps):

@@ -10,8 +10,7 @@ def formats(results: Results) -> list[str]:
         "One step of AdamW from START to done on a DDR4-1600 channel (8Gb x8, refresh on),",
         f"{results['count']:,} parameters, *measured* in RTL cycles; 16 stand-ins of equal latency",
         "do the arithmetic. *Of DRAM peak* counts each array that is read and each that is",
-        "written once. Rows of 8 bits are *modelled*: no kernel has them; cycles go down with the",
-        "bytes as they do from fp32 to bf16 moments, scales of blocks of 256 included.",
+        "written once; of moments in 8 bits the scales, too, one for 256 elements.",
     )
     lines += table(
         ["in memory", "bytes a parameter", "cycles", "million a second at 200 MHz", "of DRAM peak",
@@ -42,8 +41,8 @@ def state_losses(results: Results) -> list[str]:
         f"learning rate {results['lr']:g}, on `{results['device']}`;",
         f"*measured*, mean of {results['seeds']} seeds, each with weights, batches and random bits",
         "of its own. Loss is in nats a byte, of the last 50 steps of training and on unseen text;",
-        "the spread is the largest less the smallest of the seeds. Moments in 8 bits are the",
-        "prototype on the host; parameters of fewer than 4,096 elements keep fp32 moments there.",
+        "the spread is the largest less the smallest of the seeds. In 8 bits are the moments of",
+        "all parameters, also of those with few elements.",
     )
     lines += table(
         ["in memory", "training loss", "spread", "validation loss", "spread", "above fp32"],
