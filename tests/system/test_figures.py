@@ -104,6 +104,10 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
         Of("formats", cell("m, v bf16, stochastic", 5)),
         Of("formats", cell("p, g, m, v bf16, stochastic", 5)),
     ),
+    "AdamW with m and v in 8 bits": tuple(
+        Of("formats", rf"^Moments in 8 bits are {'[0-9.]+(?:,| and) ' * before}([\d.]+)")
+        for before in range(3)
+    ),
     "step of AdamW on both channels": (Of("step", cell(STEP, 7)), Of("step", cell(STEP, 6))),
     "host in normal mode, streaming loads": (
         Of("module_host", cell("in-order, streaming loads", 3)),
