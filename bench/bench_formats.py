@@ -11,8 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 import nearstep
+from nearstep.axdimm.device import SKEW_BEATS
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.formats import DTYPES
+from nearstep_spec.blockwise import SIGNED
+from nearstep_spec.dram.geometry import BEAT_BYTES
 from nearstep_spec.updater.operands import array_bytes, operands
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&fu=native&gradient_formats=fp32,bf16"
@@ -31,6 +34,7 @@ KINDS = {
     "m, v 8 bits": (EIGHT_BIT, "fp32"),
     "g bf16, m, v 8 bits": (EIGHT_BIT, "bf16"),
     "p, g bf16, m, v 8 bits": (f"{EIGHT_BIT}&parameter_format=bf16", "bf16"),
+    "m, v 8 bits, 4 units": (f"{EIGHT_BIT}&functional_units=4", "fp32"),
 }
 """Options of the kernel and format of the gradients, by what is in which format."""
 
@@ -40,6 +44,9 @@ NEAR = {
     "p, g bf16, m, v 8 bits": "p, g, m, v bf16",
 }
 """Moments in 8 bits, and bfloat16 in their place."""
+
+BANKS = 16
+"""Of a rank of x8 parts: arrays begin in the same one, as they are placed on a DIMM."""
 
 CLOCK_HZ = 200_000_000
 
@@ -54,7 +61,10 @@ def measure(kind: str, count: int) -> dict[str, Any]:
         formats = {n: gradient if n == "g" else each.format
                    for n, each in operands(device.config).items()}  # fmt: skip
         nbytes = {n: array_bytes(device.config, form, count) for n, form in formats.items()}
-        buffers = {n: device.alloc(nbytes[n] // DTYPES[form].itemsize, DTYPES[form])
+        coded = [n for n, form in formats.items() if form in SIGNED]
+        skews = {n: (1 + k) * SKEW_BEATS * BEAT_BYTES for k, n in enumerate(coded)}
+        buffers = {n: device.alloc(nbytes[n] // DTYPES[form].itemsize, DTYPES[form],
+                                   align=BANKS * BEAT_BYTES, beyond=skews.get(n, 0))
                    for n, form in formats.items()}  # fmt: skip
         for buffer in buffers.values():
             buffer.fill(0)

@@ -25,8 +25,9 @@ class Allocator:
         """Bytes in all free pieces, the guards they would need included."""
         return sum(stop - start for start, stop in self._free)
 
-    def allocate(self, nbytes: int, align: int = LINE_BYTES) -> int:
-        """Address of a piece of `nbytes`, a multiple of `align`, itself one of a line.
+    def allocate(self, nbytes: int, align: int = LINE_BYTES, beyond: int = 0) -> int:
+        """Address of a piece of `nbytes`, `beyond` a multiple of `align`: both are multiples of a
+        line.
 
         Raises
         ------
@@ -34,7 +35,7 @@ class Allocator:
         """
         size = self._footprint(nbytes)
         for index, (start, stop) in enumerate(self._free):
-            first = -(-start // align) * align
+            first = -(-(start - beyond) // align) * align + beyond
             if stop - first >= size:
                 pieces = [(start, first), (first + size, stop)]
                 self._free[index : index + 1] = [piece for piece in pieces if piece[0] < piece[1]]

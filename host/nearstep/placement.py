@@ -163,15 +163,18 @@ class Segment:
     def _allocate(self, arrays: Mapping[str, float | None]) -> None:
         """Allocate arrays, each filled with its value unless that is None."""
         missing = list(arrays)
+        device, coded = self._device, list(self._coded)
+        skews = {name: (1 + k) * device.stripe_skew for k, name in enumerate(coded)}
         try:
             for channel, arenas in enumerate(self._arenas):
                 for name, value in arrays.items():
                     stripes, _, size = self.span(name, 0, self._size)
-                    arenas[name] = self._device.alloc(
+                    arenas[name] = device.alloc(
                         stripes.before(size, channel),
                         self.dtype_of(name),
                         channel=channel,
-                        align=self._device.stripe_align,
+                        align=device.stripe_align,
+                        beyond=skews.get(name, 0) % device.stripe_align,
                     )
                     if value is not None and name in self._coded:
                         self._fill_blocks(arenas[name], value, self._coded[name])

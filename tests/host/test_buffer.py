@@ -170,20 +170,27 @@ def test_freed_memory_is_all_there_again(device):
     assert device.free_bytes == free
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5000)), max_size=60))
+PLACES = [(LINE_BYTES, 0), (LINE_BYTES, 0), (1024, 0), (1024, 192), (1024, 960)]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 5000), st.sampled_from(PLACES)), max_size=60)
+)
 def test_pieces_are_aligned_apart_and_within_memory(actions):
     allocator = Allocator(1 << 16)
     live: list[tuple[int, int]] = []
     refused: list[tuple[int, int]] = []
-    for release, number in actions:
+    for release, number, (align, beyond) in actions:
         if release and live:
             allocator.release(*live.pop(number % len(live)))
             continue
         try:
-            piece = (allocator.allocate(number), number)
+            piece = (allocator.allocate(number, align, beyond), number)
         except OutOfDeviceMemoryError as error:
-            refused.append((number, error.largest))
+            if align == LINE_BYTES:
+                refused.append((number, error.largest))
             continue
+        assert piece[0] % align == beyond
         live.append(piece)
         extents = sorted(live)
         for address, size in extents:

@@ -13,7 +13,7 @@ import nearstep
 from nearstep import blockwise
 from nearstep.device import Device
 from nearstep.errors import ArgumentError, OutOfDeviceMemoryError, ShapeError
-from nearstep.placement import ARRAYS, Placement
+from nearstep.placement import ARRAYS, Placement, Segment
 
 
 @pytest.fixture
@@ -223,3 +223,24 @@ def test_a_run_ends_behind_a_group_that_is_not_whole(channels):
             for part in launch.parts.values()
             for buffer in part.values()
         )
+
+
+def test_on_a_dimm_arrays_begin_in_one_bank_and_those_in_8_bits_apart():
+    """16 banks of x8 parts, a beat in each."""
+    with nearstep.open("golden:axdimm?channels=2&state_format=dynamic8") as device:
+        segment = Segment(
+            device, 10 * 4096, 4096, coded={"m": "dynamic8", "v": "dynamic8u", "v_max": "dynamic8u"}
+        )
+        segment.reserve({"p": 0.0, "g": 0.0, "v": 0.0})
+        segment.reserve({"m": 0.0, "v_max": 0.0})
+        for arenas in segment.arenas:
+            within = {name: buffer.address % (16 * 64) for name, buffer in arenas.items()}
+            assert within == {"p": 0, "g": 0, "m": 192, "v": 384, "v_max": 576}
+    with nearstep.open("golden:axdimm?channels=2&state_format=dynamic8") as device:
+        with pytest.raises(ArgumentError, match="beyond must be a multiple of 64 below align=1024"):
+            device.alloc(16, align=1024, beyond=1024)
+        free = device.free_bytes
+        buffer = device.alloc_blockwise(5000, channel=1, align=1024, beyond=192)
+        assert buffer.address % 1024 == 192
+        buffer.free()
+        assert device.free_bytes == free

@@ -12,6 +12,10 @@ from nearstep_spec.dram.geometry import BEAT_BYTES
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import device_maps
 
+SKEW_BEATS = 3
+"""Beats that arrays in 8 bits begin apart from each other, of a round of the banks: of 0 to 15 the
+number with which a kernel is fastest, by 2 % (`bench/bench_formats.py`)."""
+
 
 class AxdimmDevice(KernelDevice):
     """An AXDIMM: one update kernel near the memory of each channel.
@@ -72,3 +76,9 @@ class AxdimmDevice(KernelDevice):
         if self.dimm is None:
             return super().stripe_align
         return self.dimm.geometry.banks * BEAT_BYTES  # arrays then begin in the same bank
+
+    @property
+    def stripe_skew(self) -> int:
+        # A block with its scales ends in the bank that it begins in, where the next array's would
+        # begin with another row.
+        return 0 if self.dimm is None else SKEW_BEATS * BEAT_BYTES
