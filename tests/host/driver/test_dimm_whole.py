@@ -230,6 +230,18 @@ def test_refreshes_that_the_host_owes_show_the_same(
 
 
 @pytest.mark.deep
+def test_two_ranks_on_each_channel_show_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Arrays of more than a page lie in both ranks.
+    url = f"{FEW}&ranks=2&interleave=4096"
+    log = both(url, lambda dimm: Traffic(dimm, 9).run(10), monkeypatch)
+    *_, done, compared = log
+    print(f"{len(log)} observations, {compared} words, {done}")
+    assert compared == 10 * 8 * Traffic.MOST
+    assert sum(done.values()) == 10
+    assert sum(times > 0 for times in done.values()) >= 4
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("channels", [1, 4])
 def test_other_numbers_of_channels_show_the_same(
     channels: int, monkeypatch: pytest.MonkeyPatch
