@@ -11,6 +11,7 @@ from nearstep.coarse import CoarsePool
 from nearstep_sim.coarse.golden import GoldenPool
 from nearstep_sim.coarse.pool import PoolBackend
 from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, Floats
+from nearstep_sim.coarse.shipped_ring import shipped_ring
 
 URLS = {
     "golden": f"golden:coarse?{SMALL}&{SMALL_MEMORY}",
@@ -24,18 +25,38 @@ deep_on_rtl = pytest.mark.parametrize(
 )
 """For what the host does, or what another fast test asks of the RTL, too."""
 
+TOPS = {"ring": URLS["sim"]}
+"""Those devices as `nearstep rtl` writes them, in one object."""
+
+EVERY = [*URLS, *(pytest.param(name, marks=pytest.mark.deep) for name in TOPS)]
+"""For lists of faults, which the whole product has to bear."""
+
+deep_on_tops = pytest.mark.parametrize(
+    "pool",
+    ["golden", *(pytest.param(name, marks=pytest.mark.deep) for name in ("sim", *TOPS))],
+    indirect=True,
+)
+"""As `deep_on_rtl`, for those lists."""
+
+
+def opened(name: str, **options: int) -> CoarsePool:
+    """A pool by its name in `URLS` or `TOPS`."""
+    if name in TOPS:
+        return CoarsePool(shipped_ring(TOPS[name], links_inside=False), **options)
+    return CoarsePool.open(URLS[name], **options)
+
 
 @pytest.fixture(params=URLS)
 def pool(request: pytest.FixtureRequest) -> Iterator[CoarsePool]:
-    with CoarsePool.open(URLS[request.param]) as opened:
-        yield opened
+    with opened(request.param) as each:
+        yield each
 
 
 @pytest.fixture
 def golden_pool() -> Iterator[CoarsePool]:
     """One whose inner state a test can look at."""
-    with CoarsePool.open(URLS["golden"]) as opened:
-        yield opened
+    with opened("golden") as each:
+        yield each
 
 
 def emulated(pool: CoarsePool) -> GoldenPool | PoolBackend:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -19,10 +21,16 @@ from nearstep.coarse.errors import (
 from nearstep.errors import GuardError, UninitialisedError, WaitTimeoutError
 from nearstep_sim.coarse.pool_values import compare, reduced
 
-from .conftest import URLS, deep_on_rtl, emulated, random_arrays
+from .conftest import EVERY, URLS, deep_on_tops, emulated, opened, random_arrays
 
 ELEMENTS = 20000
 """Enough for a job not to have ended when registers have been read a few times."""
+
+
+@pytest.fixture(params=EVERY)
+def pool(request: pytest.FixtureRequest) -> Iterator[CoarsePool]:
+    with opened(request.param) as each:
+        yield each
 
 
 def check_recovered(pool, tensor, arrays) -> None:
@@ -56,7 +64,7 @@ def test_a_dead_peer_is_named_by_a_neighbour(pool, dead) -> None:
     check_recovered(pool, tensor, arrays)
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_a_peer_that_stays_dead_ends_every_job(pool) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=1)
     tensor = pool.tensor(arrays)
@@ -170,7 +178,7 @@ def test_a_device_that_forgot_its_error_is_known_to_the_others(pool) -> None:
     assert [found.value.causes[device] for device in (0, 1, 3)] == ["PEER"] * 3
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_many_resets_go_around_all_epochs(pool) -> None:
     arrays = random_arrays(pool, 100, seed=1)
     for _ in range(20):
@@ -209,7 +217,7 @@ def test_an_answer_of_memory_other_than_okay(pool, write) -> None:
     check_recovered(pool, tensor, arrays)
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_memory_that_never_answers(pool) -> None:
     """Not even the host's loads pass; a hard reset brings the memory back, with what it held."""
     arrays = random_arrays(pool, ELEMENTS, seed=1)
@@ -240,10 +248,10 @@ def test_guards_and_memory_that_nobody_wrote_are_faults(golden_pool) -> None:
     assert np.all(tensor.read(0) == 0)
 
 
-@deep_on_rtl
-def test_a_dead_device_without_a_limit_is_waited_for(pool) -> None:
-    url = pool.device.url
-    with CoarsePool.open(url, silence_cycles=0) as patient:
+@deep_on_tops
+def test_a_dead_device_without_a_limit_is_waited_for(pool, request) -> None:
+    name = request.node.callspec.params["pool"]
+    with opened(name, silence_cycles=0) as patient:
         arrays = random_arrays(patient, 200, seed=2)
         tensor = patient.tensor(arrays)
         patient.device.backend.kill(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,21 @@ from nearstep.errors import ArgumentError, BusyError, OutOfDeviceMemoryError
 from nearstep.storage.snapshot_file import PREAMBLE, open_file
 from nearstep_sim.coarse.pool_values import compare, reduced
 
-from .conftest import URLS, deep_on_rtl, emulated, random_arrays
+from .conftest import (
+    EVERY,
+    URLS,
+    deep_on_rtl,
+    deep_on_tops,
+    emulated,
+    opened,
+    random_arrays,
+)
+
+
+@pytest.fixture(params=EVERY)
+def pool(request: pytest.FixtureRequest) -> Iterator[CoarsePool]:
+    with opened(request.param) as each:
+        yield each
 
 
 def test_restored_as_it_was_saved(pool, tmp_path) -> None:
@@ -124,7 +139,7 @@ def test_saved_while_another_thread_reduces(pool, tmp_path) -> None:
         assert any(same), f"{path} is of no version"
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_generations_are_numbered_and_the_newest_is_loaded(pool, tmp_path) -> None:
     tensor = pool.tensor(random_arrays(pool, 10, seed=1))
     paths = []
@@ -143,7 +158,7 @@ def saved_twice(pool, tmp_path) -> tuple[Path, Path]:
     return tuple(pool.snapshot(tmp_path / "s", [tensor]) for _ in range(2))
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_a_torn_file_is_refused_wherever_it_ends(pool, tmp_path) -> None:
     good, torn = saved_twice(pool, tmp_path)
     whole = torn.read_bytes()
@@ -159,7 +174,7 @@ def test_a_torn_file_is_refused_wherever_it_ends(pool, tmp_path) -> None:
     pool.restore(good, [tensor])
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_without_a_good_file_that_is_said(pool, tmp_path) -> None:
     for path in saved_twice(pool, tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
@@ -185,7 +200,7 @@ class SmallDisk(io.BytesIO):
         return super().write(data)
 
 
-@deep_on_rtl
+@deep_on_tops
 @pytest.mark.parametrize(
     "space", [300, *(pytest.param(n, marks=pytest.mark.deep) for n in (0, 1000))]
 )
@@ -212,7 +227,7 @@ def open_full() -> io.BufferedWriter:
     return io.BufferedWriter(io.FileIO("/dev/full", "wb"))
 
 
-@deep_on_rtl
+@deep_on_tops
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_disk_that_the_system_says_is_full(pool, tmp_path) -> None:
     tensor = pool.tensor(100)
@@ -222,13 +237,13 @@ def test_a_disk_that_the_system_says_is_full(pool, tmp_path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_a_folder_that_is_not_there(pool, tmp_path) -> None:
     with pytest.raises(SnapshotSaveError):
         pool.snapshot(tmp_path / "no" / "s", [pool.tensor(8)])
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_one_snapshot_at_a_time(pool) -> None:
     tensor = pool.tensor(8)
     free = pool.device.free_bytes
@@ -302,7 +317,7 @@ def test_no_space_for_copies() -> None:
         assert pool.device.free_bytes == free
 
 
-@deep_on_rtl
+@deep_on_tops
 def test_other_shapes_and_devices_are_refused(pool, tmp_path) -> None:
     path = pool.snapshot(tmp_path / "s", [pool.tensor(8)])
     with pytest.raises(SnapshotError, match="shapes"):

@@ -11,6 +11,8 @@ from nearstep_sim.coarse.pool_values import reduced
 
 from .small_pool import DEVICES, MEMORY, backend, opened, random
 
+pytestmark = pytest.mark.usefixtures("top")
+
 PHIT = 16
 
 

@@ -15,6 +15,8 @@ from nearstep_spec.coarse.config import PAGE_BYTES
 
 from .small_pool import DEVICES, MEMORY, URL, backend, opened, random
 
+pytestmark = pytest.mark.usefixtures("top")
+
 Bytes = NDArray[np.uint8]
 
 
