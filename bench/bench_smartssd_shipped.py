@@ -1,5 +1,6 @@
-"""The SmartSSD card as it is shipped, one Verilated object behind its PCIe endpoint, beside the one
-whose units and BARs are emulated: cycles of what the host does, and how fast both are simulated."""
+"""The SmartSSD card as it is shipped, one Verilated object, alone and behind its PCIe endpoint,
+beside the one whose units are objects of their own: cycles of what the host does, and how fast they
+are simulated."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from rich.console import Console
 import nearstep
 from nearstep.smartssd.device import SmartssdDevice
 
-URLS = ("sim:smartssd", "sim:smartssd?bus=pcie", "sim:smartssd?fu=native")
+URLS = (
+    "sim:smartssd",
+    "sim:smartssd?top=whole",
+    "sim:smartssd?bus=pcie",
+    "sim:smartssd?fu=native",
+)
 BYTES = 1 << 20
 BASE = 1 << 30
 """Where no array is."""
@@ -71,7 +77,7 @@ def step(device: SmartssdDevice, count: int) -> dict[str, Any]:
 
 
 def main(count: Annotated[int, typer.Option(help="Parameters of a step.")] = 1 << 17) -> None:
-    """Run both (the first time builds of some minutes), write build/bench/smartssd_shipped.json."""
+    """Run all (the first time builds of some minutes), write build/bench/smartssd_shipped.json."""
     rows = []
     for url in URLS:
         with nearstep.open(url) as device:

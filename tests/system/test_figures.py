@@ -257,7 +257,7 @@ def test_rows_that_a_test_asserts_have_that_test() -> None:
     [
         ("| 78 | 128 |", "| 79 | 128 |", "79 in README, 78 in the record"),
         ("97.3 %", "97.4 %", "97.4 in README, 97.27 in the record"),
-        ("14 bytes | 1.38 | 1.39; 1.98", "14 bytes | 1.38 | 1.39", "has 1 figures, not 2"),
+        ("14 bytes | 1.38 | 1.40; 2.00", "14 bytes | 1.38 | 1.40", "has 1 figures, not 2"),
         ("| functional unit: latency", "| unit: latency", "nothing says where it comes from"),
         ("| card, scatter", "| a card, scatter", "nothing says where"),
     ],
