@@ -182,13 +182,13 @@ def smartssd_shipped(results: Results) -> list[str]:
     lines = section(
         "The SmartSSD card as it is shipped",
         f"A step of Adam on {rows[0]['step']['parameters']:,} parameters, and accesses of a",
-        "host. `top=whole` is the Verilog of `.venv/bin/nearstep rtl smartssd_card`, `bus=pcie` that of",
-        "`.venv/bin/nearstep rtl smartssd_pcie_card`, with its endpoint, reached with packets:",
-        "each is one Verilated object, its 16 units inside. In `sim:smartssd` units are objects of",
-        "their own. Without an endpoint BARs are emulated in front of the card. Bits and cycles of",
-        "the step are the same in all rows (the bench fails otherwise). Accesses: the stream of",
-        "the PCIe block has 16 bytes a cycle, the port of the memory 64. All is *measured*: cycles of",
-        "RTL, and of this machine the rates on one core.",
+        "host. `top=whole` is the Verilog of `.venv/bin/nearstep rtl smartssd_card`, `bus=pcie`",
+        "that of `.venv/bin/nearstep rtl smartssd_pcie_card`, with its endpoint, reached with",
+        "packets: each is one Verilated object, its 16 units inside. In `sim:smartssd` units",
+        "are objects of their own. Without an endpoint BARs are emulated in front of the card.",
+        "Bits and cycles of the step are the same in all rows (the bench fails otherwise).",
+        "Accesses: the stream of the PCIe block has 16 bytes a cycle, the port of the memory",
+        "64. All is *measured*: cycles of RTL, and of this machine the rates on one core.",
     )
     return lines + table(
         ["device", "cycles of the step", *(f"{kind}, cycles" for kind in kinds),
