@@ -121,3 +121,16 @@ def refuted(
         prove(component, name, mode, depth)
     assert caught.value.status == status, caught.value
     return caught.value
+
+
+MOVER_SHAPES = {
+    "small": {},
+    "late decision": {"cut": True},
+    "own gain": {"own": (1,)},
+}
+"""Parameters of movers of two streams, each proven in seconds."""
+
+each_shape = pytest.mark.parametrize(
+    "shape",
+    [pytest.param(n, marks=() if n == "small" else pytest.mark.deep) for n in MOVER_SHAPES],
+)
