@@ -2,9 +2,10 @@
 
 Cycles are those of the RTL of the whole module, START to done by the kernel's own counter, the
 slower channel; refresh is on, and every command is judged by the rank models. C++ operators of
-equal bits and latency stand for the functional units. `settled` counts the refreshes that are due
-when the host looks, after the poll that finds both kernels done, one after the other. The arrays
-are compared with those of the golden model.
+equal bits and latency stand for the functional units. `settled` is of all cycles from before the
+first START to the poll that finds both kernels done, in which an idle controller gives refreshes,
+and of those that are due then, one after the other. The arrays are compared with those of the
+golden model.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def kernel_row(density: str, width: str, ranks: int, units: int, count: int) -> 
         "cycles": [run.cycles for run in runs],
         "fraction_of_peak": beats / cycles,
         "refreshes_due_at_done": due,
-        "fraction_with_due_refreshes": beats / (cycles + late),
+        "fraction_with_due_refreshes": beats / (total + late),
         "cycles_of_the_host": total,
         "params_per_s": CHANNELS * count / (total / FABRIC_HZ),
         "words_compared": compared,

@@ -307,10 +307,10 @@ def module_ranks(results: Results) -> list[str]:
         f"{rows[0]['parameters_per_channel']:,} parameters a channel, 16 KiB blocks, 16 KiB in a",
         "rank before the other, *measured*; C++ operators of equal bits and latency do the",
         "arithmetic, and all results are compared with golden's. *Due* are refreshes of both ranks",
-        "when the host looks, after the poll that finds both done: those that the idle controller",
-        "has given since then, one in 70 cycles (8Gb; 110 with 16Gb and 32Gb) at most, are",
-        "not in it. *Settled* counts them one after the other. MP/s at 200 MHz, by the device's",
-        "count of cycles from before the first START to that poll.",
+        "when the host looks, after the poll that finds both done. An idle controller has given",
+        "others since the run ended, so *settled* is of all cycles from before the first START to",
+        "that poll, and of those still due, one after the other. MP/s at 200 MHz, by the same",
+        "count of cycles.",
     )
     lines += table(
         ["part, ranks, units", "of peak", "due", "settled", "MP/s, 2 channels"],
