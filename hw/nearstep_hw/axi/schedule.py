@@ -29,6 +29,8 @@ class BlockSchedule(wiring.Component):
     optional : arrays can be left out.
     narrow : numbers of the arrays that can have elements of half the width.
     coded : numbers of the arrays in 8 bits, with scales, see `nearstep_spec.blockwise`.
+    number_width : bits of the number of a beat of an array; None: as many as memory takes. More
+        where arrays of narrow elements are longer than one of full width could be.
 
     Members
     -------
@@ -56,6 +58,7 @@ class BlockSchedule(wiring.Component):
         optional: bool = False,
         narrow: Sequence[int] = (),
         coded: Sequence[int] = (),
+        number_width: int | None = None,
     ) -> None:
         if burst_beats > MAX_BURST_BEATS or burst_beats * beat_bytes > PAGE_BYTES:
             raise ValueError(
@@ -71,11 +74,12 @@ class BlockSchedule(wiring.Component):
         self.offset_bits = exact_log2(beat_bytes)
         self.burst_bits = exact_log2(burst_beats)
         self.beat_address_width = address_width - self.offset_bits
+        self.number_width = self.beat_address_width if number_width is None else number_width
         layout = BurstLayout(streams=streams, address_width=address_width, burst_beats=burst_beats)
         super().__init__(
             {
                 "i_start": In(1),
-                "i_beats": In(self.beat_address_width + 1),
+                "i_beats": In(self.number_width + 1),
                 "i_base": In(address_width).array(streams),
                 **({"i_use": In(streams)} if optional else {}),
                 **({"i_narrow": In(len(self.narrow))} if self.narrow else {}),
@@ -90,8 +94,8 @@ class BlockSchedule(wiring.Component):
         burst = self.o.payload
         bases = Array(base[self.offset_bits :] for base in self.i_base)
         stream_index = Signal(range(self.streams))
-        offset = Signal(self.beat_address_width)  # of the block within each array, in beats
-        ahead = Signal(self.beat_address_width + 1)  # beats of each array from that block on
+        offset = Signal(self.number_width)  # of the block within each array, in beats
+        ahead = Signal(self.number_width + 1)  # beats of each array from that block on
         address = Signal(self.beat_address_width)
         left = Signal(range(self.block_beats + 1))  # beats of the block not yet offered
         length = Signal(bits_for(self.burst_beats))

@@ -15,6 +15,22 @@ from nearstep_spec.updater.config import (
 )
 from nearstep_spec.updater.operands import element_bytes, operands
 
+WIDE_COUNT = 32
+"""Pairs and elements of a run with pairs, or of a scan, are numbers of so many bits."""
+
+
+def beat_number_width(config: AdamKernelConfig) -> int:
+    """Bits of the number of a beat of binary32 of an array of a run.
+
+    As many as memory takes. One more for gradients of 16 bits that are read alone, and parameters
+    of 16 bits beside few pairs: there is room for twice the elements then.
+    """
+    fits = config.address_width - exact_log2(config.beat_bytes)
+    alone = config.scan or bool(config.compression)
+    if not (alone and any(operand.has_16_bits for operand in operands(config).values())):
+        return fits
+    return max(fits, min(fits + 1, WIDE_COUNT - exact_log2(config.lanes)))
+
 
 class ArrayLengths(wiring.Component):
     """Bytes of every array of a run, in whole beats: what the bus moves.

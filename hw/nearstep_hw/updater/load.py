@@ -12,6 +12,7 @@ from nearstep_hw.axi.signature import Axi4ReadSignature
 from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
+from nearstep_hw.updater.array_lengths import beat_number_width
 from nearstep_hw.updater.blockwise.dequantize import Dequantize
 from nearstep_hw.updater.blockwise.shape import BlockwiseShape
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
@@ -64,6 +65,7 @@ class LoadPath(wiring.Component):
             optional=config.selective,
             narrow=tuple(self.narrow),
             coded=tuple(self.coded),
+            number_width=beat_number_width(config),
         )
         super().__init__(
             {

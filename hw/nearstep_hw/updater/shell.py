@@ -29,6 +29,7 @@ from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.line import CsrLineSignature
 from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.stream.slice import StreamSlice
+from nearstep_hw.updater.array_lengths import WIDE_COUNT
 from nearstep_hw.updater.commit import CommitCounter
 from nearstep_hw.updater.free_sequencer import FreeSequencer
 from nearstep_hw.updater.load import LoadPath
@@ -61,7 +62,6 @@ from nearstep_spec.updater.registers import (
 )
 
 EVENTS = tuple(name for name in COUNTERS if name != "committed")
-WIDE_COUNT = 32  # pairs and elements of a run with pairs, or of a scan, are numbers of so many bits
 
 
 def unit_bank(config: AdamKernelConfig) -> UnitBankSignature:

@@ -12,6 +12,7 @@ from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
+from nearstep_hw.updater.array_lengths import beat_number_width
 from nearstep_hw.updater.blockwise.quantize import Quantize
 from nearstep_hw.updater.blockwise.shape import BlockwiseShape
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
@@ -88,6 +89,7 @@ class StorePath(wiring.Component):
             optional=config.selective or self.copies,
             narrow=self.narrow,
             coded=self.coded,
+            number_width=beat_number_width(config),
         )
         super().__init__(
             {

@@ -1,0 +1,80 @@
+"""Runs whose arrays have more elements than memory has room for in binary32."""
+
+import pytest
+from amaranth.sim import Simulator
+
+from nearstep_hw.axi.schedule import BlockSchedule
+from nearstep_hw.updater.array_lengths import beat_number_width
+from nearstep_hw.updater.load import LoadPath
+from nearstep_hw.updater.store import StorePath
+from nearstep_spec.updater.config import AdamKernelConfig
+
+MEMORY_BYTES = 1 << 16
+SMALL = {"lanes": 2, "block_bytes": 2048, "address_width": 16}
+SCANNING = AdamKernelConfig(**SMALL, gradient_formats=("fp32", "bf16"), scan=True)
+PAIRED = AdamKernelConfig(
+    **SMALL,
+    rules=("sgd_momentum",),
+    parameter_format="bf16",
+    state_format="dynamic8",
+    compression=("fused",),
+)
+
+
+def moved(schedule: BlockSchedule, count: int, lanes: int, base: dict[int, int]) -> dict[int, int]:
+    """Bytes that are asked for of each stream in `base`, which must follow one another."""
+    found = dict.fromkeys(base, 0)
+
+    async def bench(ctx):
+        ctx.set(schedule.i_beats, -(-count // lanes))
+        ctx.set(schedule.i_narrow, -1)
+        if schedule.optional:
+            ctx.set(schedule.i_use, sum(1 << stream for stream in base))
+        for stream, address in base.items():
+            ctx.set(schedule.i_base[stream], address)
+        ctx.set(schedule.o.ready, 1)
+        ctx.set(schedule.i_start, 1)
+        await ctx.tick()
+        ctx.set(schedule.i_start, 0)
+        while not ctx.get(schedule.o_idle):
+            if ctx.get(schedule.o.valid):
+                burst = ctx.get(schedule.o.payload)
+                assert burst.address == base[burst.stream] + found[burst.stream]
+                assert burst.beats
+                found[burst.stream] += burst.beats << schedule.offset_bits
+                assert burst.run_last in (0, burst.block_last)
+            await ctx.tick()
+
+    simulator = Simulator(schedule)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    return found
+
+
+@pytest.mark.parametrize("count", [16384, 16385, 20000, MEMORY_BYTES // 2])
+def test_gradients_of_16_bits_that_are_read_alone_may_fill_the_memory(count: int) -> None:
+    stream = SCANNING.arrays.index("g")
+    found = moved(LoadPath(SCANNING).schedule, count, SCANNING.lanes, {stream: 0})
+    assert found == {stream: -(-count // 4) * 8}
+
+
+@pytest.mark.parametrize("path", [LoadPath, StorePath])
+@pytest.mark.parametrize("count", [16384, 16640, 20001])
+def test_parameters_and_moments_beside_pairs_may_have_more_elements(path, count: int) -> None:
+    made = path(PAIRED)
+    names = PAIRED.arrays if path is LoadPath else made.streams
+    p, m = names.index("p"), names.index("m")
+    found = moved(made.schedule, count, PAIRED.lanes, {p: 0, m: MEMORY_BYTES // 8 * 5})
+    assert found == {p: -(-count // 4) * 8, m: -(-count // 512) * 8 + -(-count // 8) * 8}
+
+
+def test_other_kernels_count_as_many_beats_as_memory_has() -> None:
+    for options in (
+        {},
+        {"address_width": 30, "parameter_format": "bf16", "gradient_formats": ("fp32", "bf16")},
+        {"address_width": 34, "gradient_formats": ("fp32", "bf16"), "scan": True},
+        {"address_width": 64, "gradient_formats": ("fp32", "bf16"), "scan": True},
+    ):
+        config = AdamKernelConfig(**options)
+        assert beat_number_width(config) == config.address_width - 6
