@@ -123,7 +123,8 @@ def pack(given: Blockwise, layout: BlockLayout) -> NDArray[np.uint8]:
     count = given.codes.size
     out = np.zeros(layout.nbytes(count), np.uint8)
     scales, codes = _views(out, count, layout)
-    for (to, each), source in ((scales, given.scales.view(np.uint8)), (codes, given.codes)):
+    bytes_of_scales = np.ascontiguousarray(given.scales).view(np.uint8)
+    for (to, each), source in ((scales, bytes_of_scales), (codes, given.codes)):
         whole = len(to) * to.shape[1]
         to[:] = source[:whole].reshape(to.shape)
         each[:] = source[whole:]
@@ -188,6 +189,8 @@ def _entries(signed: bool) -> NDArray[np.float32]:
 
 
 def _check_blockwise(given: Blockwise) -> None:
+    if not isinstance(given, Blockwise):
+        raise DtypeError("given", "Blockwise", type(given).__name__)
     _check("codes", given.codes, np.uint8)
     _check("scales", given.scales, np.float32)
     expected = groups(given.codes.size)

@@ -112,6 +112,23 @@ def test_bytes_are_scales_and_codes_of_one_block_after_the_other(count, layout):
     assert [each.tobytes() for each in back] == [each.tobytes() for each in given]
 
 
+def test_arrays_with_strides_are_as_good():
+    print("seed 5")
+    values = np.random.default_rng(5).standard_normal(2000).astype(np.float32)[::2]
+    whole = blockwise.quantize(values.copy(), signed=True)
+    codes, scales = np.repeat(whole.codes, 2)[::2], np.repeat(whole.scales, 2)[::2]
+    assert not codes.flags.c_contiguous
+    assert not scales.flags.c_contiguous
+    same(blockwise.quantize(values, signed=True), golden.Blockwise(*whole))
+    spread = Blockwise(codes, scales)
+    back = blockwise.dequantize(spread, signed=True)
+    assert back.tobytes() == blockwise.dequantize(whole, signed=True).tobytes()
+    for layout in LAYOUTS:
+        data = blockwise.pack(spread, layout)
+        assert data.tobytes() == blockwise.pack(whole, layout).tobytes()
+        same(blockwise.unpack(np.repeat(data, 2)[::2], layout), golden.Blockwise(*whole))
+
+
 def test_what_is_no_such_array_is_refused():
     layout = LAYOUTS[1]
     good = blockwise.quantize(np.ones(300, np.float32), signed=True)
@@ -129,6 +146,8 @@ def test_what_is_no_such_array_is_refused():
             act(Blockwise(good.codes, good.scales[:1]))
         with pytest.raises(DtypeError, match="codes: dtype must be uint8, not int8"):
             act(Blockwise(good.codes.view(np.int8), good.scales))
+        with pytest.raises(DtypeError, match="given: dtype must be Blockwise, not ndarray"):
+            act(good.codes)
     with pytest.raises(DtypeError, match="data: dtype must be uint8, not float32"):
         blockwise.unpack(np.zeros(8, np.float32), layout)
     for size in (1, 64, 576 + 1, 576 + 64):

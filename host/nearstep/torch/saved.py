@@ -94,7 +94,8 @@ def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> 
     value, scales = values.pop(key), scales_of(key)
     if scales not in values:
         if isinstance(value, Tensor) and value.dtype == torch.uint8:
-            raise StateError(label, f"have {scales!r} with {key!r} of torch.uint8", sorted(values))
+            found = sorted({key, *values})
+            raise StateError(label, f"have {scales!r} with {key!r} of torch.uint8", found)
         return check_moment(label, parameter, key, value)
     codes = check_codes(label, parameter, key, value)
     return Coded(codes, check_scales(label, parameter, scales, values.pop(scales)))

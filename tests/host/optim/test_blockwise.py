@@ -527,7 +527,10 @@ def test_state_that_cannot_be_is_refused_and_nothing_is_changed(stepped) -> None
         state[missing] = kept[missing]
     saved = optimizer.state_dict()
     for change, message in (
-        (lambda s: s.pop("exp_avg_scale"), "have 'exp_avg_scale' with 'exp_avg' of torch.uint8"),
+        (
+            lambda s: s.pop("exp_avg_scale"),
+            r"have 'exp_avg_scale' with 'exp_avg' of torch.uint8, not \['exp_avg', ",
+        ),
         (lambda s: s.update(exp_avg=torch.zeros(5, 100)), "torch.uint8 as 'exp_avg'"),
         (lambda s: s.update(exp_avg_sq_scale=torch.zeros(7)), r"shape \(2,\), not \(7,\)"),
     ):
