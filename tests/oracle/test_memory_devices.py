@@ -143,7 +143,7 @@ def met(url: str, seed: int, commands: int) -> Counter[str]:
         for name in pair.tensors:
             pair.compare(name)
         print(f"{url}: {dict(pair.made)}, {pair.compared} values")
-        assert pair.compared > 100 * commands
+        assert pair.compared > 50 * commands  # tensors may be small
         return pair.made
 
 
