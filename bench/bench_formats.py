@@ -64,7 +64,7 @@ def measure(kind: str, count: int) -> dict[str, Any]:
         coded = [n for n, form in formats.items() if form in SIGNED]
         skews = {n: (1 + k) * SKEW_BEATS * BEAT_BYTES for k, n in enumerate(coded)}
         buffers = {n: device.alloc(nbytes[n] // DTYPES[form].itemsize, DTYPES[form],
-                                   align=BANKS * BEAT_BYTES, beyond=skews.get(n, 0))
+                                   align=BANKS * BEAT_BYTES, offset=skews.get(n, 0))
                    for n, form in formats.items()}  # fmt: skip
         for buffer in buffers.values():
             buffer.fill(0)

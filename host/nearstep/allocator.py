@@ -25,9 +25,10 @@ class Allocator:
         """Bytes in all free pieces, the guards they would need included."""
         return sum(stop - start for start, stop in self._free)
 
-    def allocate(self, nbytes: int, align: int = LINE_BYTES, beyond: int = 0) -> int:
-        """Address of a piece of `nbytes`, `beyond` a multiple of `align`: both are multiples of a
-        line.
+    def allocate(self, nbytes: int, align: int = LINE_BYTES, offset: int = 0) -> int:
+        """Address of a piece of `nbytes`, so many bytes behind a multiple of `align`.
+
+        Both are multiples of a line.
 
         Raises
         ------
@@ -35,7 +36,7 @@ class Allocator:
         """
         size = self._footprint(nbytes)
         for index, (start, stop) in enumerate(self._free):
-            first = -(-(start - beyond) // align) * align + beyond
+            first = -(-(start - offset) // align) * align + offset
             if stop - first >= size:
                 pieces = [(start, first), (first + size, stop)]
                 self._free[index : index + 1] = [piece for piece in pieces if piece[0] < piece[1]]

@@ -124,7 +124,7 @@ class Device:
 
     @property
     def stripe_skew(self) -> int:
-        """How far beyond such an address arrays in 8 bits, the first, second and so on, best begin
+        """How far behind such an address arrays in 8 bits, the first, second and so on, best begin
         once, twice and so on, in bytes."""
         return 0
 
@@ -156,7 +156,7 @@ class Device:
         *,
         channel: int = 0,
         align: int = LINE_BYTES,
-        beyond: int = 0,
+        offset: int = 0,
     ) -> Buffer:
         """Reserve memory for an array. Its contents are undefined.
 
@@ -165,7 +165,7 @@ class Device:
         shape
         dtype
         channel : memory channel that it lies on, from 0; most devices have one.
-        align, beyond : its address is so many bytes beyond a multiple of `align`: both are
+        align, offset : its address is `offset` bytes behind a multiple of `align`: both are
             multiples of a 64-byte line.
 
         Raises
@@ -186,13 +186,13 @@ class Device:
         self.check_channel(channel)
         if not is_whole(align) or align < 1 or align % LINE_BYTES:
             raise ArgumentError(f"align must be a multiple of {LINE_BYTES}, not {align!r}")
-        if not is_whole(beyond) or not 0 <= beyond < align or beyond % LINE_BYTES:
+        if not is_whole(offset) or not 0 <= offset < align or offset % LINE_BYTES:
             raise ArgumentError(
-                f"beyond must be a multiple of {LINE_BYTES} below align={align}, not {beyond!r}"
+                f"offset must be a multiple of {LINE_BYTES} below align={align}, not {offset!r}"
             )
         with self._allocation():
             try:
-                address = self._allocators[channel].allocate(nbytes, int(align), int(beyond))
+                address = self._allocators[channel].allocate(nbytes, int(align), int(offset))
             except OutOfDeviceMemoryError as error:
                 raise error.with_hint(self.backend.capacity_options) from None
             if isinstance(self.backend, EmulatedBackend) and nbytes:

@@ -174,7 +174,7 @@ class Segment:
                         self.dtype_of(name),
                         channel=channel,
                         align=device.stripe_align,
-                        beyond=skews.get(name, 0) % device.stripe_align,
+                        offset=skews.get(name, 0) % device.stripe_align,
                     )
                     if value is not None and name in self._coded:
                         self._fill_blocks(arenas[name], value, self._coded[name])

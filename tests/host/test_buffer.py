@@ -180,17 +180,17 @@ def test_pieces_are_aligned_apart_and_within_memory(actions):
     allocator = Allocator(1 << 16)
     live: list[tuple[int, int]] = []
     refused: list[tuple[int, int]] = []
-    for release, number, (align, beyond) in actions:
+    for release, number, (align, offset) in actions:
         if release and live:
             allocator.release(*live.pop(number % len(live)))
             continue
         try:
-            piece = (allocator.allocate(number, align, beyond), number)
+            piece = (allocator.allocate(number, align, offset), number)
         except OutOfDeviceMemoryError as error:
             if align == LINE_BYTES:
                 refused.append((number, error.largest))
             continue
-        assert piece[0] % align == beyond
+        assert piece[0] % align == offset
         live.append(piece)
         extents = sorted(live)
         for address, size in extents:

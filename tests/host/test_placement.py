@@ -237,10 +237,10 @@ def test_on_a_dimm_arrays_begin_in_one_bank_and_those_in_8_bits_apart():
             within = {name: buffer.address % (16 * 64) for name, buffer in arenas.items()}
             assert within == {"p": 0, "g": 0, "m": 192, "v": 384, "v_max": 576}
     with nearstep.open("golden:axdimm?channels=2&state_format=dynamic8") as device:
-        with pytest.raises(ArgumentError, match="beyond must be a multiple of 64 below align=1024"):
-            device.alloc(16, align=1024, beyond=1024)
+        with pytest.raises(ArgumentError, match="offset must be a multiple of 64 below align=1024"):
+            device.alloc(16, align=1024, offset=1024)
         free = device.free_bytes
-        buffer = device.alloc_blockwise(5000, channel=1, align=1024, beyond=192)
+        buffer = device.alloc_blockwise(5000, channel=1, align=1024, offset=192)
         assert buffer.address % 1024 == 192
         buffer.free()
         assert device.free_bytes == free

@@ -14,10 +14,11 @@ from nearstep.run import Run
 from nearstep.torch import options
 from nearstep.torch.checks import label
 from nearstep.torch.errors import InterruptedStepError
+from nearstep.torch.formats import Formats
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
 from nearstep.torch.overflow.drive_tier import DriveTier
-from nearstep.torch.resident import Formats, Resident
+from nearstep.torch.resident import Resident
 from nearstep.torch.saved import count
 from nearstep.torch.settings import Settings
 from nearstep.torch.state import ParameterState

@@ -21,12 +21,13 @@ from nearstep.torch.bundle import Bundles
 from nearstep.torch.checks import check_parameter, label
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import StateError, UnsupportedOptionError
+from nearstep.torch.formats import Formats
 from nearstep.torch.graphs import steps_of
 from nearstep.torch.lease import Lease
 from nearstep.torch.on_drives import on_drives
 from nearstep.torch.overflow.opening import given_groups
 from nearstep.torch.recycled import Recycled
-from nearstep.torch.resident import Formats, Resident
+from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState, Verbatim, export
 from nearstep.torch.settings import Settings, scans
 from nearstep.torch.spread import is_sharded

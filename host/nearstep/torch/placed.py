@@ -12,9 +12,10 @@ from torch.nn.parameter import is_lazy
 from nearstep.placement import Extent, Segment
 from nearstep.torch import convert
 from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.overflow.steps import OverflowSteps
 from nearstep.torch.pairs import PairSpace
-from nearstep.torch.resident import Resident, copy_array, gradient_array
+from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Steps

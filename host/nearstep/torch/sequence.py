@@ -8,8 +8,8 @@ from functools import partial
 from typing import cast
 
 from nearstep.placement import Extent, Launch
+from nearstep.torch.formats import gradient_array
 from nearstep.torch.launcher import Launcher
-from nearstep.torch.resident import gradient_array
 from nearstep.torch.step import Arrays, Key, StepInputs, Steps, Update, starter
 from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.pairs import Pairs

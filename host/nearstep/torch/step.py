@@ -17,10 +17,11 @@ from nearstep.torch.bundle import Bundle
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
 from nearstep.torch.factor import gradient_factor, gradient_norm
+from nearstep.torch.formats import copy_array
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.pairs import PairList, PairSpace
-from nearstep.torch.resident import Resident, copy_array
+from nearstep.torch.resident import Resident
 from nearstep.torch.settings import Settings
 from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from nearstep.buffer import Buffer
 from nearstep.placement import Arenas, Launch
 from nearstep.run import Run
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.pairs import PairList
 from nearstep.torch.pieces import Cut, Work
-from nearstep.torch.resident import copy_array, gradient_array
 from nearstep.torch.staging import DeferredOutbox, Landing
 from nearstep.torch.step import Key, Start, starter
 from nearstep.torch.traffic import Traffic

@@ -17,11 +17,12 @@ from nearstep.torch.bundle import Bundle, Bundled, Bundles, Member
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.placed import PlacedOptimizer
 from nearstep.torch.recycled import Recycled
-from nearstep.torch.resident import Resident, copy_array, gradient_array
+from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
 from nearstep.torch.spread import local, redistributed
 from nearstep.torch.state import RESIDUAL, ParameterState

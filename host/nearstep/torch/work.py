@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from nearstep.placement import Segment
 from nearstep.torch.bundle import Bundled
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.held_pairs import HeldPairs
-from nearstep.torch.resident import Resident, copy_array, gradient_array
+from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Given, Scaling

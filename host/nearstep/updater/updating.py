@@ -140,7 +140,7 @@ class UpdatingDevice(Device, ABC):
         return self._update(arguments, states, arrays[GRADIENT], gradient, copy, drawn)
 
     def alloc_blockwise(
-        self, count: int, *, channel: int = 0, align: int = LINE_BYTES, beyond: int = 0
+        self, count: int, *, channel: int = 0, align: int = LINE_BYTES, offset: int = 0
     ) -> Buffer:
         """Reserve memory for a state of `count` elements in 8 bits: bytes of `nearstep.blockwise`.
 
@@ -149,8 +149,8 @@ class UpdatingDevice(Device, ABC):
         Parameters
         ----------
         count
-        channel, align, beyond : as of `alloc`. On a DIMM arrays that are used together are fastest
-            with `stripe_align`, and `stripe_skew` beyond each other.
+        channel, align, offset : as of `alloc`. On a DIMM arrays that are used together are fastest
+            with `stripe_align`, and offsets of once, twice `stripe_skew` and so on.
 
         Raises
         ------
@@ -165,7 +165,7 @@ class UpdatingDevice(Device, ABC):
         if not is_whole(count) or count < 0:
             raise ArgumentError(f"count must be an integer from 0, not {count!r}")
         nbytes = config.block_layout.nbytes(int(count))
-        return self.alloc(nbytes, DTYPES[DYNAMIC8], channel=channel, align=align, beyond=beyond)
+        return self.alloc(nbytes, DTYPES[DYNAMIC8], channel=channel, align=align, offset=offset)
 
     def optimizer(self, optimizer: str | Optimizer) -> Optimizer:
         """The optimizer of a name: one that the kernel has, or one of nearstep.

@@ -21,9 +21,9 @@ from nearstep.torch.cards.landing import PieceInbox
 from nearstep.torch.cards.looks import Look
 from nearstep.torch.cards.read_ahead import ReadAhead
 from nearstep.torch.cards.segment import CardSegment, is_state, segment_of
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.pairs import PairList
-from nearstep.torch.resident import copy_array, gradient_array
 from nearstep.torch.staging import DeferredOutbox
 from nearstep.torch.step import Key, Start
 from nearstep.torch.step_graph import Place, lane, run_parts

@@ -25,6 +25,7 @@ from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.checks import check_parameter
 from nearstep.torch.errors import ParameterError
+from nearstep.torch.formats import Formats
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
 from nearstep.torch.offload.copy import DeviceCopy
@@ -35,7 +36,7 @@ from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.parameter import SET_DATA, OffloadedParameter, Place
 from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.uses import Uses
-from nearstep.torch.resident import Formats, Resident
+from nearstep.torch.resident import Resident
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.waiting import Waiting, waiting
 

@@ -17,7 +17,7 @@ def nearest(pipe: Pipeline, quotient: Staged, *, signed: bool) -> Staged:
     """The code of a binary32 quotient: how many thresholds are not above it, 0 of a NaN.
 
     *Timing*: latency `DEPTH`, a quotient a cycle. Each stage compares with one threshold, chosen by
-    the bits that are known: a search by halves.
+    the bits that are known: a binary search.
     """
     start = pipe.latest(quotient)
     edges = [_order(edge) for edge in thresholds(signed=signed)]

@@ -1,0 +1,126 @@
+"""Number formats of a kernel, as optimizers of torch see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearstep import blockwise
+from nearstep.blockwise import BlockLayout, Blockwise
+from nearstep.placement import LINE_ELEMENTS
+from nearstep.torch import convert
+from nearstep.torch.errors import ParameterError
+from nearstep.torch.spread import is_spread, spreading
+from nearstep.updater.formats import DTYPES
+from nearstep_spec.blockwise import SIGNED
+from nearstep_spec.updater.config import AdamKernelConfig
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Formats that the kernel has.
+
+    Attributes
+    ----------
+    gradient, copy_out : of gradients, and of copies of the updated parameters.
+    state : of states that are not fp32, by array.
+    blocks : how those in 8 bits lie in memory; None if there are none.
+    """
+
+    gradient: Sequence[str]
+    copy_out: Sequence[str]
+    state: Mapping[str, str]
+    blocks: BlockLayout | None = None
+
+    @classmethod
+    def of(cls, kernel: AdamKernelConfig) -> Self:
+        """Those of a kernel."""
+        return cls(
+            kernel.gradient_formats,
+            kernel.copy_out_formats,
+            kernel.rule_set.whole.formats,
+            kernel.block_layout if kernel.blockwise else None,
+        )
+
+    def gradient_of(self, dtype: torch.dtype) -> str:
+        """Format in which gradients of this dtype are sent: their own if there is one, else
+        fp32."""
+        name = convert.NAMES[dtype]
+        return name if name in self.gradient else "fp32"
+
+    def copy_of(self, dtype: torch.dtype) -> str | None:
+        """Format of the copy that is fetched of parameters of this dtype; None: the master is."""
+        name = convert.NAMES[dtype]
+        return name if name in self.copy_out and name != self.state_of("p") else None
+
+    def check(self, label: str, parameter: Tensor) -> None:
+        """Raise `ParameterError` unless the rule keeps parameters like this one: as they
+        are, or in fp32; and all of it on this process, with state in 8 bits."""
+        if self.blocks is not None and is_spread(parameter):
+            expected = "on this process alone, as scales of state in 8 bits are"
+            raise ParameterError(label, expected, spreading(parameter))
+        kept = self.state_of("p")
+        if kept not in ("fp32", convert.NAMES[parameter.dtype]):
+            raise ParameterError(label, f"of {kept}, as the rule keeps them", parameter.dtype)
+
+    def state_of(self, array: str) -> str:
+        """Format of a state."""
+        return self.state.get(array, "fp32")
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype]:
+        """Of states that are not fp32, in memory."""
+        return {array: DTYPES[form] for array, form in self.state.items()}
+
+    @property
+    def coded(self) -> Mapping[str, str]:
+        """Those of states in 8 bits."""
+        return {array: form for array, form in self.state.items() if form in SIGNED}
+
+    def line(self, *, narrow: bool) -> int:
+        """Elements that extents begin on multiples of.
+
+        Parameters
+        ----------
+        narrow : there are arrays of 16 bits.
+        """
+        if self.blocks is not None:
+            return self.blocks.elements
+        return 2 * LINE_ELEMENTS if narrow or self.state else LINE_ELEMENTS
+
+    def encode(self, array: str, values: NDArray[np.float32]) -> NDArray[Any]:
+        """Values of a state as memory has them."""
+        form = self.state_of(array)
+        if form in SIGNED:
+            return self.pack(blockwise.quantize(values, signed=SIGNED[form]))
+        return values if form == "fp32" else convert.narrow(values, form)
+
+    def pack(self, codes: Blockwise) -> NDArray[np.uint8]:
+        """A state in 8 bits as memory has it."""
+        assert self.blocks is not None, "the kernel has states in 8 bits"
+        return blockwise.pack(codes, self.blocks)
+
+    def unpack(self, data: NDArray[np.uint8]) -> Blockwise:
+        """What memory has of a state in 8 bits."""
+        assert self.blocks is not None, "the kernel has states in 8 bits"
+        return blockwise.unpack(data, self.blocks)
+
+    def narrow(self, dtype: torch.dtype) -> bool:
+        """Whether there are arrays of 16 bits for parameters of this dtype."""
+        return self.gradient_of(dtype) != "fp32" or self.copy_of(dtype) is not None
+
+
+def gradient_array(form: str) -> str:
+    """Array that gradients of a format are sent to."""
+    return "g" if form == "fp32" else f"g_{form}"
+
+
+def copy_array(form: str) -> str:
+    """Array that the kernel writes a copy of the parameters to."""
+    return f"copy_{form}"
