@@ -1,0 +1,38 @@
+"""Rows of the journal are as they were recorded: some in a quick test, all in a deep one."""
+
+from __future__ import annotations
+
+import pytest
+
+from .__main__ import differences, recorded
+from .rows import rows
+
+EVERY = 9
+"""Of the rows of emulated devices without a clock, the share that a quick test has."""
+
+
+def test_every_row_has_a_record_and_a_name_of_its_own() -> None:
+    names = [row.name for row in rows()]
+    assert len(names) == len(set(names)) > 300
+    assert set(names) == set(recorded())
+
+
+def test_a_row_that_differs_is_named() -> None:
+    first = next(rows())
+    known = recorded()
+    known[first.name] = {**known[first.name], "sha256": "0"}
+    (line,) = differences([first], known)
+    assert line.startswith(f"{first.name}: sha256: 0 was expected, ")
+
+
+def test_rows_on_golden_devices_are_as_recorded() -> None:
+    table = [row for row in rows() if not row.device.startswith("rtl")][::EVERY]
+    assert len(table) > 30
+    assert differences(table, recorded()) == []
+
+
+@pytest.mark.deep
+def test_all_rows_are_as_recorded() -> None:
+    table = list(rows())
+    assert len(table) > 300
+    assert differences(table, recorded()) == []
