@@ -202,7 +202,12 @@ def test_a_torn_header_and_another_version_are_refused(tmp_path) -> None:
     path.write_bytes(whole[:8] + b"\x09" + whole[9:])
     with pytest.raises(FormatVersionError) as caught:
         opened([path])
-    assert (caught.value.expected, caught.value.actual) == (1, 9)
+    assert (caught.value.expected, caught.value.actual) == (2, 9)
+    assert "newer release" in str(caught.value)
+    path.write_bytes(whole[:8] + b"\x01" + whole[9:])
+    with pytest.raises(FormatVersionError, match="save what it holds") as caught:
+        opened([path])
+    assert (caught.value.expected, caught.value.actual) == (2, 1)
 
 
 def test_a_drive_of_another_model_is_refused(tmp_path) -> None:
