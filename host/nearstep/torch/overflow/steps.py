@@ -154,6 +154,7 @@ class OverflowSteps(AttachedOptimizer):
         lost, and of parameters that are away all changes, after which steps are refused.
         """
         is_lost: bool | None = tier.has_changed_away
+        generation: int | None = None
         undo = Undo(self.state, self._residents.values())
         try:
             with tier.step():
@@ -178,9 +179,14 @@ class OverflowSteps(AttachedOptimizer):
                         self._commit(tier)
                     is_lost = None
                     updates = self._update_units(tier, undo, work)
+                generation = tier.store.generation
                 self._commit(tier)
         except BaseException as error:
-            self._go_back(tier, undo, work, error, is_lost)
+            if generation in (None, tier.store.generation):
+                self._go_back(tier, undo, work, error, is_lost)
+            else:  # interrupted when the step counted already
+                for segment in tier.segments:
+                    segment.dirty.clear()
             raise
         return updates
 
