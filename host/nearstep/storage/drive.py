@@ -290,15 +290,6 @@ class Drive:
         """
         return self._pieces("write", block, data, self.write_job)
 
-    def flush(self) -> Transfer:
-        """Begin to flush the writes that have ended.
-
-        Raises
-        ------
-        ClosedStoreError
-        """
-        return Transfer(f"flush of {self.name}", flushes([self])).begin()
-
     def submit(self, transfer: Transfer, jobs: deque[Job]) -> None:
         """Have a thread of the drive do one part of a transfer, if there is one left."""
         if sum(each.is_alive() for each in self._threads) < self.queue_depth + SUMMING:

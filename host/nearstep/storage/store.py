@@ -345,24 +345,11 @@ class Store:
             return self._submit_read(tensor, self._transaction.current, out, offset)
 
     def write(self, name: str, data: Any, offset: int = 0) -> None:
-        """Write `data` to a tensor, from byte `offset` on: `submit_write`, and its end.
-
-        Raises
-        ------
-        UnknownTensorError, OutOfBoundsError, ArgumentError : as `submit_write`.
-        DriveFullError, StorageError
-        """
+        """Write `data` to a tensor, from byte `offset` on: `submit_write`, and its end."""
         self.submit_write(name, data, offset).wait()
 
     def read(self, name: str, out: Any, offset: int = 0) -> None:
-        """Read a tensor into `out`, from byte `offset` on: `submit_read`, and its end.
-
-        Raises
-        ------
-        UnknownTensorError, OutOfBoundsError, ArgumentError : as `submit_read`.
-        TornExtentError : the drive does not hold what was written.
-        StorageError
-        """
+        """Read a tensor into `out`, from byte `offset` on: `submit_read`, and its end."""
         self.submit_read(name, out, offset).wait()
 
     def at(self, generation: int) -> GenerationView:

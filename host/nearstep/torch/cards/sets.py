@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearstep.storage.aligned import aligned_bytes
-from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
+from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, sync_folder
 from nearstep.storage.drive_errors import (
     DriveAccessError,
     DriveSizeError,
@@ -101,11 +101,7 @@ def remove(places: Sequence[Path]) -> None:
                 path.unlink(missing_ok=True)
                 if not at:
                     break
-            fd = os.open(places[0].parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_folder(places[0].parent)
         except OSError as error:
             name = str(places[0].parent)
             raise DriveAccessError(name, f"cannot remove drives: {error}", error.errno) from error
