@@ -276,7 +276,7 @@ def _fill(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
             raise DriveFullError(nbytes, space.f_bavail * space.f_frsize, f" for {name}") from error
         raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
     os.fsync(fd)
-    _sync_folder(Path(name).absolute().parent)
+    sync_folder(Path(name).absolute().parent)
 
 
 def _open(name: str, *, direct: bool, read_only: bool) -> int:
@@ -336,8 +336,8 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _sync_folder(folder: Path) -> None:
-    """The new name is on the disk, too."""
+def sync_folder(folder: Path) -> None:
+    """Have the names of a folder's files outlast a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -11,15 +11,14 @@ from typing import Any
 
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
 from nearstep.storage.bounces import Bounces
-from nearstep.storage.drive import QUEUE_DEPTH, Drive, Job, start
+from nearstep.storage.drive import QUEUE_DEPTH, Drive, Job, Transfer
 from nearstep.storage.drive_errors import IncompleteSetError, StorageError
 from nearstep.storage.drive_set import Place, beginnings, drives_in, open_set
 from nearstep.storage.extent_jobs import Source
 from nearstep.storage.extents import Extent, Run
 from nearstep.storage.generation import Generation, load, read_slots
 from nearstep.storage.header import MAGIC, Header, read_header
-from nearstep.storage.recovery import Found, account
-from nearstep.storage.superblock import Superblock
+from nearstep.storage.recovery import check_apart, damage
 
 BATCH = 1024
 """Extents that are given to the drives at once."""
@@ -144,28 +143,25 @@ def _check(drives: Sequence[Drive], progress: Progress) -> SetReport:
     header = drives[0].header
     report = SetReport(str(header.set_id), header.owner, [drive.name for drive in drives])
     whole: list[Generation] = []
-    slots = read_slots(drives[0].blocks, header.set_id)
-    for slot, superblock in slots.items():
-        if isinstance(superblock, str):
-            if superblock:
-                report.notes.append(f"superblock {slot} of {drives[0].name}: {superblock}")
-            continue
-        try:
-            whole.append(load(drives, slot, superblock))
-        except StorageError as error:
-            damaged = GenerationReport(superblock.generation, problems=[str(error)])
-            report.generations.append(damaged)
-    if not any(isinstance(each, Superblock) for each in slots.values()):
+    slots = read_slots(drives[0].blocks, header)
+    report.notes, damaged = damage(drives[0].name, slots)
+    report.problems += map(str, damaged)
+    for slot in slots:
+        if slot.superblock is not None:
+            try:
+                whole.append(load(drives, slot))
+            except StorageError as error:
+                torn = GenerationReport(slot.superblock.generation, problems=[str(error)])
+                report.generations.append(torn)
+    if not any(slot.superblock for slot in slots):
         report.problems.append("there is no superblock, and so no generation")
     known: dict[Run, str] = {}
     for generation in sorted(whole, key=lambda each: -each.number):
         report.generations.append(_check_generation(drives, generation, known, progress))
     report.generations.sort(key=lambda each: -each.number)
     if whole:
-        first, *rest = whole
         try:
-            found = Found(first, rest[0] if rest else None, first.number, [])
-            account(found, [drive.header.blocks for drive in drives])
+            check_apart(whole)
         except StorageError as error:
             report.problems.append(str(error))
     return report
@@ -182,8 +178,7 @@ def _check_generation(
         known.update((extent.run, "") for _, extent in new)
         if new:
             jobs = [(drives[e.drive], _job(source, e, known)) for source, e in new]
-            transfer = start(f"check of generation {generation.number}", jobs)
-            transfer.wait()
+            Transfer(f"check of generation {generation.number}", jobs).begin().wait()
             progress(sum(extent.blocks for _, extent in new) * BLOCK_BYTES)
         report.extents += len(batch)
         report.nbytes += sum(extent.blocks for _, extent in batch) * BLOCK_BYTES

@@ -6,20 +6,21 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.backends.base import Completion
 from nearstep.errors import ArgumentError, OutOfBoundsError
 from nearstep.scalars import is_whole
 from nearstep.storage.aligned import is_aligned
 from nearstep.storage.blocks import BLOCK_BYTES, Blocks, Bytes
 from nearstep.storage.bounces import Bounces
-from nearstep.storage.drive_errors import ClosedStoreError
+from nearstep.storage.drive_errors import ClosedStoreError, DriveTimeoutError
 from nearstep.storage.header import Header
-from nearstep.storage.transfer import TIMEOUT_S, Transfer
 
 QUEUE_DEPTH = 8
 """Reads or writes that a drive works on at once, if nothing is said: a thread whose call has
@@ -33,11 +34,140 @@ SUMMING = 2
 Job = Callable[[Bounces], None]
 """Part of a transfer; gets buffers as large as an extent for arrays that the drive cannot reach."""
 
-_Task = tuple[Job, Transfer] | None
+TIMEOUT_S = 120.0
+"""Seconds without any progress after which a wait gives up."""
 
 
-class _Ended:
-    """Parts that have ended."""
+class Transfer(Completion):
+    """Reads or writes of drives.
+
+    Drives have no device time: `cycles` is None, and a wait is bounded by seconds in which no part
+    of any transfer of these drives ended.
+
+    Parameters
+    ----------
+    what : for messages.
+    jobs : parts that have to end, each on its drive.
+
+    Raises
+    ------
+    ClosedStoreError
+    """
+
+    def __init__(self, what: str, jobs: Sequence[tuple[Drive, Job]]) -> None:
+        self.what = what
+        self._jobs: dict[Drive, deque[Job]] = {}
+        for drive, job in jobs:
+            self._jobs.setdefault(drive, deque()).append(job)
+        for drive in self._jobs:
+            drive.check_open(what)
+        self._timeout_s = max((drive.timeout_s for drive in self._jobs), default=TIMEOUT_S)
+        self._begun = False
+        self._left = len(jobs)
+        self._count_lock = threading.Lock()
+        self._all_ended = threading.Event()
+        self._error: Exception | None = None
+        self._process = os.getpid()
+
+    def begin(self) -> Self:
+        """Give the drives their parts.
+
+        If that was interrupted `join` does it again: a drive looks for a part as often as it is
+        told to, and does none twice.
+        """
+        for drive, jobs in self._jobs.items():
+            for _ in range(len(jobs)):
+                drive.submit(self, jobs)
+        self._begun = True
+        return self
+
+    @property
+    def ended(self) -> bool:
+        return self._left == 0
+
+    @property
+    def error(self) -> Exception | None:
+        """What it failed with, of several parts the first; None while it has not ended."""
+        return self._error if self.ended else None
+
+    @property
+    def cycles(self) -> None:
+        return None
+
+    def wait(self, max_cycles: int | None = None) -> Self:
+        """Wait for the end of all parts, and return self.
+
+        Parameters
+        ----------
+        max_cycles : means nothing here: a drive has no cycles.
+
+        Raises
+        ------
+        DriveTimeoutError : nothing ended for too long. It goes on.
+        ClosedStoreError : as of `join`.
+        StorageError : it failed: `error`.
+        """
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def join(self) -> None:
+        """Wait for the end, whatever it is.
+
+        Raises
+        ------
+        DriveTimeoutError
+        ClosedStoreError : this is a child of the process that began it, and it had not ended when
+            the child was made: what carries it out is not here.
+        """
+        if self._left == 0:
+            return
+        if os.getpid() != self._process:  # before the lock, which another thread may have had
+            reason = f"of process {self._process}, which began it"
+            raise ClosedStoreError(f"the {self.what}", "wait", reason)
+        if not self._begun:
+            self.begin()
+        while True:
+            before = self._progress()
+            if self._all_ended.wait(self._timeout_s):
+                return
+            if self._progress() == before:
+                raise DriveTimeoutError(self.what, self._timeout_s)
+
+    def run_part(self, jobs: deque[Job], bounces: Bounces) -> None:
+        """Carry out one of these parts, if there is one that nobody has begun."""
+        try:
+            job = jobs.popleft()
+        except IndexError:
+            return
+        error: Exception | None = None
+        try:
+            job(bounces)
+        except Exception as raised:
+            error = raised
+        self.end_part(error)
+
+    def end_part(self, error: Exception | None) -> None:
+        """A part has ended, with an error if one is given."""
+        with self._count_lock:
+            if self._error is None:
+                self._error = error
+            self._left -= 1
+            if self._left == 0:
+                self._jobs = {}  # whoever keeps the transfer does not keep the drives
+                self._all_ended.set()
+
+    def _progress(self) -> int:
+        return sum(drive.ended.count for drive in self._jobs)
+
+
+_Task = tuple[Transfer, deque[Job]] | None
+"""A part of a transfer, to be looked for among those that nobody has begun; None: end."""
+
+
+class Ended:
+    """Parts of transfers that have ended."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -63,6 +193,7 @@ class Drive:
     blocks, header, queue_depth
     bytes_read, bytes_written : moved since the drive was opened.
     flushes
+    ended : parts of transfers that have.
 
     Raises
     ------
@@ -85,7 +216,7 @@ class Drive:
         self.bytes_read = self.bytes_written = self.flushes = 0
         self._count_lock = threading.Lock()
         self._queue = threading.BoundedSemaphore(queue_depth)
-        self._ended = _Ended()
+        self.ended = Ended()
         self._bounces = Bounces(header.extent_bytes)
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -131,13 +262,8 @@ class Drive:
         with self._count_lock:
             self.bytes_written += data.nbytes
 
-    def flush_now(self) -> None:
-        """Flush what has been written, in this thread.
-
-        Raises
-        ------
-        DriveIOError, DriveVanishedError
-        """
+    def flush_job(self, _: Bounces) -> None:
+        """Part of a transfer: flush what has been written."""
         self.blocks.flush()
         with self._count_lock:
             self.flushes += 1
@@ -162,31 +288,23 @@ class Drive:
         ArgumentError : it is not so.
         ClosedStoreError
         """
-        return self._pieces("write", block, data, self._write_piece)
+        return self._pieces("write", block, data, self.write_job)
 
-    def flush(self) -> Transfer:
-        """Begin to flush the writes that have ended.
-
-        Raises
-        ------
-        ClosedStoreError
-        """
-        return start(f"flush of {self.name}", [(self, lambda _: self.flush_now())])
-
-    def submit(self, job: Job, transfer: Transfer) -> None:
-        """Have a thread of the drive do one part of a transfer."""
-        if len(self._threads) < self.queue_depth + SUMMING:
+    def submit(self, transfer: Transfer, jobs: deque[Job]) -> None:
+        """Have a thread of the drive do one part of a transfer, if there is one left."""
+        if sum(each.is_alive() for each in self._threads) < self.queue_depth + SUMMING:
             thread = threading.Thread(
-                target=_work, args=(self._tasks, self._ended, self._bounces), daemon=True
+                target=_work, args=(self._tasks, self.ended, self._bounces), daemon=True
             )
             self._threads.append(thread)
             thread.start()
-        self._tasks.put((job, transfer))
+        self._tasks.put((transfer, jobs))
 
     def close(self) -> None:
         """Wait for what is under way, and give the drive back. Closing twice does nothing."""
         self._closed = True
-        self._stop()  # in a child after fork() there is nothing left to do
+        _stop(self._tasks, self._threads, self.blocks)
+        self._stop.detach()
 
     def _pieces(
         self,
@@ -208,7 +326,7 @@ class Drive:
             (self, piece(block + at // BLOCK_BYTES, flat[at : at + step]))
             for at in range(0, flat.nbytes, step)
         ]
-        return start(f"{action} of {self.name}", jobs)
+        return Transfer(f"{action} of {self.name}", jobs).begin()
 
     def _read_piece(self, block: int, out: Bytes) -> Job:
         def job(bounces: Bounces) -> None:
@@ -221,7 +339,9 @@ class Drive:
 
         return job
 
-    def _write_piece(self, block: int, data: Bytes) -> Job:
+    def write_job(self, block: int, data: Bytes) -> Job:
+        """Part of a transfer: write whole blocks from an array."""
+
         def job(bounces: Bounces) -> None:
             if is_aligned(data):
                 self.write_now(block, data)
@@ -253,49 +373,27 @@ def check_depth(depth: object) -> None:
         raise ArgumentError(f"queue_depth must be 1 to {MAX_QUEUE_DEPTH}, not {depth!r}")
 
 
-def start(what: str, jobs: Sequence[tuple[Drive, Job]]) -> Transfer:
-    """Begin a transfer of these parts, each on its drive.
-
-    Raises
-    ------
-    ClosedStoreError : nothing was begun.
-    """
-    drives = {id(drive): drive for drive, _ in jobs}.values()
-    for drive in drives:
-        drive.check_open(what)
-    timeout_s = max((drive.timeout_s for drive in drives), default=TIMEOUT_S)
-    transfer = Transfer(what, len(jobs), _progress_of(drives), timeout_s)
-    for drive, job in jobs:
-        drive.submit(job, transfer)
-    return transfer
+def flushes(drives: Sequence[Drive]) -> list[tuple[Drive, Job]]:
+    """Parts of a transfer: flush these drives, all at once."""
+    return [(drive, drive.flush_job) for drive in drives]
 
 
-def _progress_of(drives: Iterable[Drive]) -> Callable[[], int]:
-    counts = [drive._ended for drive in drives]
-    return lambda: sum(each.count for each in counts)
-
-
-def _work(tasks: queue.SimpleQueue[_Task], ended: _Ended, bounces: Bounces) -> None:
+def _work(tasks: queue.SimpleQueue[_Task], ended: Ended, bounces: Bounces) -> None:
     """One thread of a drive, which it does not know, so that one that nobody uses ends."""
     while (task := tasks.get()) is not None:
-        job, transfer = task
-        error: Exception | None = None
-        try:
-            job(bounces)
-        except Exception as raised:
-            error = raised
+        transfer, jobs = task
+        transfer.run_part(jobs, bounces)
         with ended.lock:
             ended.count += 1
-        transfer.end_part(error)
-        del task, job, transfer, error  # nothing of the user's lives on in a thread that waits
+        del task, transfer, jobs  # nothing of the user's lives on in a thread that waits
+    tasks.put(None)  # for the others
 
 
 def _stop(
     tasks: queue.SimpleQueue[_Task], threads: Sequence[threading.Thread], blocks: Blocks
 ) -> None:
-    for _ in threads:
-        tasks.put(None)
+    tasks.put(None)
     for thread in threads:
-        if thread is not threading.current_thread():
+        if thread.is_alive() and thread is not threading.current_thread():
             thread.join()
     blocks.close()

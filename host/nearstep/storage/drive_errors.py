@@ -53,12 +53,23 @@ class NotADriveError(DriveError):
 
 
 class FormatVersionError(DriveError):
-    """A drive of a format that this release does not know."""
+    """A drive of a format that this release does not read.
+
+    Attributes
+    ----------
+    expected, actual : versions.
+    """
 
     def __init__(self, path: str, expected: int, actual: int) -> None:
         self.expected = expected
         self.actual = actual
-        super().__init__(path, f"version of the format must be {expected}, not {actual}")
+        hint = (
+            "save what it holds (optimizer.state_dict()) with the release of nearstep that wrote "
+            "it, and load that on new drives"
+            if actual < expected
+            else "a newer release of nearstep reads it"
+        )
+        super().__init__(path, f"version of the format must be {expected}, not {actual}: {hint}")
 
 
 class OwnerError(DriveError):
@@ -342,11 +353,55 @@ class UncertainCommitError(StorageError):
         )
 
 
+class InterruptedWriteError(StorageError):
+    """A write that was interrupted, as by Ctrl-C, before it was begun.
+
+    Attributes
+    ----------
+    tensor
+    """
+
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        super().__init__(f"the write of {tensor!r} was interrupted")
+
+
 class ClosedStoreError(StorageError):
     """A drive or store that was used after it was closed, or in a child of its process."""
 
     def __init__(self, what: str, action: str, reason: str = "closed") -> None:
         super().__init__(f"cannot {action}: {what} is {reason}")
+
+
+class DamagedSuperblockWarning(UserWarning):
+    """A superblock that is not what was written, as where a sector is rotten: no power cut does
+    that.
+
+    Attributes
+    ----------
+    path : of the drive.
+    slot : the superblock.
+    whole : generations that there are.
+    lost : whether the generation that it spoke of, before or after these, is lost. Else its other
+        copy is whole, and nothing is.
+    """
+
+    def __init__(self, path: str, slot: int, reason: str, whole: Sequence[int], lost: bool) -> None:
+        self.path = path
+        self.slot = slot
+        self.whole = tuple(whole)
+        self.lost = lost
+        there = " and ".join(map(str, whole)) or "none"
+        if not lost:
+            what = "the other copy is whole, and nothing is lost"
+        elif whole:
+            what = f"what it was of is lost, perhaps generation {whole[-1] + 1}"
+        else:
+            what = "the generation that it was of is lost"
+        super().__init__(
+            f"drive {path}: superblock {slot} is damaged, {reason}; {what}: there is generation "
+            f"{there}"
+        )
 
 
 class UnknownTensorError(ArgumentError, KeyError):

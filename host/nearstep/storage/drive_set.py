@@ -13,7 +13,7 @@ from nearstep.scalars import is_whole
 from nearstep.storage.aligned import aligned_bytes, padded
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Blocks, create_file
 from nearstep.storage.checksum import crc32
-from nearstep.storage.drive import QUEUE_DEPTH, Drive, check_depth
+from nearstep.storage.drive import QUEUE_DEPTH, TIMEOUT_S, Drive, check_depth
 from nearstep.storage.drive_errors import (
     DriveSizeError,
     ForeignDriveError,
@@ -32,8 +32,7 @@ from nearstep.storage.header import (
     read_header,
 )
 from nearstep.storage.index import pack_index
-from nearstep.storage.superblock import FIRST_FREE, SLOTS, Superblock
-from nearstep.storage.transfer import TIMEOUT_S
+from nearstep.storage.superblock import FIRST_FREE, SLOTS, Superblock, copies
 
 Place = str | Path | Blocks
 """Where a drive is: a file, a block device, or blocks that are open."""
@@ -119,24 +118,27 @@ def create_set(
 
 def format_set(opened: Sequence[Blocks], headers: Sequence[Header]) -> None:
     """Write what a set begins with: of each drive the header last, so that what was cut off in
-    between is no drive."""
+    between is no drive; and at the end the second copy of the superblock."""
     zeros = aligned_bytes(BLOCK_BYTES)
     for blocks in opened:
         blocks.write(HEADER_BLOCK, zeros)
         blocks.flush()
-    for blocks in opened:
-        for slot in SLOTS:
-            blocks.write(slot, zeros)
+    for blocks, header in zip(opened, headers, strict=True):
+        for at in (at for slot in SLOTS for at in copies(slot, header.blocks)):
+            blocks.write(at, zeros)
     data = pack_index(0, {}, [])
     opened[0].write(FIRST_FREE, padded(data))
     run = Run(0, FIRST_FREE, blocks_of(len(data)))
     superblock = Superblock(headers[0].set_id, 0, len(data), crc32(data), [run])
-    opened[0].write(SLOTS[0], superblock.pack())
+    first, second = copies(SLOTS[0], headers[0].blocks)
+    opened[0].write(first, superblock.pack())
     for blocks in opened:
         blocks.flush()
     for blocks, header in zip(opened, headers, strict=True):
         blocks.write(HEADER_BLOCK, header.pack())
         blocks.flush()
+    opened[0].write(second, superblock.pack())
+    opened[0].flush()
 
 
 def open_set(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,25 +58,28 @@ class Extent(NamedTuple):
         return Run(self.drive, self.block, self.blocks)
 
 
-@dataclass(frozen=True)
 class Table:
     """The extents of a tensor, one behind the other.
 
-    Attributes
+    A table belongs to a transaction until that is committed. Then it is frozen: nothing writes to
+    its rows, nor to the blocks that they name.
+
+    Parameters
     ----------
     rows : of `EXTENT`.
-    fresh : for each, whether it was written since the last commit.
+    fresh : for each, whether the transaction has allocated its blocks; None: of none.
+
+    Attributes
+    ----------
+    rows, fresh
     starts : block of the tensor that each begins with, and behind the last one its blocks.
     """
 
-    rows: NDArray[Any]
-    fresh: NDArray[np.bool_]
-    starts: NDArray[np.int64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        starts = np.zeros(len(self.rows) + 1, np.int64)
-        np.cumsum(self.rows["blocks"], out=starts[1:])
-        object.__setattr__(self, "starts", starts)
+    def __init__(self, rows: NDArray[Any], fresh: NDArray[np.bool_] | None = None) -> None:
+        self.rows = rows
+        self.fresh = np.zeros(len(rows), bool) if fresh is None else fresh
+        self.starts: NDArray[np.int64] = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(rows["blocks"], out=self.starts[1:])
 
     @classmethod
     def of_hole(cls, blocks: int, step: int) -> Table:
@@ -85,10 +88,21 @@ class Table:
         rows["blocks"], rows["drive"] = step, HOLE
         if blocks % step:
             rows["blocks"][-1] = blocks % step
-        return cls(rows, np.zeros(len(rows), bool))
+        return cls(rows)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def is_frozen(self) -> bool:
+        return not self.rows.flags.writeable
+
+    def freeze(self) -> None:
+        self.rows.flags.writeable = False
+
+    def thawed(self) -> Table:
+        """The table, if a transaction owns it, else a copy of which nothing is fresh."""
+        return Table(self.rows.copy()) if self.is_frozen else self
 
     def extent(self, number: int) -> Extent:
         row = self.rows[number]
@@ -103,11 +117,20 @@ class Table:
     def extents(self, numbers: range | None = None) -> Iterator[Extent]:
         yield from map(self.extent, range(len(self)) if numbers is None else numbers)
 
-    def copy(self) -> Table:
-        return Table(self.rows.copy(), self.fresh.copy())
+    def stale(self, numbers: range) -> list[range]:
+        """Those of the extents that are not fresh, in runs of neighbours."""
+        groups: list[range] = []
+        for number in numbers:
+            if self.fresh[number]:
+                continue
+            if groups and groups[-1].stop == number:
+                groups[-1] = range(groups[-1].start, number + 1)
+            else:
+                groups.append(range(number, number + 1))
+        return groups
 
     def replace(self, numbers: range, runs: Sequence[Run]) -> None:
-        """Have fresh extents in the place of as many with these numbers, each as long as before.
+        """Put fresh extents in the place of as many with these numbers, each as long as before.
 
         Their CRCs are not known yet.
         """
@@ -120,12 +143,14 @@ class Table:
 
         Their CRCs are not known yet.
         """
-        new = np.zeros(len(runs), EXTENT)
-        for row, run in zip(new, runs, strict=True):
-            row["drive"], row["block"], row["blocks"] = run
-        parts = (self.rows[: numbers.start], new, self.rows[numbers.stop :])
-        fresh = (self.fresh[: numbers.start], np.ones(len(new), bool), self.fresh[numbers.stop :])
+        parts = (self.rows[: numbers.start], rows_of(runs), self.rows[numbers.stop :])
+        fresh = (self.fresh[: numbers.start], np.ones(len(runs), bool), self.fresh[numbers.stop :])
         return Table(np.concatenate(parts), np.concatenate(fresh))
+
+
+def rows_of(runs: Sequence[Run]) -> NDArray[Any]:
+    """Extents of these blocks, without CRCs."""
+    return np.array([(run.block, run.blocks, run.drive, 0) for run in runs], EXTENT)
 
 
 @dataclass(frozen=True)

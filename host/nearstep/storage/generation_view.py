@@ -49,14 +49,5 @@ class GenerationView:
         return self._submit(self._generation, name, out, offset)
 
     def read(self, name: str, out: Any, offset: int = 0) -> None:
-        """Read a tensor of the generation: `submit_read`, and its end.
-
-        Raises
-        ------
-        NoGenerationError : there was a commit since.
-        UnknownTensorError : it has none of this name.
-        OutOfBoundsError : it is shorter.
-        ArgumentError : `out` cannot be read into.
-        StorageError
-        """
+        """Read a tensor of the generation: `submit_read`, and its end."""
         self.submit_read(name, out, offset).wait()

@@ -19,7 +19,7 @@ from nearstep.storage.drive_errors import (
 )
 
 MAGIC = b"NSDRIVE\n"
-VERSION = 1
+VERSION = 2
 HEADER_BLOCK = 0
 LAYOUT = struct.Struct("<8sII16sIIQI32sH")
 """Magic, version, bytes of a block, UUID of the set, index, drives, blocks, bytes of an extent,

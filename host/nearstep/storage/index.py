@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
 from nearstep.storage.extents import EXTENT, HOLE, Run, Table, Tensor, blocks_of
-from nearstep.storage.superblock import FIRST_FREE
+from nearstep.storage.superblock import FIRST_FREE, end_of
 
 MAGIC = b"NSINDEX\n"
 PREFIX = struct.Struct("<8sQ")
@@ -95,7 +95,7 @@ def unpack_index(
     tensors: dict[str, Tensor] = {}
     at = 0
     for name, nbytes, count, first_drive, attributes, pinned in fields:
-        table = Table(rows[at : at + count].copy(), np.zeros(count, bool))
+        table = Table(rows[at : at + count])  # of bytes: nobody can write to it
         at += count
         if table.starts[-1] != blocks_of(nbytes):
             raise IndexFormatError(f"{name!r} must have {blocks_of(nbytes)} blocks")
@@ -109,7 +109,7 @@ def unpack_index(
 
 
 def _check_places(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run]) -> None:
-    """Raise `IndexFormatError` unless every extent lies on a drive, and on no other one."""
+    """Raise `IndexFormatError` unless every extent lies on a drive, and on no other extent."""
     real = rows[rows["drive"] != HOLE]
     starts = np.concatenate([real["block"], [run.block for run in own]]).astype(np.int64)
     counts = np.concatenate([real["blocks"], [run.blocks for run in own]]).astype(np.int64)
@@ -117,7 +117,9 @@ def _check_places(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run])
     if (drives >= len(blocks)).any() or (rows["blocks"] == 0).any():
         raise IndexFormatError("an extent lies on no drive of the set")
     ends = starts + counts
-    if (starts < FIRST_FREE).any() or (ends > np.asarray(blocks)[drives]).any():
+    if (starts < FIRST_FREE).any() or (
+        ends > np.array([end_of(each) for each in blocks])[drives]
+    ).any():
         raise IndexFormatError("an extent lies outside its drive")
     order = np.lexsort((starts, drives))
     same = drives[order][1:] == drives[order][:-1]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
+from nearstep.storage.blocks import sync_folder
 from nearstep.storage.errors import SnapshotError, SnapshotSaveError, TornSnapshotError
 
 MAGIC = b"NSCOARSE"
@@ -133,7 +134,7 @@ def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = op
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink()
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
     except OSError as error:
         raise SnapshotSaveError(path, error) from error
     return final
@@ -314,15 +315,6 @@ def _last_good(older: Sequence[Path]) -> Path | None:
             continue
         return path
     return None
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name is on the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _escaped(name: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -12,13 +14,13 @@ from typing import Any, Self
 from nearstep.backends.base import Completion, Ended
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
-from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.aligned import aligned_bytes, padded
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.checksum import crc32
-from nearstep.storage.committing import flush_all, write_index
-from nearstep.storage.drive import QUEUE_DEPTH, Drive, start
+from nearstep.storage.drive import QUEUE_DEPTH, TIMEOUT_S, Drive, Job, Transfer, flushes
 from nearstep.storage.drive_errors import (
     ClosedStoreError,
+    DamagedSuperblockWarning,
     DriveAccessError,
     DriveFullError,
     DriveTimeoutError,
@@ -30,14 +32,20 @@ from nearstep.storage.drive_errors import (
 from nearstep.storage.drive_set import EXTENT_BYTES, Place, create_set, open_set
 from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
 from nearstep.storage.extents import Run, Table, Tensor, blocks_of
-from nearstep.storage.generation import Generation
+from nearstep.storage.generation import Generation, Slot
 from nearstep.storage.generation_view import GenerationView
 from nearstep.storage.index import checked_json, checked_tensor, pack_index
-from nearstep.storage.pending import Pending
-from nearstep.storage.recovery import account, find
+from nearstep.storage.recovery import find
 from nearstep.storage.spans import check_span, flat_bytes, widened
-from nearstep.storage.superblock import MOST_RUNS, SLOTS, Superblock
-from nearstep.storage.transfer import TIMEOUT_S
+from nearstep.storage.superblock import (
+    FIRST_FREE,
+    MOST_RUNS,
+    SLOTS,
+    Superblock,
+    copies,
+    end_of,
+)
+from nearstep.storage.transaction import Transaction
 from nearstep.storage.under_way import UnderWay
 
 
@@ -63,7 +71,8 @@ class Store:
     ----------
     drives
     notes : what was found that is not as it should be, but that nothing depends on: a superblock
-        that is not whole, or the index of a generation that is not used.
+        that a commit was cut off at, or the index of a generation that is not used. What no cut
+        explains is a `DamagedSuperblockWarning`.
 
     Raises
     ------
@@ -79,15 +88,23 @@ class Store:
         self._under_way = UnderWay()
         self._closed = False
         self._uncertain: int | None = None
-        self._set_id = drives[0].header.set_id
-        self._step = drives[0].header.extent_bytes // BLOCK_BYTES
+        header = drives[0].header
         if not read_only:
-            flush_all(drives)  # what is read now may be in a cache, of a process that was killed
+            # What is read now may be in a cache, of a process that was killed.
+            Transfer("flush", flushes(drives)).begin().wait()
         found = find(drives, generation)
         self.notes = found.notes
-        self._current, self._other, self._last = found.current, found.other, found.last
-        self._space, self._dying = account(found, [drive.header.blocks for drive in drives])
-        self._pending = self._fresh()
+        for each in found.warnings:
+            warnings.warn(each, stacklevel=3)
+        self._transaction = Transaction(
+            found.current,
+            found.other,
+            found.last,
+            header.extent_bytes // BLOCK_BYTES,
+            [drive.header.blocks for drive in drives],
+        )
+        if not read_only:
+            self._repair(found.slots)
         _open.add(self)
 
     @classmethod
@@ -173,36 +190,35 @@ class Store:
     @property
     def generation(self) -> int:
         """The last one that was committed, or the one that the store was opened at."""
-        return self._current.number
+        return self._transaction.current.number
 
     @property
     def generations(self) -> Mapping[int, Mapping[str, Any]]:
         """Meta data of each generation that is on the drives, by number."""
         with self._lock:
-            held = [self._current] if self._other is None else [self._current, self._other]
-            return {each.number: each.meta for each in sorted(held, key=lambda g: g.number)}
+            return {each.number: each.meta for each in self._held}
 
     @property
     def meta(self) -> Mapping[str, Any]:
         """Meta data of the last commit."""
-        return self._current.meta
+        return self._transaction.current.meta
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """By name, with what was added and removed since the last commit."""
         with self._lock:
-            return dict(self._pending.tensors)
+            return dict(self._transaction.tensors)
 
     @property
     def free_bytes(self) -> int:
         """Bytes that can be written before the next commit."""
         with self._lock:
-            return sum(self._space.free) * BLOCK_BYTES
+            return self._transaction.free_map().blocks() * BLOCK_BYTES
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes of all blocks that tensors, and their indices, can have, of all generations."""
-        return sum(d.header.blocks - 1 - len(SLOTS) for d in self.drives) * BLOCK_BYTES
+        return sum(end_of(drive.header.blocks) - FIRST_FREE for drive in self.drives) * BLOCK_BYTES
 
     def add(
         self,
@@ -235,7 +251,7 @@ class Store:
         with self._lock:
             self._check_writable(f"add {name!r}")
             first, pinned = (0, False) if drive is None else (int(drive), True)
-            self._pending.add(Tensor(name, nbytes, kept, Table.of_hole(0, 1), first, pinned))
+            self._transaction.add(Tensor(name, nbytes, kept, Table.of_hole(0, 1), first, pinned))
 
     def remove(self, name: str) -> None:
         """Remove a tensor: of the next generation, not of those that are committed.
@@ -247,9 +263,9 @@ class Store:
         """
         with self._lock:
             self._check_writable(f"remove {name!r}")
-            tensor = self._pending.tensor(name)
+            tensor = self._transaction.tensor(name)
             self._under_way.join(name, 0, tensor.blocks, writes=True)
-            self._pending.remove(name)
+            del self._transaction.tensors[name]
 
     def submit_write(self, name: str, data: Any, offset: int = 0) -> Completion:
         """Begin to write `data` to a tensor, from byte `offset` on; it must not change until that
@@ -275,29 +291,31 @@ class Store:
         flat = flat_bytes("data", data)
         with self._lock:
             self._check_writable(f"write {name!r}")
-            self._pending.check(f"write {name!r}")
-            tensor = self._pending.tensor(name)
+            transaction = self._transaction
+            transaction.check(f"write {name!r}")
+            tensor = transaction.tensor(name)
             check_span(tensor, offset, flat.nbytes)
             if not flat.nbytes:
                 return Ended()
             first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
             first, last = widened(tensor.table, first, last)
             self._under_way.join(name, first, last, writes=True)
-            table, before = self._pending.place(
+            table, before = transaction.place(
                 name,
                 first,
                 last,
                 lambda: self._under_way.join(name, 0, tensor.blocks, writes=True),
             )
-            source = self._source(tensor, self._last + 1)
+            source = self._source(tensor, transaction.last + 1)
             jobs = []
             for number, old in zip(table.covering(first, last), before, strict=True):
                 job = write_job(source, table, number, old, offset, flat)
                 drive = self.drives[int(table.rows["drive"][number])]
-                jobs.append((drive, self._pending.guarded(job)))
-            transfer = start(f"write of {name!r}", jobs)
+                jobs.append((drive, transaction.guarded(job)))
+            transfer = Transfer(f"write of {name!r}", jobs)
             self._under_way.add(name, first, last, transfer, writes=True)
-            return transfer
+            transaction.changing = None  # whoever waits for the transfer begins it, if nobody did
+            return transfer.begin()
 
     def submit_read(self, name: str, out: Any, offset: int = 0) -> Completion:
         """Begin to read a tensor into `out`, from byte `offset` on: what was written last,
@@ -322,28 +340,16 @@ class Store:
         """
         with self._lock:
             self._check_open(f"read {name!r}")
-            self._pending.check(f"read {name!r}")
-            return self._submit_read(self._pending.tensor(name), self._current, out, offset)
+            self._transaction.check(f"read {name!r}")
+            tensor = self._transaction.tensor(name)
+            return self._submit_read(tensor, self._transaction.current, out, offset)
 
     def write(self, name: str, data: Any, offset: int = 0) -> None:
-        """Write `data` to a tensor, from byte `offset` on: `submit_write`, and its end.
-
-        Raises
-        ------
-        UnknownTensorError, OutOfBoundsError, ArgumentError : as `submit_write`.
-        DriveFullError, StorageError
-        """
+        """Write `data` to a tensor, from byte `offset` on: `submit_write`, and its end."""
         self.submit_write(name, data, offset).wait()
 
     def read(self, name: str, out: Any, offset: int = 0) -> None:
-        """Read a tensor into `out`, from byte `offset` on: `submit_read`, and its end.
-
-        Raises
-        ------
-        UnknownTensorError, OutOfBoundsError, ArgumentError : as `submit_read`.
-        TornExtentError : the drive does not hold what was written.
-        StorageError
-        """
+        """Read a tensor into `out`, from byte `offset` on: `submit_read`, and its end."""
         self.submit_read(name, out, offset).wait()
 
     def at(self, generation: int) -> GenerationView:
@@ -356,7 +362,7 @@ class Store:
         """
         with self._lock:
             self._check_open(f"open generation {generation}")
-            return GenerationView(self._held(generation), self._submit_view)
+            return GenerationView(self._find(generation), self._submit_view)
 
     def commit(self, meta: Mapping[str, Any] | None = None) -> int:
         """Make what was written, added and removed the next generation, and return its number.
@@ -381,23 +387,30 @@ class Store:
         with self._lock:
             self._check_writable("commit")
             self._under_way.join_all()
-            self._pending.check("commit")
-            number = self._last + 1
-            data = pack_index(number, kept, list(self._pending.tensors.values()))
-            runs = self._space.take(blocks_of(len(data)), 0)
+            transaction = self._transaction
+            transaction.check("commit")
+            number = transaction.last + 1
+            tensors = dict(transaction.tensors)
+            data = pack_index(number, kept, list(tensors.values()))
+            (runs,) = transaction.take([(blocks_of(len(data)), 0)])
             if len(runs) > MOST_RUNS:
-                self._space.release(runs)
                 detail = f" in {MOST_RUNS} pieces at most, for the index"
                 raise DriveFullError(len(data), self.free_bytes, detail)
-            self._write_index(data, runs, number)
-            slot = next(each for each in SLOTS if each != self._current.slot)
-            superblock = Superblock(self._set_id, number, len(data), crc32(data), runs)
-            self._write_slot(slot, superblock.pack(), number)
-            self._advance(Generation(number, slot, kept, self._pending.tensors, runs))
+            slot = next(each for each in SLOTS if each != transaction.current.slot)
+            set_id = self.drives[0].header.set_id
+            superblock = Superblock(set_id, number, len(data), crc32(data), runs)
+            transaction.doubt = slot
+            self._write_index(data, runs)
+            self._write_slot(slot, superblock.pack(), number, commits=True)
+            for tensor in tensors.values():
+                tensor.table.freeze()
+            committed = Generation(slot, kept, tensors, superblock)
+            self._transaction = transaction.next(committed)
             return number
 
     def abort(self) -> None:
-        """Forget what was written, added and removed since the last commit.
+        """Forget what was written, added and removed since the last commit that returned: one that
+        was interrupted counts no more.
 
         Raises
         ------
@@ -406,8 +419,7 @@ class Store:
         with self._lock:
             self._check_writable("abort")
             self._under_way.join_all()
-            self._space.release(self._pending.fresh_runs())
-            self._pending = self._fresh()
+            self._transaction = self._transaction.next()
 
     def drop_other(self) -> None:
         """Give up the generation that is not gone on from, if there is one: its blocks are free
@@ -420,13 +432,14 @@ class Store:
         with self._lock:
             self._check_writable("drop a generation")
             self._under_way.join_all()
-            if self._other is None:
+            transaction = self._transaction
+            if transaction.other is None:
                 return
-            dropped, self._other = self._other, None
+            transaction.doubt = transaction.other.slot
             zeros = aligned_bytes(BLOCK_BYTES)
-            self._write_slot(dropped.slot, zeros, self._current.number)
-            self._space.release(self._dying)
-            self._dying = []
+            self._write_slot(transaction.doubt, zeros, self.generation, commits=False)
+            transaction.forget_other()
+            transaction.doubt = None
 
     def close(self) -> None:
         """Wait for what is under way, and give the drives back.
@@ -466,13 +479,29 @@ class Store:
         self._check_open(action)
         if self._read_only:
             raise DriveAccessError(self.drives[0].name, f"cannot {action}: it was opened read_only")
+        if self._transaction.doubt is not None:
+            self._settle(self._transaction, self._transaction.doubt)
 
-    def _fresh(self) -> Pending:
-        return Pending(self._current, self._space, self._step, len(self.drives))
+    def _settle(self, transaction: Transaction, slot: int) -> None:
+        """A commit was interrupted: have its slot hold again what it held before.
 
-    def _held(self, number: int) -> Generation:
-        for each in (self._current, self._other):
-            if each is not None and each.number == number:
+        So it does not count, and what it was of can be written again in its place.
+        """
+        self._under_way.join_all()
+        before = [each for each in self._held if each.slot == slot]
+        block = before[0].superblock.pack() if before else aligned_bytes(BLOCK_BYTES)
+        self._write_slot(slot, block, transaction.last + 1, commits=False)
+        transaction.doubt = None
+
+    @property
+    def _held(self) -> list[Generation]:
+        """Generations on the drives, the oldest first."""
+        there = (self._transaction.current, self._transaction.other)
+        return sorted((each for each in there if each is not None), key=lambda each: each.number)
+
+    def _find(self, number: int) -> Generation:
+        for each in self._held:
+            if each.number == number:
                 return each
         raise NoGenerationError(number, self.generations)
 
@@ -483,7 +512,7 @@ class Store:
     def _submit_view(self, view: Generation, name: str, out: Any, offset: int) -> Completion:
         with self._lock:
             self._check_open(f"read {name!r}")
-            if self._held(view.number) is not view:
+            if self._find(view.number) is not view:
                 raise NoGenerationError(view.number, self.generations)
             if name not in view.tensors:
                 raise UnknownTensorError(name, f"generation {view.number} has none of this name")
@@ -500,7 +529,7 @@ class Store:
         first, last = widened(tensor.table, first, last)
         self._under_way.join(tensor.name, first, last, writes=False)
         source, table = self._source(tensor, generation.number), tensor.table
-        transfer = start(
+        transfer = Transfer(
             f"read of {tensor.name!r}",
             [
                 (
@@ -511,41 +540,65 @@ class Store:
             ],
         )
         self._under_way.add(tensor.name, first, last, transfer, writes=False)
-        return transfer
+        return transfer.begin()
 
-    def _write_index(self, data: bytes, runs: Sequence[Run], number: int) -> None:
-        """Have payload and index outlast a power cut, or have failed."""
-        self._uncertain = number  # while something is under way that nobody waits for
+    def _write_index(self, data: bytes, runs: Sequence[Run]) -> None:
+        """Have payload and index outlast a power cut, or have failed.
+
+        They may be flushed together: no superblock speaks of either yet.
+        """
+        held, jobs, at = padded(data), [], 0
+        for run in runs:
+            part = held[at : at + run.blocks * BLOCK_BYTES]
+            at += part.nbytes
+            jobs.append((self.drives[run.drive], self.drives[run.drive].write_job(run.block, part)))
         try:
-            write_index(self.drives, data, runs)
-        except DriveTimeoutError:
-            raise  # blocks that are being written are not free
+            self._run("write of an index", jobs)
+            for drive in self.drives:
+                drive.blocks.check_present()
+            self._run("flush", flushes(self.drives))
         except StorageError as error:
-            self._space.release(runs)
-            self._pending.failed = error  # a flush that failed may have lost the payload
-            self._uncertain = None
+            self._transaction.failed = error  # a flush that failed may have lost the payload
+            if not isinstance(error, DriveTimeoutError):
+                self._transaction.doubt = None  # nothing is under way
             raise
-        self._uncertain = None
 
-    def _write_slot(self, slot: int, block: Flat, number: int) -> None:
-        """Write a superblock, and flush it. After an error nobody knows what it is."""
-        self._uncertain = number
-        try:
-            self.drives[0].write(slot, block).wait()
-            self.drives[0].flush().wait()
-        except StorageError as error:
-            raise UncertainCommitError(number) from error
-        self._uncertain = None
+    def _write_slot(self, slot: int, block: Flat, number: int, *, commits: bool) -> None:
+        """Write the first copy of a superblock, and flush it, then the second one.
 
-    def _advance(self, committed: Generation) -> None:
-        """The new generation counts: blocks of the last but one are free."""
-        self._space.release(self._dying)
-        self._dying = [*self._pending.replaced, *self._current.index_runs]
-        self._other, self._current = self._current, committed
-        self._last = committed.number
-        for tensor in committed.tensors.values():
-            tensor.table.fresh[:] = False
-        self._pending = self._fresh()
+        Nothing depends on the second copy of a generation that `commits`; else no copy may last of
+        what was there. After an error nobody knows what it is.
+        """
+        drive = self.drives[0]
+        for at in copies(slot, drive.header.blocks):
+            try:
+                self._run("write of a superblock", [(drive, drive.write_job(at, block))])
+                if at == slot or not commits:
+                    self._run("flush", flushes([drive]))
+            except StorageError as error:
+                if at == slot or not commits:
+                    self._uncertain = number
+                    raise UncertainCommitError(number) from error
+                reason = f"block {at}: {error}"
+                warnings.warn(
+                    DamagedSuperblockWarning(drive.name, slot, reason, [number], lost=False),
+                    stacklevel=4,
+                )
+
+    def _repair(self, slots: Sequence[Slot]) -> None:
+        """Have both copies of a superblock be the newer one: a drive may give a sector that is
+        written new memory."""
+        drive = self.drives[0]
+        for slot in slots:
+            if slot.superblock is not None:
+                for at in (at for at, each in slot.copies.items() if each != slot.superblock):
+                    with contextlib.suppress(StorageError):  # the next generation is written there
+                        self._run("repair", [(drive, drive.write_job(at, slot.superblock.pack()))])
+
+    def _run(self, what: str, jobs: Sequence[tuple[Drive, Job]]) -> None:
+        transfer = Transfer(what, jobs)
+        self._under_way.add("", 0, 0, transfer, writes=True)
+        transfer.begin().wait()
 
 
 _open: weakref.WeakSet[Store] = weakref.WeakSet()

@@ -1,7 +1,9 @@
 """What says which generation counts: one block, written when all else is on the drives.
 
-There are two places, on the first drive of a set. A commit writes into the one that does not hold
-the generation it goes on from, so a cut in the middle of it leaves that one.
+There are two slots, on the first drive of a set, of two copies each, at its beginning and at its
+end. A commit writes into the slot that does not hold the generation it goes on from, so a cut in
+the middle of it leaves that one. It writes the second copy when the first one is on the drive: a
+cut tears one of them at most.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from nearstep.storage.header import CRC_AT, is_whole, sealed
 
 MAGIC = b"NSSUPER\n"
 SLOTS = (1, 2)
-"""Blocks of the two places."""
+"""Blocks of the first copies, which slots are called by."""
 
 FIRST_FREE = 3
 """The first block that tensors and indices may have, on every drive."""
@@ -60,6 +62,20 @@ class Superblock:
             len(self.runs),
         )
         return sealed(fields + b"".join(RUN.pack(*run) for run in self.runs))
+
+
+class Unreadable(str):
+    """Why a block cannot be read: no power cut does that."""
+
+
+def end_of(blocks: int) -> int:
+    """Behind the last block that tensors and indices may have, on a drive of so many."""
+    return blocks - len(SLOTS)
+
+
+def copies(slot: int, blocks: int) -> tuple[int, int]:
+    """Blocks of both copies of a slot, on a drive of so many."""
+    return slot, blocks - slot
 
 
 def unpack(block: Bytes, set_id: uuid.UUID) -> Superblock | str:

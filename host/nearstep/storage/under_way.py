@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nearstep.storage.transfer import Transfer
+from nearstep.storage.drive import Transfer
 
 
 class _Touch(NamedTuple):

@@ -10,6 +10,7 @@ from pathlib import Path
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Bytes
 from nearstep.storage.drive_errors import DriveSizeError, NotADriveError
+from nearstep.storage.generation import read_slots
 from nearstep.storage.header import HEADER_BLOCK, MAGIC, is_whole, read_header
 from nearstep.storage.superblock import FIRST_FREE, LAYOUT, SLOTS
 from nearstep.storage.superblock import MAGIC as SUPERBLOCK_MAGIC
@@ -61,13 +62,18 @@ def _set_of(path: Path, *, is_first: bool) -> uuid.UUID | None:
     blocks = BlockFile(path, direct=False, read_only=True)
     try:
         head = [_block(blocks, each) for each in (HEADER_BLOCK, *SLOTS)]
-        generations = [_generation(each) for each in head[1:]]
-        if any(generations):
-            raise NotADriveError(str(path), f"it has generation {max(filter(None, generations))}")
         if is_whole(head[0]):
-            if is_first and 0 not in generations:
+            header = read_header(blocks)
+            slots = read_slots(blocks, header)
+            generations = [each.superblock.generation for each in slots if each.superblock]
+            if any(slot.lost for slot in slots) or (is_first and not generations):
                 raise NotADriveError(str(path), "its superblocks are damaged")
-            return read_header(blocks).set_id
+        else:
+            header, generations = None, [_generation(each) or 0 for each in head[1:]]
+        if any(generations):
+            raise NotADriveError(str(path), f"it has generation {max(generations)}")
+        if header is not None:
+            return header.set_id
         begins = head[0][: len(MAGIC)].tobytes()
         if begins not in (MAGIC, bytes(len(MAGIC))) or _has_data(path, FIRST_FREE + is_first):
             raise NotADriveError(str(path), "it is not what a set begins as")

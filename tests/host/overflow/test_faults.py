@@ -74,6 +74,7 @@ def actions_of_a_step(action: str) -> list[int]:
             place.fault = count(index)
         touch(optimizer, parameters)
         JOB.step(optimizer, parameters, 1)
+        found[0] -= action == "write"  # the second copy of the superblock may fail
         return found
 
 

@@ -58,7 +58,7 @@ class Commit:
     Attributes
     ----------
     state, meta : what was committed.
-    begun : events before its superblock was written.
+    begun : events before its superblock was written, flushed, and written a second time.
     ended : events when it returned.
     """
 
@@ -104,7 +104,7 @@ class Recorded:
     def commit(self, **meta: Any) -> None:
         number = self.store.commit(meta)
         ended = len(self.journal.events)
-        self.commits[number] = Commit(dict(self.state), meta, ended - 2, ended)
+        self.commits[number] = Commit(dict(self.state), meta, ended - 3, ended)
 
     def commit_in_doubt(self, **meta: Any) -> None:
         """The last flush fails, and the process with it; the power stays.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import warnings
 
 import numpy as np
 import pytest
 
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Calls
+from nearstep.storage.check import check_drives
 from nearstep.storage.drive_errors import (
     ClosedStoreError,
+    DamagedSuperblockWarning,
     DriveFullError,
     DriveIOError,
     DriveTimeoutError,
@@ -24,9 +27,10 @@ from nearstep.storage.drive_errors import (
     UncertainCommitError,
 )
 from nearstep.storage.store import Store
-from nearstep_sim.models.drive import FailAt
+from nearstep.storage.superblock import SLOTS, copies
+from nearstep_sim.models.drive import FailAt, MemoryBlocks
 
-from .drives import EXTENT, contents, memory_set, open_images, random_bytes
+from .drives import EXTENT, OWNER, contents, memory_set, open_images, random_bytes
 
 NBYTES = 3 * EXTENT + 50
 
@@ -151,7 +155,7 @@ def test_every_flipped_block_is_found_and_named() -> None:
     """A bit in each block of both drives, in turn: what is read is right, or an error."""
     images, old, new = two_generations()
     rng = np.random.default_rng(1)
-    found = dict.fromkeys(["same", "extent", "index", "older", "header"], 0)
+    found = dict.fromkeys(["same", "extent", "index", "warned", "noted", "header"], 0)
     for drive in range(2):
         for block in range(len(images[drive]) // BLOCK_BYTES):
             damaged = [bytearray(image) for image in images]
@@ -159,11 +163,14 @@ def test_every_flipped_block_is_found_and_named() -> None:
             damaged[drive][at] ^= 1 << int(rng.integers(0, 8))
             damaged = [bytes(image) for image in damaged]
             try:
-                store, places = open_images(damaged)
+                with warnings.catch_warnings(record=True) as warned:
+                    warnings.simplefilter("always")
+                    store, places = open_images(damaged)
             except (NotADriveError, TornIndexError) as error:
                 torn = error
             else:
                 torn = None
+                assert store.generation == 2
             if isinstance(torn, NotADriveError):
                 assert block == 0
                 found["header"] += 1
@@ -171,27 +178,102 @@ def test_every_flipped_block_is_found_and_named() -> None:
                 assert (torn.generation, torn.whole) == (2, (1,))
                 assert contents(open_images(damaged, generation=1)[0]) == {"p": old}
                 found["index"] += 1
-            elif store.generation == 1:  # the superblock of generation 2 is gone
-                assert len(store.notes) == 1
-                assert contents(store) == {"p": old}
-                found["older"] += 1
             elif reads_torn(store, places[drive].name, block):
                 assert contents(store, 1) == {"p": old}
                 found["extent"] += 1
             else:
                 assert contents(store) == {"p": new}
-                found["same"] += 1
+                found["warned" if warned else "noted" if store.notes else "same"] += 1
     assert found["header"] == 2
-    assert found["older"] == 1
+    assert found["warned"] == 2
+    assert found["noted"] == 3  # what a power cut leaves, and the index of generation 1
     assert found["index"] == 1
     assert found["extent"] == 7  # three extents of two blocks, and one
     assert sum(found.values()) == 64
 
 
+def opened_with_warning(images: list[bytes], faults: dict[int, FailAt]) -> tuple[Store, str]:
+    """A store of which drives have faults while it is opened, and the only warning."""
+    places = [MemoryBlocks(image, at) for at, image in enumerate(images)]
+    for drive, fault in faults.items():
+        places[drive].fault = fault
+    with pytest.warns(DamagedSuperblockWarning) as caught:
+        store = Store.open(places, owner=OWNER)
+    (warning,) = caught
+    return store, str(warning.message)
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize("copy", [0, 1])
+def test_a_rotten_sector_of_a_superblock_costs_no_step(generation: int, copy: int) -> None:
+    """It is named with both generations, and written anew."""
+    images, old, new = two_generations()
+    slot = SLOTS[generation % 2 == 1]  # generation 0 was in the first
+    block = copies(slot, 32)[copy]
+
+    def rotten(action: str, at: int) -> None:
+        if action == "read" and at == block:
+            raise DriveIOError("memory", action, at, OSError(errno.EIO, "rotten"))
+
+    store, message = opened_with_warning(images, {0: rotten})
+    for part in (f"superblock {slot}", f"block {block}", "generation 1 and 2", "nothing is lost"):
+        assert part in message
+    assert (contents(store), contents(store, 1)) == ({"p": new}, {"p": old})
+    for at in range(8):  # a flipped bit, by any open or check
+        damaged = bytearray(images[0])
+        damaged[block * BLOCK_BYTES + 30] ^= 1 << at
+        report = check_drives([MemoryBlocks(bytes(damaged)), MemoryBlocks(images[1], 1)])
+        named = [*report.problems, *report.notes]
+        assert len(named) == 1
+        assert f"block {block}" in named[0]
+        assert [each.number for each in report.generations] == [2, 1]
+        with warnings.catch_warnings(record=True):
+            store, places = open_images([bytes(damaged), images[1]])
+        assert contents(store) == {"p": new}
+        store.close()
+        assert [bytes(each.image) for each in places] == images  # mended
+    store, _ = open_images(images)
+    for number in range(3, 6):
+        store.write("p", bytes([number]) * NBYTES)
+        assert store.commit() == number
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_both_copies_of_a_superblock_lost_are_said(generation: int) -> None:
+    images, old, new = two_generations()
+    slot = SLOTS[generation % 2 == 1]
+    damaged = bytearray(images[0])
+    for at in copies(slot, 32):
+        damaged[at * BLOCK_BYTES + 50] ^= 1
+    damaged = [bytes(damaged), images[1]]
+    store, message = opened_with_warning(damaged, {})
+    other = 3 - generation
+    assert f"perhaps generation {other + 1}" in message
+    assert f"there is generation {other}" in message
+    assert contents(store) == {"p": old if other == 1 else new}
+    report = check_drives([MemoryBlocks(image, at) for at, image in enumerate(damaged)])
+    assert not report.whole
+    assert report.problems == [message]
+
+
+def test_a_second_copy_that_cannot_be_written_is_said_and_the_commit_counts() -> None:
+    images, _, _ = two_generations()
+    store, places = open_images(images, queue_depth=1)
+    store.write("p", bytes(NBYTES))
+    places[0].fault = FailAt("write", 2)  # behind the index and the first copy
+    with pytest.warns(DamagedSuperblockWarning, match="there is generation 3"):
+        assert store.commit() == 3
+    store, _ = open_images([bytes(place.image) for place in places])
+    assert contents(store) == {"p": bytes(NBYTES)}
+
+
+@pytest.mark.filterwarnings("ignore::nearstep.storage.drive_errors.DamagedSuperblockWarning")
 def test_without_any_superblock_there_is_an_error() -> None:
     images, _, _ = two_generations()
     damaged = bytearray(images[0])
     damaged[BLOCK_BYTES : 3 * BLOCK_BYTES] = b"\xaa" * 2 * BLOCK_BYTES
+    assert open_images([bytes(damaged), images[1]])[0].generation == 2
+    damaged[-2 * BLOCK_BYTES :] = b"\xaa" * 2 * BLOCK_BYTES
     with pytest.raises(NoGenerationError) as caught:
         open_images([bytes(damaged), images[1]])
     assert "CRC-32" in str(caught.value)

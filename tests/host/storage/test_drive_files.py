@@ -20,6 +20,7 @@ import pytest
 from nearstep.errors import ArgumentError, OutOfBoundsError
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES, MEMORY, BlockFile, create_file, filesystem
+from nearstep.storage.drive import Transfer, flushes
 from nearstep.storage.drive_errors import (
     ClosedStoreError,
     DirectIOError,
@@ -202,7 +203,12 @@ def test_a_torn_header_and_another_version_are_refused(tmp_path) -> None:
     path.write_bytes(whole[:8] + b"\x09" + whole[9:])
     with pytest.raises(FormatVersionError) as caught:
         opened([path])
-    assert (caught.value.expected, caught.value.actual) == (1, 9)
+    assert (caught.value.expected, caught.value.actual) == (2, 9)
+    assert "newer release" in str(caught.value)
+    path.write_bytes(whole[:8] + b"\x01" + whole[9:])
+    with pytest.raises(FormatVersionError, match="save what it holds") as caught:
+        opened([path])
+    assert (caught.value.expected, caught.value.actual) == (2, 1)
 
 
 def test_a_drive_of_another_model_is_refused(tmp_path) -> None:
@@ -515,7 +521,7 @@ def test_blocks_of_a_drive_can_be_moved_without_a_store(tmp_path) -> None:
         transfer = drive.write(400, array)
         assert transfer.wait() is transfer
         assert (transfer.done, transfer.error, transfer.cycles) == (True, None, None)
-        drive.flush().wait()
+        Transfer("flush", flushes([drive])).begin().wait()
         for out in (np.zeros_like(data), aligned_bytes(data.nbytes)):
             drive.read(400, out).wait()
             assert (out == data).all()

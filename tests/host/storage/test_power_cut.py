@@ -12,10 +12,9 @@ from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive import Drive
 from nearstep.storage.drive_errors import ForeignDriveError, NotADriveError, StorageError
 from nearstep.storage.drive_set import create_set
-from nearstep.storage.extents import Extent, Table
-from nearstep.storage.pending import Pending
+from nearstep.storage.extents import EXTENT as EXTENTS
 from nearstep.storage.store import Store
-from nearstep.storage.transfer import Transfer
+from nearstep.storage.transaction import Transaction
 from nearstep_sim.models.drive import (
     Journal,
     MemoryBlocks,
@@ -49,8 +48,9 @@ def small(drives: int, *, doubt: bool = True) -> Recorded:
         life.commit_in_doubt(step=4)
     else:
         life.commit(step=4)
-    life.add("r", 10_000)
-    life.write("r", random_bytes(rng, 10_000))
+    rest = min(life.store.free_bytes, 10 * BLOCK_BYTES)
+    life.add("r", rest)
+    life.write("r", random_bytes(rng, rest))
     life.abort()
     life.drop_other()
     life.add("q", 4_096)
@@ -206,7 +206,7 @@ def test_cuts_of_a_long_life() -> None:
 
 
 def without_flushes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Drive, "flush", lambda drive: Transfer("nothing", 0, lambda: 0))
+    patch.setattr(Drive, "flush_job", lambda drive, bounces: None)
 
 
 def without_flush_of_the_payload(patch: pytest.MonkeyPatch) -> None:
@@ -233,20 +233,32 @@ def without_a_flush_when_it_is_opened(patch: pytest.MonkeyPatch) -> None:
 
 def over_the_last_superblock(patch: pytest.MonkeyPatch) -> None:
     write = Store._write_slot
-    patch.setattr(
-        Store,
-        "_write_slot",
-        lambda store, slot, *rest: write(store, store._current.slot, *rest),
-    )
+
+    def written(store: Store, slot: int, *rest: object, **options: object) -> None:
+        write(store, store._transaction.current.slot, *rest, **options)
+
+    patch.setattr(Store, "_write_slot", written)
+
+
+def both_copies_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Of a superblock: the second one before the first one is on the drive."""
+    write = Store._write_slot
+
+    def written(store: Store, slot: int, *rest: object, **options: object) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            without_flushes(inner)
+            write(store, slot, *rest, **options)
+
+    patch.setattr(Store, "_write_slot", written)
 
 
 def over_the_last_generation(patch: pytest.MonkeyPatch) -> None:
     """Blocks are free as soon as the next generation does not need them."""
 
-    def drop(pending: Pending, extents: list[Extent], table: Table) -> None:
-        pending._space.release([extent.run for extent in extents if not extent.is_hole])
+    def used(transaction: Transaction) -> list[object]:
+        return [each.table.rows for each in transaction.tensors.values()] or [np.empty(0, EXTENTS)]
 
-    patch.setattr(Pending, "_drop", drop)
+    patch.setattr(Transaction, "_used", used)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +268,7 @@ def over_the_last_generation(patch: pytest.MonkeyPatch) -> None:
         without_flush_of_the_payload,
         without_a_flush_when_it_is_opened,
         over_the_last_superblock,
+        both_copies_at_once,
         over_the_last_generation,
     ],
 )

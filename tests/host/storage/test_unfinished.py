@@ -96,7 +96,7 @@ def test_whatever_may_be_a_loss_is_none(tmp_path: Path) -> None:
         [changed(a, 0, zeros), None],
         [changed(a, 0, zeros * 3), None],
         [changed(a, 1, letter[: 2 * BLOCK_BYTES]), b],  # both superblocks
-        [changed(new, 1, zeros * 2), last],
+        [changed(changed(new, 1, zeros * 2), BLOCKS - 2, zeros * 2), last],  # all copies
         [None, b],
         [other, last],  # of two sets
         [new[: 5 * BLOCK_BYTES], last],

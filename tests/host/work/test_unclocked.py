@@ -9,7 +9,7 @@ import pytest
 
 from nearstep.backends.base import Completion
 from nearstep.errors import DeviceError
-from nearstep.storage.transfer import Transfer
+from nearstep.storage.drive import Transfer
 from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
@@ -22,7 +22,8 @@ class Job(Transfer):
     """One part, which another thread ends."""
 
     def __init__(self) -> None:
-        super().__init__("job", 1, lambda: 0, timeout_s=10)
+        super().__init__("job", [])
+        self._left = 1
 
 
 def test_what_has_no_clock_goes_on_while_others_start():

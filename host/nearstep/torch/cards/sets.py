@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearstep.storage.aligned import aligned_bytes
-from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
+from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, sync_folder
 from nearstep.storage.drive_errors import (
     DriveAccessError,
     DriveSizeError,
@@ -24,7 +24,6 @@ from nearstep.storage.drive_errors import (
 from nearstep.storage.generation import read_slots
 from nearstep.storage.header import HEADER_BLOCK, read_header
 from nearstep.storage.store import Store
-from nearstep.storage.superblock import Superblock
 from nearstep.torch.overflow.errors import ResumeError
 
 NAME = re.compile(r"card[0-9]+of([0-9]+)\.nearstep")
@@ -102,11 +101,7 @@ def remove(places: Sequence[Path]) -> None:
                 path.unlink(missing_ok=True)
                 if not at:
                     break
-            fd = os.open(places[0].parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_folder(places[0].parent)
         except OSError as error:
             name = str(places[0].parent)
             raise DriveAccessError(name, f"cannot remove drives: {error}", error.errno) from error
@@ -152,11 +147,11 @@ def _is_left_over(own: Sequence[Path], replaced: Container[str]) -> bool:
         return all(_set_of(each) in replaced for each in left)
     with _opened(own[0]) as blocks:
         try:
-            slots = read_slots(blocks, read_header(blocks).set_id)
+            slots = read_slots(blocks, read_header(blocks))
         except StorageError:
             return _is_blank(blocks)
-    found = [each for each in slots.values() if isinstance(each, Superblock)]
-    return all(each.generation == 0 for each in found)
+    found = [each.superblock.generation for each in slots if each.superblock is not None]
+    return not any(found) and not any(slot.lost for slot in slots)
 
 
 def _set_of(path: Path) -> str | None:

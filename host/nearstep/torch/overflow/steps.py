@@ -154,6 +154,7 @@ class OverflowSteps(AttachedOptimizer):
         lost, and of parameters that are away all changes, after which steps are refused.
         """
         is_lost: bool | None = tier.has_changed_away
+        store, generation, is_last = tier.store, 0, False
         undo = Undo(self.state, self._residents.values())
         try:
             with tier.step():
@@ -178,9 +179,15 @@ class OverflowSteps(AttachedOptimizer):
                         self._commit(tier)
                     is_lost = None
                     updates = self._update_units(tier, undo, work)
+                store, generation = tier.store, tier.store.generation
+                is_last = True
                 self._commit(tier)
         except BaseException as error:
-            self._go_back(tier, undo, work, error, is_lost)
+            if is_last and store.generation != generation:  # interrupted when the step counted
+                for segment in tier.segments:
+                    segment.dirty.clear()
+            else:
+                self._go_back(tier, undo, work, error, is_lost)
             raise
         return updates
 

@@ -1,0 +1,80 @@
+"""Free blocks of all drives of a set."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.drive_errors import DriveFullError
+from nearstep.storage.extents import Run
+from nearstep.storage.superblock import FIRST_FREE, end_of
+
+
+class FreeMap:
+    """Blocks that no generation and no transaction has, derived from their extents.
+
+    Blocks are taken, and never given back: who wants those back that are not used after all, such
+    as after an interrupt, derives a new map. So it is right at any point of `take`.
+
+    Parameters
+    ----------
+    blocks : of each drive.
+    rows : extents that are not free; several may have the same blocks.
+    """
+
+    def __init__(self, blocks: Sequence[int], rows: Iterable[NDArray[Any]]) -> None:
+        used = np.concatenate(list(rows))
+        self._gaps = [
+            _gaps(used[used["drive"] == drive], end_of(count)) for drive, count in enumerate(blocks)
+        ]
+
+    def blocks(self, drive: int | None = None) -> int:
+        """Free blocks, of one drive if it is given."""
+        gaps = self._gaps if drive is None else [self._gaps[drive]]
+        return sum(length for each in gaps for length, _ in each)
+
+    def take(self, count: int, drive: int, *, pinned: bool = False) -> list[Run]:
+        """Runs of `count` blocks together, on one drive if it has them, in one piece if that has.
+
+        Parameters
+        ----------
+        count
+        drive : that is asked first.
+        pinned : no other one is asked.
+
+        Raises
+        ------
+        DriveFullError : some were taken.
+        """
+        runs: list[Run] = []
+        while count:
+            free = drive if self._gaps[drive] or pinned else self._emptiest()
+            gaps = self._gaps[free]
+            if not gaps:
+                raise DriveFullError(count * BLOCK_BYTES, 0)
+            length, start = gaps.pop(min(bisect_left(gaps, (count, 0)), len(gaps) - 1))
+            taken = min(count, length)
+            if taken < length:
+                insort(gaps, (length - taken, start + taken))
+            runs.append(Run(free, start, taken))
+            count -= taken
+        return runs
+
+    def _emptiest(self) -> int:
+        return max(range(len(self._gaps)), key=self.blocks)
+
+
+def _gaps(used: NDArray[Any], end: int) -> list[tuple[int, int]]:
+    """Length and first block of what is between extents of one drive, the shortest first."""
+    starts = used["block"].astype(np.int64)
+    order = np.argsort(starts)
+    starts, ends = starts[order], (starts + used["blocks"])[order]
+    before = np.concatenate([[FIRST_FREE], np.maximum.accumulate(ends)])
+    lengths = np.concatenate([starts, [end]]) - before
+    there = lengths > 0
+    return sorted(zip(lengths[there].tolist(), before[there].tolist(), strict=True))

@@ -1,0 +1,103 @@
+"""Ctrl-C at any bytecode of a step with drives: the step was made, or it was not."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+
+from nearstep.torch.errors import InterruptedStepError
+
+from ...interrupts import Interrupts
+from ..cards.test_equality import PLAIN, card_url
+from .jobs import URL, Drives, Job, drives, everything
+
+JOB = Job([(40, 16), (16,), (30, 20)])
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "host": (URL, URL, {"memory": 11_000}),
+    "cards": (card_url(2, 128), PLAIN, {}),
+}
+"""Device with drives, the same without, and options."""
+
+COMMIT = 1_500
+"""Bytecodes at the end of a step, in which its commit ends."""
+
+
+@cache
+def expected(kind: str) -> list[dict[str, bytes]]:
+    """After each step, without drives."""
+    parameters = JOB.parameters()
+    optimizer = JOB.make(parameters, KINDS[kind][1])
+    found = [everything(parameters, optimizer)]
+    for step in range(4):
+        JOB.step(optimizer, parameters, step)
+        found.append(everything(parameters, optimizer))
+    return found
+
+
+def begun(kind: str, on: Drives, **more: Any) -> tuple[list[Any], Any]:
+    parameters, (url, _, options) = JOB.parameters(), KINDS[kind]
+    return parameters, JOB.make(parameters, url, drives=on.store, **options, **more)
+
+
+def interrupted(kind: str, at: int) -> str | None:
+    """The second step is interrupted at a bytecode; where."""
+    with drives() as on:
+        parameters, optimizer = begun(kind, on)
+        JOB.step(optimizer, parameters, 0)
+        interrupts = Interrupts(at)
+        try:
+            with interrupts.armed():
+                JOB.step(optimizer, parameters, 1)
+        except KeyboardInterrupt:
+            pass
+        where = interrupts.where
+        images = [bytes(each.image) for each in on.places]
+        try:
+            made = expected(kind).index(everything(parameters, optimizer))
+            for step in range(made, 4):
+                JOB.step(optimizer, parameters, step)
+            assert everything(parameters, optimizer) == expected(kind)[4], where
+            last = Drives([bytes(each.image) for each in on.places])
+            assert everything(*begun(kind, last, resume=True)) == expected(kind)[4], where
+            last.store.close()
+        except InterruptedStepError:  # the device was in the middle of an update
+            assert kind == "host", where
+    other = Drives(images)
+    parameters, optimizer = begun(kind, other, resume=True)
+    made = expected(kind).index(everything(parameters, optimizer))
+    assert made in (1, 2), where
+    for step in range(made, 4):
+        JOB.step(optimizer, parameters, step)
+    assert everything(parameters, optimizer) == expected(kind)[4], where
+    other.store.close()
+    return where
+
+
+def campaign(kind: str, count: int, seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with drives() as on:
+        parameters, optimizer = begun(kind, on)
+        JOB.step(optimizer, parameters, 0)
+        interrupts = Interrupts()
+        with interrupts.armed():
+            JOB.step(optimizer, parameters, 1)
+    places = [rng.randrange(1, interrupts.count) for _ in range(count)]
+    places += [interrupts.count - rng.randrange(COMMIT) for _ in range(count)]
+    found = [interrupted(kind, at) for at in places]
+    assert sum(where is not None for where in found) >= count / 2  # a step takes no fixed course
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_is_interrupted_was_made_or_not(kind: str) -> None:
+    campaign(kind, 4, seed=3)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_that_is_interrupted_anywhere_was_made_or_not(kind: str, seed: int) -> None:
+    campaign(kind, 100, seed=100 + seed)
