@@ -56,3 +56,7 @@ class Gloo:
             prefix = PrefixStore("nearstep/gloo", self.store)
             self._fallback = dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
         return self._fallback
+
+    def close(self) -> None:
+        """Drop the group for what has no ring."""
+        self._fallback = None
