@@ -153,6 +153,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def setTimeout(self, timeout: timedelta) -> None:
         """Bound of what is begun from here on."""
         self.client.timeout_s = timeout.total_seconds()
+        self.gloo.set_timeout(timeout)
 
     set_timeout = setTimeout
 
