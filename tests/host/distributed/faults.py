@@ -52,7 +52,7 @@ class Model:
             if kind == "hook":
                 self.model.register_comm_hook(*ddp_hook(self.group))
             elif kind == "dual":
-                self.model.register_comm_hook(*dual_hook(self.group, m=1000))
+                self.model.register_comm_hook(*dual_hook(self.group, m=4096))
         for _ in range(2):
             self.forward().backward()
 

@@ -494,7 +494,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return work
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
-        """Keep it until it is over: if torch alone had it, it would be no work of Python's."""
+        """Keep it until it is over: if torch alone had it, it would be no work of Python's.
+
+        Raises
+        ------
+        JobError : the group has ended.
+        """
+        if self._closed:
+            raise JobError("the process group was closed")
         kept = [each for each in self._held if not each.is_over]
         self._held = [*kept[-HELD_WORKS:], work]
         return work
