@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +69,9 @@ def survive(fault: str) -> list[tuple[str, str]]:
     models = [Model(kind) for kind in KINDS]
     losses = [each.forward() for each in models]
     pids: list[Any] = [None] * (last + 1)
-    dist.all_gather_object(pids, (os.getpid(), None if FOUND.spawned is None else FOUND.spawned.pid))
+    dist.all_gather_object(
+        pids, (os.getpid(), None if FOUND.spawned is None else FOUND.spawned.pid)
+    )
     gate = dist.new_group(backend="gloo")
     dist.barrier(group=gate)
     if dist.get_rank() == last:

@@ -158,7 +158,9 @@ def cases(size: int) -> dict[str, Callable[[Group], Any]]:
     made: dict[str, Callable[[Group], Any]] = {}
     for each in ROOTLESS:
         for rows in (1, 4):
-            made[f"{each.__name__} of a column of {rows}"] = lambda g, f=each, n=rows: f(column(n, g), g)
+            made[f"{each.__name__} of a column of {rows}"] = lambda g, f=each, n=rows: f(
+                column(n, g), g
+            )
         made[f"{each.__name__} of nothing"] = lambda g, f=each: f(ramp(0), g)
         for how in (with_gradient, of_a_leaf, of_inference_mode, resized):
             made[f"{each.__name__}: {how.__name__}"] = lambda g, f=each, h=how: h(f, g)
@@ -183,25 +185,25 @@ def cases(size: int) -> dict[str, Callable[[Group], Any]]:
         ("into another dtype", zeros(2 * size, dtype=torch.float64), zeros(2)),
         ("into too much", zeros(2 * size + 1), zeros(2)),
     ):
-        made[f"all_gather {name}"] = lambda g, o=out, x=given: (
-            dist.all_gather_into_tensor(o, x, group=g)
+        made[f"all_gather {name}"] = lambda g, o=out, x=given: dist.all_gather_into_tensor(
+            o, x, group=g
         )
         # Gloo ends the process's thread for some of these in reduce_scatter, with a message.
-        made[f"reduce_scatter {name}"] = lambda g, o=out, x=given: (
-            dist.reduce_scatter_tensor(x, o, group=g)
+        made[f"reduce_scatter {name}"] = lambda g, o=out, x=given: dist.reduce_scatter_tensor(
+            x, o, group=g
         )
     for count in (1, size + 1):
-        made[f"all_gather to {count} places"] = lambda g, n=count: (
-            dist.all_gather(lists(n, 2), zeros(2), group=g)
+        made[f"all_gather to {count} places"] = lambda g, n=count: dist.all_gather(
+            lists(n, 2), zeros(2), group=g
         )
-        made[f"reduce_scatter of {count} parts"] = lambda g, n=count: (
-            dist.reduce_scatter(zeros(2), lists(n, 2), group=g)
+        made[f"reduce_scatter of {count} parts"] = lambda g, n=count: dist.reduce_scatter(
+            zeros(2), lists(n, 2), group=g
         )
-        made[f"all_to_all of {count} parts"] = lambda g, n=count: (
-            dist.all_to_all(lists(n, 2), lists(n, 2), group=g)
+        made[f"all_to_all of {count} parts"] = lambda g, n=count: dist.all_to_all(
+            lists(n, 2), lists(n, 2), group=g
         )
-    made["all_to_all of two sizes"] = lambda g: (
-        dist.all_to_all(lists(size, 2), lists(size, 3), group=g)
+    made["all_to_all of two sizes"] = lambda g: dist.all_to_all(
+        lists(size, 2), lists(size, 3), group=g
     )
     return made
 
