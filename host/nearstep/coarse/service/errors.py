@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from nearstep.errors import NearstepError
 
 
-class ServiceError(NearstepError):
-    """Base: something between clients and the service."""
+class ServiceError(NearstepError, RuntimeError):
+    """Base: something between clients and the service; what fails in torch's collectives is a
+    RuntimeError, too."""
 
 
 class FrameError(ServiceError):

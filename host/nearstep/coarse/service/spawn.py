@@ -54,16 +54,14 @@ class Spawned:
             _, errors = self._process.communicate()
             raise ServiceLostError(f"no service of {device}: {errors.strip()[-2000:]}") from None
 
-    def close(self, timeout_s: float = 60.0) -> None:
-        """Let it end when its clients have left, and wait for that. Closing twice does nothing."""
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Let it end when its clients have left, and wait a while for that. Closing twice does
+        nothing."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,7 +29,8 @@ class Exchanges:
 
     Parameters
     ----------
-    client
+    client : gives the client.
+    wire : format on the links of the devices.
 
     Attributes
     ----------
@@ -42,8 +43,8 @@ class Exchanges:
     Ref: COARSE paper, section III-E.
     """
 
-    def __init__(self, client: Client, wire: str) -> None:
-        self.client = client
+    def __init__(self, client: Callable[[], Client], wire: str) -> None:
+        self._connected = client
         self.wire = wire
         self.shard_bytes: int | None = None
         self.measure_every = 0
@@ -51,6 +52,10 @@ class Exchanges:
         self.measured = 0
         self._sums = 0
         self._kept: OrderedDict[tuple[int, str, str], Exchange] = OrderedDict()
+
+    @property
+    def client(self) -> Client:
+        return self._connected()
 
     def take(self, elements: int, operation: Operation, kind: str, turn: int) -> Exchange:
         """One that is kept, or a new one.
@@ -100,6 +105,10 @@ class Exchanges:
         """Give the memory of all that are kept back."""
         while self._kept:
             self._kept.popitem()[1].close()
+
+    def forget(self) -> None:
+        """Drop all that are kept, of a client that is closed."""
+        self._kept.clear()
 
     def route(self, table: RoutingTable | None, shard_bytes: int | None = None) -> None:
         """Push by a table from here on, in shards of at least so many bytes; None: as at first.

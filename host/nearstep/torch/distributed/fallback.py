@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -34,13 +35,25 @@ class Gloo:
         self.timeout = timeout
         self._groups = 0
         self._fallback: Any = None
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._warned: set[str] = set()
 
     def make(self) -> Any:
         """One more group; all processes make theirs in the same order."""
         self._groups += 1
-        prefix = PrefixStore(f"nearstep/gloo/{self._groups}", self.store)
-        return dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
+        return self._make(f"gloo/{self._groups}")
+
+    def _make(self, name: str) -> Any:
+        prefix = PrefixStore(name, self.store)
+        made = dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
+        self._made.add(made)
+        return made
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Bound of collectives of all groups from here on."""
+        self.timeout = timeout
+        for each in list(self._made):
+            each._set_default_timeout(timeout)
 
     def fallback(self, what: str, dtype: torch.dtype, operation: Any) -> Any:
         """The group that carries out what has no ring; warns once of each kind."""
@@ -53,6 +66,9 @@ class Gloo:
                 stacklevel=2,
             )
         if self._fallback is None:
-            prefix = PrefixStore("nearstep/gloo", self.store)
-            self._fallback = dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
+            self._fallback = self._make("gloo")
         return self._fallback
+
+    def close(self) -> None:
+        """Drop the group for what has no ring."""
+        self._fallback = None

@@ -1,6 +1,5 @@
 """A communication hook of DDP: COARSE's memory devices average the gradients of a bucket."""
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -41,10 +40,6 @@ def ddp_hook(
     return group_beside(group, wire, timeout_s), average
 
 
-_beside = Counter[str]()
-"""Groups made beside a group of torch so far, by its name; all processes make them in one order."""
-
-
 def group_beside(
     group: dist.ProcessGroup | None, wire: str, timeout_s: float
 ) -> CoarseProcessGroup:
@@ -61,8 +56,7 @@ def group_beside(
     if isinstance(chosen, CoarseProcessGroup):
         return chosen
     store = dist.distributed_c10d._world.pg_map[chosen][1]
-    _beside[chosen.group_name] += 1  # no process may read the job of the group before this one
-    prefix = PrefixStore(f"nearstep/hook/{chosen.group_name}/{_beside[chosen.group_name]}", store)
+    prefix = PrefixStore(f"nearstep/beside/{chosen.group_name}", store)
     state = create(
         prefix, dist.get_rank(chosen), dist.get_world_size(chosen), timedelta(seconds=timeout_s)
     )

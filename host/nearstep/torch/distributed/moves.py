@@ -19,11 +19,15 @@ class Moves:
 
     Parameters
     ----------
-    client
+    client : gives the client.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Callable[[], Client]) -> None:
+        self._connected = client
+
+    @property
+    def _client(self) -> Client:
+        return self._connected()
 
     def put(self, key: str, tensor: Tensor, readers: int) -> None:
         """Leave a tensor's bytes under a name."""

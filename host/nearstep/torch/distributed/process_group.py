@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import Gloo
 from nearstep.torch.distributed.moves import Moves
 from nearstep.torch.distributed.tensors import (
+    check_list,
     check_parts,
     flat,
     lists_of,
@@ -31,6 +35,7 @@ from nearstep.torch.distributed.tensors import (
     options_of,
     ring_operation,
     root_of,
+    split_rows,
     tensors_of,
 )
 from nearstep.torch.distributed.untraced import untraced
@@ -38,6 +43,10 @@ from nearstep.torch.distributed.work import CoarseWork
 
 HELD_WORKS = 1024
 """At most, that nobody has asked for yet: DDP's `join` asks for one late."""
+
+
+OPEN: weakref.WeakSet[CoarseProcessGroup] = weakref.WeakSet()
+"""Groups that have not ended."""
 
 
 @untraced
@@ -51,7 +60,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     Parameters
     ----------
-    client : of the service; it belongs to the group from here on.
+    connect : makes the client of the service, in a thread of its own; the client belongs to the
+        group from there on.
+    job : name of the group's job at the service.
+    rank, size
     store : of the group, for gloo.
     timeout : of each collective.
     wire : format on the links of the devices.
@@ -59,6 +71,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     Attributes
     ----------
+    job
     exchanges : where and how tensors go to the devices.
     gloo : groups of the same processes.
     ring_bytes : of tensors that were summed in the rings.
@@ -68,34 +81,60 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def __init__(
         self,
-        client: Client,
+        connect: Callable[[], Client],
+        job: str,
+        rank: int,
+        size: int,
         store: Store,
         timeout: timedelta,
         *,
         wire: str = "fp32",
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(client.rank, client.clients)
-        self.client = client
+        super().__init__(rank, size)
+        self.job = job
+        self._rank, self._size = rank, size
         self.ring_bytes = 0
         self._release = release
-        self.exchanges = Exchanges(client, wire)
-        self._moves = Moves(client)
+        self._connected: Future[Client] = Future()
+        self.exchanges = Exchanges(self._connected.result, wire)
+        self._moves = Moves(self._connected.result)
         self._executor = ThreadPoolExecutor(1, "coarse collectives")
         self._seekers = ThreadPoolExecutor(1, "coarse recv of any source")
         self._seeking: dict[int, int] = defaultdict(int)
-        self.gloo = Gloo(store, client.rank, client.clients, timeout)
-        self._number = 0
+        self.gloo = Gloo(store, rank, size, timeout)
+        self._numbers_of_keys = count(1)
         self._numbers: dict[tuple[int, int, int], int] = defaultdict(int)
         self._held: list[CoarseWork] = []
         self._sums = 0
         self._failure: JobError | None = None
         self._closed = False
+        threading.Thread(
+            target=_connect, args=(connect, self._connected), name="coarse connect", daemon=True
+        ).start()
+        OPEN.add(self)
+
+    @property
+    def client(self) -> Client:
+        """The client of the service; waits until all processes are connected.
+
+        Raises
+        ------
+        ServiceLostError : there is no service, or it did not begin.
+        HandshakeError : it does not take this process.
+        JobError : not all processes came in time.
+        """
+        return self._connected.result()
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Devices of the tensors that it takes; torch looks here, as in `async_save`."""
+        return [torch.device("cpu")]
 
     @property
     def group_name(self) -> str:
         """torch's name of the group; one that torch does not know has the name of its job."""
-        name: str = dist.distributed_c10d._world.pg_names.get(self, self.client.job)
+        name: str = dist.distributed_c10d._world.pg_names.get(self, self.job)
         return name
 
     def getBackendName(self) -> str:
@@ -106,14 +145,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return False
 
     def getSize(self) -> int:
-        return self.client.clients
+        return self._size
 
     def getRank(self) -> int:
-        return self.client.rank
+        return self._rank
 
     def setTimeout(self, timeout: timedelta) -> None:
         """Bound of what is begun from here on."""
         self.client.timeout_s = timeout.total_seconds()
+        self.gloo.set_timeout(timeout)
 
     set_timeout = setTimeout
 
@@ -123,10 +163,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def allreduce(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, timeout: Any = None
     ) -> CoarseWork:
-        operation, tensors = operation_of(opts), tensors_of(tensors)
+        operation, values = operation_of(opts), tensors_of(tensors)
 
         def action() -> None:
-            for each in tensors:
+            for each in values:
                 self._reduce(each, each, operation)
 
         return self._submit("all_reduce", tensors, action)
@@ -137,12 +177,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def reduce(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any, op: Any = None, timeout: Any = None
     ) -> CoarseWork:
-        root, tensors = root_of(opts), tensors_of(tensors)
+        root, values = root_of(opts), tensors_of(tensors)
         operation = operation_of(opts if hasattr(opts, "reduceOp") else op)
 
         def action() -> None:
-            for each in tensors:
-                out = each if self.client.rank == root else None
+            for each in values:
+                out = each if self._rank == root else None
                 self._reduce(each, out, operation)
 
         return self._submit("reduce", tensors, action)
@@ -154,22 +194,19 @@ class CoarseProcessGroup(dist.ProcessGroup):
         opts: Any = None,
         timeout: Any = None,
     ) -> CoarseWork:
-        operation, outputs, lists = operation_of(opts), tensors_of(outputs), lists_of(inputs)
+        operation = operation_of(opts)
+        pairs = list(zip(tensors_of(outputs), lists_of(inputs), strict=True))
+        for output, parts in pairs:
+            check_list(parts, self._size, output, range(self._size))
 
         def action() -> None:
-            for output, parts in zip(outputs, lists, strict=True):
+            for output, parts in pairs:
                 self._reduce_scatter(output, parts, operation)
 
         return self._submit("reduce_scatter", outputs, action)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
-        operation = operation_of(opts)
-        check_parts(output, given, self.client.clients)
-
-        def action() -> None:
-            self._reduce_scatter(output, [given], operation)
-
-        return self._submit("reduce_scatter", output, action)
+        return self.reduce_scatter_single_coalesced([output], [given], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -177,9 +214,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
         operation = operation_of(opts)
+        pairs = list(zip(tensors_of(outputs), tensors_of(inputs), strict=True))
+        for output, given in pairs:
+            check_parts(output, given, self._size)
 
         def action() -> None:
-            for output, given in zip(outputs, inputs, strict=True):
+            for output, given in pairs:
                 self._reduce_scatter(output, [given], operation)
 
         return self._submit("reduce_scatter", outputs, action)
@@ -189,10 +229,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def broadcast(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any, timeout: Any = None
     ) -> CoarseWork:
-        root, key, tensors = root_of(opts), self._key("broadcast"), tensors_of(tensors)
+        root, key, values = root_of(opts), self._key("broadcast"), tensors_of(tensors)
 
         def action() -> None:
-            for index, each in enumerate(tensors):
+            for index, each in enumerate(values):
                 self._moves.broadcast(f"{key}/{index}", each, root)
 
         return self._submit("broadcast", tensors, action)
@@ -203,7 +243,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor] | Tensor,
         opts: Any = None,
     ) -> CoarseWork:
-        key, lists, inputs = self._key("all_gather"), lists_of(outputs), tensors_of(inputs)
+        lists, inputs = lists_of(outputs), tensors_of(inputs)
+        for places, given in zip(lists, inputs, strict=True):
+            check_list(places, self._size, given, [self._rank])
+        key = self._key("all_gather")
 
         def action() -> None:
             for index, (places, given) in enumerate(zip(lists, inputs, strict=True)):
@@ -212,23 +255,20 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._submit("all_gather", outputs, action)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
-        check_parts(given, output, self.client.clients)
-        key = self._key("all_gather")
-
-        def action() -> None:
-            self._moves.gather_single(key, output, given)
-
-        return self._submit("all_gather", output, action)
+        return self.all_gather_single_coalesced([output], [given], opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
+        pairs = list(zip(tensors_of(outputs), tensors_of(inputs), strict=True))
+        for output, given in pairs:
+            check_parts(given, output, self._size)
         key = self._key("all_gather")
 
         def action() -> None:
-            for index, (output, given) in enumerate(zip(outputs, inputs, strict=True)):
+            for index, (output, given) in enumerate(pairs):
                 self._moves.gather_single(f"{key}/{index}", output, given)
 
         return self._submit("all_gather", outputs, action)
@@ -249,11 +289,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
         opts: Any,
         timeout: Any = None,
     ) -> CoarseWork:
-        root, key, rank = root_of(opts), self._key("gather"), self.client.rank
-        lists, inputs = lists_of(outputs), tensors_of(inputs)
+        root, (given,) = root_of(opts), tensors_of(inputs)
+        places = lists_of(outputs)[0] if self._rank == root else []
+        if self._rank == root:
+            check_list(places, self._size, given, range(self._size))
+        key = self._key("gather")
 
         def action() -> None:
-            self._moves.gather(key, lists[0] if rank == root else [], inputs[0], root)
+            self._moves.gather(key, places, given, root)
 
         return self._submit("gather", outputs, action)
 
@@ -264,21 +307,21 @@ class CoarseProcessGroup(dist.ProcessGroup):
         opts: Any,
         timeout: Any = None,
     ) -> CoarseWork:
-        root, key, rank = root_of(opts), self._key("scatter"), self.client.rank
-        outputs, lists = tensors_of(outputs), lists_of(inputs)
+        root, (place,) = root_of(opts), tensors_of(outputs)
+        parts = lists_of(inputs)[0] if self._rank == root else []
+        if self._rank == root:
+            check_list(parts, self._size, place, range(self._size))
+        key = self._key("scatter")
 
         def action() -> None:
-            self._moves.scatter(key, outputs[0], lists[0] if rank == root else [], root)
+            self._moves.scatter(key, place, parts, root)
 
         return self._submit("scatter", outputs, action)
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        key = self._key("all_to_all")
-        return self._submit(
-            "all_to_all", outputs, lambda: self._moves.exchange_all(key, outputs, inputs)
-        )
+        return self._exchange_all(outputs, tensors_of(outputs), tensors_of(inputs))
 
     def all_to_all_single(
         self,
@@ -288,11 +331,21 @@ class CoarseProcessGroup(dist.ProcessGroup):
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> CoarseWork:
-        key, size = self._key("all_to_all"), self.client.clients
-        outputs = torch.split(output, list(output_sizes) or output.shape[0] // size)
-        inputs = torch.split(given, list(input_sizes) or given.shape[0] // size)
+        return self._exchange_all(
+            output,
+            split_rows(output.data, output_sizes, self._size),
+            split_rows(given.data, input_sizes, self._size),
+        )
+
+    def _exchange_all(
+        self, result: Any, places: Sequence[Tensor], parts: Sequence[Tensor]
+    ) -> CoarseWork:
+        check_list(parts, self._size, parts[0], [])
+        check_list(places, self._size, parts[0], [])
+        check_parts(parts[self._rank], places[self._rank], 1)
+        key = self._key("all_to_all")
         return self._submit(
-            "all_to_all", output, lambda: self._moves.exchange_all(key, outputs, inputs)
+            "all_to_all", result, lambda: self._moves.exchange_all(key, places, parts)
         )
 
     alltoall_base = all_to_all_single
@@ -334,14 +387,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self.barrier().wait(timeout or timedelta(0))
 
     def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
-        key = self._key_between(self.client.rank, rank, tag)
-        return self._begin("send", tensors, lambda: self._moves.put(key, tensors[0], 1))
+        (given,), key = tensors_of(tensors), self._key_between(self._rank, rank, tag)
+        return self._begin("send", tensors, lambda: self._moves.put(key, given, 1))
 
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
         if self._seeking[tag]:
             raise ArgumentError(f"a recv of any source with tag {tag} is under way: await it first")
-        key = self._key_between(rank, self.client.rank, tag)
-        return self._begin("recv", tensors, lambda: self._moves.get(key, tensors[0]))
+        (place,), key = tensors_of(tensors), self._key_between(rank, self._rank, tag)
+        return self._begin("recv", tensors, lambda: self._moves.get(key, place))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> CoarseWork:
         """Receive from whoever sends first; of those that have sent, from the lowest rank.
@@ -350,15 +403,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
         ------
         ArgumentError : when a `recv` with a source begins before this one has ended.
         """
-        work = CoarseWork("recv", tensors)
+        work, (place,) = CoarseWork("recv", tensors), tensors_of(tensors)
 
         def action() -> None:
-            rank = self.client.rank
-            peers = [each for each in range(self.client.clients) if each != rank]
+            rank = self._rank
+            peers = [each for each in range(self._size) if each != rank]
             keys = [self._name_between(each, rank, tag) for each in peers]
             try:
                 source = peers[keys.index(self.client.seek(keys))]
-                self._moves.get(self._key_between(source, rank, tag), tensors[0])
+                self._moves.get(self._key_between(source, rank, tag), place)
                 work._source = source
             finally:
                 self._seeking[tag] -= 1
@@ -370,19 +423,40 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """End: what is under way is carried out first. Ending twice does nothing."""
+        self._end(leave=True)
+
+    def abort(self) -> None:
+        """End at once: what is under way fails."""
+        if not self._closed:
+            self._disconnect(leave=False)
+        self._end(leave=False)
+
+    def end_with_the_process(self) -> None:
+        """End; what is under way fails, since other processes may never take part in it."""
+        if self._connected.done() and all(each.is_completed() for each in self._held):
+            self.shutdown()
+        else:
+            self.abort()
+
+    def _end(self, *, leave: bool) -> None:
         if self._closed:
             return
         self._closed = True
         self._executor.shutdown(wait=True)
         self._seekers.shutdown(wait=False)  # nobody may ever send
-        self.client.close()
+        self._disconnect(leave=leave)
+        self._held.clear()
+        self.exchanges.forget()
+        self.gloo.close()
+        OPEN.discard(self)
         self._release()
 
-    def abort(self) -> None:
-        """End at once: what is under way fails."""
-        if not self._closed:
-            self.client.close(leave=False)
-        self.shutdown()
+    def _disconnect(self, *, leave: bool) -> None:
+        """Close the client; if there is none, there will be none."""
+        with contextlib.suppress(InvalidStateError):
+            self._connected.set_exception(JobError("the process group was closed"))
+        if self._connected.exception() is None:
+            self._connected.result().close(leave=leave)
 
     def carry_out(self, what: str, action: Callable[[], None]) -> None:
         """Do something with the client, in the order of the program, and wait for its end.
@@ -409,7 +483,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             action()
         except JobError as error:
             self._failure = error
-            self.client.close(leave=False)  # so that the others do not wait for this one
+            self._disconnect(leave=False)  # so that the others do not wait for this one
             raise
 
     def _begin(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
@@ -420,15 +494,21 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return work
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
-        """Keep it until it is over: if torch alone had it, it would be no work of Python's."""
+        """Keep it until it is over: if torch alone had it, it would be no work of Python's.
+
+        Raises
+        ------
+        JobError : the group has ended.
+        """
+        if self._closed:
+            raise JobError("the process group was closed")
         kept = [each for each in self._held if not each.is_over]
         self._held = [*kept[-HELD_WORKS:], work]
         return work
 
     def _key(self, what: str) -> str:
         """A name that is the same in all processes: they call collectives in the same order."""
-        self._number += 1
-        return f"{what}/{self._number}"
+        return f"{what}/{next(self._numbers_of_keys)}"
 
     def _key_between(self, source: int, destination: int, tag: int) -> str:
         key = self._name_between(source, destination, tag)
@@ -442,16 +522,20 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def _reduce(self, given: Tensor, out: Tensor | None, operation: Any) -> None:
         """All clients' tensors, to `out` where there is one."""
-        name = ring_operation(given, operation) if self.client.clients > 1 else None
+        name = ring_operation(given, operation) if self._size > 1 else None
         if name is None:
-            taken = given.contiguous().clone() if out is not given else given
+            taken = (
+                given
+                if given is out and given.is_contiguous()
+                else given.clone(memory_format=torch.contiguous_format)
+            )
             self.gloo.fallback("all_reduce", given.dtype, operation).allreduce(
                 [taken], options_of(operation)
             ).wait()
             if out is not None and out is not taken:
                 out.copy_(taken)
             return
-        source = given.contiguous().view(-1)
+        source = flat(given)
         target = None if out is None else flat(out)
 
         def take(start: int, stop: int, values: Tensor) -> None:
@@ -463,10 +547,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
             out.copy_(target.view(out.shape))
 
     def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], operation: Any) -> None:
-        name = ring_operation(output, operation) if self.client.clients > 1 else None
+        name = ring_operation(output, operation) if self._size > 1 else None
         source = torch.cat([each.reshape(-1) for each in parts]) if len(parts) > 1 else parts[0]
-        source = source.contiguous().view(-1)
-        own = self.client.rank * output.numel()
+        source = flat(source)
+        own = self._rank * output.numel()
         if name is None:
             taken = source.clone()
             self.gloo.fallback("reduce_scatter", output.dtype, operation).allreduce(
@@ -501,3 +585,23 @@ class CoarseProcessGroup(dist.ProcessGroup):
             turn=self._sums,
         )
         self.ring_bytes += 4 * source.numel()
+
+
+def _connect(connect: Callable[[], Client], connected: Future[Client]) -> None:
+    """Make a client for a group, unless that has ended meanwhile."""
+    try:
+        client = connect()
+    except BaseException as error:
+        with contextlib.suppress(InvalidStateError):
+            connected.set_exception(error)
+        return
+    try:
+        connected.set_result(client)
+    except InvalidStateError:
+        client.close(leave=False)
+
+
+def end_open_groups() -> None:
+    """End the groups of a process that ends, before Python waits for their threads."""
+    for group in list(OPEN):
+        group.end_with_the_process()

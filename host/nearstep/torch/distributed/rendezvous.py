@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import threading
+import time
 import uuid
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from nearstep.coarse.service.client import Client
+from nearstep.coarse.service.errors import JobError, ServiceLostError
 from nearstep.coarse.service.spawn import Spawned, token_of
 from nearstep.errors import ArgumentError
-from nearstep.torch.distributed.process_group import CoarseProcessGroup
+from nearstep.torch.distributed.process_group import CoarseProcessGroup, end_open_groups
 
 ADDRESS = "NEARSTEP_COARSE"
 TOKEN_FILE = "NEARSTEP_COARSE_TOKEN_FILE"
@@ -24,33 +26,36 @@ DEVICE = "NEARSTEP_COARSE_DEVICE"
 WIRE = "NEARSTEP_COARSE_WIRE"
 
 KEY = "nearstep/coarse"
+POLL_S = 0.02
+
+Place = tuple[str, str]
+"""Address and token of a service."""
 
 
 class Found:
-    """The service of this process's groups.
-
-    The first group of a process finds or starts it; others use the same.
+    """The service of this process's groups: the first one's; rank 0 of a later one offers it, too.
 
     Attributes
     ----------
-    place : address and token.
+    place : of the service, when it is known.
     spawned : if this process started it.
     users : groups that use it.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.place: tuple[str, str] | None = None
+        self.place: Future[Place] | None = None
         self.spawned: Spawned | None = None
         self.users = 0
 
-    def take(self, store: Store, rank: int, size: int) -> tuple[str, str]:
-        """The service's address and token; rank 0 starts one if there is none."""
+    def take(self) -> tuple[Future[Place], bool]:
+        """Count a group; where the place is or will be, and whether this group has to find it."""
         with self.lock:
-            if self.place is None:
-                self.place = self._discover(store, rank, size)
             self.users += 1
-            return self.place
+            if self.place is not None:
+                return self.place, False
+            self.place = Future()
+            return self.place, True
 
     def release(self) -> None:
         """A group is gone; with the last one, the service that was started."""
@@ -62,31 +67,69 @@ class Found:
         if spawned is not None:
             spawned.close()
 
-    def _discover(self, store: Store, rank: int, size: int) -> tuple[str, str]:
-        address = os.environ.get(ADDRESS)
-        if address:
-            path = os.environ.get(TOKEN_FILE)
-            if not path:
-                raise ArgumentError(
-                    f"{TOKEN_FILE} must name the token's file, since {ADDRESS} is set"
-                )
-            return address, token_of(Path(path))
-        if rank == 0:
-            device = os.environ.get(DEVICE) or default_device(size)
-            try:
-                self.spawned = Spawned(device)
-            except BaseException as error:
-                store.set(KEY, json.dumps({"error": str(error)}))
-                raise
-            said = {"address": self.spawned.address, "token": self.spawned.token}
-            store.set(KEY, json.dumps(said))
-        found = json.loads(store.get(KEY))
-        if "error" in found:
-            raise ArgumentError(f"rank 0 could not start the service: {found['error']}")
-        return found["address"], found["token"]
+    def spawn(self, place: Future[Place], device: str) -> Place:
+        """Start a service, unless the groups that wait for it end meanwhile."""
+        made = Spawned(device)
+        with self.lock:
+            if self.place is place:
+                self.spawned = made
+                return made.address, made.token
+        made.close()
+        raise ServiceLostError("the process group was closed before its service began")
 
 
 FOUND = Found()
+ACCEPTED = set[str]()
+"""Answers to this process's offers so far."""
+
+
+def standing() -> Place | None:
+    """The service that the environment names.
+
+    Raises
+    ------
+    ArgumentError : an address without the file of its token.
+    """
+    address = os.environ.get(ADDRESS)
+    if not address:
+        return None
+    path = os.environ.get(TOKEN_FILE)
+    if not path:
+        raise ArgumentError(f"{TOKEN_FILE} must name the token's file, since {ADDRESS} is set")
+    return address, token_of(Path(path))
+
+
+def agree(store: Store, rank: int, size: int, timeout_s: float) -> str:
+    """A name that rank 0 makes up, in all processes.
+
+    The store may hold keys of processes that are gone, as when torchrun starts them again, so
+    neither side believes a key whose name it has not made up or answered: rank 0 offers a name, the
+    others answer it with names of their own, and rank 0 accepts each answer under that answer.
+
+    Raises
+    ------
+    JobError : rank 0 did not accept in time.
+    """
+    mine = uuid.uuid4().hex
+    offer, deadline = f"{KEY}/offer", time.monotonic() + timeout_s
+    if rank == 0:
+        store.set(offer, mine)
+        for peer in range(1, size):
+            while (answer := store.get(f"{KEY}/{mine}/{peer}").decode()) in ACCEPTED:
+                time.sleep(POLL_S)  # it has not seen yet that an earlier offer was settled
+            ACCEPTED.add(answer)
+            store.set(f"{KEY}/{answer}", mine)
+        return mine
+    answered = ""
+    while not store.check([f"{KEY}/{mine}"]):
+        if (offered := store.get(offer).decode()) != answered:
+            store.set(f"{KEY}/{offered}/{rank}", mine)
+            answered = offered
+        elif time.monotonic() > deadline:
+            raise JobError(f"waited {timeout_s} s for rank 0 to begin the process group", [0])
+        else:
+            time.sleep(POLL_S)
+    return store.get(f"{KEY}/{mine}").decode()
 
 
 def default_device(size: int) -> str:
@@ -97,6 +140,9 @@ def default_device(size: int) -> str:
 def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProcessGroup:
     """A process group, for `torch.distributed`.
 
+    A service that the environment names is there when it returns. One that is started begins
+    meanwhile: what it fails with, the first collective raises.
+
     Raises
     ------
     ServiceLostError : there is no service, or it did not begin.
@@ -104,28 +150,69 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
     JobError : not all processes came in time.
     ArgumentError : an address without the file of its token.
     """
-    address, token = FOUND.take(store, rank, size)
-    try:
-        if rank == 0:
-            store.set(f"{KEY}/job", uuid.uuid4().hex)
-        job = store.get(f"{KEY}/job").decode()
-        client = Client(
-            address,
-            token,
-            job=job,
-            rank=rank,
-            clients=size,
-            timeout_s=timeout.total_seconds(),
-        )
-    except BaseException:
-        FOUND.release()
-        raise
-    wire = os.environ.get(WIRE, "fp32")
-    group = CoarseProcessGroup(client, store, timeout, wire=wire, release=FOUND.release)
-    atexit.register(group.shutdown)
+    known = standing()
+    timeout_s = timeout.total_seconds()
+    job = agree(store, rank, size, timeout_s)
+    own = PrefixStore(f"{KEY}/{job}", store)
+    place, is_first = (None, False) if known else FOUND.take()
+
+    def find() -> Place:
+        """Of rank 0's service; the others are told."""
+        assert place is not None
+        if rank:
+            found = json.loads(own.get("place"))
+            if "error" in found:
+                raise ServiceLostError(f"rank 0 has no service: {found['error']}")
+            return found["address"], found["token"]
+        try:
+            device = os.environ.get(DEVICE) or default_device(size)
+            address, token = FOUND.spawn(place, device) if is_first else place.result()
+        except BaseException as error:
+            own.set("place", json.dumps({"error": str(error)}))
+            raise
+        own.set("place", json.dumps({"address": address, "token": token}))
+        return address, token
+
+    def connect() -> Client:
+        if known:
+            address, token = known
+        else:
+            try:
+                address, token = find()
+            except BaseException as error:
+                if is_first:
+                    place.set_exception(error)
+                raise
+            if is_first:
+                place.set_result((address, token))
+        return Client(address, token, job=job, rank=rank, clients=size, timeout_s=timeout_s)
+
+    group = CoarseProcessGroup(
+        connect,
+        job,
+        rank,
+        size,
+        own,
+        timeout,
+        wire=os.environ.get(WIRE, "fp32"),
+        release=(lambda: None) if known else FOUND.release,
+    )
+    if known:
+        try:
+            group.client  # noqa: B018
+        except BaseException:
+            group.abort()
+            raise
     return group
+
+
+_registered: list[bool] = []
 
 
 def register() -> None:
     """Make `coarse` a backend of `torch.distributed`, for tensors of the CPU."""
     dist.Backend.register_backend("coarse", create, devices=["cpu"])
+    if not _registered:
+        # `atexit` would be too late: Python waits for the threads of executors before.
+        threading._register_atexit(end_open_groups)  # type: ignore[attr-defined]
+        _registered.append(True)

@@ -90,7 +90,8 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
     def read() -> None:
         client.get(INDEX, said)
         for key, (dtype, shape) in json.loads(said.tobytes()).items():
-            found[key] = torch.empty(shape, dtype=getattr(torch, dtype))
+            with torch.inference_mode(False):
+                found[key] = torch.empty(shape, dtype=getattr(torch, dtype))
             client.get(f"tensor/{key}", bytes_of(found[key]))
 
     group.carry_out("read a snapshot", read)

@@ -25,15 +25,16 @@ RING_OPERATIONS: dict[Any, Operation] = {
 
 
 def tensors_of(given: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of a call, which has one tensor or several."""
-    return [given] if isinstance(given, Tensor) else list(given)
+    """The values of a call's tensors, which are one tensor or several: autograd sees no use of
+    them, as it sees none of gloo's."""
+    return [each.data for each in ([given] if isinstance(given, Tensor) else given)]
 
 
 def lists_of(given: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    """Lists of tensors of a call, which has one list or several."""
+    """As `tensors_of`, for a call that has one list or several."""
     if given and isinstance(given[0], Tensor):
         return [tensors_of(given)]  # type: ignore[arg-type]
-    return [list(each) for each in given]
+    return [tensors_of(each) for each in given]
 
 
 def operation_of(options: Any) -> Any:
@@ -59,16 +60,17 @@ def options_of(operation: Any) -> Any:
 
 def flat(tensor: Tensor) -> Tensor:
     """The elements in one dimension: the tensor's own where it is contiguous, else a copy."""
-    return tensor.detach().contiguous().view(-1)
+    dense = tensor.detach().contiguous()
+    # A contiguous dimension of one element may have any stride, and `view` would keep it.
+    return dense.as_strided((dense.numel(),), (1,), dense.storage_offset())
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor."""
-    flat = tensor.detach().view(-1)
-    if flat.dtype == torch.bool:
-        flat = flat.view(torch.uint8)
-    found: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
-    return found
+    """The bytes of a contiguous tensor.
+
+    `Tensor.numpy()` would make its storage one that can never be resized, as FSDP1 resizes it.
+    """
+    return np.from_dlpack(flat(tensor).view(torch.uint8))
 
 
 def ring_operation(tensor: Tensor, operation: Any) -> Operation | None:
@@ -78,14 +80,62 @@ def ring_operation(tensor: Tensor, operation: Any) -> Operation | None:
     return next((name for op, name in RING_OPERATIONS.items() if operation == op), None)
 
 
+class TensorsError(ArgumentError, RuntimeError):
+    """Tensors of a call that do not fit together. Nothing was sent; gloo raises a RuntimeError."""
+
+
 def check_parts(part: Tensor, whole: Tensor, parts: int) -> None:
-    """Refuse a tensor that is not as large as all parts.
+    """Refuse a tensor that is not as large as all parts, or of another dtype.
 
     Raises
     ------
-    ArgumentError : its elements are not `parts` times those of `part`.
+    TensorsError : its elements are not `parts` times those of `part`, or the dtypes differ.
     """
     if part.numel() * parts != whole.numel():
-        raise ArgumentError(
+        raise TensorsError(
             f"tensor must have {part.numel()} x {parts} elements, not {whole.numel()}"
         )
+    if part.dtype != whole.dtype:
+        raise TensorsError(f"tensors must have one dtype, not {part.dtype} and {whole.dtype}")
+
+
+def check_list(tensors: Sequence[Tensor], size: int, like: Tensor, alike: Sequence[int]) -> None:
+    """Refuse a list that has not one tensor for each process, or unlike ones.
+
+    Parameters
+    ----------
+    tensors
+    size : of the group.
+    like : tensor whose dtype all of them must have.
+    alike : indices of those that must have as many elements, too.
+
+    Raises
+    ------
+    TensorsError : says which.
+    """
+    if len(tensors) != size:
+        raise TensorsError(f"list must have {size} tensors, not {len(tensors)}")
+    for index, each in enumerate(tensors):
+        if each.dtype != like.dtype:
+            raise TensorsError(f"tensor {index} must be of {like.dtype}, not {each.dtype}")
+        if index in alike and each.numel() != like.numel():
+            raise TensorsError(
+                f"tensor {index} must have {like.numel()} elements, not {each.numel()}"
+            )
+
+
+def split_rows(tensor: Tensor, sizes: Sequence[int], size: int) -> list[Tensor]:
+    """Rows of a tensor for each process of a group; without `sizes`, as many for each.
+
+    Raises
+    ------
+    TensorsError : the sizes are not one for each process, or not those of all rows.
+    """
+    rows = tensor.shape[0] if tensor.dim() else 0
+    given = list(sizes) or [rows // size] * size
+    if not tensor.dim() or len(given) != size or sum(given) != rows:
+        raise TensorsError(
+            f"{size} processes must share all {rows} rows of a tensor of {tensor.dim()} "
+            f"dimensions, not {given}"
+        )
+    return list(tensor.split(given))

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
@@ -18,13 +20,19 @@ COMPLETERS = ThreadPoolExecutor(256, "coarse completion")
 
 
 class CoarseWork(Work):
-    """A collective that is under way, in another thread."""
+    """A collective that is under way, in another thread.
+
+    C++ code such as DDP's reducer reads the future's value as tensors, so the future of a failed
+    work must hold an error of C++. `Future.set_exception` stores the exception as a value; only
+    what a callback of `then` raises becomes an error of C++ (a RuntimeError with its text).
+    """
 
     def __init__(self, what: str, result: Any) -> None:
         super().__init__()
         self._what = what
-        self._result = result
-        self._future: Future[Any] = Future()
+        self._result = [result] if isinstance(result, Tensor) else result
+        self._completed: Future[None] = Future()
+        self._future = self._completed.then(self._outcome)
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -40,7 +48,8 @@ class CoarseWork(Work):
     def run(self, action: Callable[[], None]) -> None:
         """Carry it out, in this thread."""
         try:
-            action()
+            with torch.inference_mode():  # values of tensors alone, even of such of this mode
+                action()
         except BaseException as error:
             self._error = error
         self._ended.set()
@@ -51,12 +60,12 @@ class CoarseWork(Work):
         return None
 
     def _complete(self) -> None:
-        if self._error is None:
-            self._future.set_result(self._result)
-        elif isinstance(self._error, Exception):
-            self._future.set_exception(self._error)
-        else:
-            self._future.set_exception(RuntimeError(str(self._error)))
+        self._completed.set_result(None)
+
+    def _outcome(self, _: Future[None]) -> Any:
+        if self._error is not None:
+            raise RuntimeError(f"{type(self._error).__name__}: {self._error}")
+        return self._result
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end. Raises what it failed with; `TimeoutError` after a `timeout`."""
@@ -65,7 +74,7 @@ class CoarseWork(Work):
             raise TimeoutError(f"{self._what} did not end within {timeout}")
         if self._error is not None:
             raise self._error
-        self._future.wait()
+        self._completed.wait()
         return True
 
     def synchronize(self) -> None:

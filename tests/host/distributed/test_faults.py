@@ -1,0 +1,39 @@
+"""A process or the service ends, or stands still: the others get errors, in time, and live on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from . import faults, like_gloo
+from .processes import Gone, on_processes
+
+SAYS = re.compile(
+    r"client 1 of job|clients \[1\] have|ServiceLostError|the service (is gone|closed)"
+    r"|gloo|Application timeout|the process group was closed"
+)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.FAULTS[0], *(pytest.param(x, marks=pytest.mark.deep) for x in faults.FAULTS[1:])],
+)
+def test_survivors_get_errors(fault: str) -> None:
+    *survivors, last = on_processes(2, faults.survive, fault)
+    assert isinstance(last, Gone) == (fault in ("kill", "raise", "stop"))
+    for each in survivors if isinstance(last, Gone) else [*survivors, last]:
+        assert not isinstance(each, Gone)
+        assert len(each) == 2 * len(faults.KINDS)
+        for what, said in each:
+            assert SAYS.search(said) or "prior iteration" in said, (fault, what, said)
+
+
+def test_collectives_are_as_gloos() -> None:
+    assert on_processes(2, like_gloo.compare) == [86, 86]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("count", [3, 4])
+def test_collectives_are_as_gloos_with_more_processes(count: int) -> None:
+    assert on_processes(count, like_gloo.compare) == [86] * count

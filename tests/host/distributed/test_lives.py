@@ -1,0 +1,64 @@
+"""Groups begin, end and begin again, whatever others have left in the store."""
+
+from __future__ import annotations
+
+import random
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import HashStore
+
+from nearstep.coarse.service.errors import JobError
+from nearstep.coarse.service.spawn import Spawned
+from nearstep.torch.distributed.rendezvous import agree, default_device
+
+from . import lives
+from .processes import on_processes
+
+SHORT_S = 0.2
+"""Of processes that wait for one that died."""
+
+
+def test_processes_agree_on_a_new_name_whatever_the_store_has() -> None:
+    """Processes of earlier lives died before, in or after the handshake."""
+    seed = 20_261_126
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    store, seen, whole = HashStore(), set[str](), 0
+    for life in range(12):
+        size, dead = 4, draw.sample(range(4), draw.choice([0, 1, 2])) if life % 2 == 0 else []
+        names: dict[int, str] = {}
+        store.set_timeout(timedelta(seconds=SHORT_S if dead else 30.0))
+
+        def join(rank: int, names: dict[int, str], seconds: float) -> None:
+            try:
+                names[rank] = agree(store, rank, 4, seconds)
+            except (JobError, RuntimeError):  # torch's, at rank 0
+                return
+
+        threads = [
+            threading.Thread(target=join, args=(rank, names, SHORT_S if dead else 30.0))
+            for rank in draw.sample(range(size), size)
+            if rank not in dead
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        if not dead:
+            assert len(names) == size
+            assert len(set(names.values())) == 1
+            whole += 1
+        assert not seen & set(names.values())
+        seen |= set(names.values())
+    assert whole >= 6
+
+
+def test_groups_leave_nothing_overlap_and_begin_again(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    with Spawned(default_device(3)) as service:
+        token.touch(mode=0o600)
+        token.write_text(service.token)
+        given = service.address, str(token), str(tmp_path / "checkpoint")
+        assert on_processes(3, lives.all_of_them, *given, backend="gloo") == [6] * 3
