@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -180,10 +180,8 @@ class Engine:
         LOG.error("the service failed", exc_info=error)
         failure = JobError(f"the service failed: {type(error).__name__}: {error}")
         for job in list(self.jobs.values()):
-            job.fail(failure)
             try:
-                self._drain(job)
-                self._forget(job)
+                self._end(job, failure)
             except Exception as other:
                 LOG.error("job %s could not be ended", job.name, exc_info=other)
                 for session in list(job.sessions.values()):
@@ -232,19 +230,30 @@ class Engine:
                 return self._lose(job, session.rank, message.reason)
             job.part(session)
             if not job.sessions:
-                self._forget(job)
+                self._end(job)
             return None
-        try:
+        with self._done_for(job, session.rank):
             self._dispatch(job, session, message)
             job.check_gone()
+        return None
+
+    @contextlib.contextmanager
+    def _done_for(self, job: TrainingJob, *ranks: int) -> Iterator[None]:
+        """What fails here, for clients of these ranks, ends this job alone, but for devices that
+        fail."""
+        try:
+            yield
         except JobError as error:
             self._failing.append((job, error))
         except FrameError as error:
-            self._lose(job, session.rank, f"broke the protocol: {error}")
+            self._lose(job, ranks[0], f"broke the protocol: {error}")
         except RingError as error:
             self._device_failed(error)
-        except NearstepError as error:
-            self._failing.append((job, JobError(f"{type(error).__name__}: {error}")))
+        except Exception as error:
+            if not isinstance(error, NearstepError):
+                LOG.error("job %s failed", job.name, exc_info=error)
+            said = f"{type(error).__name__}: {error}"
+            self._failing.append((job, JobError(said[:8000], ranks)))
 
     def _dispatch(self, job: TrainingJob, session: Session, message: Message) -> None:
         if not job.began and not isinstance(message, Leave | Missing):
@@ -342,9 +351,11 @@ class Engine:
         self._failing += [(job, error) for job in dict.fromkeys(each.job for each in held)]
 
     def _settle(self) -> None:
-        """What is kept may be what the kernels update: let them end."""
+        """What is kept may be what the kernels update: let them end. What they fail with is found
+        by who looks at the update."""
         if self._updates and self._updates[0].pending is not None:
-            self._updates[0].pending.wait()
+            with contextlib.suppress(NearstepError):
+                self._updates[0].pending.wait()
 
     def _begin(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
         """Queue the jobs of the stage of a shard, or its update behind the last one."""
@@ -358,19 +369,23 @@ class Engine:
 
     def _advance(self) -> None:
         """Give jobs to the devices while they have places, and let them run for a while."""
-        try:
-            while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
-                task = self._ready[0]
+        while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
+            task = self._ready[0]
+            with self._done_for(task.owner):
                 try:
                     task.pending = task.exchange.submit(task.shard, task.job)
                 except QueueFullError:
                     break
-                self._running.append(self._ready.popleft())
-            if self._updates and self._updates[0].pending is None:
-                first = self._updates[0]
+                self._running.append(task)
+            if self._ready:  # it is empty when the devices have failed
+                self._ready.popleft()
+        if self._updates and self._updates[0].pending is None:
+            first = self._updates[0]
+            with self._done_for(first.owner):
                 first.pending = first.exchange.update(first.shard)
-            if not self._running and not self._updates:
-                return
+        if not self._running and not (self._updates and self._updates[0].pending):
+            return
+        try:
             self._wait()
             self.pool.rings.look()
             for task in list(self._running):
@@ -409,8 +424,9 @@ class Engine:
             return
         shard.stage += 1
         if shard.stage < len(exchange.stages) or exchange.stored is not None:
-            return self._begin(task.owner, exchange, shard)
-        return self._complete(task.owner, exchange, shard)
+            self._begin(task.owner, exchange, shard)
+        else:
+            self._complete(task.owner, exchange, shard)
 
     def _look_at_update(self) -> None:
         """Go on with what an update that has ended was for."""
@@ -430,10 +446,11 @@ class Engine:
             done = Pushed(owner, exchange, shard.number)
             self._go_on(self._order, self._order.complete(done))
         for rank, session in exchange.sessions.items():
-            data = exchange.pull(rank, shard)
             session.queued -= 1
-            inline = session.inline(data.size)
-            session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
+            with self._done_for(owner, rank):
+                data = exchange.pull(rank, shard)
+                inline = session.inline(data.size)
+                session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
 
     def _lose(self, job: TrainingJob, rank: int, reason: str) -> None:
         error = ClientLostError(f"client {rank} of job {job.name!r} is gone: it {reason}", [rank])
@@ -469,13 +486,18 @@ class Engine:
             job, error = self._failing.pop(0)
             if self.jobs.get(job.name) is not job:
                 continue
-            self._ready = deque(each for each in self._ready if each.owner is not job)
-            self._drain(job)
+            self._end(job, error)
+
+    def _end(self, job: TrainingJob, error: JobError | None = None) -> None:
+        """End a job, when no device works for it any more."""
+        self._drain(job)
+        if error is not None:
             job.fail(error)
-            self._forget(job)
+        self._forget(job)
 
     def _drain(self, job: TrainingJob) -> None:
         """Wait for what the devices do for a job: it reads and writes the clients' memory."""
+        self._ready = deque(each for each in self._ready if each.owner is not job)
         all_tasks: list[Task | UpdateTask] = [*self._running, *self._updates]
         mine = [task for task in all_tasks if task.owner is job and task.pending is not None]
         self._running = [task for task in self._running if task.owner is not job]

@@ -22,6 +22,7 @@ from nearstep.coarse.service.errors import (
     UnlikeError,
 )
 from nearstep.coarse.service.exchange import Exchange
+from nearstep.coarse.service.job import TrainingJob
 from nearstep.coarse.service.messages import (
     VERSION,
     Attach,
@@ -36,6 +37,7 @@ from nearstep.coarse.service.messages import (
     Put,
 )
 from nearstep.coarse.service.segment import Segment, SegmentError
+from nearstep.coarse.service.session import Session
 from nearstep.coarse.service.wire import HEADER, MAGIC, Address, Connection
 
 from .conftest import TOKEN, Service
@@ -283,23 +285,45 @@ def test_a_dead_device_is_named_to_all_and_serves_again_when_it_is_back(serve, d
         assert len(service.run(3, session)) == 3
 
 
-def test_a_fault_of_the_service_itself_ends_the_jobs_and_says_so(serve, monkeypatch) -> None:
+def test_a_request_that_the_service_fails_with_ends_its_job_alone(serve, monkeypatch) -> None:
     service = serve(2)
 
-    def action(client) -> str:
+    def action(client) -> tuple[str, tuple[int, ...]]:
         client.barrier()
         with pytest.raises(JobError) as found:
-            client.get("a", np.empty(8, np.uint8))
-        return str(found.value)
+            client.get("fails" if client.rank else "a", np.empty(8, np.uint8))
+        return str(found.value), found.value.ranks
 
-    def failing(*_: Any) -> None:
-        raise ZeroDivisionError("on purpose")
+    get = TrainingJob.get
 
-    with monkeypatch.context() as patch, recorded():
-        patch.setattr("nearstep.coarse.service.job.TrainingJob.get", failing)
+    def failing(job: TrainingJob, session: Session, message: Get) -> None:
+        if message.key == "fails":
+            raise ZeroDivisionError("on purpose")
+        get(job, session, message)
+
+    monkeypatch.setattr(TrainingJob, "get", failing)
+    with recorded(), beside(service):
         told = service.run(2, action)
-    assert told == ["the service failed: ZeroDivisionError: on purpose"] * 2
-    assert len(service.run(2, session)) == 2
+    assert told == [("ZeroDivisionError: on purpose", (1,))] * 2
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_clients_that_push_and_leave_without_waiting_harm_nobody(serve, clients) -> None:
+    service = serve(4)
+    before = Left.of(service)
+
+    def action(client) -> None:
+        exchange = client.exchange(100 * 1024)
+        exchange.begin()
+        for shard in range(len(exchange.shards)):
+            exchange.push(shard)
+
+    with recorded(), beside(service) as sums:
+        for _ in range(3):
+            service.run(clients, action)
+        first = sums()
+        wait_until(lambda: sums() > first)
+    check_left(service, before)
 
 
 def mutations(rng: np.random.Generator, corpus: list[bytes]) -> bytes:
