@@ -351,8 +351,8 @@ class Engine:
         self._failing += [(job, error) for job in dict.fromkeys(each.job for each in held)]
 
     def _settle(self) -> None:
-        """What is kept may be what the kernels update: let them end. What they fail with is found
-        by who looks at the update."""
+        """What is kept may be what the kernels update: let them end."""
+        # Where an update fails, that is found when it is looked at, and is not this client's.
         if self._updates and self._updates[0].pending is not None:
             with contextlib.suppress(NearstepError):
                 self._updates[0].pending.wait()
