@@ -440,8 +440,7 @@ class Engine:
 
     def _complete(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
         """Give the clients what a shard has become."""
-        shard.stage = 0
-        shard.version += 1
+        exchange.complete(shard)
         if self._order is not None:
             done = Pushed(owner, exchange, shard.number)
             self._go_on(self._order, self._order.complete(done))

@@ -192,6 +192,9 @@ class TrainingJob:
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
             what = f"pushed version {message.version} of a shard that waits for"
             raise self._broken(session.rank, f"{what} version {shard.version + 1} once")
+        if (holder := shard.room.holder) not in (None, shard):
+            what = f"pushed shard {shard.number} in the place of shard {holder.number}"
+            raise self._broken(session.rank, f"{what}, which has not come back")
         self._check_closed(exchange)
         self._check_turn(session.rank, message)
         if exchange.stored is not None:
@@ -307,7 +310,7 @@ class TrainingJob:
         ------
         FrameError : there are some of that name.
         """
-        data = session.segment(message.segment).data[: message.nbytes]
+        data = session.memory(message, message.nbytes)
         if not message.readers:
             return self._keep(session, message, data)
         return self._mail.put(session, message, data)
@@ -371,7 +374,7 @@ class TrainingJob:
         if message.nbytes != nbytes:
             detail = f"{message.key!r} has {nbytes} bytes, not {message.nbytes}"
             return session.send(Refused(message.request, None, "UnlikeError", detail))
-        out = session.segment(message.segment).data[:nbytes]
+        out = session.memory(message, nbytes)
         self._values.read(message.key, session.rank % self.pool.devices, out)
         return session.send(Value(message.request, session.inline(nbytes)), out)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 4
+VERSION = 5
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -71,9 +71,10 @@ class Update(Struct, forbid_unknown_fields=True, frozen=True):
 class Open(Message):
     """A tensor of `elements` float32 that all clients sum.
 
-    The first half of the segment is what the client pushes, the second one what comes back: the
-    sum, or with `update` the parameters after a step with the average of the gradients. `kind` says
-    what the client has there, such as a dtype. `turn` is as of `Push`.
+    In the segment, at `offset`, are places for shards that the client pushes, and behind them as
+    many for what comes back (`plan.Layout`): the sum, or with `update` the parameters after a step
+    with the average of the gradients. `kind` says what the client has there, such as a dtype.
+    `turn` is as of `Push`.
     """
 
     exchange: Number
@@ -86,6 +87,7 @@ class Open(Message):
     update: Update | None = None
     kind: Name = ""
     turn: Number = 0
+    offset: Number = 0
 
 
 class Opened(Message):
@@ -149,6 +151,7 @@ class Put(Message):
     nbytes: Number
     readers: Annotated[int, Meta(ge=0, le=4096)]
     device: Number
+    offset: Number = 0
 
 
 class Stored(Message):
@@ -164,6 +167,7 @@ class Get(Message):
     key: Name
     segment: Number
     nbytes: Number
+    offset: Number = 0
 
 
 class Seek(Message):

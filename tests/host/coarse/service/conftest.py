@@ -9,13 +9,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service import Client, Server
+from nearstep.coarse.service.exchange import Exchange
 
 SMALL = "entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=4&memory_bytes=4MiB"
 TOKEN = "of a test"
+
+
+def put_in(exchange: Exchange, values: Any) -> None:
+    """What a client pushes of a tensor with a place for each shard: an array, or one number."""
+    array = np.broadcast_to(np.float32(values), exchange.elements)
+    for shard, (start, stop) in enumerate(exchange.shards):
+        exchange.pushed(shard)[:] = array[start:stop]
+
+
+def taken_from(exchange: Exchange) -> np.ndarray:
+    """What has come back of such a tensor."""
+    return np.concatenate([exchange.pulled(shard) for shard in range(len(exchange.shards))])
 
 
 class Service:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nearstep.coarse.service import Client
+from nearstep.coarse.service.arena import SLAB_BYTES
 from nearstep.coarse.service.errors import (
     ClientLostError,
     DeviceLostError,
@@ -102,6 +103,9 @@ BAD = {
     "huge": [Open(1, 1 << 40, "sum", "fp32", 0, 0, 4096)],
     "no segment": [Put(1, "a", 77, 8, 1, 0)],
     "more than the segment": [Get(1, "a", 0, 1 << 40)],
+    "not at a page": [Put(1, "a", 0, 8, 1, 0, 8)],
+    "behind the segment": [Get(1, "a", 0, 8, SLAB_BYTES)],
+    "place that is taken": [Push(8, 1, 0, 0), Push(8, 1, 4, 0)],
     "segment again": [Attach(0, 4096)],
     "put twice": [Put(1, "a", 0, 0, 1, 0), Put(2, "a", 0, 0, 1, 0)],
     "no device": [Put(1, "a", 0, 0, 1, 4)],
@@ -114,25 +118,25 @@ BAD = {
 
 @pytest.mark.parametrize("tcp", KINDS)
 def test_a_client_that_breaks_the_protocol_is_named_to_the_others(serve, tcp) -> None:
-    service = serve(2, tcp=tcp)
+    service = serve(2, tcp=tcp, url="golden:coarse?devices=2&memory_bytes=256MiB")
     before = Left.of(service)
     checked = 0
     with recorded():
         for name, messages in BAD.items():
 
             def action(client, messages=messages) -> JobError | None:
-                if client.rank == 0:
-                    client._attach(4096)
                 client._exchanges = 7
                 exchange = client.exchange(8)  # number 7
+                client.exchange(8 << 20, shard_bytes=4 << 20)  # 8 shards in 4 places
                 assert exchange.number == 7
                 try:
                     if client.rank == 0:
                         for each in messages:
+                            size = {7: 32, 8: 4 << 20}.get(getattr(each, "exchange", None), 0)
                             inline = not client._replies.is_shared and isinstance(each, Push)
-                            if inline and each.shard == 0 and each.exchange == 7:
-                                each = Push(each.exchange, each.version, each.shard, 32)
-                                client._replies.send(each, np.zeros(32, np.uint8))
+                            if inline and size and each.shard in (0, 4):
+                                each = Push(each.exchange, each.version, each.shard, size)
+                                client._replies.send(each, np.zeros(size, np.uint8))
                             else:
                                 client._replies.send(each)
                     client._replies.answer(1000, "the end")
@@ -317,6 +321,7 @@ def test_clients_that_push_and_leave_without_waiting_harm_nobody(serve, clients)
         exchange.begin()
         for shard in range(len(exchange.shards)):
             exchange.push(shard)
+        client.barrier()  # not for the sums
 
     with recorded(), beside(service) as sums:
         for _ in range(3):

@@ -65,7 +65,7 @@ def test_after_each_frame_the_others_are_told_who_died(serve, monkeypatch, clien
     service = serve(2, tcp=tcp)
     deaths = Deaths(service, monkeypatch)
     counts = lengths(deaths, clients)
-    assert counts["sent"] >= 13
+    assert counts["sent"] >= 12
     before = Left.of(service)
     with recorded():
         told = 0
