@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
 import threading
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.routing import SHARD_ALIGNMENT, Profile, RoutingTable, check_sizes
 from nearstep.coarse.service.arena import Arena
-from nearstep.coarse.service.errors import RefusedError
+from nearstep.coarse.service.errors import HandshakeError, RefusedError
 from nearstep.coarse.service.exchange import Exchange
+from nearstep.coarse.service.handshake import nonce, proof
 from nearstep.coarse.service.messages import (
     VERSION,
     Barrier,
+    Challenge,
     Check,
     Close,
     Done,
@@ -29,6 +32,7 @@ from nearstep.coarse.service.messages import (
     Load,
     Open,
     Operation,
+    Proof,
     Put,
     Save,
     Seek,
@@ -52,8 +56,8 @@ class Client:
 
     Parameters
     ----------
-    address : of the service, `unix:PATH` or `tcp:HOST:PORT`.
-    token
+    address : of the service, `unix:PATH`, `tcp:HOST:PORT` or `tcp:[HOST]:PORT`.
+    token : what both ends show to know; it does not cross the wire.
     job : name; clients of one name belong together.
     rank : of this client, from 0.
     clients : of the job.
@@ -101,10 +105,15 @@ class Client:
         self._replies = Replies(address, timeout_s=timeout_s, silence_s=silence_s)
         self._arena = Arena(self._replies)
         try:
-            self._replies.send(Hello(VERSION, token, job, rank, clients))
+            hello = Hello(VERSION, job, rank, clients, nonce())
+            self._replies.send(hello)
+            asked: Challenge = self._replies.wait(lambda: self._replies.challenge, "the service")
+            self._replies.send(Proof(proof(token, "client", hello, asked.nonce)))
             found: Welcome = self._replies.wait(
                 lambda: self._replies.welcome, f"all {clients} clients of job {job!r}"
             )
+            if not hmac.compare_digest(found.digest, proof(token, "service", hello, asked.nonce)):
+                raise HandshakeError("the service does not know the token")
         except BaseException:
             self.close(leave=False)
             raise

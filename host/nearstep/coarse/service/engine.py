@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
@@ -24,7 +25,7 @@ from nearstep.coarse.service.errors import (
     ProxyDeadlockError,
     ProxyLostError,
 )
-from nearstep.coarse.service.job import TrainingJob
+from nearstep.coarse.service.job import Loaded, TrainingJob
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,
@@ -68,7 +69,7 @@ class Gone:
 
 class Posted(NamedTuple):
     session: Session
-    message: Message | Gone
+    message: Message | Gone | Loaded
 
 
 class Pushed(NamedTuple):
@@ -115,6 +116,7 @@ class Engine:
     scheduler : `queues`: a shard is summed as soon as all its clients have pushed it. `fcfs`: a
         proxy takes the shard that came to it first, and no other until that has been summed;
         proxies can then wait for each other for ever, which ends the jobs whose shards they hold.
+    snapshots : folder of all files that it reads and writes; None: there are none.
 
     Attributes
     ----------
@@ -131,8 +133,10 @@ class Engine:
         beat_s: float,
         silence_s: float,
         scheduler: Scheduling = "queues",
+        snapshots: Path | None = None,
     ) -> None:
         self.pool = pool
+        self.snapshots = snapshots
         self._order: ArrivalOrder[Pushed] | None
         self._order = ArrivalOrder(pool.devices) if scheduler == "fcfs" else None
         self.shard_bytes = shard_bytes
@@ -152,7 +156,7 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, session: Session, message: Message | Gone) -> None:
+    def post(self, session: Session, message: Message | Gone | Loaded) -> None:
         """Have a message carried out; from any thread."""
         self._inbox.put(Posted(session, message))
 
@@ -218,7 +222,7 @@ class Engine:
                 else:
                     self._lose(job, rank, f"was silent for {silent:.1f} s")
 
-    def _carry_out(self, session: Session, message: Message | Gone) -> None:
+    def _carry_out(self, session: Session, message: Message | Gone | Loaded) -> None:
         job = self.jobs.get(session.job)
         if isinstance(message, Hello):
             self._join(session)
@@ -255,7 +259,7 @@ class Engine:
             said = f"{type(error).__name__}: {error}"
             self._failing.append((job, JobError(said[:8000], ranks)))
 
-    def _dispatch(self, job: TrainingJob, session: Session, message: Message) -> None:
+    def _dispatch(self, job: TrainingJob, session: Session, message: Message | Loaded) -> None:
         if not job.began and not isinstance(message, Leave | Missing):
             raise FrameError("nothing before all clients are there", type(message).__name__)
         if isinstance(message, Open | Put):
@@ -266,7 +270,7 @@ class Engine:
             self._check_proxy(message.device)
         elif isinstance(message, Get):
             self._check_proxy(session.rank % self.pool.devices)
-        if isinstance(message, Put | Get | Save | Load):
+        if isinstance(message, Put | Get | Save | Loaded):
             self._settle()
         match message:
             case Open():
@@ -290,7 +294,9 @@ class Engine:
             case Save():
                 job.save(session, message)
             case Load():
-                job.load(session, message)
+                job.load(session, message, self.post)
+            case Loaded():
+                job.loaded(session, message)
             case Missing():
                 job.missing(session, message)
             case Leave():
@@ -301,7 +307,8 @@ class Engine:
         name = session.job
         job = self.jobs.get(name)
         if job is None:
-            job = self.jobs[name] = TrainingJob(name, session.clients, self.pool)
+            job = TrainingJob(name, session.clients, self.pool, self.snapshots)
+            self.jobs[name] = job
         job.join(session, self.shard_bytes, self.queue_shards, self.beat_s)
         if not job.sessions:
             self._forget(job)

@@ -15,6 +15,7 @@ VERSION = 5
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
+Secret = Annotated[bytes, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=1 << 16)]
 Operation = Literal["sum", "average", "max"]
 
@@ -23,24 +24,40 @@ class Message(Struct, tag=True, forbid_unknown_fields=True):
     """Base of all messages. Those with `nbytes` may be followed by as many bytes of payload."""
 
 
-class Hello(Message):
-    """The first of a client: it joins a job of `clients` clients as number `rank`."""
+class Hello(Message, forbid_unknown_fields=False):
+    """The first of a client: it wants to join a job of `clients` clients as number `rank`.
+
+    One of another version may have other fields: it is to be told of the version.
+    """
 
     version: Number
-    token: Name
     job: Name
     rank: Number
     clients: Annotated[int, Meta(ge=1, le=4096)]
+    nonce: Secret = b""
+
+
+class Challenge(Message):
+    """What the client has to show that it knows the token with: see `handshake.proof`."""
+
+    nonce: Secret
+
+
+class Proof(Message):
+    """It knows the token."""
+
+    digest: Secret
 
 
 class Welcome(Message):
-    """All clients of the job are there."""
+    """All clients of the job are there. The service, too, shows that it knows the token."""
 
     device: Text
     devices: Number
     shard_bytes: Number
     queue_shards: Number
     beat_s: Annotated[float, Meta(gt=0)]
+    digest: Secret
 
 
 class Attach(Message):
@@ -252,6 +269,7 @@ class Failed(Message):
 
 FromClient = (
     Hello
+    | Proof
     | Attach
     | Detach
     | Open
@@ -268,4 +286,6 @@ FromClient = (
     | Beat
     | Leave
 )
-FromService = Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed
+FromService = (
+    Challenge | Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed
+)

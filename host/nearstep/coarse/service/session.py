@@ -19,6 +19,7 @@ from nearstep.coarse.service.messages import (
     Hello,
     Message,
     Open,
+    Proof,
     Push,
     Put,
 )
@@ -41,6 +42,7 @@ class Session:
     ----------
     connection
     hello
+    digest : with which the service shows that it knows the token.
 
     Attributes
     ----------
@@ -49,8 +51,10 @@ class Session:
     left : whether it said so.
     """
 
-    def __init__(self, connection: Connection, hello: Hello) -> None:
+    def __init__(self, connection: Connection, hello: Hello, digest: bytes) -> None:
         self.connection = connection
+        self.hello = hello
+        self.digest = digest
         self.job = hello.job
         self.rank = hello.rank
         self.clients = hello.clients
@@ -71,8 +75,8 @@ class Session:
         """
         shared = self.connection.is_shared
         self.connection.check_descriptors(1 if shared and isinstance(message, Attach) else 0)
-        if isinstance(message, Hello):
-            raise FrameError("one Hello", "another one")
+        if isinstance(message, Hello | Proof):
+            raise FrameError("one handshake", "another one")
         if isinstance(message, Attach):
             if message.segment in self.segments:
                 raise FrameError("a new segment", f"segment {message.segment} again")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,14 +35,16 @@ from nearstep.coarse.service.messages import (
     Get,
     Hello,
     Open,
+    Proof,
     Push,
     Put,
+    Welcome,
 )
 from nearstep.coarse.service.segment import Segment, SegmentError
 from nearstep.coarse.service.session import Session
 from nearstep.coarse.service.wire import HEADER, MAGIC, Address, Connection
 
-from .conftest import TOKEN, Service
+from .conftest import TOKEN, Service, greet
 from .dying import Left, beside, check_left, recorded, session
 
 KINDS = [False, pytest.param(True, id="tcp")]
@@ -52,11 +55,10 @@ def connect(service: Service) -> Connection:
 
 
 def refusal(service: Service, **changes: Any) -> str:
-    """What the service answers to such a Hello."""
-    fields = {"version": VERSION, "token": TOKEN, "job": "a", "rank": 0, "clients": 2} | changes
+    """What the service answers to such a handshake."""
     with connect(service) as connection:
-        connection.send(Hello(**fields))
-        failed = connection.receive(lambda message: None)
+        failed = greet(connection, **{"clients": 2} | changes)
+        failed = failed or connection.receive(lambda message: None)
         with pytest.raises((EOFError, OSError)):
             connection.receive(lambda message: None)
     assert failed.kind == HandshakeError.__name__
@@ -70,16 +72,26 @@ def test_a_hello_that_is_wrong_is_refused_and_says_why(serve) -> None:
     assert refusal(service, version=9) == f"expected version {VERSION}, found 9"
     assert "rank must be from 0 to 1" in refusal(service, rank=2)
     with connect(service) as first:
-        first.send(Hello(VERSION, TOKEN, "a", 0, 2))
+        greet(first, clients=2)
         while not service.server.engine.jobs:
             time.sleep(0.001)
         assert refusal(service) == "job 'a' has a client 0"
         assert refusal(service, rank=1, clients=3) == "job 'a' has 2 clients, not 3"
-    with connect(service) as silent:
-        silent.send(Barrier(1))
-        assert "expected Hello" in silent.receive(lambda message: None).detail
+    for early in (Barrier(1), Proof(b"x")):
+        with connect(service) as silent:
+            silent.send(early)
+            assert "expected Hello" in silent.receive(lambda message: None).detail
     service.wait_idle()
     check_left(service, before)
+
+
+def test_an_older_client_is_refused_by_its_version(serve) -> None:
+    fields = {"version": 4, "token": TOKEN, "job": "a", "rank": 0, "clients": 1}
+    body = msgspec.msgpack.encode({"type": "Hello"} | fields)
+    with connect(serve(2)) as connection:
+        connection.sock.send(HEADER.pack(MAGIC, len(body), 0) + body)
+        said = connection.receive(lambda message: None)
+    assert (said.kind, said.detail) == ("HandshakeError", f"expected version {VERSION}, found 4")
 
 
 def test_half_a_hello_keeps_no_place(serve) -> None:
@@ -112,7 +124,8 @@ BAD = {
     "opens on no device": [Open(0, 8, "sum", "fp32", 0, 4, 4096)],
     "shards of nothing": [Open(0, 8, "sum", "fp32", 0, 0, 100)],
     "too many shards": [Open(0, 1 << 27, "sum", "fp32", 1, 0, 2048)],
-    "greets again": [Hello(VERSION, TOKEN, "a", 0, 2)],
+    "greets again": [Hello(VERSION, "a", 0, 2)],
+    "shows the token again": [Proof(b"")],
 }
 
 
@@ -177,8 +190,7 @@ def test_descriptors_that_are_not_due_end_the_connection(serve, count) -> None:
     segment = Segment(4096)
     before = Left.of(service)
     with connect(service) as connection:
-        connection.send(Hello(VERSION, TOKEN, "a", 0, 1))
-        connection.receive(lambda message: None)
+        assert isinstance(greet(connection), Welcome)
         try:
             connection.send(Attach(0, 4096), None, [segment.descriptor] * count)
         except OSError:
@@ -357,7 +369,7 @@ def good_frames() -> list[bytes]:
     frames = []
     messages = [each for some in BAD.values() for each in some]
     with Connection(near, FromService, 1.0) as connection, far:
-        for each in [*messages, Hello(VERSION, TOKEN, "n" * 200, 0, 1)]:
+        for each in messages:
             connection.send(each)
             frames.append(far.recv(4096))
     return frames
@@ -378,18 +390,17 @@ def test_garbage_does_not_disturb_a_job_beside_it(serve, count, tcp) -> None:
     rng = np.random.default_rng(5)
     service = serve(2, tcp=tcp)
     corpus = good_frames()
-    hello = next(each for each in corpus if b"n" * 200 in each)
     before = Left.of(service)
     sent = 0
     with recorded(), beside(service) as sums:
         first = sums()
         while sent < count:
-            with Address(service.server.bound).connect() as sock:
-                sock.settimeout(10)
+            with connect(service) as connection:
+                sock = connection.sock
                 try:
                     if rng.integers(2):
-                        name = f"{sent:0200d}".encode()
-                        sock.sendall(hello.replace(b"n" * 200, name))
+                        greet(connection, job=f"{sent}")
+                    sock.settimeout(10)
                     for _ in range(int(rng.integers(1, 20))):
                         sent += 1
                         sock.sendall(mutations(rng, corpus))

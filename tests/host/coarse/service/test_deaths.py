@@ -13,6 +13,11 @@ from .dying import Deaths, Left, Moment, beside, check_left, expected, recorded
 from .test_stored import stepped, url
 
 
+JOINED = 2
+"""Frames each way after which a client is one of its job, or soon will be: nobody is told of one
+who never came."""
+
+
 def attack(
     deaths: Deaths,
     clients: int,
@@ -54,7 +59,7 @@ def updates(client: Client) -> np.ndarray:
 
 
 def lengths(deaths: Deaths, clients: int) -> dict[str, int]:
-    """Frames and bytes of a whole session, and bytes of its first frame."""
+    """Frames and bytes of a whole session, and bytes until it has joined."""
     deaths.run(clients, 0, Moment("none", 0))
     return deaths.died[0].counts | {"hello": deaths.died[0].hello}
 
@@ -70,7 +75,7 @@ def test_after_each_frame_the_others_are_told_who_died(serve, monkeypatch, clien
     with recorded():
         told = 0
         for kind in ("sent", "received"):
-            moments = [Moment(kind, count) for count in range(1, counts[kind] + 1)]
+            moments = [Moment(kind, count) for count in range(JOINED, counts[kind] + 1)]
             for dying in range(clients):
                 told += attack(deaths, clients, moments, dying)
         assert told > 10 * clients * (clients - 1)
@@ -98,7 +103,7 @@ def test_in_an_update_the_others_are_told_who_died_and_nothing_stays(
     with recorded():
         told = 0
         for kind in ("sent", "received"):
-            moments = [Moment(kind, count) for count in range(1, counts[kind] + 1)]
+            moments = [Moment(kind, count) for count in range(JOINED, counts[kind] + 1)]
             for dying in range(2):
                 told += attack(deaths, 2, moments, dying, right)
         assert told > 20
