@@ -36,8 +36,10 @@ class Moment:
 
 
 class Dying(Connection):
-    """A connection that ends at a moment. The frames until it has joined have `hello`
-    bytes."""
+    """A connection that ends at a moment.
+
+    The frames until it has joined have `hello` bytes.
+    """
 
     def __init__(self, moment: Moment, *arguments: Any) -> None:
         super().__init__(*arguments)

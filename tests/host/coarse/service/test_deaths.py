@@ -12,7 +12,6 @@ from nearstep.coarse.service.stored import StoredClient
 from .dying import Deaths, Left, Moment, beside, check_left, expected, recorded
 from .test_stored import stepped, url
 
-
 JOINED = 2
 """Frames each way after which a client is one of its job, or soon will be: nobody is told of one
 who never came."""
