@@ -137,6 +137,7 @@ class TrainingJob:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
         said[session.rank] = message
         self._check_turn(session.rank, message)
+        self.check_gone()  # who has left may have opened it before
         if len(said) < self.clients:
             return
         del self._opening[message.exchange]

@@ -23,6 +23,7 @@ from nearstep.coarse.service.messages import (
     Failed,
     FromClient,
     Hello,
+    Message,
     Proof,
 )
 from nearstep.coarse.service.segment import SegmentError
@@ -49,7 +50,7 @@ HANDSHAKE_S = 30.0
 MAX_STRANGERS = 64
 """Connections of those who have not; others wait in the backlog."""
 
-PATIENCE_S = 1.0
+PATIENCE_S = 2.0
 """After which a stranger gives way to another one."""
 
 FINISH_S = 5.0
@@ -246,14 +247,14 @@ class Server:
         ------
         HandshakeError : its version or token is wrong, or it says something else.
         """
-        hello = connection.receive(_no_payload)
+        hello = _heard(connection)
         if not isinstance(hello, Hello):
             raise HandshakeError(f"expected Hello, found {type(hello).__name__}")
         if hello.version != VERSION:
             raise HandshakeError(f"expected version {VERSION}, found {hello.version}")
         asked = Challenge(nonce())
         connection.post(asked)
-        said = connection.receive(_no_payload)
+        said = _heard(connection)
         if not isinstance(said, Proof):
             raise HandshakeError(f"expected Proof, found {type(said).__name__}")
         if not hmac.compare_digest(said.digest, proof(self.token, "client", hello, asked.nonce)):
@@ -269,5 +270,9 @@ class Server:
         self.close()
 
 
-def _no_payload(message: object) -> None:
-    """Where that of a stranger goes."""
+def _heard(connection: Connection) -> Message:
+    """What a stranger says, but for signs of life."""
+    while True:
+        message: Message = connection.receive(lambda _: None)
+        if not isinstance(message, Beat):
+            return message

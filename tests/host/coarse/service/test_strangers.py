@@ -26,6 +26,13 @@ from .dying import Left, beside, check_left, recorded, session
 BOUND_S = 30.0
 
 
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def ended(sock: socket.socket) -> bytes:
     """What a service says until it ends a connection, in bounded time."""
     sock.settimeout(BOUND_S)
@@ -40,21 +47,21 @@ def ended(sock: socket.socket) -> bytes:
 
 def test_strangers_have_bounded_memory_and_give_way(serve, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_STRANGERS", 8)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.5)
     service = serve(2, tcp=True)
     before = Left.of(service)
     with recorded(), beside(service) as sums:
-        strangers = [Address(service.server.bound).connect() for _ in range(100)]
+        wait_for(lambda: sums() > 0)
+        strangers = [Address(service.server.bound).connect() for _ in range(40)]
         for each in strangers:
             each.sendall(HEADER.pack(MAGIC, MAX_STRANGER_BYTES, 0))
         assert len(service.run(2, session)) == 2
         assert len(service.server._strangers) <= 8
         first = sums()
-        for each in strangers[:80]:
+        for each in strangers[:30]:
             ended(each)
         assert len(service.server._strangers) <= 8
-        while sums() == first:
-            time.sleep(0.01)
+        wait_for(lambda: sums() > first)
         for each in strangers:
             each.close()
     check_left(service, before)
@@ -185,14 +192,9 @@ def test_a_file_that_is_slow_to_read_stops_no_other_job(serve, tmp_path, monkeyp
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.extend(service.run(1, action)))
         thread.start()
-        deadline = time.monotonic() + BOUND_S
-        while not [*tmp_path.glob("x.*")]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: bool([*tmp_path.glob("x.*")]))
         first = sums()
-        while sums() < first + 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: sums() > first + 3)
         assert not found
         go_on.set()
         thread.join(BOUND_S)
