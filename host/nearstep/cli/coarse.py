@@ -63,9 +63,7 @@ def serve(
         Path | None,
         typer.Option(
             help="The folder where clients may save and load, and where the service works; "
-            "without: nowhere.",
-            file_okay=False,
-            exists=True,
+            "without: nowhere."
         ),
     ] = None,
     until_eof: Annotated[
@@ -80,6 +78,8 @@ def serve(
     made: dict[str, object] = {}
     with ExitStack() as stack:
         try:
+            if snapshots is not None and not snapshots.is_dir():
+                raise NotADirectoryError(f"snapshots must be a folder, not {snapshots}")
             if until_eof:
                 token = sys.stdin.readline().strip()
             elif token_file is not None:
