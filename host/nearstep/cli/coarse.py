@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ import typer
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.engine import Scheduling
+from nearstep.coarse.service.folder import temporary_folder
 from nearstep.coarse.service.server import BEAT_S, QUEUE_SHARDS, SHARD_BYTES, SILENCE_S, Server
 from nearstep.coarse.service.spawn import token_of
 from nearstep.errors import NearstepError
@@ -43,7 +43,9 @@ def serve(
     device: Annotated[str, typer.Option(help="Such as golden:coarse?devices=4.")],
     listen: Annotated[
         str,
-        typer.Option(help="unix:PATH, tcp:HOST:PORT; unix: and port 0: a free one."),
+        typer.Option(
+            help="unix:PATH, tcp:HOST:PORT, tcp:[HOST]:PORT; unix: and port 0: a free one."
+        ),
     ],
     token_file: Annotated[
         Path | None, typer.Option(help="With the token of clients; without: a new one is printed.")
@@ -57,6 +59,13 @@ def serve(
     scheduler: Annotated[
         str, typer.Option(help="queues, or fcfs: what came first, whose deadlocks are found.")
     ] = "queues",
+    snapshots: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder where clients may save and load, and where the service works; "
+            "without: nowhere."
+        ),
+    ] = None,
     until_eof: Annotated[
         bool, typer.Option("--until-eof", help="Read the token from the input, and end with that.")
     ] = False,
@@ -69,6 +78,8 @@ def serve(
     made: dict[str, object] = {}
     with ExitStack() as stack:
         try:
+            if snapshots is not None and not snapshots.is_dir():
+                raise NotADirectoryError(f"snapshots must be a folder, not {snapshots}")
             if until_eof:
                 token = sys.stdin.readline().strip()
             elif token_file is not None:
@@ -77,8 +88,7 @@ def serve(
                 made["token"] = token = secrets.token_hex(16)
             pool = stack.enter_context(CoarsePool.open(device))
             if listen == "unix:":
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nearstep-coarse-"))
-                listen = f"unix:{folder}/socket"
+                listen = f"unix:{stack.enter_context(temporary_folder())}/socket"
             server = Server(
                 pool,
                 listen,
@@ -88,7 +98,10 @@ def serve(
                 beat_s=beat_s,
                 silence_s=silence_s,
                 scheduler=cast("Scheduling", scheduler),  # it is checked there
+                snapshots=None if snapshots is None else snapshots.resolve(),
             )
+            if snapshots is not None and not Path.cwd().is_relative_to(snapshots.resolve()):
+                os.chdir(snapshots)
         except (NearstepError, OSError) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(REFUSED) from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import hmac
 import json
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from types import TracebackType
 from typing import Self
@@ -16,34 +16,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.coarse.routing import SHARD_ALIGNMENT, Profile, RoutingTable, check_sizes
-from nearstep.coarse.service.errors import RefusedError
+from nearstep.coarse.service.arena import Arena
+from nearstep.coarse.service.errors import HandshakeError, RefusedError
 from nearstep.coarse.service.exchange import Exchange
+from nearstep.coarse.service.handshake import nonce, proof
 from nearstep.coarse.service.messages import (
     VERSION,
-    Attach,
     Barrier,
+    Challenge,
     Check,
     Close,
-    Detach,
     Done,
     Get,
     Hello,
     Load,
     Open,
     Operation,
+    Proof,
     Put,
     Save,
     Seek,
     Update,
     Welcome,
 )
+from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.replies import Replies
-from nearstep.coarse.service.segment import Segment, half
 from nearstep.errors import ArgumentError
 from nearstep.scalars import check_whole, is_whole
 
 TIMEOUT_S = 1800.0
-MAIL_BYTES = 1 << 16
 PROFILED_BYTES = tuple(1 << power for power in range(12, 25, 2))
 """4 KiB to 16 MiB."""
 
@@ -55,8 +56,8 @@ class Client:
 
     Parameters
     ----------
-    address : of the service, `unix:PATH` or `tcp:HOST:PORT`.
-    token
+    address : of the service, `unix:PATH`, `tcp:HOST:PORT` or `tcp:[HOST]:PORT`.
+    token : what both ends show to know; it does not cross the wire.
     job : name; clients of one name belong together.
     rank : of this client, from 0.
     clients : of the job.
@@ -96,20 +97,23 @@ class Client:
         self.job = job
         self.rank = rank
         self.clients = clients
-        self._segments = 0
         self._exchanges = 0
         self._profiled = 0
         self.routing: RoutingTable | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._held: dict[int, Segment] = {}
-        self._mail: list[tuple[int, Segment]] = []
         self._replies = Replies(address, timeout_s=timeout_s, silence_s=silence_s)
+        self._arena = Arena(self._replies)
         try:
-            self._replies.send(Hello(VERSION, token, job, rank, clients))
+            hello = Hello(VERSION, job, rank, clients, nonce())
+            self._replies.send(hello)
+            asked: Challenge = self._replies.wait(lambda: self._replies.challenge, "the service")
+            self._replies.send(Proof(proof(token, "client", hello, asked.nonce)))
             found: Welcome = self._replies.wait(
                 lambda: self._replies.welcome, f"all {clients} clients of job {job!r}"
             )
+            if not hmac.compare_digest(found.digest, proof(token, "service", hello, asked.nonce)):
+                raise HandshakeError("the service does not know the token")
         except BaseException:
             self.close(leave=False)
             raise
@@ -164,7 +168,7 @@ class Client:
 
         Raises
         ------
-        ArgumentError : `shard_bytes` is none.
+        ArgumentError : `shard_bytes` is none, or there are no elements.
         UnlikeError : the clients do not open the same; says who opens what.
         DeviceMemoryError : the devices have no memory for it.
         RefusedError, JobError
@@ -175,27 +179,27 @@ class Client:
             raise ArgumentError(
                 f"shard_bytes must be a positive multiple of {SHARD_ALIGNMENT}, not {chosen!r}"
             )
+        check_whole("elements", elements, 1)
         device = self.own_device
         if self.routing is not None:
             device = self.routing.proxy_of(4 * elements)
         with self._lock:
             number = self._exchanges
             self._exchanges += 1
-        segment_number, segment = self._attach(2 * half(elements))
+        layout = Layout.of(elements, chosen)
+        place = self._arena.take(layout.nbytes)
 
         def release() -> None:
             del self._replies.sums[number]
-            try:
-                self._replies.send(Close(number))
-            finally:
-                self._detach(segment_number)
+            self._replies.send(Close(number))
+            self._arena.give(place)
 
         exchange = Exchange(
             self._replies,
             number,
             elements,
-            segment,
-            shard_bytes=chosen,
+            layout,
+            place.data,
             queue_shards=self.queue_shards,
             release=release,
         )
@@ -206,18 +210,19 @@ class Client:
                     elements,
                     operation,
                     wire,
-                    segment_number,
+                    place.segment,
                     device,
                     chosen,
                     update,
                     kind,
                     turn,
+                    place.offset,
                 )
             )
             exchange.wait_opened()
         except RefusedError:
             del self._replies.sums[number]
-            self._detach(segment_number)
+            self._arena.give(place)
             raise
         return exchange
 
@@ -246,12 +251,11 @@ class Client:
         self._put(key, data, readers, at)
 
     def _put(self, key: str, data: NDArray[np.uint8], readers: int, device: int) -> None:
-        with self._mailbox(data.size) as (number, room):
-            room[: data.size] = data
+        with self._arena.borrow(data.size) as place:
+            place.data[:] = data
             request = self._replies.request()
-            self._replies.send(
-                Put(request, key, number, data.size, readers, device), room[: data.size]
-            )
+            message = Put(request, key, place.segment, data.size, readers, device, place.offset)
+            self._replies.send(message, place.data)
             self._replies.answer(request, f"{key!r} to be stored")
             self._replies.copied_bytes += data.size
 
@@ -264,12 +268,12 @@ class Client:
         DeviceMemoryError : there was no memory for them.
         RefusedError, JobError
         """
-        with self._mailbox(out.size) as (number, room):
+        with self._arena.borrow(out.size) as place:
             request = self._replies.request()
-            with self._replies.landing(request, room[: out.size]):
-                self._replies.send(Get(request, key, number, out.size))
+            with self._replies.landing(request, place.data):
+                self._replies.send(Get(request, key, place.segment, out.size, place.offset))
                 self._replies.answer(request, f"{key!r} from another client")
-            out[...] = room[: out.size]
+            out[...] = place.data
             self._replies.copied_bytes += out.size
 
     def keep(self, key: str, data: NDArray[np.uint8]) -> None:
@@ -403,43 +407,6 @@ class Client:
             return
         self._closed = True
         self._replies.close(leave=leave)
-        for segment in list(self._held.values()):
-            segment.close()
-        self._held.clear()
-
-    def _attach(self, size: int) -> tuple[int, Segment]:
-        segment = Segment(size)
-        with self._lock:
-            number = self._segments
-            self._segments += 1
-            self._held[number] = segment
-        descriptors = [segment.descriptor] if self._replies.is_shared else []
-        self._replies.send(Attach(number, size), descriptors=descriptors)
-        return number, segment
-
-    @contextlib.contextmanager
-    def _mailbox(self, size: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """A segment of at least so many bytes, for one thread."""
-        with self._lock:
-            number, segment = self._mail.pop() if self._mail else (0, None)
-        if segment is not None and segment.data.size < size:
-            self._detach(number)
-            segment = None
-        if segment is None:
-            number, segment = self._attach(max(MAIL_BYTES, 1 << max(0, size - 1).bit_length()))
-        try:
-            yield number, segment.data
-        except RefusedError:
-            self._mail.append((number, segment))
-            raise
-        self._mail.append((number, segment))  # after another error it may still be written to
-
-    def _detach(self, number: int) -> None:
-        """Give a segment back, here and at the service."""
-        segment = self._held.pop(number, None)
-        if segment is not None:
-            segment.close()
-            self._replies.send(Detach(number))
 
     def __enter__(self) -> Self:
         return self

@@ -12,8 +12,8 @@ from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
 from nearstep.coarse.rings import Pending, RingJob
 from nearstep.coarse.service.kept import hyper_of
 from nearstep.coarse.service.messages import Open
-from nearstep.coarse.service.plan import IDENTITIES, Job, plan, shards
-from nearstep.coarse.service.session import Session, Shard
+from nearstep.coarse.service.plan import IDENTITIES, Job, Layout, plan
+from nearstep.coarse.service.session import Room, Session, Shard
 from nearstep.coarse.split import Part
 from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, StoredParameters, Together
 from nearstep.errors import ArgumentError
@@ -61,21 +61,26 @@ class DeviceExchange:
         self.pool = pool
         self.opened = dict(opened)
         self.sessions = dict(sessions)
-        self._pushed = {rank: each.pushed(opened[rank]) for rank, each in sessions.items()}
-        self._pulled = {rank: each.pulled(opened[rank]) for rank, each in sessions.items()}
+        self.layout = Layout.of(first.elements, first.shard_bytes)
+        self._memory = {
+            rank: each.memory(opened[rank], self.layout.nbytes) for rank, each in sessions.items()
+        }
         self.places = [opened[rank].device for rank in range(len(opened))]
         self.stages = plan(self.places, pool.devices)
-        self.shards: list[Shard] = []
+        self._rooms: list[Room] = []
         self._identities: dict[int, Buffer] = {}
         try:
-            cut = shards(first.elements, first.shard_bytes)
-            self._make_identities(max(stop - start for start, stop in cut))
-            for number, (start, stop) in enumerate(cut):
-                self.shards.append(Shard(number, start, stop))
-                self._place(self.shards[-1])
+            self._make_identities(self.layout.place_elements)
+            for number in range(self.layout.places):
+                self._rooms.append(Room())
+                self._furnish(number, self._rooms[-1])
         except BaseException:
             self.free()
             raise
+        self.shards = [
+            Shard(number, start, stop, self._rooms[number % self.layout.places])
+            for number, (start, stop) in enumerate(self.layout.shards)
+        ]
 
     @property
     def result(self) -> int:
@@ -97,52 +102,61 @@ class DeviceExchange:
                 self._identities[device] = buffer
                 buffer.fill(float(IDENTITIES[self.operation]))
 
-    def _place(self, shard: Shard) -> None:
-        """Memory of the devices, or of the clients in its place."""
-        device, devices, size = self.pool.device, self.pool.devices, shard.stop - shard.start
+    def _furnish(self, place: int, room: Room) -> None:
+        """Memory of the devices for the shards of a place, or of the clients in its stead."""
+        device, devices, size = self.pool.device, self.pool.devices, self.layout.place_elements
+        part = slice(place * self.layout.place_bytes, (place + 1) * self.layout.place_bytes)
+        back = slice(*(each + self.layout.nbytes // 2 for each in (part.start, part.stop)))
         for rank, at in enumerate(self.places):
             values: list[Buffer | None] = [None] * devices
-            shard.buffers[rank] = values
+            room.buffers[rank] = values
             values[at] = buffer = device.alloc(size, channel=at)
-            data = self._pushed[rank][shard.bytes].view(np.float32)
             changed = devices == 1 and rank == 0  # the others are added to it
-            if not changed and buffer.lend(data):
-                shard.lent_in.add(rank)
+            if not changed and buffer.lend(self._memory[rank][part].view(np.float32)):
+                room.lent_in.add(rank)
         for stage in self.stages:
             for job in stage:
                 outputs: list[Buffer | None] = [None] * devices
-                shard.buffers[job.output] = outputs
+                room.buffers[job.output] = outputs
                 for at in range(devices):
                     outputs[at] = device.alloc(size, channel=at)
         first = {at: rank for rank, at in reversed([*enumerate(self.places)])}
         for at, rank in first.items() if self.stored is None else ():
-            data = self._pulled[rank][shard.bytes].view(np.float32)
-            if self._buffer(shard, self.result, at).lend(data, writes=True):
-                shard.lent_out.add(rank)
+            found = room.buffers[self.result][at]
+            data = self._memory[rank][back].view(np.float32)
+            if found is not None and found.lend(data, writes=True):
+                room.lent_out.add(rank)
 
     def _buffer(self, shard: Shard, value: int, device: int) -> Buffer:
-        found = shard.buffers[value][device]
+        found = shard.room.buffers[value][device]
         if found is None:
             raise KeyError(f"value {value} is not on device {device}")
-        return found
+        return found[: shard.stop - shard.start]
 
     def push(self, rank: int, shard: Shard) -> None:
         """A client's part of a shard has come: bring it to the device if it is not there."""
-        if rank not in shard.lent_in:
-            data = self._pushed[rank][shard.bytes].view(np.float32)
+        shard.room.holder = shard
+        if rank not in shard.room.lent_in:
+            data = self.layout.pushed(self._memory[rank], shard.number)
             self._buffer(shard, rank, self.places[rank]).write(data)
         shard.pushed.add(rank)
 
+    def complete(self, shard: Shard) -> None:
+        """A shard has its next version; another one may have its place."""
+        shard.stage = 0
+        shard.version += 1
+        shard.room.holder = None
+
     def pull(self, rank: int, shard: Shard) -> NDArray[np.uint8]:
         """Bring a shard's result to a client's memory, and return that."""
-        data = self._pulled[rank][shard.bytes]
+        data = self.layout.pulled(self._memory[rank], shard.number)
         place = self.places[rank]
         if self.stored is not None:
             part = slice(shard.start, shard.stop)
-            self.stored.tensors[PARAMETERS].front(place)[part].read(data.view(np.float32))
-        elif rank not in shard.lent_out:
-            self._buffer(shard, self.result, place).read(data.view(np.float32))
-        return data
+            self.stored.tensors[PARAMETERS].front(place)[part].read(data)
+        elif rank not in shard.room.lent_out:
+            self._buffer(shard, self.result, place).read(data)
+        return data.view(np.uint8)
 
     def group(self, shard: Shard) -> int:
         """The ring of a shard: adjacent shards take opposite directions."""
@@ -204,13 +218,13 @@ class DeviceExchange:
 
     def free(self) -> None:
         """Give the memory of the devices back; no job of it is under way."""
-        for shard in self.shards:
-            for places in shard.buffers.values():
+        for room in self._rooms:
+            for places in room.buffers.values():
                 for buffer in places:
                     if buffer is not None and not buffer.freed:
                         buffer.end_loan()
                         buffer.free()
-        self.shards.clear()
+        self._rooms.clear()
         for buffer in self._identities.values():
             buffer.free()
         self._identities.clear()

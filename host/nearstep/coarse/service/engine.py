@@ -8,8 +8,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
@@ -24,7 +25,7 @@ from nearstep.coarse.service.errors import (
     ProxyDeadlockError,
     ProxyLostError,
 )
-from nearstep.coarse.service.job import TrainingJob
+from nearstep.coarse.service.job import Loaded, TrainingJob
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,
@@ -68,7 +69,7 @@ class Gone:
 
 class Posted(NamedTuple):
     session: Session
-    message: Message | Gone
+    message: Message | Gone | Loaded
 
 
 class Pushed(NamedTuple):
@@ -115,6 +116,7 @@ class Engine:
     scheduler : `queues`: a shard is summed as soon as all its clients have pushed it. `fcfs`: a
         proxy takes the shard that came to it first, and no other until that has been summed;
         proxies can then wait for each other for ever, which ends the jobs whose shards they hold.
+    snapshots : folder of all files that it reads and writes; None: there are none.
 
     Attributes
     ----------
@@ -131,8 +133,10 @@ class Engine:
         beat_s: float,
         silence_s: float,
         scheduler: Scheduling = "queues",
+        snapshots: Path | None = None,
     ) -> None:
         self.pool = pool
+        self.snapshots = snapshots
         self._order: ArrivalOrder[Pushed] | None
         self._order = ArrivalOrder(pool.devices) if scheduler == "fcfs" else None
         self.shard_bytes = shard_bytes
@@ -152,7 +156,7 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, session: Session, message: Message | Gone) -> None:
+    def post(self, session: Session, message: Message | Gone | Loaded) -> None:
         """Have a message carried out; from any thread."""
         self._inbox.put(Posted(session, message))
 
@@ -180,10 +184,8 @@ class Engine:
         LOG.error("the service failed", exc_info=error)
         failure = JobError(f"the service failed: {type(error).__name__}: {error}")
         for job in list(self.jobs.values()):
-            job.fail(failure)
             try:
-                self._drain(job)
-                self._forget(job)
+                self._end(job, failure)
             except Exception as other:
                 LOG.error("job %s could not be ended", job.name, exc_info=other)
                 for session in list(job.sessions.values()):
@@ -220,7 +222,7 @@ class Engine:
                 else:
                     self._lose(job, rank, f"was silent for {silent:.1f} s")
 
-    def _carry_out(self, session: Session, message: Message | Gone) -> None:
+    def _carry_out(self, session: Session, message: Message | Gone | Loaded) -> None:
         job = self.jobs.get(session.job)
         if isinstance(message, Hello):
             self._join(session)
@@ -232,21 +234,32 @@ class Engine:
                 return self._lose(job, session.rank, message.reason)
             job.part(session)
             if not job.sessions:
-                self._forget(job)
+                self._end(job)
             return None
-        try:
+        with self._done_for(job, session.rank):
             self._dispatch(job, session, message)
             job.check_gone()
+        return None
+
+    @contextlib.contextmanager
+    def _done_for(self, job: TrainingJob, *ranks: int) -> Iterator[None]:
+        """What fails here, for clients of these ranks, ends this job alone, but for devices that
+        fail."""
+        try:
+            yield
         except JobError as error:
             self._failing.append((job, error))
         except FrameError as error:
-            self._lose(job, session.rank, f"broke the protocol: {error}")
+            self._lose(job, ranks[0], f"broke the protocol: {error}")
         except RingError as error:
             self._device_failed(error)
-        except NearstepError as error:
-            self._failing.append((job, JobError(f"{type(error).__name__}: {error}")))
+        except Exception as error:
+            if not isinstance(error, NearstepError):
+                LOG.error("job %s failed", job.name, exc_info=error)
+            said = f"{type(error).__name__}: {error}"
+            self._failing.append((job, JobError(said[:8000], ranks)))
 
-    def _dispatch(self, job: TrainingJob, session: Session, message: Message) -> None:
+    def _dispatch(self, job: TrainingJob, session: Session, message: Message | Loaded) -> None:
         if not job.began and not isinstance(message, Leave | Missing):
             raise FrameError("nothing before all clients are there", type(message).__name__)
         if isinstance(message, Open | Put):
@@ -257,7 +270,7 @@ class Engine:
             self._check_proxy(message.device)
         elif isinstance(message, Get):
             self._check_proxy(session.rank % self.pool.devices)
-        if isinstance(message, Put | Get | Save | Load):
+        if isinstance(message, Put | Get | Save | Loaded):
             self._settle()
         match message:
             case Open():
@@ -281,7 +294,9 @@ class Engine:
             case Save():
                 job.save(session, message)
             case Load():
-                job.load(session, message)
+                job.load(session, message, self.post)
+            case Loaded():
+                job.loaded(session, message)
             case Missing():
                 job.missing(session, message)
             case Leave():
@@ -292,7 +307,8 @@ class Engine:
         name = session.job
         job = self.jobs.get(name)
         if job is None:
-            job = self.jobs[name] = TrainingJob(name, session.clients, self.pool)
+            job = TrainingJob(name, session.clients, self.pool, self.snapshots)
+            self.jobs[name] = job
         job.join(session, self.shard_bytes, self.queue_shards, self.beat_s)
         if not job.sessions:
             self._forget(job)
@@ -343,8 +359,10 @@ class Engine:
 
     def _settle(self) -> None:
         """What is kept may be what the kernels update: let them end."""
+        # Where an update fails, that is found when it is looked at, and is not this client's.
         if self._updates and self._updates[0].pending is not None:
-            self._updates[0].pending.wait()
+            with contextlib.suppress(NearstepError):
+                self._updates[0].pending.wait()
 
     def _begin(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
         """Queue the jobs of the stage of a shard, or its update behind the last one."""
@@ -358,19 +376,23 @@ class Engine:
 
     def _advance(self) -> None:
         """Give jobs to the devices while they have places, and let them run for a while."""
-        try:
-            while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
-                task = self._ready[0]
+        while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
+            task = self._ready[0]
+            with self._done_for(task.owner):
                 try:
                     task.pending = task.exchange.submit(task.shard, task.job)
                 except QueueFullError:
                     break
-                self._running.append(self._ready.popleft())
-            if self._updates and self._updates[0].pending is None:
-                first = self._updates[0]
+                self._running.append(task)
+            if self._ready:  # it is empty when the devices have failed
+                self._ready.popleft()
+        if self._updates and self._updates[0].pending is None:
+            first = self._updates[0]
+            with self._done_for(first.owner):
                 first.pending = first.exchange.update(first.shard)
-            if not self._running and not self._updates:
-                return
+        if not self._running and not (self._updates and self._updates[0].pending):
+            return
+        try:
             self._wait()
             self.pool.rings.look()
             for task in list(self._running):
@@ -409,8 +431,9 @@ class Engine:
             return
         shard.stage += 1
         if shard.stage < len(exchange.stages) or exchange.stored is not None:
-            return self._begin(task.owner, exchange, shard)
-        return self._complete(task.owner, exchange, shard)
+            self._begin(task.owner, exchange, shard)
+        else:
+            self._complete(task.owner, exchange, shard)
 
     def _look_at_update(self) -> None:
         """Go on with what an update that has ended was for."""
@@ -424,16 +447,16 @@ class Engine:
 
     def _complete(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
         """Give the clients what a shard has become."""
-        shard.stage = 0
-        shard.version += 1
+        exchange.complete(shard)
         if self._order is not None:
             done = Pushed(owner, exchange, shard.number)
             self._go_on(self._order, self._order.complete(done))
         for rank, session in exchange.sessions.items():
-            data = exchange.pull(rank, shard)
             session.queued -= 1
-            inline = session.inline(data.size)
-            session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
+            with self._done_for(owner, rank):
+                data = exchange.pull(rank, shard)
+                inline = session.inline(data.size)
+                session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
 
     def _lose(self, job: TrainingJob, rank: int, reason: str) -> None:
         error = ClientLostError(f"client {rank} of job {job.name!r} is gone: it {reason}", [rank])
@@ -469,13 +492,18 @@ class Engine:
             job, error = self._failing.pop(0)
             if self.jobs.get(job.name) is not job:
                 continue
-            self._ready = deque(each for each in self._ready if each.owner is not job)
-            self._drain(job)
+            self._end(job, error)
+
+    def _end(self, job: TrainingJob, error: JobError | None = None) -> None:
+        """End a job, when no device works for it any more."""
+        self._drain(job)
+        if error is not None:
             job.fail(error)
-            self._forget(job)
+        self._forget(job)
 
     def _drain(self, job: TrainingJob) -> None:
         """Wait for what the devices do for a job: it reads and writes the clients' memory."""
+        self._ready = deque(each for each in self._ready if each.owner is not job)
         all_tasks: list[Task | UpdateTask] = [*self._running, *self._updates]
         mine = [task for task in all_tasks if task.owner is job and task.pending is not None]
         self._running = [task for task in self._running if task.owner is not job]

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.service.errors import FullError, refusal
 from nearstep.coarse.service.messages import Push
-from nearstep.coarse.service.plan import shards
+from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.replies import Replies, Sums
-from nearstep.coarse.service.segment import Segment, half
 from nearstep.errors import ArgumentError, ShapeError
 from nearstep.scalars import is_whole
 
@@ -26,8 +25,6 @@ class Exchange:
     ----------
     elements
     shards : elements [start, stop) of each.
-    pushed, pulled : NDArray[np.float32]. What goes to the devices, and what comes back; of shape
-        (elements,) each.
     version : how often it was pushed.
     """
 
@@ -36,9 +33,9 @@ class Exchange:
         replies: Replies,
         number: int,
         elements: int,
-        segment: Segment,
+        layout: Layout,
+        memory: NDArray[np.uint8],
         *,
-        shard_bytes: int,
         queue_shards: int,
         release: Callable[[], None],
     ) -> None:
@@ -48,16 +45,24 @@ class Exchange:
         self._step, self._hyper, self._turn = 0, "", 0
         self._sent: set[int] = set()  # shards of this version
         self.queue_shards = queue_shards
-        self.shards = shards(elements, shard_bytes) if elements else []
-        self.pushed: NDArray[np.float32] = segment.data[: 4 * elements].view(np.float32)
-        start = half(elements)
-        self.pulled: NDArray[np.float32] = segment.data[start : start + 4 * elements].view(
-            np.float32
-        )
+        self.shards = layout.shards
+        self._layout = layout
+        self._memory = memory
         self._replies = replies
         self._release = release
-        places = [self.pulled[start:stop].view(np.uint8) for start, stop in self.shards]
+        places = [self.pulled(shard).view(np.uint8) for shard in range(len(self.shards))]
         self._sums = replies.sums[number] = Sums(places)
+
+    def pushed(self, shard: int) -> NDArray[np.float32]:
+        """What goes to the devices of a shard.
+
+        A shard has the place of one before it, whose array it changes: see `Layout`.
+        """
+        return self._layout.pushed(self._memory, shard)
+
+    def pulled(self, shard: int) -> NDArray[np.float32]:
+        """What has come back of a shard; another one, that is pushed behind it, has its place."""
+        return self._layout.pulled(self._memory, shard)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -93,12 +98,13 @@ class Exchange:
         self._step, self._hyper, self._turn = step, hyper, turn
 
     def push(self, shard: int) -> None:
-        """Have the service take a shard of `pushed`.
+        """Have the service take a shard that is in `pushed`.
 
         Raises
         ------
         ArgumentError : no version was begun, there is no such shard, or it was pushed before.
-        FullError : the client's queue at the proxy is full; nothing was sent.
+        FullError : the client's queue at the proxy is full, or the shard before it in its place has
+            not come back; nothing was sent.
         JobError
         """
         if not is_whole(shard) or not 0 <= shard < len(self.shards):
@@ -107,6 +113,9 @@ class Exchange:
             raise ArgumentError(
                 f"shard {shard} of exchange {self.number} must be pushed once after begin()"
             )
+        before = shard - self._layout.places
+        if before >= 0 and not (before in self._sent and self.ready(before)):
+            raise FullError(FullError.__name__, f"shard {before} has the place of shard {shard}")
         if not self._take_place():
             raise FullError(
                 FullError.__name__, f"all {self.queue_shards} places of the queue are taken"
@@ -118,8 +127,7 @@ class Exchange:
         return self._replies.take_place(self.queue_shards)
 
     def _push(self, shard: int) -> None:
-        start, stop = self.shards[shard]
-        data = self.pushed[start:stop].view(np.uint8)
+        data = self.pushed(shard).view(np.uint8)
         nbytes = 0 if self._replies.is_shared else data.size
         said = Push(self.number, self.version, shard, nbytes, self._step, self._hyper, self._turn)
         self._replies.send(said, data)
@@ -170,14 +178,14 @@ class Exchange:
             if each.shape != (self.elements,) or each.dtype != np.float32:
                 raise ShapeError("array", (self.elements,), each.shape)
         self.run(
-            lambda start, stop: np.copyto(self.pushed[start:stop], array[start:stop]),
-            lambda start, stop: np.copyto(out[start:stop], self.pulled[start:stop]),
+            lambda part, start, stop: np.copyto(part, array[start:stop]),
+            lambda part, start, stop: np.copyto(out[start:stop], part),
         )
 
     def run(
         self,
-        fill: Callable[[int, int], object],
-        take: Callable[[int, int], object],
+        fill: Callable[[NDArray[np.float32], int, int], object],
+        take: Callable[[NDArray[np.float32], int, int], object],
         *,
         step: int = 0,
         hyper: str = "",
@@ -185,13 +193,13 @@ class Exchange:
     ) -> None:
         """One version, shard by shard: what has come back is taken while others are on their way.
 
-        Where the client's queue is full, it waits for a place. What `take` raises it raises at the
+        Where there is no place, it waits for one. What `take` raises it raises at the
         end: other clients wait for the shards behind.
 
         Parameters
         ----------
-        fill : puts elements [start, stop) into `pushed`.
-        take : takes them from `pulled`.
+        fill : puts elements [start, stop) into an array.
+        take : takes them from one.
         step, hyper, turn : as of `begin`.
 
         Raises
@@ -204,13 +212,17 @@ class Exchange:
 
         def take_one(number: int) -> Exception | None:
             try:
-                take(*self.shards[number])
+                take(self.pulled(number), *self.shards[number])
             except Exception as error:
                 return failed or error
             return failed
 
         for shard, (start, stop) in enumerate(self.shards):
-            fill(start, stop)
+            if taken <= shard - self._layout.places:
+                self.wait(taken)
+                failed = take_one(taken)
+                taken += 1
+            fill(self.pushed(shard), start, stop)
             self._replies.wait(self._take_place, "a place in the queue")
             self._push(shard)
             self._sent.add(shard)

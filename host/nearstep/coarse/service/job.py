@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,18 @@ from nearstep.coarse.service.messages import (
 from nearstep.coarse.service.session import Session, Shard
 from nearstep.coarse.stored import StoredParameters
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
+from nearstep.storage.snapshot_file import Arrays
+
+UNREADABLE = (NearstepError, OSError, ValueError, KeyError, TypeError, RuntimeError)
+"""Of paths, and of files of something else."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a file has that a client asked for, or why it cannot be had."""
+
+    request: int
+    found: Arrays | Exception
 
 
 class Turn(NamedTuple):
@@ -57,6 +70,7 @@ class TrainingJob:
     name
     clients : that belong to it.
     pool
+    snapshots : folder of all files; None: there are none.
 
     Attributes
     ----------
@@ -66,6 +80,7 @@ class TrainingJob:
     name: str
     clients: int
     pool: CoarsePool
+    snapshots: Path | None = None
     sessions: dict[int, Session] = field(default_factory=dict)
     began: bool = False
     _opening: dict[int, dict[int, Open]] = field(default_factory=dict)
@@ -78,7 +93,7 @@ class TrainingJob:
     _mail: Mail = field(init=False)
 
     def __post_init__(self) -> None:
-        self._values = KeptValues(self.pool)
+        self._values = KeptValues(self.pool, self.snapshots)
         self._mail = Mail(self.pool)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
@@ -100,9 +115,9 @@ class TrainingJob:
         if len(self.sessions) == self.clients:
             self.began = True
             device = self.pool.device
-            welcome = Welcome(device.url, self.pool.devices, shard_bytes, queue_shards, beat_s)
+            says = device.url, self.pool.devices, shard_bytes, queue_shards, beat_s
             for each in self.sessions.values():
-                each.send(welcome)
+                each.send(Welcome(*says, each.digest))
         return None
 
     def check_device(self, session: Session, device: int) -> None:
@@ -122,6 +137,7 @@ class TrainingJob:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
         said[session.rank] = message
         self._check_turn(session.rank, message)
+        self.check_gone()  # who has left may have opened it before
         if len(said) < self.clients:
             return
         del self._opening[message.exchange]
@@ -192,6 +208,9 @@ class TrainingJob:
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
             what = f"pushed version {message.version} of a shard that waits for"
             raise self._broken(session.rank, f"{what} version {shard.version + 1} once")
+        if (holder := shard.room.holder) not in (None, shard):
+            what = f"pushed shard {shard.number} in the place of shard {holder.number}"
+            raise self._broken(session.rank, f"{what}, which has not come back")
         self._check_closed(exchange)
         self._check_turn(session.rank, message)
         if exchange.stored is not None:
@@ -307,7 +326,7 @@ class TrainingJob:
         ------
         FrameError : there are some of that name.
         """
-        data = session.segment(message.segment).data[: message.nbytes]
+        data = session.memory(message, message.nbytes)
         if not message.readers:
             return self._keep(session, message, data)
         return self._mail.put(session, message, data)
@@ -335,7 +354,7 @@ class TrainingJob:
 
         try:
             self._values.save(message.path, message.keys, done)
-        except (NearstepError, OSError, ValueError) as error:
+        except UNREADABLE as error:
             session.send(_refused(message.request, error))
         return None
 
@@ -349,16 +368,30 @@ class TrainingJob:
                 return _refused(request, error)
         return None
 
-    def load(self, session: Session, message: Load) -> None:
+    def load(
+        self, session: Session, message: Load, post: Callable[[Session, Loaded], None]
+    ) -> None:
+        """A file is read, in a thread, which then posts what it has."""
+
+        def done(found: Arrays | Exception) -> None:
+            post(session, Loaded(message.request, found))
+
+        try:
+            self._values.load(message.path, done)
+        except UNREADABLE as error:
+            session.send(_refused(message.request, error))
+
+    def loaded(self, session: Session, message: Loaded) -> None:
         """What a file has is kept again; the client gets names and bytes."""
         if (refusal := self._in_a_step(message.request)) is not None:
             return session.send(refusal)
         try:
-            self._values.load(message.path)
-        except (NearstepError, OSError, ValueError) as error:  # a file of something else
+            if isinstance(message.found, Exception):
+                raise message.found
+            self._values.restore(message.found)
+        except UNREADABLE as error:
             return session.send(_refused(message.request, error))
-        session.send(Done(message.request, json.dumps(self._values.sizes)))
-        return None
+        return session.send(Done(message.request, json.dumps(self._values.sizes)))
 
     def get(self, session: Session, message: Get) -> None:
         """Bytes go to a client, when they are there."""
@@ -371,7 +404,7 @@ class TrainingJob:
         if message.nbytes != nbytes:
             detail = f"{message.key!r} has {nbytes} bytes, not {message.nbytes}"
             return session.send(Refused(message.request, None, "UnlikeError", detail))
-        out = session.segment(message.segment).data[:nbytes]
+        out = session.memory(message, nbytes)
         self._values.read(message.key, session.rank % self.pool.devices, out)
         return session.send(Value(message.request, session.inline(nbytes)), out)
 

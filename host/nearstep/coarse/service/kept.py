@@ -17,7 +17,8 @@ from nearstep.coarse.service.messages import Update
 from nearstep.coarse.stored import PARAMETERS, StoredParameters, initial_values
 from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError, NearstepError
-from nearstep.storage.snapshot_file import as_path, load, save
+from nearstep.storage.errors import SnapshotError
+from nearstep.storage.snapshot_file import Arrays, as_path, load, save
 
 
 class KeptValues:
@@ -26,10 +27,12 @@ class KeptValues:
     Parameters
     ----------
     pool
+    snapshots : folder of all files; None: there are none.
     """
 
-    def __init__(self, pool: CoarsePool) -> None:
+    def __init__(self, pool: CoarsePool, snapshots: Path | None) -> None:
         self.pool = pool
+        self.snapshots = snapshots
         self._tensors: dict[str, PoolTensor] = {}
         self._bytes: dict[str, int] = {}
         self._saving: threading.Thread | None = None
@@ -106,7 +109,7 @@ class KeptValues:
         if missing or not keys:
             raise ArgumentError(f"keys must be of {sorted(self._tensors)}, not {list(keys)}")
         self._wait()
-        place = as_path(path)
+        place = self._place(path)
         said = json.dumps({key: self._bytes[key] for key in keys}).encode()
         index = self.pool.tensor([_words(said)] * self.pool.devices, reduced=False)
         open_files = contextlib.ExitStack()
@@ -130,18 +133,51 @@ class KeptValues:
         self._saving = threading.Thread(target=write, name="coarse snapshot")
         self._saving.start()
 
-    def load(self, path: str) -> None:
-        """Bring the values of a snapshot back, that of any number of devices.
+    def load(self, path: str, done: Callable[[Arrays | Exception], None]) -> None:
+        """Read a snapshot, that of any number of devices, in a thread.
+
+        `done` is called there, with what `restore` takes or an error.
 
         Raises
         ------
-        SnapshotError : the file is torn, or there is none; nothing was changed.
+        ArgumentError : it is not in the folder of snapshots.
+        SnapshotError : it is something else than a file.
+        """
+        place = self._place(path)
+        if place.exists() and not (place.is_file() or place.is_dir()):
+            raise SnapshotError(f"{place} must be a file, and is another thing")
+
+        def read() -> None:
+            try:
+                done(load(place, None, None))
+            except Exception as error:
+                done(error)
+
+        threading.Thread(target=read, name="coarse snapshot", daemon=True).start()
+
+    def restore(self, arrays: Arrays) -> None:
+        """Keep again what a snapshot has.
+
+        Raises
+        ------
+        ValueError : it is of something else.
         OutOfDeviceMemoryError
         """
-        first, *arrays = load(as_path(path), None, None)
+        first, *values = arrays
         sizes = json.loads(first[0].tobytes().rstrip(b"\0"))
-        for (key, nbytes), each in zip(sizes.items(), arrays, strict=True):
+        for (key, nbytes), each in zip(sizes.items(), values, strict=True):
             self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8)[:nbytes])
+
+    def _place(self, path: str) -> Path:
+        """A path, if it is in the folder. Raises `ArgumentError` if not."""
+        if self.snapshots is None:
+            raise ArgumentError(
+                "the service must have a folder for snapshots, and has none: --snapshots"
+            )
+        place = as_path(path).resolve()
+        if not place.is_relative_to(self.snapshots.resolve()):
+            raise ArgumentError(f"path must be in {self.snapshots}, not {path!r}")
+        return place
 
     def free(self) -> None:
         """Give the memory back."""

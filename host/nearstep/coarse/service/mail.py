@@ -122,7 +122,7 @@ class Mail:
         if max(1, message.nbytes) != len(left.buffer):
             detail = f"{message.key!r} has {len(left.buffer)} bytes, not {message.nbytes}"
             return session.send(Refused(message.request, None, "UnlikeError", detail))
-        out = session.segment(message.segment).data[: message.nbytes]
+        out = session.memory(message, message.nbytes)
         if message.nbytes:
             left.buffer.read(out)
         session.send(Value(message.request, session.inline(message.nbytes)), out)

@@ -10,11 +10,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 4
+VERSION = 5
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
+Secret = Annotated[bytes, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=1 << 16)]
 Operation = Literal["sum", "average", "max"]
 
@@ -23,24 +24,40 @@ class Message(Struct, tag=True, forbid_unknown_fields=True):
     """Base of all messages. Those with `nbytes` may be followed by as many bytes of payload."""
 
 
-class Hello(Message):
-    """The first of a client: it joins a job of `clients` clients as number `rank`."""
+class Hello(Message, forbid_unknown_fields=False):
+    """The first of a client: it wants to join a job of `clients` clients as number `rank`.
+
+    One of another version may have other fields: it is to be told of the version.
+    """
 
     version: Number
-    token: Name
     job: Name
     rank: Number
     clients: Annotated[int, Meta(ge=1, le=4096)]
+    nonce: Secret = b""
+
+
+class Challenge(Message):
+    """What the client has to show that it knows the token with: see `handshake.proof`."""
+
+    nonce: Secret
+
+
+class Proof(Message):
+    """It knows the token."""
+
+    digest: Secret
 
 
 class Welcome(Message):
-    """All clients of the job are there."""
+    """All clients of the job are there. The service, too, shows that it knows the token."""
 
     device: Text
     devices: Number
     shard_bytes: Number
     queue_shards: Number
     beat_s: Annotated[float, Meta(gt=0)]
+    digest: Secret
 
 
 class Attach(Message):
@@ -71,9 +88,10 @@ class Update(Struct, forbid_unknown_fields=True, frozen=True):
 class Open(Message):
     """A tensor of `elements` float32 that all clients sum.
 
-    The first half of the segment is what the client pushes, the second one what comes back: the
-    sum, or with `update` the parameters after a step with the average of the gradients. `kind` says
-    what the client has there, such as a dtype. `turn` is as of `Push`.
+    In the segment, at `offset`, are places for shards that the client pushes, and behind them as
+    many for what comes back (`plan.Layout`): the sum, or with `update` the parameters after a step
+    with the average of the gradients. `kind` says what the client has there, such as a dtype.
+    `turn` is as of `Push`.
     """
 
     exchange: Number
@@ -86,6 +104,7 @@ class Open(Message):
     update: Update | None = None
     kind: Name = ""
     turn: Number = 0
+    offset: Number = 0
 
 
 class Opened(Message):
@@ -149,6 +168,7 @@ class Put(Message):
     nbytes: Number
     readers: Annotated[int, Meta(ge=0, le=4096)]
     device: Number
+    offset: Number = 0
 
 
 class Stored(Message):
@@ -164,6 +184,7 @@ class Get(Message):
     key: Name
     segment: Number
     nbytes: Number
+    offset: Number = 0
 
 
 class Seek(Message):
@@ -248,6 +269,7 @@ class Failed(Message):
 
 FromClient = (
     Hello
+    | Proof
     | Attach
     | Detach
     | Open
@@ -264,4 +286,6 @@ FromClient = (
     | Beat
     | Leave
 )
-FromService = Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed
+FromService = (
+    Challenge | Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed
+)

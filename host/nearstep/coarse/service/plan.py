@@ -13,13 +13,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearstep.coarse.routing import partition
+from nearstep.coarse.service.segment import PAGE_BYTES
 
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
 """What changes nothing, whatever it is combined with."""
+
+WINDOW_BYTES = 16 << 20
+"""Of the shards of a tensor that are on their way at the same time; what stays in a cache is
+faster."""
+
+LEAST_PLACES = 4
+"""One is filled, one is summed, one waits, and one is taken."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +84,52 @@ def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
         ]
 
 
-def shards(elements: int, shard_bytes: int) -> list[tuple[int, int]]:
-    """Elements [start, stop) of each shard of a tensor of float32; see `routing.partition`."""
-    if not elements:
-        return []
-    cut = partition(4 * elements, shard_bytes)
-    return [(each.offset // 4, (each.offset + each.nbytes) // 4) for each in cut]
+@dataclass(frozen=True)
+class Layout:
+    """How the shards of a tensor lie in the memory of a client: they take turns in its places.
+
+    A shard is pushed when the one before it in its place has come back.
+
+    Attributes
+    ----------
+    shards : elements [start, stop) of each.
+    places : how many there are, for what is pushed and for what comes back each.
+    place_bytes : of each; whole pages.
+    """
+
+    shards: Sequence[tuple[int, int]]
+    places: int
+    place_bytes: int
+
+    @classmethod
+    def of(cls, elements: int, shard_bytes: int) -> Self:
+        """That of a tensor of float32; for the shards see `routing.partition`."""
+        cut = partition(4 * elements, shard_bytes)
+        longest = max(each.nbytes for each in cut)
+        place_bytes = -(-longest // PAGE_BYTES) * PAGE_BYTES
+        places = min(len(cut), max(LEAST_PLACES, WINDOW_BYTES // max(1, place_bytes)))
+        shards = [(each.offset // 4, (each.offset + each.nbytes) // 4) for each in cut]
+        return cls(shards, places, place_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the memory of a client."""
+        return 2 * self.places * self.place_bytes
+
+    @property
+    def place_elements(self) -> int:
+        """That a place has room for."""
+        return self.place_bytes // 4
+
+    def pushed(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
+        """What a client pushes of a shard, in its memory."""
+        return self._part(memory, shard, shard % self.places)
+
+    def pulled(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
+        """What comes back of a shard."""
+        return self._part(memory, shard, self.places + shard % self.places)
+
+    def _part(self, memory: NDArray[np.uint8], shard: int, place: int) -> NDArray[np.float32]:
+        start, stop = self.shards[shard]
+        first = place * self.place_bytes
+        return memory[first : first + 4 * (stop - start)].view(np.float32)

@@ -24,6 +24,7 @@ from nearstep.coarse.service.errors import (
 )
 from nearstep.coarse.service.messages import (
     Beat,
+    Challenge,
     Done,
     Failed,
     FromService,
@@ -76,7 +77,8 @@ class Replies:
 
     Attributes
     ----------
-    welcome : what the service said of itself.
+    challenge : what the service wants to know first.
+    welcome : what it said of itself.
     sums : of exchanges, by number.
     refused : exchanges of which the service refused something.
     pushed : shards that were pushed and have not come back.
@@ -90,6 +92,7 @@ class Replies:
     def __init__(self, address: str, *, timeout_s: float, silence_s: float) -> None:
         self.timeout_s = timeout_s
         self.silence_s = silence_s
+        self.challenge: Challenge | None = None
         self.welcome: Welcome | None = None
         self.sums: dict[int, Sums] = {}
         self.refused: dict[int, Refused] = {}
@@ -274,6 +277,8 @@ class Replies:
     def _take(self, message: Message) -> None:
         with self._arrived:
             match message:
+                case Challenge():
+                    self.challenge = message
                 case Welcome():
                     self.welcome = message
                 case Opened():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,13 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Of shared memory: an access behind the end of a file that became shorter kills the process."""
 
 
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+FAILED = ctypes.c_void_p(-1).value
+
+
 class SegmentError(NearstepError):
     """Memory that cannot be had, or is not what was said of it."""
 
@@ -25,16 +34,19 @@ class SegmentError(NearstepError):
 class Segment:
     """Bytes that arrays go through.
 
+    They are unmapped when nothing holds an array in them. A segment that is mapped holds no
+    descriptor.
+
     Parameters
     ----------
     size : bytes, at least; whole pages are mapped.
     descriptor : of memory that is shared already; it belongs to the segment from here on. None:
-        new memory, with a descriptor.
+        new memory, with a descriptor to be sent to the other end, and closed then.
 
     Attributes
     ----------
     data : NDArray[np.uint8]. Shape (size,).
-    descriptor : to be sent to the other end.
+    descriptor : of new memory, until `close`; otherwise -1.
 
     Raises
     ------
@@ -43,11 +55,9 @@ class Segment:
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         pages = max(PAGE_BYTES, -(-size // PAGE_BYTES) * PAGE_BYTES)
+        made = descriptor is None
         if descriptor is None:
             descriptor = os.memfd_create("nearstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            made = True
-        else:
-            made = False
         self.descriptor = descriptor
         try:
             if not 0 <= size <= MAX_SEGMENT_BYTES:
@@ -62,22 +72,31 @@ class Segment:
             found = os.fstat(self.descriptor).st_size
             if found < pages:
                 raise SegmentError(f"shared memory must have {pages} bytes, not {found}")
-            self._map = mmap.mmap(self.descriptor, pages)
+            self.data: NDArray[np.uint8] = _mapped(self.descriptor, pages)[:size]
         except (OSError, ValueError) as error:
-            os.close(self.descriptor)
+            self.close()
             raise SegmentError(f"no memory of {pages} bytes: {error}") from error
         except BaseException:
-            os.close(self.descriptor)
+            self.close()
             raise
-        self.data: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)[:size]
+        if not made:
+            self.close()
 
     def close(self) -> None:
-        """Give it back; arrays in it stay as long as something holds them."""
+        """Close the descriptor; the memory stays as long as something holds an array in it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
-def half(elements: int) -> int:
-    """Bytes of one half of the segment of an exchange: whole lines, so that both begin at one."""
-    return -(-4 * elements // PAGE_BYTES) * PAGE_BYTES
+def _mapped(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
+    """Memory of a descriptor. `mmap.mmap` would hold a descriptor for each (until Python 3.13)."""
+    place = LIBC.mmap(
+        None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0
+    )
+    if place == FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    room = (ctypes.c_ubyte * nbytes).from_address(place)
+    weakref.finalize(room, LIBC.munmap, place, nbytes).atexit = False  # threads may still use it
+    return np.frombuffer(memoryview(room), np.uint8)

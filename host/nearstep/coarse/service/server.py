@@ -8,16 +8,32 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Self, get_args
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.routing import SHARD_ALIGNMENT
 from nearstep.coarse.service.engine import Engine, Gone, Scheduling
 from nearstep.coarse.service.errors import FrameError, HandshakeError, StalledError
-from nearstep.coarse.service.messages import VERSION, Beat, Failed, FromClient, Hello
+from nearstep.coarse.service.handshake import nonce, proof
+from nearstep.coarse.service.messages import (
+    VERSION,
+    Beat,
+    Challenge,
+    Failed,
+    FromClient,
+    Hello,
+    Message,
+    Proof,
+)
 from nearstep.coarse.service.segment import SegmentError
 from nearstep.coarse.service.session import Session
-from nearstep.coarse.service.wire import Address, Connection
+from nearstep.coarse.service.wire import (
+    MAX_MESSAGE_BYTES,
+    MAX_STRANGER_BYTES,
+    Address,
+    Connection,
+)
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
 
@@ -28,6 +44,15 @@ devices on two cores are a fifth faster with 4 MiB."""
 QUEUE_SHARDS = 4096
 BEAT_S = 1.0
 SILENCE_S = 60.0
+HANDSHAKE_S = 30.0
+"""At most, until a client has shown that it knows the token."""
+
+MAX_STRANGERS = 64
+"""Connections of those who have not; others wait in the backlog."""
+
+PATIENCE_S = 2.0
+"""After which a stranger gives way to another one."""
+
 FINISH_S = 5.0
 """At most, for errors to reach the clients when the service is closed."""
 
@@ -38,14 +63,16 @@ class Server:
     Parameters
     ----------
     pool : it belongs to the service from here on, which closes it.
-    address : `unix:PATH`, where payloads go through shared memory, or `tcp:HOST:PORT`.
-    token : what clients have to know.
+    address : `unix:PATH`, where payloads go through shared memory, `tcp:HOST:PORT`, or, of IPv6,
+        `tcp:[HOST]:PORT`.
+    token : what clients have to know; it does not cross the wire.
     shard_bytes : least of shards, unless clients choose: a multiple of 2048. It decides the order
         of additions.
     queue_shards : that a client may have pushed and not got back.
     beat_s : seconds between signs of life of both sides.
     silence_s : seconds without one after which the other side is gone.
     scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Engine`.
+    snapshots : the folder where clients may save and load; None: nowhere.
 
     Raises
     ------
@@ -66,6 +93,7 @@ class Server:
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
         scheduler: Scheduling = "queues",
+        snapshots: Path | None = None,
     ) -> None:
         if not is_whole(shard_bytes) or shard_bytes <= 0 or shard_bytes % SHARD_ALIGNMENT:
             raise ArgumentError(
@@ -94,12 +122,15 @@ class Server:
             beat_s=beat_s,
             silence_s=silence_s,
             scheduler=scheduler,
+            snapshots=snapshots,
         )
         self._closed = False
         self._connections: set[Connection] = set()
+        self._strangers: dict[Connection, float] = {}
+        self._known = threading.Condition()
         self._listener = self.address.listen()
-        if self.address.is_shared:
-            os.chmod(str(self.address.place), 0o600)
+        place = self.address.place
+        self._socket = os.path.abspath(place) if isinstance(place, str) else None
         self._thread = threading.Thread(target=self._accept, name="coarse listener", daemon=True)
 
     @property
@@ -108,7 +139,7 @@ class Server:
         if self.address.is_shared:
             return self.address.text
         host, port = self._listener.getsockname()[:2]
-        return f"tcp:{host}:{port}"
+        return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
 
     def start(self) -> None:
         """Begin to serve, in threads of its own."""
@@ -123,6 +154,8 @@ class Server:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        with self._known:
+            self._known.notify_all()
         self.engine.stop()
         deadline = time.monotonic() + FINISH_S
         for each in list(self._connections):
@@ -131,12 +164,13 @@ class Server:
                 time.sleep(0.01)
             each.end()
         self.engine.pool.close()
-        if self.address.is_shared:
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                os.unlink(str(self.address.place))
+                os.unlink(self._socket)
 
     def _accept(self) -> None:
         while not self._closed:
+            self._make_room()
             try:
                 sock, _ = self._listener.accept()
             except OSError:
@@ -144,19 +178,44 @@ class Server:
                     return
                 time.sleep(0.1)  # out of descriptors: others will end
                 continue
-            if sock.family == socket.AF_INET:
+            if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(sock, FromClient, self.silence_s)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            connection.deadline = time.monotonic() + min(self.silence_s, HANDSHAKE_S)
+            connection.max_message_bytes = MAX_STRANGER_BYTES
+            with self._known:
+                self._strangers[connection] = time.monotonic()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError:  # no more threads
+                self._acquaint(connection)
+                connection.close()
+
+    def _make_room(self) -> None:
+        """Wait until there are fewer strangers; who has been one for long gives way."""
+        with self._known:
+            while len(self._strangers) >= MAX_STRANGERS and not self._closed:
+                oldest, since = next(iter(self._strangers.items()))
+                left = since + PATIENCE_S - time.monotonic()
+                if left <= 0:
+                    oldest.end()
+                self._known.wait(max(left, 0.01))
+
+    def _acquaint(self, connection: Connection) -> None:
+        """It is no stranger any more: it is known, or it has ended."""
+        connection.deadline = None
+        connection.max_message_bytes = MAX_MESSAGE_BYTES
+        with self._known:
+            self._strangers.pop(connection, None)
+            self._known.notify_all()
 
     def _serve(self, connection: Connection) -> None:
         """Read what a client sends, until it ends."""
         session = None
         self._connections.add(connection)
         try:
-            hello = self._greet(connection)
-            session = Session(connection, hello)
-            self.engine.post(session, hello)
+            session = self._greet(connection)
+            self.engine.post(session, session.hello)
             while True:
                 message = connection.receive(session.landing)
                 session.note(message)
@@ -177,30 +236,31 @@ class Server:
             reason = f"sent what the service failed with: {type(error).__name__}: {error}"
         if session is not None:
             self.engine.post(session, Gone(reason))
+        self._acquaint(connection)
         connection.close()
         self._connections.discard(connection)
 
-    def _greet(self, connection: Connection) -> Hello:
-        """The first message of a client.
+    def _greet(self, connection: Connection) -> Session:
+        """The first messages of a client.
 
         Raises
         ------
         HandshakeError : its version or token is wrong, or it says something else.
         """
-        deadline = time.monotonic() + self.silence_s
-
-        def idle() -> None:
-            if time.monotonic() > deadline:
-                raise StalledError(self.silence_s)
-
-        hello = connection.receive(lambda message: None, idle)
+        hello = _heard(connection)
         if not isinstance(hello, Hello):
             raise HandshakeError(f"expected Hello, found {type(hello).__name__}")
         if hello.version != VERSION:
             raise HandshakeError(f"expected version {VERSION}, found {hello.version}")
-        if not hmac.compare_digest(hello.token.encode(), self.token.encode()):
+        asked = Challenge(nonce())
+        connection.post(asked)
+        said = _heard(connection)
+        if not isinstance(said, Proof):
+            raise HandshakeError(f"expected Proof, found {type(said).__name__}")
+        if not hmac.compare_digest(said.digest, proof(self.token, "client", hello, asked.nonce)):
             raise HandshakeError("the token is wrong")
-        return hello
+        self._acquaint(connection)
+        return Session(connection, hello, proof(self.token, "service", hello, asked.nonce))
 
     def __enter__(self) -> Self:
         self.start()
@@ -208,3 +268,11 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _heard(connection: Connection) -> Message:
+    """What a stranger says, but for signs of life."""
+    while True:
+        message: Message = connection.receive(lambda _: None)
+        if not isinstance(message, Beat):
+            return message

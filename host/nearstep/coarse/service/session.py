@@ -19,11 +19,12 @@ from nearstep.coarse.service.messages import (
     Hello,
     Message,
     Open,
+    Proof,
     Push,
     Put,
 )
-from nearstep.coarse.service.plan import shards
-from nearstep.coarse.service.segment import Segment, half
+from nearstep.coarse.service.plan import Layout
+from nearstep.coarse.service.segment import PAGE_BYTES, Segment
 from nearstep.coarse.service.wire import Connection
 
 MAX_SEGMENTS = 4096
@@ -41,6 +42,7 @@ class Session:
     ----------
     connection
     hello
+    digest : with which the service shows that it knows the token.
 
     Attributes
     ----------
@@ -49,16 +51,17 @@ class Session:
     left : whether it said so.
     """
 
-    def __init__(self, connection: Connection, hello: Hello) -> None:
+    def __init__(self, connection: Connection, hello: Hello, digest: bytes) -> None:
         self.connection = connection
+        self.hello = hello
+        self.digest = digest
         self.job = hello.job
         self.rank = hello.rank
         self.clients = hello.clients
         self.segments: dict[int, Segment] = {}
         self.queued = 0
         self.left = False
-        self._opened: dict[int, Open] = {}
-        self._cut: dict[int, list[tuple[int, int]]] = {}
+        self._opened: dict[int, tuple[Open, Layout]] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -72,8 +75,8 @@ class Session:
         """
         shared = self.connection.is_shared
         self.connection.check_descriptors(1 if shared and isinstance(message, Attach) else 0)
-        if isinstance(message, Hello):
-            raise FrameError("one Hello", "another one")
+        if isinstance(message, Hello | Proof):
+            raise FrameError("one handshake", "another one")
         if isinstance(message, Attach):
             if message.segment in self.segments:
                 raise FrameError("a new segment", f"segment {message.segment} again")
@@ -81,11 +84,10 @@ class Session:
                 raise FrameError(f"at most {MAX_SEGMENTS} segments", "one more")
             descriptor = self.connection.take_descriptor() if shared else None
             segment = Segment(message.size, descriptor)
+            segment.close()
             with self._lock:
-                if not self._closed:
+                if not self._closed:  # the job may have ended meanwhile
                     self.segments[message.segment] = segment
-                    return
-            segment.close()  # the job has ended meanwhile
         elif isinstance(message, Open):
             if message.shard_bytes % SHARD_ALIGNMENT:
                 raise FrameError(
@@ -96,18 +98,14 @@ class Session:
                     f"at most {MAX_SHARDS} shards",
                     f"{message.elements} elements in shards of {message.shard_bytes} bytes",
                 )
-            room = self.segment(message.segment).data.size
-            if room < 2 * half(message.elements):
-                raise FrameError(f"a segment of {2 * half(message.elements)} bytes", f"{room}")
-            self._opened[message.exchange] = message
-            self._cut[message.exchange] = shards(message.elements, message.shard_bytes)
+            layout = Layout.of(message.elements, message.shard_bytes)
+            self.memory(message, layout.nbytes)
+            if not self.connection.is_shared:
+                self._opened[message.exchange] = message, layout
         elif isinstance(message, Close):
             self._opened.pop(message.exchange, None)
-            self._cut.pop(message.exchange, None)
         elif isinstance(message, Put | Get):
-            room = self.segment(message.segment).data.size
-            if room < message.nbytes:
-                raise FrameError(f"at most {room} bytes", f"{message.nbytes}")
+            self.memory(message, message.nbytes)
 
     def landing(self, message: Message) -> NDArray[np.uint8] | None:
         """Where the payload of a message goes; with shared memory there is none.
@@ -119,39 +117,38 @@ class Session:
         if self.connection.is_shared:
             return None
         if isinstance(message, Push):
-            opened = self._opened.get(message.exchange)
-            if opened is not None:
-                cut = self._cut[message.exchange]
-                start, stop = cut[message.shard] if message.shard < len(cut) else (0, 0)
-                place = self.pushed(opened)[4 * start : 4 * stop]
+            opened, layout = self._opened.get(message.exchange, (None, None))
+            if opened is not None and layout is not None and message.shard < len(layout.shards):
+                memory = self.memory(opened, layout.nbytes)
+                place = layout.pushed(memory, message.shard).view(np.uint8)
                 if message.nbytes != place.size:
                     raise FrameError(f"a shard of {place.size} bytes", f"{message.nbytes}")
                 return place
         elif isinstance(message, Put):
-            return self.segment(message.segment).data[: message.nbytes]
+            return self.memory(message, message.nbytes)
         return None
 
-    def segment(self, number: int) -> Segment:
-        """Find a segment. Raises `FrameError` if there is none of that number."""
-        if number not in self.segments:
-            raise FrameError("a segment that was attached", f"segment {number}")
-        return self.segments[number]
+    def memory(self, message: Open | Put | Get, nbytes: int) -> NDArray[np.uint8]:
+        """So many bytes of the client's memory, where a message says.
 
-    def pushed(self, opened: Open) -> NDArray[np.uint8]:
-        """What the client pushes, of an exchange."""
-        return self.segment(opened.segment).data[: 4 * opened.elements]
-
-    def pulled(self, opened: Open) -> NDArray[np.uint8]:
-        """What the client gets, of an exchange."""
-        start = half(opened.elements)
-        return self.segment(opened.segment).data[start : start + 4 * opened.elements]
+        Raises
+        ------
+        FrameError : it has no such segment, or that is too small.
+        """
+        segment = self.segments.get(message.segment)
+        if segment is None:
+            raise FrameError("a segment that was attached", f"segment {message.segment}")
+        if message.offset % PAGE_BYTES or message.offset + nbytes > segment.data.size:
+            raise FrameError(
+                f"{nbytes} bytes at a page of segment {message.segment} of {segment.data.size}",
+                f"some at {message.offset}",
+            )
+        return segment.data[message.offset : message.offset + nbytes]
 
     def detach(self, message: Detach) -> None:
         """Give a segment back."""
         with self._lock:
-            segment = self.segments.pop(message.segment, None)
-        if segment is not None:
-            segment.close()
+            self.segments.pop(message.segment, None)
 
     def inline(self, nbytes: int) -> int:
         """Bytes of payload beside a message about so many: none where memory is shared."""
@@ -169,9 +166,25 @@ class Session:
         self.connection.finish()
         with self._lock:
             self._closed = True
-            for segment in self.segments.values():
-                segment.close()
             self.segments.clear()
+
+
+@dataclass(eq=False)
+class Room:
+    """Memory of the devices for the shards that take turns in a place.
+
+    Attributes
+    ----------
+    buffers : by the number of a value of the plan: where it lies on each device; None where not.
+    lent_in, lent_out : clients whose arrays are the memory of the device themselves: what they
+        push, and what they get.
+    holder : the shard whose turn it is.
+    """
+
+    buffers: dict[int, list[Buffer | None]] = field(default_factory=dict)
+    lent_in: set[int] = field(default_factory=set)
+    lent_out: set[int] = field(default_factory=set)
+    holder: Shard | None = None
 
 
 @dataclass(eq=False)
@@ -182,9 +195,7 @@ class Shard:
     ----------
     number : of the exchange's shards.
     start, stop : elements of the tensor.
-    buffers : by the number of a value of the plan: where it lies on each device; None where not.
-    lent_in, lent_out : clients whose arrays are the memory of the device themselves: what they
-        push, and what they get.
+    room
     pushed : clients that have pushed it since it was summed.
     version : how often it was summed.
     stage : of the plan, that is under way.
@@ -195,16 +206,10 @@ class Shard:
     number: int
     start: int
     stop: int
-    buffers: dict[int, list[Buffer | None]] = field(default_factory=dict)
-    lent_in: set[int] = field(default_factory=set)
-    lent_out: set[int] = field(default_factory=set)
+    room: Room
     pushed: set[int] = field(default_factory=set)
     version: int = 0
     stage: int = 0
     left: int = 0
     step: int = 0
     hyper: str = ""
-
-    @property
-    def bytes(self) -> slice:
-        return slice(4 * self.start, 4 * self.stop)

@@ -33,7 +33,8 @@ class Spawned:
     def __init__(self, device: str, *options: str) -> None:
         self.token = secrets.token_hex(16)
         command = [sys.executable, "-m", "nearstep", "coarse", "serve", "--device", device]
-        command += ["--listen", "unix:", "--until-eof", *options]
+        command += ["--listen", "unix:", "--until-eof"]
+        command += ["--snapshots", "/", *options]  # its clients may write there themselves
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

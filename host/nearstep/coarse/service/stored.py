@@ -106,8 +106,8 @@ class StoredClient:
         self.check(hyper)
         exchange = self._exchange
         exchange.run(
-            lambda start, stop: fill(exchange.pushed[start:stop], start, stop),
-            lambda start, stop: take(exchange.pulled[start:stop], start, stop),
+            fill,
+            take,
             step=self.steps + 1,
             hyper=_text(hyper),
         )

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import socket
+import stat
 import struct
 import threading
 import time
@@ -28,7 +29,11 @@ from nearstep.errors import ArgumentError
 MAGIC = b"NSC1"
 HEADER = struct.Struct("<4sIQ")
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_STRANGER_BYTES = 1 << 12
+"""Of a message, until it is known who sends it."""
+
 MAX_DESCRIPTORS = 8
+BACKLOG = 256
 MAX_LEFT = 1 << 16
 """Parts of frames that may wait for a connection that takes nothing."""
 
@@ -40,7 +45,7 @@ Landing = Callable[[Any], "NDArray[np.uint8] | None"]
 
 
 class Address:
-    """A place to listen at: `unix:PATH` or `tcp:HOST:PORT`.
+    """A place to listen at: `unix:PATH` or `tcp:HOST:PORT`, of IPv6 `tcp:[HOST]:PORT`.
 
     Raises
     ------
@@ -50,41 +55,70 @@ class Address:
     def __init__(self, text: str) -> None:
         kind, _, rest = text.partition(":")
         host, _, port = rest.rpartition(":")
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        self.place: str | tuple[str, int]
         if kind == "unix" and rest:
-            self.family = socket.AF_UNIX
-            self.place: str | tuple[str, int] = rest
-        elif kind == "tcp" and host and port.isdecimal() and int(port) < 1 << 16:
-            self.family = socket.AF_INET
-            self.place = (host, int(port))
+            self.place = rest
+        elif (
+            kind == "tcp"
+            and bare
+            and (bare != host or ":" not in host)
+            and port.isdecimal()
+            and int(port) < 1 << 16
+        ):
+            self.place = (bare, int(port))
         else:
-            raise ArgumentError(f"address must be unix:PATH or tcp:HOST:PORT, not {text!r}")
+            raise ArgumentError(
+                f"address must be unix:PATH, tcp:HOST:PORT or tcp:[HOST]:PORT, not {text!r}"
+            )
         self.text = text
 
     @property
     def is_shared(self) -> bool:
         """Whether both ends are on this machine and can share memory."""
-        return self.family == socket.AF_UNIX
+        return isinstance(self.place, str)
 
     def listen(self) -> socket.socket:
-        """A socket that listens there."""
-        made = socket.socket(self.family, socket.SOCK_STREAM)
-        if self.family == socket.AF_INET:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        """A socket that listens there; that of a process that was killed is removed."""
+        if not isinstance(self.place, str):
+            family, _, _, _, place = socket.getaddrinfo(
+                *self.place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            both = self.place[0] == "::" and socket.has_dualstack_ipv6()
+            return socket.create_server(
+                place[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both
+            )
+        self._remove_stale(self.place)
+        made = socket.socket(socket.AF_UNIX)
         try:
             made.bind(self.place)
+            os.chmod(self.place, 0o600)
+            made.listen(BACKLOG)
         except BaseException:
             made.close()
             raise
-        made.listen(256)
         return made
+
+    @staticmethod
+    def _remove_stale(place: str) -> None:
+        """Remove a socket that nobody listens at."""
+        if os.path.exists(place) and stat.S_ISSOCK(os.stat(place).st_mode):
+            with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(BlockingIOError):
+                probe.setblocking(False)
+                try:
+                    probe.connect(place)
+                except ConnectionRefusedError:
+                    os.unlink(place)
 
     def connect(self) -> socket.socket:
         """A socket that is connected to there."""
-        made = socket.socket(self.family, socket.SOCK_STREAM)
+        if not isinstance(self.place, str):
+            made = socket.create_connection(self.place)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made
+        made = socket.socket(socket.AF_UNIX)
         try:
             made.connect(self.place)
-            if self.family == socket.AF_INET:
-                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except BaseException:
             made.close()
             raise
@@ -102,11 +136,18 @@ class Connection:
     sock : connected; it belongs to the connection from here on.
     expected : union of the messages that the other end sends.
     silence_s : seconds that a started frame, in either direction, may stand still.
+
+    Attributes
+    ----------
+    deadline : of all that is received, if there is one.
+    max_message_bytes
     """
 
     def __init__(self, sock: socket.socket, expected: Any, silence_s: float) -> None:
         self.sock = sock
         self.silence_s = silence_s
+        self.deadline: float | None = None
+        self.max_message_bytes = MAX_MESSAGE_BYTES
         self.descriptors: list[int] = []
         self.heard = time.monotonic()
         self._decoder = msgspec.msgpack.Decoder(expected)
@@ -264,8 +305,8 @@ class Connection:
         magic, length, size = HEADER.unpack(head)
         if magic != MAGIC:
             raise FrameError(f"a frame to begin with {MAGIC!r}", repr(bytes(magic)))
-        if length > MAX_MESSAGE_BYTES:
-            raise FrameError(f"a message of at most {MAX_MESSAGE_BYTES} bytes", f"{length}")
+        if length > self.max_message_bytes:
+            raise FrameError(f"a message of at most {self.max_message_bytes} bytes", f"{length}")
         body = bytearray(length)
         self._fill(memoryview(body), None)
         try:
@@ -285,6 +326,8 @@ class Connection:
         """Receive until `room` is full; before its first byte, `idle` is called meanwhile."""
         last = time.monotonic()
         while room:
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise StalledError(self.silence_s)
             try:
                 if self.is_shared:
                     data, descriptors, _, _ = socket.recv_fds(

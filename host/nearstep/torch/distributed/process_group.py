@@ -578,10 +578,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._sums += 1
         kind = str(source.dtype).removeprefix("torch.")
         exchange = self.exchanges.take(source.numel(), operation, kind, self._sums)
-        pushed, pulled = torch.from_numpy(exchange.pushed), torch.from_numpy(exchange.pulled)
         exchange.run(
-            lambda start, stop: pushed[start:stop].copy_(source[start:stop]),
-            lambda start, stop: take(start, stop, pulled[start:stop]),
+            lambda part, start, stop: torch.from_numpy(part).copy_(source[start:stop]),
+            lambda part, start, stop: take(start, stop, torch.from_numpy(part)),
             turn=self._sums,
         )
         self.ring_bytes += 4 * source.numel()

@@ -36,7 +36,10 @@ class Moment:
 
 
 class Dying(Connection):
-    """A connection that ends at a moment. The first frame has `hello` bytes."""
+    """A connection that ends at a moment.
+
+    The frames until it has joined have `hello` bytes.
+    """
 
     def __init__(self, moment: Moment, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -52,7 +55,8 @@ class Dying(Connection):
     def send(self, *arguments: Any, **options: Any) -> None:
         super().send(*arguments, **options)
         self._count("sent")
-        self.hello = self.hello or self.counts["bytes"]
+        if self.counts["sent"] == 2:
+            self.hello = self.counts["bytes"]
 
     def send_if_free(self, message: Any) -> None:
         """No signs of life: they would come at any time."""

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from nearstep.coarse.service import Client
+from nearstep.coarse.service.arena import SLAB_BYTES
 from nearstep.coarse.service.errors import (
     ClientLostError,
     DeviceLostError,
@@ -22,6 +24,7 @@ from nearstep.coarse.service.errors import (
     UnlikeError,
 )
 from nearstep.coarse.service.exchange import Exchange
+from nearstep.coarse.service.job import TrainingJob
 from nearstep.coarse.service.messages import (
     VERSION,
     Attach,
@@ -32,13 +35,16 @@ from nearstep.coarse.service.messages import (
     Get,
     Hello,
     Open,
+    Proof,
     Push,
     Put,
+    Welcome,
 )
 from nearstep.coarse.service.segment import Segment, SegmentError
+from nearstep.coarse.service.session import Session
 from nearstep.coarse.service.wire import HEADER, MAGIC, Address, Connection
 
-from .conftest import TOKEN, Service
+from .conftest import TOKEN, Service, greet
 from .dying import Left, beside, check_left, recorded, session
 
 KINDS = [False, pytest.param(True, id="tcp")]
@@ -49,11 +55,10 @@ def connect(service: Service) -> Connection:
 
 
 def refusal(service: Service, **changes: Any) -> str:
-    """What the service answers to such a Hello."""
-    fields = {"version": VERSION, "token": TOKEN, "job": "a", "rank": 0, "clients": 2} | changes
+    """What the service answers to such a handshake."""
     with connect(service) as connection:
-        connection.send(Hello(**fields))
-        failed = connection.receive(lambda message: None)
+        failed = greet(connection, **{"clients": 2} | changes)
+        failed = failed or connection.receive(lambda message: None)
         with pytest.raises((EOFError, OSError)):
             connection.receive(lambda message: None)
     assert failed.kind == HandshakeError.__name__
@@ -67,16 +72,26 @@ def test_a_hello_that_is_wrong_is_refused_and_says_why(serve) -> None:
     assert refusal(service, version=9) == f"expected version {VERSION}, found 9"
     assert "rank must be from 0 to 1" in refusal(service, rank=2)
     with connect(service) as first:
-        first.send(Hello(VERSION, TOKEN, "a", 0, 2))
+        greet(first, clients=2)
         while not service.server.engine.jobs:
             time.sleep(0.001)
         assert refusal(service) == "job 'a' has a client 0"
         assert refusal(service, rank=1, clients=3) == "job 'a' has 2 clients, not 3"
-    with connect(service) as silent:
-        silent.send(Barrier(1))
-        assert "expected Hello" in silent.receive(lambda message: None).detail
+    for early in (Barrier(1), Proof(b"x")):
+        with connect(service) as silent:
+            silent.send(early)
+            assert "expected Hello" in silent.receive(lambda message: None).detail
     service.wait_idle()
     check_left(service, before)
+
+
+def test_an_older_client_is_refused_by_its_version(serve) -> None:
+    fields = {"version": 4, "token": TOKEN, "job": "a", "rank": 0, "clients": 1}
+    body = msgspec.msgpack.encode({"type": "Hello"} | fields)
+    with connect(serve(2)) as connection:
+        connection.sock.send(HEADER.pack(MAGIC, len(body), 0) + body)
+        said = connection.receive(lambda message: None)
+    assert (said.kind, said.detail) == ("HandshakeError", f"expected version {VERSION}, found 4")
 
 
 def test_half_a_hello_keeps_no_place(serve) -> None:
@@ -100,37 +115,41 @@ BAD = {
     "huge": [Open(1, 1 << 40, "sum", "fp32", 0, 0, 4096)],
     "no segment": [Put(1, "a", 77, 8, 1, 0)],
     "more than the segment": [Get(1, "a", 0, 1 << 40)],
+    "not at a page": [Put(1, "a", 0, 8, 1, 0, 8)],
+    "behind the segment": [Get(1, "a", 0, 8, SLAB_BYTES)],
+    "place that is taken": [Push(8, 1, 0, 0), Push(8, 1, 4, 0)],
     "segment again": [Attach(0, 4096)],
     "put twice": [Put(1, "a", 0, 0, 1, 0), Put(2, "a", 0, 0, 1, 0)],
     "no device": [Put(1, "a", 0, 0, 1, 4)],
     "opens on no device": [Open(0, 8, "sum", "fp32", 0, 4, 4096)],
     "shards of nothing": [Open(0, 8, "sum", "fp32", 0, 0, 100)],
     "too many shards": [Open(0, 1 << 27, "sum", "fp32", 1, 0, 2048)],
-    "greets again": [Hello(VERSION, TOKEN, "a", 0, 2)],
+    "greets again": [Hello(VERSION, "a", 0, 2)],
+    "shows the token again": [Proof(b"")],
 }
 
 
 @pytest.mark.parametrize("tcp", KINDS)
 def test_a_client_that_breaks_the_protocol_is_named_to_the_others(serve, tcp) -> None:
-    service = serve(2, tcp=tcp)
+    service = serve(2, tcp=tcp, url="golden:coarse?devices=2&memory_bytes=256MiB")
     before = Left.of(service)
     checked = 0
     with recorded():
         for name, messages in BAD.items():
 
             def action(client, messages=messages) -> JobError | None:
-                if client.rank == 0:
-                    client._attach(4096)
                 client._exchanges = 7
                 exchange = client.exchange(8)  # number 7
+                client.exchange(8 << 20, shard_bytes=4 << 20)  # 8 shards in 4 places
                 assert exchange.number == 7
                 try:
                     if client.rank == 0:
                         for each in messages:
+                            size = {7: 32, 8: 4 << 20}.get(getattr(each, "exchange", None), 0)
                             inline = not client._replies.is_shared and isinstance(each, Push)
-                            if inline and each.shard == 0 and each.exchange == 7:
-                                each = Push(each.exchange, each.version, each.shard, 32)
-                                client._replies.send(each, np.zeros(32, np.uint8))
+                            if inline and size and each.shard in (0, 4):
+                                each = Push(each.exchange, each.version, each.shard, size)
+                                client._replies.send(each, np.zeros(size, np.uint8))
                             else:
                                 client._replies.send(each)
                     client._replies.answer(1000, "the end")
@@ -171,8 +190,7 @@ def test_descriptors_that_are_not_due_end_the_connection(serve, count) -> None:
     segment = Segment(4096)
     before = Left.of(service)
     with connect(service) as connection:
-        connection.send(Hello(VERSION, TOKEN, "a", 0, 1))
-        connection.receive(lambda message: None)
+        assert isinstance(greet(connection), Welcome)
         try:
             connection.send(Attach(0, 4096), None, [segment.descriptor] * count)
         except OSError:
@@ -283,23 +301,46 @@ def test_a_dead_device_is_named_to_all_and_serves_again_when_it_is_back(serve, d
         assert len(service.run(3, session)) == 3
 
 
-def test_a_fault_of_the_service_itself_ends_the_jobs_and_says_so(serve, monkeypatch) -> None:
+def test_a_request_that_the_service_fails_with_ends_its_job_alone(serve, monkeypatch) -> None:
     service = serve(2)
 
-    def action(client) -> str:
+    def action(client) -> tuple[str, tuple[int, ...]]:
         client.barrier()
         with pytest.raises(JobError) as found:
-            client.get("a", np.empty(8, np.uint8))
-        return str(found.value)
+            client.get("fails" if client.rank else "a", np.empty(8, np.uint8))
+        return str(found.value), found.value.ranks
 
-    def failing(*_: Any) -> None:
-        raise ZeroDivisionError("on purpose")
+    get = TrainingJob.get
 
-    with monkeypatch.context() as patch, recorded():
-        patch.setattr("nearstep.coarse.service.job.TrainingJob.get", failing)
+    def failing(job: TrainingJob, session: Session, message: Get) -> None:
+        if message.key == "fails":
+            raise ZeroDivisionError("on purpose")
+        get(job, session, message)
+
+    monkeypatch.setattr(TrainingJob, "get", failing)
+    with recorded(), beside(service):
         told = service.run(2, action)
-    assert told == ["the service failed: ZeroDivisionError: on purpose"] * 2
-    assert len(service.run(2, session)) == 2
+    assert told == [("ZeroDivisionError: on purpose", (1,))] * 2
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_clients_that_push_and_leave_without_waiting_harm_nobody(serve, clients) -> None:
+    service = serve(4)
+    before = Left.of(service)
+
+    def action(client) -> None:
+        exchange = client.exchange(100 * 1024)
+        exchange.begin()
+        for shard in range(len(exchange.shards)):
+            exchange.push(shard)
+        client.barrier()  # not for the sums
+
+    with recorded(), beside(service) as sums:
+        for _ in range(3):
+            service.run(clients, action)
+        first = sums()
+        wait_until(lambda: sums() > first)
+    check_left(service, before)
 
 
 def mutations(rng: np.random.Generator, corpus: list[bytes]) -> bytes:
@@ -328,7 +369,7 @@ def good_frames() -> list[bytes]:
     frames = []
     messages = [each for some in BAD.values() for each in some]
     with Connection(near, FromService, 1.0) as connection, far:
-        for each in [*messages, Hello(VERSION, TOKEN, "n" * 200, 0, 1)]:
+        for each in messages:
             connection.send(each)
             frames.append(far.recv(4096))
     return frames
@@ -349,18 +390,17 @@ def test_garbage_does_not_disturb_a_job_beside_it(serve, count, tcp) -> None:
     rng = np.random.default_rng(5)
     service = serve(2, tcp=tcp)
     corpus = good_frames()
-    hello = next(each for each in corpus if b"n" * 200 in each)
     before = Left.of(service)
     sent = 0
     with recorded(), beside(service) as sums:
         first = sums()
         while sent < count:
-            with Address(service.server.bound).connect() as sock:
-                sock.settimeout(10)
+            with connect(service) as connection:
+                sock = connection.sock
                 try:
                     if rng.integers(2):
-                        name = f"{sent:0200d}".encode()
-                        sock.sendall(hello.replace(b"n" * 200, name))
+                        greet(connection, job=f"{sent}")
+                    sock.settimeout(10)
                     for _ in range(int(rng.integers(1, 20))):
                         sent += 1
                         sock.sendall(mutations(rng, corpus))

@@ -16,6 +16,8 @@ from nearstep.coarse.service.errors import ProxyDeadlockError
 from nearstep.coarse.service.order import ArrivalOrder
 from nearstep.errors import ArgumentError
 
+from .conftest import put_in, taken_from
+
 ELEMENTS = 2048  # of two shards
 
 
@@ -120,7 +122,7 @@ def test_a_circle_of_three_is_found_and_what_is_dropped_frees_the_others() -> No
 def crossed(client: Client) -> float:
     """Each of two clients pushes first what the other one pushes last."""
     exchange = client.exchange(ELEMENTS)
-    exchange.pushed[:] = 1 + client.rank
+    put_in(exchange, 1 + client.rank)
     exchange.begin()
     first = client.rank
     exchange.push(first)
@@ -128,7 +130,7 @@ def crossed(client: Client) -> float:
     exchange.push(1 - first)
     for shard in (0, 1):
         exchange.wait(shard)
-    return float(exchange.pulled.sum())
+    return float(taken_from(exchange).sum())
 
 
 def test_queues_sum_what_ends_in_a_deadlock_of_first_come_first_served(serve) -> None:

@@ -11,6 +11,8 @@ from nearstep.coarse.service import Client
 from nearstep.coarse.service.errors import FullError
 from nearstep.errors import ArgumentError
 
+from .conftest import put_in, taken_from
+
 
 @pytest.mark.parametrize("forced", [False, True], ids=["client", "service"])
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
@@ -19,7 +21,7 @@ def test_a_shard_that_was_refused_can_be_pushed_again(serve, tcp, forced) -> Non
 
     def action(client: Client) -> bool:
         exchange = client.exchange(2048)
-        exchange.pushed[:] = 1 + client.rank
+        put_in(exchange, 1 + client.rank)
         exchange.begin()
         if client.rank == 0:
             exchange.push(0)
@@ -36,7 +38,7 @@ def test_a_shard_that_was_refused_can_be_pushed_again(serve, tcp, forced) -> Non
         exchange.wait(0)
         exchange.push(1)
         exchange.wait(1)
-        found = bool((exchange.pulled == 3).all())
+        found = bool((taken_from(exchange) == 3).all())
         exchange.close()
         return found
 
@@ -68,7 +70,7 @@ def test_a_version_that_is_not_whole_is_not_left_behind(serve) -> None:
         array, out, said = np.ones(2048, np.float32), np.empty(2048, np.float32), []
         exchange = client.exchange(array.size)
         exchange.begin()
-        exchange.pushed[:] = array
+        put_in(exchange, array)
         exchange.push(0)
         if client.rank == 0:
             with pytest.raises(FullError):
@@ -106,19 +108,19 @@ def test_a_client_interrupted_within_a_sum_can_finish_it(serve) -> None:
         exchange = client.exchange(3 * 1024)
         array, out = np.ones(3 * 1024, np.float32), np.empty(3 * 1024, np.float32)
 
-        def fill(start: int, stop: int) -> None:
+        def fill(part: np.ndarray, start: int, stop: int) -> None:
             if client.rank == 0 and start:
                 raise KeyboardInterrupt
-            exchange.pushed[start:stop] = array[start:stop]
+            part[:] = array[start:stop]
 
         with pytest.raises(KeyboardInterrupt) if client.rank == 0 else nullcontext():
-            exchange.run(fill, lambda start, stop: None)
+            exchange.run(fill, lambda *_: None)
         if client.rank == 0:
             with pytest.raises(ArgumentError, match=r"shards \[0, 1, 2\]|shards \[1, 2\]"):
                 exchange.reduce(array, out)
             for shard in (1, 2):
                 start, stop = exchange.shards[shard]
-                exchange.pushed[start:stop] = array[start:stop]
+                exchange.pushed(shard)[:] = array[start:stop]
                 exchange.push(shard)
             for shard in range(3):
                 exchange.wait(shard)

@@ -25,7 +25,7 @@ from nearstep.errors import ArgumentError
 
 from ..of_torch import OfTorch, same
 from ..update_devices import RTL, of_rtl
-from .conftest import SMALL
+from .conftest import SMALL, put_in, taken_from
 from .oracle import F32, expected_sum
 
 STEPS = 3
@@ -267,7 +267,7 @@ def test_who_looks_at_parameters_while_they_are_updated_gets_old_or_new_ones(ser
         stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5, "momentum": 0.5})
         update = stored._exchange
         update.begin(1)
-        update.pushed[:] = 1.0
+        put_in(update, 1.0)
         update.push(0)
         found, out = set(), np.empty_like(first)
         while not update.ready(0):
@@ -289,7 +289,7 @@ def test_no_snapshot_is_of_half_a_step(serve, tmp_path) -> None:
         stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
         update = stored._exchange
         update.begin(1)
-        update.pushed[:] = 1.0
+        put_in(update, 1.0)
         update.push(0)
         update.wait(0)  # updated, and other shards are not
         client.barrier()
@@ -304,7 +304,7 @@ def test_no_snapshot_is_of_half_a_step(serve, tmp_path) -> None:
         client.barrier()
         if client.rank == 0:
             client.save(str(tmp_path / "x"), ["model/p"])
-        return float(update.pulled[-1])
+        return float(taken_from(update)[-1])
 
     assert service.run(2, action) == [0.5, 0.5]
     assert [each.name for each in tmp_path.glob("x*")] == ["x.000001"]
@@ -418,7 +418,7 @@ def test_steps_that_cannot_be_end_the_job_with_the_reason(serve, step, hyper, te
         update = Update("model", "sgd", '{"lr": 0.5}')
         exchange = client.exchange(100, "average", update=update)
         with pytest.raises(JobError) as caught:
-            exchange.run(lambda a, b: None, lambda a, b: None, step=step, hyper=hyper)
+            exchange.run(lambda *_: None, lambda *_: None, step=step, hyper=hyper)
         return str(caught.value)
 
     for said in service.run(2, action):

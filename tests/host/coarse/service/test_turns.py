@@ -17,11 +17,11 @@ def reduce(exchange: Exchange, turn: int) -> float:
     """The first element of a sum."""
     out = np.empty(exchange.elements, np.float32)
 
-    def fill(start: int, stop: int) -> None:
-        exchange.pushed[start:stop] = 1.0
+    def fill(part: np.ndarray, start: int, stop: int) -> None:
+        part[:] = 1.0
 
-    def take(start: int, stop: int) -> None:
-        out[start:stop] = exchange.pulled[start:stop]
+    def take(part: np.ndarray, start: int, stop: int) -> None:
+        out[start:stop] = part
 
     exchange.run(fill, take, turn=turn)
     return float(out[0])
@@ -93,11 +93,11 @@ def test_what_a_client_does_with_results_may_fail_and_the_others_get_theirs(serv
         assert len(exchange.shards) == 3
         if client.rank == 0:
 
-            def take(start: int, stop: int) -> None:
+            def take(part: np.ndarray, start: int, stop: int) -> None:
                 raise ZeroDivisionError(f"of {start}")
 
             with pytest.raises(ZeroDivisionError, match="of 0"):
-                exchange.run(lambda start, stop: None, take)
+                exchange.run(lambda part, start, stop: None, take)
         else:
             reduce(exchange, 0)
         return reduce(exchange, 0)
