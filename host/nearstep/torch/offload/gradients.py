@@ -82,6 +82,8 @@ class Gradients:
         if self._space.closed:
             return
         self._space.check_runs()
+        if self._space.watch is not None:
+            self._space.watch.see_node()
         task = torch._C._current_graph_task_id()
         if task not in self._passes and task >= 0:
             self._passes.add(task)

@@ -154,8 +154,6 @@ class Space:
             yield
             return
         self.check_runs()
-        if self.watch is not None:
-            self.watch.begin()
         with self.aside():
             for copy in copies:
                 self._switch(copy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,8 @@ class Uses:
         if updated is not None and func is not Tensor.copy_:  # as a checkpoint is loaded
             reason = "backward failed before optimizer.step()"
             raise EarlyUpdateError(updated.name, reason)
-        with self.space.using(copies):
+        watch = self.space.watch
+        with self.space.using(copies), nullcontext() if watch is None else watch.seeing():
             yield
 
     def watch(self, result: Any, uses: Sequence[tuple[DeviceCopy, object]]) -> None:
