@@ -138,6 +138,11 @@ class DeviceCopy:
             if self.parameter.requires_grad and self._node is None:
                 self._node = get_gradient_edge(self.parameter).node
 
+    def register_prehook(self, hook: Callable[[Any], None]) -> Any:
+        """Have a function called in backward before a gradient is added to the parameter's."""
+        assert self._node is not None, "it requires a gradient"
+        return self._node.register_prehook(hook)
+
     @property
     def accumulates(self) -> bool:
         """In backward: whether it adds to the parameter's gradient, and does not give it to a

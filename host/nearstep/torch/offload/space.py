@@ -377,6 +377,8 @@ class Space:
             copy.fetch(streams=self.streams, direct=True, memory=memory)
             self._know(copy)
         elif copy in self._present:  # something refers to it: it is where it is
+            if self.streams is not None:
+                return  # in memory of the accelerator
             copy.land()
             self._present.discard(copy)
             self.ledger.add_parameter(-copy.nbytes)

@@ -51,7 +51,7 @@ class Uses:
         ------
         BudgetError, EarlyUpdateError
         """
-        updated = self.gradients.end_stale()
+        updated = self.gradients.take_given_up()
         if updated is not None and func is not Tensor.copy_:  # as a checkpoint is loaded
             reason = "backward failed before optimizer.step()"
             raise EarlyUpdateError(updated.name, reason)
@@ -87,12 +87,17 @@ class Uses:
         if copy.parameter.requires_grad and copy not in self._hooked:
             complete = partial(_complete, weakref.ref(self.gradients), weakref.ref(copy))
             register = copy.parameter.register_post_accumulate_grad_hook
-            self._hooked[copy] = register(complete)  # type: ignore[no-untyped-call]
+            arriving = partial(_arriving, weakref.ref(self.gradients), weakref.ref(copy))
+            self._hooked[copy] = [
+                register(complete),  # type: ignore[no-untyped-call]
+                copy.register_prehook(arriving),
+            ]
 
     def unhook(self) -> None:
         """Take all hooks away."""
-        for handle in self._hooked.values():
-            handle.remove()
+        for handles in self._hooked.values():
+            for handle in handles:
+                handle.remove()
         self._hooked.clear()
 
     def check_data(self, copy: DeviceCopy, value: Tensor) -> None:
@@ -105,6 +110,19 @@ class Uses:
         ):
             if expected != actual:
                 raise ParameterError(copy.name, f"of {what} {expected} while offloaded", actual)
+
+    def make_room(self, copy: DeviceCopy, value: Tensor) -> None:
+        """Have room for the memory of what is to be a parameter's data.
+
+        Raises
+        ------
+        BudgetError
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            more = value.untyped_storage().nbytes() - copy.nbytes
+        if more > 0 and not self.space.closed:
+            with self.space.aside():
+                self.space.make_room(more, f"other memory of {copy.name}")
 
     def twin(self, parameter: OffloadedParameter) -> Parameter:
         """A copy of a parameter: a plain one."""
@@ -120,6 +138,14 @@ def _expect(
     gradients: Gradients, uses: Sequence[tuple[DeviceCopy, object]], _: Sequence[Tensor]
 ) -> None:
     gradients.expect(uses)
+
+
+def _arriving(
+    gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Any
+) -> None:
+    found, of = gradients(), copy()
+    if found is not None and of is not None:
+        found.arriving(of)
 
 
 def _complete(
