@@ -500,7 +500,8 @@ def _both(
             other.optimizer.load_state_dict(one.optimizer.state_dict())
             other.optimizer.zero_grad()
         return
-    assert seen == _done(does, number, plain)
+    expected = _done(does, number, plain)
+    assert seen == expected, f"{seen}, not {expected}"
     counts["compared"] += 1
 
 

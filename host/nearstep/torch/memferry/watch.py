@@ -252,6 +252,7 @@ class Call:
             module._compiled_call_impl = self._before
 
 
+@eager
 def _see(watch: Callable[[], Callable[[], None] | None], _: Any) -> None:
     see = watch()
     if see is not None:

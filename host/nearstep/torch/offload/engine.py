@@ -17,6 +17,7 @@ from nearstep.errors import ArgumentError
 from nearstep.memferry.plan import Plan
 from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.memferry.attribution import memory_of
@@ -394,7 +395,9 @@ class Engine:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise EngineCopyError
 
+    @eager
     def _before_forward(self, model: nn.Module) -> None:
+        self._space.check_runs()
         if torch._C._current_graph_task_id() < 0:
             check_wrapper(model, self._wrapper)
             self._names.check()

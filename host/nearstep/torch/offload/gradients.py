@@ -15,6 +15,7 @@ from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
 from nearstep.torch.chosen import Chosen, choose, flat
 from nearstep.torch.compression import Compressed, Compression
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import GradientError
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.held_pairs import HeldPairs
@@ -410,11 +411,13 @@ class _Pass:
         self._gradients: Gradients | None = gradients
         self._task = task
 
+    @eager
     def __call__(self) -> None:
         found, self._gradients = self._gradients, None
         if found is not None:
             found.end_pass(self._task)
 
+    @eager
     def __del__(self) -> None:
         if self._gradients is not None:
             self._gradients.fail_pass(self._task)

@@ -203,6 +203,7 @@ class OffloadedParameter(Parameter):
         return result
 
     @property
+    @eager
     def grad(self) -> Tensor | None:
         """As in torch.
 
@@ -212,6 +213,7 @@ class OffloadedParameter(Parameter):
         return self.place.uses.gradients.read(self.place.copy)
 
     @grad.setter
+    @eager
     def grad(self, gradient: Tensor | None) -> None:
         self.place.uses.gradients.assign(self.place.copy, gradient)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from nearstep.torch.computation import is_in_backward
 from nearstep.torch.memferry.watch import Watch
 from nearstep.torch.offload.copy import DeviceCopy
-from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
+from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError, TransformError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.pipeline import Departure, Pipeline
@@ -227,7 +227,12 @@ class Space:
         return self.streams if self.pipeline is None else self.pipeline
 
     def check_runs(self) -> None:
-        """Raise `CaptureError` where what is done now would be done when a graph is replayed."""
+        """Raise `CaptureError` where what is done now would be done when a graph is replayed,
+        `TransformError` where something else than autograd differentiates it."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            for each in torch._C._functorch.get_interpreter_stack() or ():
+                if each.key() != torch._C._functorch.TransformType.Vmap:
+                    raise TransformError(f"torch.func ({each.key().name})")
         if self.streams is not None:
             self.streams.check_runs()
 

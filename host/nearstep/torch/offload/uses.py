@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import EarlyUpdateError
@@ -134,12 +135,14 @@ class Uses:
             self.space.rebind(copy)
 
 
+@eager
 def _expect(
     gradients: Gradients, uses: Sequence[tuple[DeviceCopy, object]], _: Sequence[Tensor]
 ) -> None:
     gradients.expect(uses)
 
 
+@eager
 def _arriving(
     gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Any
 ) -> None:
@@ -148,6 +151,7 @@ def _arriving(
         found.arriving(of)
 
 
+@eager
 def _complete(
     gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Tensor
 ) -> None:
