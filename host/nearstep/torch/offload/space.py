@@ -228,11 +228,16 @@ class Space:
 
     def check_runs(self) -> None:
         """Raise `CaptureError` where what is done now would be done when a graph is replayed,
-        `TransformError` where something else than autograd differentiates it."""
+        `TransformError` where something else than autograd differentiates it, or keeps
+        its tensors."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             for each in torch._C._functorch.get_interpreter_stack() or ():
                 if each.key() != torch._C._functorch.TransformType.Vmap:
                     raise TransformError(f"torch.func ({each.key().name})")
+        if torch._C._get_tracing_state() is not None:
+            raise TransformError("torch.jit.trace")
+        if torch.compiler.is_exporting():
+            raise TransformError("torch.export")
         if self.streams is not None:
             self.streams.check_runs()
 
