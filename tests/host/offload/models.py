@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -154,29 +153,14 @@ class Custom(nn.Module):
             return self.layer(torch.tanh(x))
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of model.
-
-    Attributes
-    ----------
-    make
-    late_gradients : whether room for gradients is only made when they are there, because torch does
-        not say before that they will be made.
-    """
-
-    make: Callable[[], nn.Module]
-    late_gradients: bool = False
-
-
-KINDS = {
-    "stack": Kind(lambda: Stack(4)),
-    "tied": Kind(Tied),
-    "functional": Kind(Functional),
-    "frozen": Kind(Frozen),
-    "checkpoint": Kind(lambda: Checkpointed(reentrant=False)),
-    "reentrant": Kind(lambda: Checkpointed(reentrant=True)),
-    "recurrent": Kind(Recurrent),
-    "convolutions": Kind(Convolutions),
-    "custom": Kind(Custom, late_gradients=True),
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "stack": lambda: Stack(4),
+    "tied": Tied,
+    "functional": Functional,
+    "frozen": Frozen,
+    "checkpoint": lambda: Checkpointed(reentrant=False),
+    "reentrant": lambda: Checkpointed(reentrant=True),
+    "recurrent": Recurrent,
+    "convolutions": Convolutions,
+    "custom": Custom,
 }

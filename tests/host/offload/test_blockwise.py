@@ -42,7 +42,7 @@ def test_updates_in_backward_are_those_of_the_step() -> None:
 def test_a_model_that_is_made_on_the_device(kind: str) -> None:
     plan = Plan(kind=kind, device=DIMM, steps=3)
     plain = train(plan)
-    budget = 2 * module_bytes(KINDS[kind].make()) + 4096
-    found, _ = train_away(plan, KINDS[kind].make, budget)
+    budget = 2 * module_bytes(KINDS[kind]()) + 4096
+    found, _ = train_away(plan, KINDS[kind], budget)
     assert_equal(found, plain)
     assert eight_bit(plain) > 0

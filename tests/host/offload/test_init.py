@@ -99,7 +99,7 @@ class Nested(nn.Module):
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    **{name: kind.make for name, kind in KINDS.items() if name != "convolutions"},
+    **{name: make for name, make in KINDS.items() if name != "convolutions"},
     "nested": Nested,
 }
 
@@ -147,7 +147,7 @@ def train_away(
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `train` know the model that is made here."""
-    monkeypatch.setitem(KINDS, "nested", type(KINDS["stack"])(Nested))
+    monkeypatch.setitem(KINDS, "nested", Nested)
 
 
 @pytest.mark.usefixtures("kinds")
@@ -178,7 +178,7 @@ def test_models_have_the_bits_of_plain_ones_and_train_as_they_do(kind: str) -> N
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_adopts_parameters(optimizer: str) -> None:
     plan = Plan(kind="frozen", optimizer=optimizer)
-    found, _ = train_away(plan, KINDS["frozen"].make, "150%")
+    found, _ = train_away(plan, KINDS["frozen"], "150%")
     assert_equal(found, train(plan))
 
 
@@ -445,7 +445,7 @@ def test_what_cannot_be_sent_is_refused_by_name() -> None:
     ):
         nn.Linear(4, 4)
     with pytest.raises(RuntimeError, match="OffloadedParameter"), nearstep.offload.init(GOLDEN):
-        KINDS["convolutions"].make()  # weight_norm makes a parameter of a parameter
+        KINDS["convolutions"]()  # weight_norm makes a parameter of a parameter
     with pytest.raises(ArgumentError):
         nearstep.offload.init(1)  # type: ignore[arg-type]
 
@@ -478,7 +478,7 @@ def test_a_model_made_away_takes_a_checkpoint() -> None:
 
 def test_frozen_parameters_take_no_memory_of_the_device_with_each_step() -> None:
     with nearstep.open(GOLDEN) as device:
-        model = KINDS["frozen"].make()
+        model = KINDS["frozen"]()
         optimizer = nearstep.optim.AdamW(groups(model), device=device)
         taken = []
         with nearstep.offload(model, optimizer, budget="150%"):

@@ -27,7 +27,8 @@ CONVOLUTIONS = {ATEN.convolution, ATEN.convolution_backward, ATEN.mkldnn_convolu
 Key = Callable[[Tensor], int]
 """A number for the parameter that a tensor is, or is in the memory of; 0 if there is none."""
 
-_SEQUENCE: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+"""Of the next node of autograd in this thread."""
 
 Label = int
 """A layer by its number from 0, or -1 - n: between layers, when n of them have been used in this
@@ -119,7 +120,7 @@ class Attribution(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        before = _SEQUENCE() - 1  # the node of this operation, if it has one
+        before = sequence_number() - 1  # the node of this operation, if it has one
         in_backward = is_in_backward()
         unread = UNREAD.get(func._overloadpacket, ())
         operands = [value for place, value in enumerate(args) if place not in unread]

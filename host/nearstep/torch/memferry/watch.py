@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,18 +14,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
-    _pop_mode,
     _push_mode,
 )
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _StopRecomputationError
 
 from nearstep.memferry.access import Access, Reads
 from nearstep.memferry.profile import Profile
 from nearstep.torch.computation import is_in_backward, tensors
-from nearstep.torch.memferry.attribution import Attribution, Key
+from nearstep.torch.eager import eager
+from nearstep.torch.memferry.attribution import Attribution, Key, sequence_number
 from nearstep.torch.memferry.layers import layers_of, model_fingerprint
 from nearstep.torch.memferry.profiler import check_rate, layer_profiles, modelled_on
-from nearstep.torch.module_hook import Hook
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.machine import Platform
 
@@ -47,12 +46,15 @@ class Profiling:
     host_params_per_s: float = 1e9
 
 
-class Watch:
+class Watch(TorchDispatchMode):
     """Profiles a model from the first forward that autograd records until it is asked.
 
-    What counts is what modules of the model compute in such a forward, operations outside of them
-    on what requires a gradient, as a loss does, and all of backward. Passes add up. A pass that
-    fails is none, and neither are those before it.
+    What counts is what modules of the model compute in such a forward, functions of torch that get
+    a parameter elsewhere, and the backward of both. Passes add up. A pass that fails is none, and
+    neither are those before it.
+
+    The mode is among those of a thread only while a module of the model runs, or such a function,
+    or a node of their graph: torch drops what a node has entered when it ends, and when it raises.
 
     Parameters
     ----------
@@ -66,6 +68,7 @@ class Watch:
     """
 
     def __init__(self, model: nn.Module, profiling: Profiling, key: Key) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         platform = profiling.platform
         self._machine = load(platform) if isinstance(platform, str) else platform
         self._access = Access.of(self._machine, profiling.host, profiling.gpu, profiling.reads)
@@ -75,33 +78,84 @@ class Watch:
         self._profiling = profiling
         self._key = key
         self._layers = [*layers_of(model).values()]
-        self._running: list[int] = []  # modules that run: layers by number, -1 is the model
-        self._errors: list[BaseException | None] = []
-        self._counts = False
         self._paused = 0
-        self._mode = _Mode(self)
-        weakref.finalize(self, _take_away, self._mode)
-        self.restart()
-        self._handles: list[Any] = []
-        modules = {layer.module: number for number, layer in enumerate(self._layers)}
-        for module, number in {model: -1, **modules}.items():
-            any_module: Any = module
-            enter, leave = Hook(partial(self._enter, number)), Hook(self._leave)
-            self._handles += [
-                any_module.register_forward_pre_hook(enter),
-                any_module.register_forward_hook(leave, always_call=True),
-            ]
+        self._calls: list[Call] = []
+        self._found = self._attribution()
+        numbers = {layer.module: number for number, layer in enumerate(self._layers)}
+        for module in {model: None, **numbers}:
+            self._calls.append(Call(module, weakref.ref(self), numbers.get(module)))
+
+    def _attribution(self) -> Attribution:
+        return Attribution(self._layers, self._timed, self._access, self._key)
 
     def restart(self) -> None:
         """Forget what has been seen."""
-        self._found = Attribution(self._layers, self._timed, self._access, self._key)
-        self._found.running += [number for number in self._running if number >= 0]
+        running, self._found = self._found.running, self._attribution()
+        self._found.running = running
 
-    def begin(self) -> None:
-        """The model is used: see what this thread computes from here on, unless it is to be
-        evaluated."""
-        if torch.is_grad_enabled() and not is_in_backward():
-            _put_below(self._mode)
+    @property
+    def _is_entered(self) -> bool:
+        return any(each is self for each in _get_current_dispatch_mode_stack())
+
+    @contextmanager
+    def seeing(self) -> Iterator[bool]:
+        """See what this thread computes in this `with` statement, unless it is to be evaluated.
+
+        Yields
+        ------
+        bool : whether nothing around it sees that already.
+        """
+        if self._is_entered or not (torch.is_grad_enabled() or is_in_backward()):
+            yield False
+            return
+        with self:
+            yield True
+
+    def see_node(self, *_: Any) -> None:
+        """See what the node of autograd computes that is about to run: a hook of nodes."""
+        if not self._is_entered:
+            _push_mode(self)
+
+    def follow(self, results: Any, first: int) -> None:
+        """See what backward computes of results.
+
+        Parameters
+        ----------
+        first : number of the first node that is theirs: what comes before is another's.
+        """
+        see = weakref.WeakMethod(self.see_node)
+        todo = [each.grad_fn for each in tensors(tree_leaves(results))]
+        known = set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in known or node._sequence_nr() < first:
+                continue
+            known.add(node)
+            variable: Any = getattr(node, "variable", None)
+            if not isinstance(variable, Tensor) or self._found.owns(variable):
+                node.register_prehook(partial(_see, see))
+            todo += [each for each, _ in node.next_functions]
+
+    def run(self, number: int | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a module: a layer of a number, or the model, which may be none."""
+        first = sequence_number()
+        running = self._found.running
+        depth = len(running)
+        try:
+            with self.seeing() as is_outermost:
+                if number is not None:
+                    running.append(number)
+                result = function(*args, **kwargs)
+            if is_outermost:
+                self.follow(result, first)
+            return result
+        except _StopRecomputationError:  # checkpointing has what it needs
+            raise
+        except BaseException:
+            self.restart()
+            raise
+        finally:
+            del running[depth:]
 
     def take(self, gradients: Mapping[Tensor, int]) -> Profile | None:
         """The profile of what has been seen; None if that was no training.
@@ -134,10 +188,9 @@ class Watch:
 
     def close(self) -> None:
         """See no more."""
-        for handle in self._handles:
-            handle.remove()
+        for call in self._calls:
+            call.remove()
         self._paused += 1
-        _take_away(self._mode)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -148,55 +201,6 @@ class Watch:
         finally:
             self._paused -= 1
 
-    def operation(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Call a function of torch, and count it if it is of a training pass."""
-        if self._paused or not self._is_training([*args, *kwargs.values()]):
-            return func(*args, **kwargs)
-        return self._found.__torch_dispatch__(func, types, args, kwargs)
-
-    def _is_training(self, operands: Sequence[Any]) -> bool:
-        if is_in_backward():
-            return True
-        if self._running:
-            return self._counts
-        return torch.is_grad_enabled() and any(each.requires_grad for each in tensors(operands))
-
-    def _enter(self, number: int, module: nn.Module) -> None:
-        if module is self._model and self._running and not is_in_backward():  # interrupted before
-            self._running.clear()
-            self._errors.clear()
-            self.restart()
-        if not self._running:
-            self._counts = torch.is_grad_enabled()
-        self.begin()
-        self._running.append(number)
-        self._errors.append(sys.exception())
-        if number >= 0:
-            self._found.running.append(number)
-
-    def _leave(self, _: nn.Module) -> None:
-        number = self._running.pop()
-        if number >= 0:
-            self._found.running.pop()
-        error = sys.exception()
-        if error is self._errors.pop() or isinstance(error, _StopRecomputationError):
-            return  # checkpointing stops a forward in backward when it has what it needs
-        self.restart()
-
-
-class _Mode(TorchDispatchMode):
-    """What a thread has among its modes of torch, and what does not keep a watch alive."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._watch: Callable[[], Watch | None] = weakref.ref(watch)
-
     def __torch_dispatch__(
         self,
         func: Any,
@@ -204,35 +208,52 @@ class _Mode(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        watch = self._watch()
-        if watch is None:
+        if self._paused:
             return func(*args, **(kwargs or {}))
-        return watch.operation(func, types, args, kwargs or {})
+        return self._found.__torch_dispatch__(func, types, args, kwargs)
 
 
-def _put_below(mode: TorchDispatchMode) -> None:
-    """Enter a mode below those of this thread, unless it is there: they are left in their turn,
-    and this one whenever it may be."""
-    modes = _own_modes()
-    if not any(each is mode for each in modes):
-        _set_modes([mode, *modes])
+class Call:
+    """Calls a module, whose class looks for this first, and tells a watch.
+
+    Torch's name for what calls a module in place of its class is that of `Module.compile`: it is
+    left out of copies, and of what is pickled.
+
+    Parameters
+    ----------
+    module
+    watch : None when it is gone.
+    number : of the layer.
+    """
+
+    def __init__(
+        self, module: nn.Module, watch: Callable[[], Watch | None], number: int | None
+    ) -> None:
+        self._module: Callable[[], Any] = weakref.ref(module)
+        self._watch = watch
+        self._number = number
+        self._before: Callable[..., Any] | None = module._compiled_call_impl
+        self._is_removed = False
+        module._compiled_call_impl = self
+
+    @eager
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = self._before or self._module()._call_impl
+        watch = self._watch()
+        if watch is None or self._is_removed:
+            return function(*args, **kwargs)
+        return watch.run(self._number, function, args, kwargs)
+
+    def remove(self) -> None:
+        """Have the module be called as before."""
+        self._is_removed = True
+        module = self._module()
+        if module is not None and module._compiled_call_impl is self:
+            module._compiled_call_impl = self._before
 
 
-def _take_away(mode: TorchDispatchMode) -> None:
-    """Leave a mode, wherever it is among those of this thread."""
-    modes = _own_modes()
-    if any(each is mode for each in modes):
-        _set_modes([each for each in modes if each is not mode])
-
-
-def _own_modes() -> list[TorchDispatchMode]:
-    """Of this thread, but for torch's own, which are above."""
-    modes: list[TorchDispatchMode] = _get_current_dispatch_mode_stack()
-    return [each for each in modes if getattr(each, "_mode_key", None) is None]
-
-
-def _set_modes(modes: Sequence[TorchDispatchMode]) -> None:
-    for _ in _own_modes():
-        _pop_mode()
-    for each in modes:
-        _push_mode(each)
+@eager
+def _see(watch: Callable[[], Callable[[], None] | None], _: Any) -> None:
+    see = watch()
+    if see is not None:
+        see()

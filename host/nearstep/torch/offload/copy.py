@@ -76,6 +76,7 @@ class DeviceCopy:
     counted : bytes that are counted for its gradient here.
     binding : how many times it has been given other memory (`p.data = ...`).
     updated : whether backward has updated it, and `step()` has not yet been called.
+    given_up : how many times that was to no end, as `step()` was not called, or backward failed.
     reading : of a parameter that is here, what it has not yet: `land` waits for it.
     arrival : of a parameter that is here, on an accelerator: what each stream meets that uses it.
     exposed : something that torch does not tell about may have changed it here.
@@ -103,6 +104,7 @@ class DeviceCopy:
         self.uses: dict[object, int] = {}
         self.counted = 0
         self.updated = False
+        self.given_up = 0
         self.binding = 0
         self.reading: Reading | Upload | None = None
         self.arrival: Arrival | None = None
@@ -137,6 +139,11 @@ class DeviceCopy:
         with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
             if self.parameter.requires_grad and self._node is None:
                 self._node = get_gradient_edge(self.parameter).node
+
+    def register_prehook(self, hook: Callable[[Any], None]) -> Any:
+        """Have a function called in backward before a gradient is added to the parameter's."""
+        assert self._node is not None, "it requires a gradient"
+        return self._node.register_prehook(hook)
 
     @property
     def accumulates(self) -> bool:

@@ -121,6 +121,7 @@ class EarlyUpdates:
             copy.updated = False
             held = copy.resident.held
             if release:
+                copy.given_up += 1
                 copy.resident.release_gradient()
             elif held is not None:
                 held.applied = False

@@ -17,6 +17,7 @@ from nearstep.errors import ArgumentError
 from nearstep.memferry.plan import Plan
 from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.memferry.attribution import memory_of
@@ -146,7 +147,7 @@ class Engine:
         indices = [each.index for each in copies]
         expected = [(i, False) for i in indices] + [(i, True) for i in reversed(indices)]
         order = UseOrder(expected, USES_PER_PERIOD * max(1, len(indices)))
-        ledger = Ledger(budget=self.budget)
+        ledger = Ledger()
         device = self._names.device
         streams = None if device.type == "cpu" else Streams(device)
         self._space = Space(
@@ -171,7 +172,7 @@ class Engine:
             if warns and self.shadow is not None and self.shadow.needs > self.budget:
                 warnings.warn(VectorWarning(self.shadow.needs, self.budget), stacklevel=4)
         self._space.bring_in_place()
-        ledger.reset_peaks()
+        ledger.limit(self.budget)
         for copy in copies:
             parameter = copy.parameter
             parameter.__class__ = OffloadedParameter
@@ -394,7 +395,9 @@ class Engine:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise EngineCopyError
 
+    @eager
     def _before_forward(self, model: nn.Module) -> None:
+        self._space.check_runs()
         if torch._C._current_graph_task_id() < 0:
             check_wrapper(model, self._wrapper)
             self._names.check()
@@ -412,7 +415,7 @@ class Engine:
     def _around_update(self) -> Iterator[None]:
         self._space.check_runs()
         self._names.check()
-        self._gradients.end_stale()
+        self._gradients.take_given_up()
         if self._averager is not None:
             self._averager.check_finished()
         if self._early is not None:
@@ -429,6 +432,7 @@ class Engine:
             if plan is not None:
                 self._end_watch()
                 self._put_in_force(plan)
+                self._gradients.recount_all()
             self._space.bring_in_place()
         self._space.reap()
         if self._early is not None:

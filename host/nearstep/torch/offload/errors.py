@@ -124,6 +124,26 @@ class CaptureError(NearstepError, RuntimeError):
         )
 
 
+class TransformError(NearstepError, RuntimeError):
+    """An offloaded model was used in a transform of torch that differentiates it, or traced.
+
+    Nothing has been changed.
+
+    Attributes
+    ----------
+    actual : the transform.
+    """
+
+    expected = "torch.autograd, and of transforms torch.func.vmap alone"
+
+    def __init__(self, actual: str) -> None:
+        self.actual = actual
+        super().__init__(
+            f"an offloaded model is for {self.expected}, not for {actual}, whose tensors are not "
+            "fetched in backward: use loss.backward() or torch.autograd.grad, or engine.close()"
+        )
+
+
 class RecordingError(NearstepError, RuntimeError):
     """A recording that cannot begin.
 

@@ -15,10 +15,12 @@ from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
 from nearstep.torch.chosen import Chosen, choose, flat
 from nearstep.torch.compression import Compressed, Compression
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import GradientError
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.errors import BudgetError
 from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.streams import Download, Streams
@@ -66,6 +68,7 @@ class Gradients:
         self._space = space
         self._arrived = arrived
         self._passes: set[int] = set()
+        self._given_up: DeviceCopy | None = None
         self.averages: Averages | None = None
         self.compresses: DeviceOptimizer | None = None
         self.keeps_whole = False
@@ -82,10 +85,9 @@ class Gradients:
         if self._space.closed:
             return
         self._space.check_runs()
-        task = torch._C._current_graph_task_id()
-        if task not in self._passes and task >= 0:
-            self._passes.add(task)
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_pass(task))
+        if self._space.watch is not None:
+            self._space.watch.see_node()
+        task = self._enter_pass()
         for copy, use in uses:
             if use in copy.uses or not copy.accumulates:
                 continue
@@ -95,21 +97,33 @@ class Gradients:
                 copy.reserved += copy.gradient_bytes
             copy.uses[use] = task
 
-    def end_stale(self) -> DeviceCopy | None:
-        """Outside backward: forget what one that failed had expected, and give up what it had
-        updated, of which a parameter is returned."""
-        if not self._passes or torch._C._current_graph_task_id() >= 0:
+    def _enter_pass(self) -> int:
+        """Know when the backward that goes on ends; torch's number of it."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._passes and task >= 0:
+            self._passes.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(_Pass(self, task))
+        return task
+
+    def arriving(self, copy: DeviceCopy) -> None:
+        """Backward has made a gradient, and adds it to what is here next: have room for it, where
+        torch has not told before that it would be made, as of `autograd.Function`.
+
+        Raises
+        ------
+        BudgetError, CaptureError
+        GradientError : one has been compressed, and not been reset since.
+        """
+        if not copy.reserved:
+            self.expect([(copy, object())])
+
+    def take_given_up(self) -> DeviceCopy | None:
+        """Outside backward: one of the parameters that a backward had updated which failed; the
+        next time None."""
+        if torch._C._current_graph_task_id() >= 0:
             return None
-        self._passes.clear()
-        if self.averages is not None:
-            self.averages.abandon()
-        if self._space.watch is not None:
-            self._space.watch.restart()
-        updated = next((copy for copy in self._space.copies if copy.updated), None)
-        self._space.give_up()
-        for copy in self._space.copies:
-            self._expect_no_more(copy)
-        return updated
+        found, self._given_up = self._given_up, None
+        return found
 
     def complete(self, copy: DeviceCopy) -> None:
         """Backward has made a gradient, and added it to what is here: it goes to its owner.
@@ -124,14 +138,15 @@ class Gradients:
         gradient = copy.raw_gradient()
         if gradient is None:
             return
-        self._recount(copy, gradient)
-        self._expect_no_more(copy)
         try:
+            self._recount(copy, gradient)
             _check_alone(copy)
-        except GradientError:
+        except (BudgetError, GradientError):
             copy.set_raw_gradient(None)
             self._recount(copy, None)
             raise
+        finally:
+            self._expect_no_more(copy)
         if self.averages is not None and self.averages.takes(copy):
             self._average(self.averages, copy, gradient)
             return
@@ -335,8 +350,12 @@ class Gradients:
             if not copy.in_place.spares_gradient:
                 counted = gradient.numel() * gradient.element_size()
         moved = min(copy.reserved, max(0, counted - copy.counted))
+        more = counted - copy.counted - moved
+        if more > 0:
+            with self._space.aside():
+                self._space.make_room(more, f"gradient of {copy.name}")
+        self._space.ledger.add_gradient(more)
         copy.reserved -= moved
-        self._space.ledger.add_gradient(counted - copy.counted - moved)
         copy.counted = counted
 
     def _expect_no_more(self, copy: DeviceCopy) -> None:
@@ -344,7 +363,23 @@ class Gradients:
         copy.reserved = 0
         copy.uses.clear()
 
-    def _end_pass(self, task: int) -> None:
+    def recount_all(self) -> None:
+        """Gradients that are here count as a plan has them from here on."""
+        for copy in self._space.copies:
+            self._recount(copy, copy.raw_gradient())
+
+    def fail_pass(self, task: int) -> None:
+        """A backward has failed: give up what it had updated."""
+        if self.averages is not None:
+            self.averages.abandon()
+        if self._space.watch is not None:
+            self._space.watch.restart()
+        self._given_up = next((copy for copy in self._space.copies if copy.updated), None)
+        self._space.give_up()
+        self.end_pass(task)
+
+    def end_pass(self, task: int) -> None:
+        """A backward has ended: forget what it had expected."""
         self._passes.discard(task)
         for copy in self._space.copies:
             if task in copy.uses.values():
@@ -367,6 +402,25 @@ class Gradients:
                 self._send(copy, gradient)
                 return True
         return False
+
+
+class _Pass:
+    """What torch calls when a backward ends, and drops without that when it fails."""
+
+    def __init__(self, gradients: Gradients, task: int) -> None:
+        self._gradients: Gradients | None = gradients
+        self._task = task
+
+    @eager
+    def __call__(self) -> None:
+        found, self._gradients = self._gradients, None
+        if found is not None:
+            found.end_pass(self._task)
+
+    @eager
+    def __del__(self) -> None:
+        if self._gradients is not None:
+            self._gradients.fail_pass(self._task)
 
 
 def _check_alone(copy: DeviceCopy) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+
+from nearstep.torch.offload.errors import BudgetError
 
 
 @dataclass(kw_only=True)
 class Ledger:
-    """What is on the compute device, in bytes.
+    """What is on the compute device, in bytes: never more than the budget.
 
     Attributes
     ----------
@@ -17,7 +20,7 @@ class Ledger:
     peak : the most of both together; parameters_peak, gradients_peak : of one.
     """
 
-    budget: int
+    budget: int = sys.maxsize
     parameters: int = 0
     gradients: int = 0
     peak: int = 0
@@ -30,23 +33,47 @@ class Ledger:
 
     @property
     def free(self) -> int:
-        """What is left of the budget; below 0 if it is exceeded."""
+        """What is left of the budget."""
         return self.budget - self.used
 
+    def limit(self, budget: int) -> None:
+        """Set the budget, and begin to look for the most anew.
+
+        Raises
+        ------
+        BudgetError : more is there.
+        """
+        if self.used > budget:
+            raise BudgetError("what cannot go", self.used, budget)
+        self.budget = budget
+        self.peak = self.parameters_peak = self.gradients_peak = 0
+        self._look()
+
     def add_parameter(self, nbytes: int) -> None:
-        """A parameter comes, or goes if `nbytes` is negative."""
+        """A parameter comes, or goes if `nbytes` is negative.
+
+        Raises
+        ------
+        BudgetError : there is no room; nothing is counted.
+        """
+        self._check("a parameter", nbytes)
         self.parameters += nbytes
         self._look()
 
     def add_gradient(self, nbytes: int) -> None:
-        """A gradient comes, or goes if `nbytes` is negative."""
+        """A gradient comes, or goes if `nbytes` is negative.
+
+        Raises
+        ------
+        BudgetError : there is no room; nothing is counted.
+        """
+        self._check("a gradient", nbytes)
         self.gradients += nbytes
         self._look()
 
-    def reset_peaks(self) -> None:
-        """Begin to look for the most anew."""
-        self.peak = self.parameters_peak = self.gradients_peak = 0
-        self._look()
+    def _check(self, what: str, nbytes: int) -> None:
+        if nbytes > max(self.free, 0):
+            raise BudgetError(what, self.used + nbytes, self.budget)
 
     def _look(self) -> None:
         self.peak = max(self.peak, self.used)

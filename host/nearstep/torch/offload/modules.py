@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.module_hook import Hook
+from nearstep.torch.offload.errors import TransformError
 from nearstep.torch.offload.parameter import OffloadedParameter
 
 
@@ -24,15 +25,26 @@ def hook_modules(
     -------
     list[Callable[[], None]] : what takes the hooks away.
     """
-    handles: list[Any] = [model.register_forward_pre_hook(Hook(before_forward), prepend=True)]
+    handles: list[Any] = [model.register_forward_pre_hook(_Hook(before_forward), prepend=True)]
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
-            hook = Hook(partial(_check_fast_path, name))
+            hook = _Hook(partial(_check_fast_path, name))
             handles.append(module.register_forward_pre_hook(hook, prepend=True))
+        elif module is not model and module._parameters:
+            handles.append(module.register_forward_pre_hook(_Hook()))
         any_module: Any = module  # what follows has no types in torch
         handles.append(any_module.register_state_dict_pre_hook(Hook(_begin_saving)))
         handles.append(any_module._register_state_dict_hook(Hook(_end_saving)))
     return [handle.remove for handle in handles]
+
+
+class _Hook(Hook):
+    """A hook by which `torch.jit.script`, which looks at names of hooks first, is refused: what it
+    compiles would compute with parameters that are away."""
+
+    @property
+    def __name__(self) -> NoReturn:
+        raise TransformError("torch.jit.script")
 
 
 def _check_fast_path(name: str, module: nn.Module) -> None:

@@ -106,6 +106,9 @@ class Uses(Protocol):
     def check_data(self, copy: DeviceCopy, value: Tensor) -> None:
         """Raise `ParameterError` unless a parameter may have this as its data."""
 
+    def make_room(self, copy: DeviceCopy, value: Tensor) -> None:
+        """Have room for the memory of what is to be a parameter's data."""
+
     def rebind(self, copies: Iterable[DeviceCopy]) -> None:
         """Parameters have been given other memory."""
 
@@ -185,6 +188,8 @@ class OffloadedParameter(Parameter):
         with ExitStack() as stack:
             for engine, own in engines.items():
                 stack.enter_context(engine.of(func, own))
+            if func == SET_DATA and args[0] is found[0]:
+                uses.make_room(copies[0], args[1])
             result = plainly(func, args, kwargs, found, engines)
         if func == SET_DATA:
             uses.rebind(copies)
@@ -198,6 +203,7 @@ class OffloadedParameter(Parameter):
         return result
 
     @property
+    @eager
     def grad(self) -> Tensor | None:
         """As in torch.
 
@@ -207,6 +213,7 @@ class OffloadedParameter(Parameter):
         return self.place.uses.gradients.read(self.place.copy)
 
     @grad.setter
+    @eager
     def grad(self, gradient: Tensor | None) -> None:
         self.place.uses.gradients.assign(self.place.copy, gradient)
 

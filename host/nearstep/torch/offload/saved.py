@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from nearstep.torch.checks import is_on_host_or_accelerator
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.errors import EarlyUpdateError
 from nearstep.torch.offload.space import Space
 
 Pack = Callable[[Tensor], Any]
@@ -30,6 +32,7 @@ class SavedView(NamedTuple):
     offset: int
     version: int
     binding: int
+    given_up: int
 
 
 class SavedTensor(NamedTuple):
@@ -68,6 +71,7 @@ class SavedHooks:
         others = torch._C._autograd._top_saved_tensors_default_hooks(False)
         pack, unpack = (None, None) if others is None else others
 
+        @eager
         def packed(tensor: Tensor) -> Any:
             return self._pack(tensor, pack, unpack)
 
@@ -80,12 +84,19 @@ class SavedHooks:
                 offset = int(tensor.storage_offset())
                 version = tensor._version
                 return SavedView(
-                    copy, tensor.size(), tensor.stride(), offset, version, copy.binding
+                    copy,
+                    tensor.size(),
+                    tensor.stride(),
+                    offset,
+                    version,
+                    copy.binding,
+                    copy.given_up,
                 )
         if pack is None or unpack is None:
             return SavedTensor(tensor, tensor._version)
         return SavedByOthers(pack(tensor), unpack)
 
+    @eager
     def _unpack(self, packed: SavedView | SavedTensor | SavedByOthers) -> Tensor:
         if isinstance(packed, SavedByOthers):
             return packed.unpack(packed.packed)
@@ -96,7 +107,10 @@ class SavedHooks:
         if packed.binding != copy.binding:
             expected = "in the memory that forward used until backward is done"
             raise ParameterError(copy.name, expected, "given other memory (p.data = ...)")
-        self._space.check_old(copy, "backward wants what it was before")
+        wanted = "backward wants what it was before"
+        self._space.check_old(copy, wanted)
+        if packed.given_up != copy.given_up:
+            raise EarlyUpdateError(copy.name, wanted)
         _check_version(copy.parameter, packed.version)
         with self._space.using([copy]):
             return copy.view(packed.size, packed.stride, packed.offset)

@@ -13,7 +13,7 @@ from torch import Tensor
 from nearstep.torch.computation import is_in_backward
 from nearstep.torch.memferry.watch import Watch
 from nearstep.torch.offload.copy import DeviceCopy
-from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
+from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError, TransformError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.pipeline import Departure, Pipeline
@@ -154,8 +154,6 @@ class Space:
             yield
             return
         self.check_runs()
-        if self.watch is not None:
-            self.watch.begin()
         with self.aside():
             for copy in copies:
                 self._switch(copy)
@@ -229,7 +227,17 @@ class Space:
         return self.streams if self.pipeline is None else self.pipeline
 
     def check_runs(self) -> None:
-        """Raise `CaptureError` where what is done now would be done when a graph is replayed."""
+        """Raise `CaptureError` where what is done now would be done when a graph is replayed,
+        `TransformError` where something else than autograd differentiates it, or keeps
+        its tensors."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            for each in torch._C._functorch.get_interpreter_stack() or ():
+                if each.key() != torch._C._functorch.TransformType.Vmap:
+                    raise TransformError(f"torch.func ({each.key().name})")
+        if torch._C._get_tracing_state() is not None:
+            raise TransformError("torch.jit.trace")
+        if torch.compiler.is_exporting():
+            raise TransformError("torch.export")
         if self.streams is not None:
             self.streams.check_runs()
 
@@ -379,6 +387,8 @@ class Space:
             copy.fetch(streams=self.streams, direct=True, memory=memory)
             self._know(copy)
         elif copy in self._present:  # something refers to it: it is where it is
+            if self.streams is not None:
+                return  # in memory of the accelerator
             copy.land()
             self._present.discard(copy)
             self.ledger.add_parameter(-copy.nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import EarlyUpdateError
@@ -51,11 +52,12 @@ class Uses:
         ------
         BudgetError, EarlyUpdateError
         """
-        updated = self.gradients.end_stale()
+        updated = self.gradients.take_given_up()
         if updated is not None and func is not Tensor.copy_:  # as a checkpoint is loaded
             reason = "backward failed before optimizer.step()"
             raise EarlyUpdateError(updated.name, reason)
-        with self.space.using(copies):
+        watch = self.space.watch
+        with self.space.using(copies), nullcontext() if watch is None else watch.seeing():
             yield
 
     def watch(self, result: Any, uses: Sequence[tuple[DeviceCopy, object]]) -> None:
@@ -86,12 +88,17 @@ class Uses:
         if copy.parameter.requires_grad and copy not in self._hooked:
             complete = partial(_complete, weakref.ref(self.gradients), weakref.ref(copy))
             register = copy.parameter.register_post_accumulate_grad_hook
-            self._hooked[copy] = register(complete)  # type: ignore[no-untyped-call]
+            arriving = partial(_arriving, weakref.ref(self.gradients), weakref.ref(copy))
+            self._hooked[copy] = [
+                register(complete),  # type: ignore[no-untyped-call]
+                copy.register_prehook(arriving),
+            ]
 
     def unhook(self) -> None:
         """Take all hooks away."""
-        for handle in self._hooked.values():
-            handle.remove()
+        for handles in self._hooked.values():
+            for handle in handles:
+                handle.remove()
         self._hooked.clear()
 
     def check_data(self, copy: DeviceCopy, value: Tensor) -> None:
@@ -105,6 +112,19 @@ class Uses:
             if expected != actual:
                 raise ParameterError(copy.name, f"of {what} {expected} while offloaded", actual)
 
+    def make_room(self, copy: DeviceCopy, value: Tensor) -> None:
+        """Have room for the memory of what is to be a parameter's data.
+
+        Raises
+        ------
+        BudgetError
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            more = value.untyped_storage().nbytes() - copy.nbytes
+        if more > 0 and not self.space.closed:
+            with self.space.aside():
+                self.space.make_room(more, f"other memory of {copy.name}")
+
     def twin(self, parameter: OffloadedParameter) -> Parameter:
         """A copy of a parameter: a plain one."""
         return parameter.plain()
@@ -115,12 +135,23 @@ class Uses:
             self.space.rebind(copy)
 
 
+@eager
 def _expect(
     gradients: Gradients, uses: Sequence[tuple[DeviceCopy, object]], _: Sequence[Tensor]
 ) -> None:
     gradients.expect(uses)
 
 
+@eager
+def _arriving(
+    gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Any
+) -> None:
+    found, of = gradients(), copy()
+    if found is not None and of is not None:
+        found.arriving(of)
+
+
+@eager
 def _complete(
     gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Tensor
 ) -> None:
