@@ -16,6 +16,7 @@ from pathlib import Path
 from nearstep_hw.boards.tool_options import SYNTHESIS
 from nearstep_sim.synthesis import run_yosys
 from nearstep_sim.verilate.build import cache_dir, once
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["NetlistError", "cells_of", "ecp5_netlist", "models"]
 
@@ -27,7 +28,7 @@ TIMES = re.compile(r"^\s*specify.*?endspecify$", re.M | re.S)
 CELL = re.compile(r"^  ([A-Z]\w*) (?:#\(|\\|\w)", re.M)
 
 
-class NetlistError(RuntimeError):
+class NetlistError(NearstepError, RuntimeError):
     """The netlist has cells without a model; lists them."""
 
     def __init__(self, top: str, cells: Iterable[str]) -> None:

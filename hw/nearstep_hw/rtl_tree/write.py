@@ -21,6 +21,7 @@ from nearstep_hw.rtl_tree.waivers import waiver_file
 from nearstep_spec.csr.export import FORMATS, to_systemrdl_space
 from nearstep_spec.csr.export.html import check_html, write_html
 from nearstep_spec.csr.model import RegisterMap
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["INDEX", "TEXT", "TreeError", "write_tree"]
 
@@ -33,7 +34,7 @@ STAGING = ".partial-"
 Made = tuple[str, dict[str, Any]]
 
 
-class TreeError(ValueError):
+class TreeError(NearstepError, ValueError):
     """The folder cannot be written to, or holds what is not ours; nothing was changed.
 
     Attributes

@@ -26,6 +26,7 @@ import nearstep_hw
 import nearstep_spec
 from nearstep_spec import cache as storage
 from nearstep_spec.cache import cache_dir, stored, yowasp_dir, yowasp_environment
+from nearstep_spec.errors import NearstepError
 
 __all__ = [
     "BuildError",
@@ -62,7 +63,7 @@ LEVELS = ("-O0", "-O1", "-O2", "-O3")
 """What it may be: others, as -Ofast, change results."""
 
 
-class BuildError(RuntimeError):
+class BuildError(NearstepError, RuntimeError):
     """A tool failed. Carries the command, its exit status and the end of its output."""
 
     def __init__(self, command: Sequence[str], status: int, output: str):
