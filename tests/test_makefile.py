@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from .ended import ends
+
 ROOT = Path(__file__).resolve().parents[1]
 STUB = "import json, sys\njson.dump(sys.argv[1:], open('arguments.json', 'w'))\n"
 
@@ -202,19 +204,6 @@ def steps(folder: Path) -> list[str]:
     lines = (folder / "steps.txt").read_text().splitlines()
     (folder / "steps.txt").unlink()
     return lines
-
-
-def ends(process: int) -> bool:
-    """Whether a process ends, or has ended and waits for whoever adopts it to notice."""
-    for _ in range(600):
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def interrupt(folder: Path, step: int, whom: str) -> None:
