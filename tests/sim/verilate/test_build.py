@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache as cache_of
 from pathlib import Path
 from types import ModuleType
 
@@ -69,6 +70,18 @@ def test_a_missing_compiler_is_told_in_plain_words(
     monkeypatch.setenv("CXX", "g++ '")
     with pytest.raises(build.BuildError, match="No closing quotation"):
         library(folder, 3)
+
+
+def test_what_is_in_the_cache_needs_no_compiler(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_version_of", cache_of(build._version_of.__wrapped__))
+    made = library(folder, 55)
+    monkeypatch.setattr(build, "_version_of", cache_of(build._version_of.__wrapped__))
+    monkeypatch.setenv("PATH", str(folder))
+    assert library(folder, 55) == made
+    with pytest.raises(build.BuildError, match="nearstep doctor"):
+        library(folder, 56)
 
 
 def test_the_compiler_may_be_several_words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +352,7 @@ def test_clearing_takes_only_what_the_cache_made(folder: Path) -> None:
     place = folder / "cache" / "lib"
     (place / "libc.so.6").write_text("of the user")
     rows = {row.name: row for row in cache.kinds()}
-    assert {name: row.pieces for name, row in rows.items()} == {"lib": 1, "design": 1}
+    assert {name: rows[name].pieces for name in ("lib", "design")} == {"lib": 1, "design": 1}
     assert rows["lib"].nbytes > 1000
     assert cache.clear() == sum(row.nbytes for row in rows.values())
     left = [path.name for path in _all(folder / "cache") if path.is_file()]
