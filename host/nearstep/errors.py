@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nearstep_spec.errors import NearstepError as NearstepError
+
 RESPONSES = ("OKAY", "EXOKAY", "SLVERR", "DECERR")
 """AXI response names, by code."""
-
-
-class NearstepError(Exception):
-    """Base of every error that nearstep raises on purpose."""
 
 
 class ArgumentError(NearstepError, ValueError):

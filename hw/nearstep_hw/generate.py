@@ -17,6 +17,7 @@ import typer
 from nearstep_hw.generator import Generator
 from nearstep_spec.codec import OptionRow, check_used, from_text, make, texts_of
 from nearstep_spec.codec import describe as describe_options
+from nearstep_spec.errors import NearstepError
 
 if TYPE_CHECKING:
     from amaranth.lib import wiring
@@ -36,7 +37,7 @@ GENERATORS: dict[str, Generator] = {
 """Every generator, by the name of its top module."""
 
 
-class GeneratorError(ValueError):
+class GeneratorError(NearstepError, ValueError):
     """A name that no generator has; the message lists what there is."""
 
 

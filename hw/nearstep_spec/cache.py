@@ -1,10 +1,14 @@
 """The build cache: where it is, and files in it that are whole or not there.
 
-It lies in `$NEARSTEP_CACHE`, else in `$XDG_CACHE_HOME/nearstep`, else in `~/.cache/nearstep`.
-What is in it is named by the hash of all that went in, made in a folder of its own under a lock,
-and renamed into place, with a sum of its bytes beside it: parallel processes and interrupted
-builds never see half a file, and one that was cut off or damaged later is made again before
-anything loads it. A cache that cannot be written serves what it holds.
+The cache is the folder `$NEARSTEP_CACHE`, else `$XDG_CACHE_HOME/nearstep`, else
+`~/.cache/nearstep`. An entry is named by the hash of all that went into it. It is built under a
+lock in a folder of its own and renamed into place, with a sum of its bytes beside it: parallel
+processes and interrupted builds never see half a file, and an entry that was cut off or damaged
+later is built again before anything loads it. A cache that cannot be written serves what it holds.
+
+The manifest in the cache names every entry before it is built. What the manifest does not name is
+never overwritten or removed, whatever folder `$NEARSTEP_CACHE` is. Entries are loaded as machine
+code, so a folder or file of another user, or one that others can write, is refused.
 """
 
 import fcntl
@@ -13,22 +17,30 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from nearstep_spec.errors import NearstepError
+
 __all__ = [
     "CACHE",
+    "MANIFEST",
     "CacheError",
     "Kind",
+    "UntrustedCacheError",
     "cache_dir",
+    "claim",
     "clear",
     "kinds",
+    "make_folder",
     "once",
     "stored",
     "unwritable",
+    "write_whole",
     "yowasp_dir",
     "yowasp_environment",
 ]
@@ -39,41 +51,38 @@ CACHE = "NEARSTEP_CACHE"
 YOWASP = "YOWASP_CACHE_DIR"
 """Environment variable of the YoWASP tools: where their machine code is kept."""
 
+MANIFEST = "nearstep-cache.txt"
+"""File in the cache that names its entries, one a line, such as `lib/name-<24 hex digits>.so`."""
+
+_TITLE = "# Made by nearstep in this folder; `nearstep cache clear` removes it, and nothing else.\n"
+_ENTRY = re.compile(r"[a-z]+/([^/]+-)?[0-9a-f]{24}(\.\w+)*|yowasp")
 _BUILD = "build-"
 _SUM = ".sum"
-_FOLDERS = (
-    "rtl",
-    "litedram",
-    "lib",
-    "rule",
-    "design",
-    "stream",
-    "cocotb",
-    "formal",
-    "runs",
-    "yowasp",
-)
-_TARGET = r"(.*-)?[0-9a-f]{24}(\.\w+)*"
-_UNFINISHED = re.compile(rf"{_BUILD}{_TARGET}")
-_OURS = re.compile(rf"{_TARGET}|{_BUILD}.*|\..*\.lock|yowasp_\w+|\w+_(bmc|prove|cover)")
-"""Names that the cache gives; `clear` takes nothing else, wherever `$NEARSTEP_CACHE` points."""
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-class CacheError(RuntimeError):
-    """The cache cannot be written, and does not hold what was asked for.
+class CacheError(NearstepError, RuntimeError):
+    """The cache cannot be used for what was asked.
 
     Attributes
     ----------
-    folder
+    folder : the folder or file at fault.
     reason
     """
 
-    def __init__(self, folder: Path, reason: str) -> None:
+    def __init__(self, folder: Path, reason: str, fault: str = "cannot be written") -> None:
         self.folder = folder
         self.reason = reason
         super().__init__(
-            f"the build cache {folder} cannot be written: {reason}; {CACHE} can name another folder"
+            f"the build cache {folder} {fault}: {reason}; {CACHE} can name another folder"
         )
+
+
+class UntrustedCacheError(CacheError):
+    """A folder or file of the cache is another user's, or others can write it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason, "is not trusted")
 
 
 @dataclass(frozen=True)
@@ -115,29 +124,49 @@ def once(
 
     Raises
     ------
-    CacheError
+    CacheError : the cache cannot be written, or has a file in the place that it did not make.
+    UntrustedCacheError
     """
     if _whole(target):
         return target
     with meanwhile or nullcontext(), _exclusive(target):
         if not _whole(target):
+            claim(target)
             _sweep(target.parent)
-            folder = target.parent / f"{_BUILD}{target.name}"
+            folder = _build_of(target)
             try:
                 with _writes(target.parent):
-                    if folder.exists():  # of a build that was killed: the lock is ours
-                        shutil.rmtree(folder)
-                    folder.mkdir()
+                    _remove(folder)  # of a build that was killed: the lock is ours
+                    folder.mkdir(mode=0o700)
                 made = build(folder)
                 with _writes(target.parent):
+                    for each in _inside(made):
+                        each.chmod(each.stat().st_mode & ~_BY_OTHERS)
                     mark = folder / _SUM
                     mark.write_text(_sum(made), encoding="ascii")
+                    mark.chmod(mark.stat().st_mode & ~_BY_OTHERS)
                     os.replace(mark, _sum_of(target))
-                    if target.is_dir():
-                        shutil.rmtree(target)
+                    _remove(target)
                     os.replace(made, target)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
+    return target
+
+
+def claim(target: Path) -> Path:
+    """Name `target`, `<kind>/<name>` in the cache, in the manifest before it is made.
+
+    Raises
+    ------
+    CacheError : it is there and the manifest does not name it, or the cache cannot be written.
+    UntrustedCacheError
+    """
+    name = target.relative_to(cache_dir()).as_posix()
+    with _manifest() as names:
+        if name not in names:
+            if not _ENTRY.fullmatch(name) or os.path.lexists(target):
+                raise CacheError(target, f"{MANIFEST} does not name it", "is not to be overwritten")
+            names.append(name)
     return target
 
 
@@ -173,17 +202,35 @@ def yowasp_environment() -> dict[str, str]:
     Raises
     ------
     CacheError : it is neither; the tool would print a long traceback.
+    UntrustedCacheError
     """
     folder = yowasp_dir()
+    if not os.environ.get(YOWASP):
+        _check(cache_dir())
+        if not folder.exists():
+            claim(folder)
+            with _writes(folder), suppress(FileExistsError):
+                folder.mkdir(mode=0o700)  # the tools write files with the modes of the umask
+    if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o700:
+        _check(folder)
+    else:
+        _check(*_inside(folder))
     if (reason := unwritable(folder)) and not any(folder.glob("*/*/*")):
         raise CacheError(folder, reason)
     return {YOWASP: str(folder)}
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those that it is in, if need be, so that only this user can write them."""
+    if not folder.exists():
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o755, exist_ok=True)
+
+
 def unwritable(folder: Path) -> str:
     """Why files cannot be made in `folder`, which is made if need be; empty if they can."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         probe = folder / f".{secrets.token_hex(8)}"
         probe.touch()
         probe.unlink()
@@ -193,18 +240,24 @@ def unwritable(folder: Path) -> str:
 
 
 def kinds() -> list[Kind]:
-    """What is in the cache, a row for each folder that is not empty."""
-    rows = []
-    for name in _FOLDERS:
-        pieces = _pieces(cache_dir() / name)
-        whole = [piece for piece in pieces if not piece.name.endswith((_SUM, ".lock"))]
-        if pieces:
-            rows.append(Kind(name, len(whole), sum(_bytes(piece) for piece in pieces)))
-    return rows
+    """What the manifest names and is there, a row for each kind.
+
+    Raises
+    ------
+    CacheError
+    """
+    rows: dict[str, Kind] = {}
+    for name in sorted(_names()):
+        target = cache_dir() / name
+        if nbytes := sum(map(_bytes, _pieces(target))):
+            kind = name.partition("/")[0]
+            row = rows.get(kind, Kind(kind, 0, 0))
+            rows[kind] = Kind(kind, row.pieces + target.exists(), row.nbytes + nbytes)
+    return list(rows.values())
 
 
 def clear() -> int:
-    """Empty the cache, but for what another process is building now.
+    """Remove what the manifest names, but for what another process builds now.
 
     Returns
     -------
@@ -215,37 +268,67 @@ def clear() -> int:
     CacheError
     """
     freed = 0
-    for name in _FOLDERS:
-        folder = cache_dir() / name
-        with _writes(folder):
-            for piece in _pieces(folder):
-                target = _target_of(piece)
-                if piece == _lock_of(target):
-                    continue
-                with _free(target) as free:
-                    if free and piece.exists():
-                        freed += _bytes(piece)
-                        _remove(piece)
-            for lock in folder.glob(".*.lock"):
-                with _free(_target_of(lock)):
-                    pass  # a lock that is free goes when it is let go of
-            if folder.exists() and not any(folder.iterdir()):
-                folder.rmdir()
+    if _names():
+        with _manifest() as names:
+            for name in tuple(names):
+                target = cache_dir() / name
+                _check(target.parent)
+                with _free(target) as free, _writes(target):
+                    if free:
+                        for piece in _pieces(target):
+                            freed += _bytes(piece)
+                            _remove(piece)
+                        names.remove(name)
     return freed
 
 
-def _pieces(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+@contextmanager
+def _manifest() -> Iterator[list[str]]:
+    """The names in the manifest, to be changed: no other process changes them meanwhile."""
+    path = cache_dir() / MANIFEST
+    with _exclusive(path):
+        names = _names()
+        before = tuple(names)
+        try:
+            yield names
+        finally:
+            if tuple(names) != before:
+                write_whole(path, _TITLE + "".join(f"{name}\n" for name in names))
+
+
+def _names() -> list[str]:
+    path = cache_dir() / MANIFEST
+    _check(path.parent, path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(path for path in folder.iterdir() if _OURS.fullmatch(path.name))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CacheError(path, str(error), "cannot be read") from None
+    if not text.startswith(_TITLE):
+        raise CacheError(path, f"its first line is not {_TITLE.strip()!r}", "cannot be read")
+    return [line for line in text.splitlines() if _ENTRY.fullmatch(line)]
 
 
-def _target_of(piece: Path) -> Path:
-    """What a sum, a lock or a folder of a build belongs to."""
-    name = piece.name.removeprefix(_BUILD).removesuffix(_SUM)
-    if name.startswith(".") and name.endswith(".lock"):
-        name = name[1:].removesuffix(".lock")
-    return piece.with_name(name)
+def write_whole(path: Path, text: str) -> None:
+    """Write a file of the cache, or leave the old one.
+
+    Raises
+    ------
+    CacheError
+    """
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with _writes(path):
+        make_folder(path.parent)
+        try:
+            opened = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            with open(opened, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 def _sum_of(target: Path) -> Path:
@@ -256,6 +339,17 @@ def _lock_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.lock")
 
 
+def _build_of(target: Path) -> Path:
+    return target.with_name(f"{_BUILD}{target.name}")
+
+
+def _pieces(target: Path) -> list[Path]:
+    """What there may be of an entry, besides its lock."""
+    if target == cache_dir() / "yowasp":
+        return [target]
+    return [target, _sum_of(target), _build_of(target)]
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -263,8 +357,27 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+def _inside(path: Path) -> list[Path]:
+    """A path and, of a folder, all that is in it."""
+    return [path, *sorted(path.rglob("*"))]
+
+
+def _check(*paths: Path) -> None:
+    """Check that those of the paths that exist, and what links among them lead to, belong to this
+    user or root, and that no one else can write them.
+
+    Raises
+    ------
+    UntrustedCacheError
+    """
+    for path in paths:
+        with suppress(OSError):  # what has no status cannot be loaded
+            for found in (path.lstat(), path.stat()):
+                if found.st_uid not in (os.geteuid(), 0):
+                    raise UntrustedCacheError(path, f"it belongs to user {found.st_uid}")
+                if found.st_mode & _BY_OTHERS and not stat.S_ISLNK(found.st_mode):
+                    mode = stat.filemode(found.st_mode)
+                    raise UntrustedCacheError(path, f"others can write it ({mode}): chmod go-w it")
 
 
 def _bytes(path: Path) -> int:
@@ -279,19 +392,22 @@ def _bytes(path: Path) -> int:
 
 def _whole(target: Path) -> bool:
     """Whether `target` has the bytes that it had when it was made."""
+    mark = _sum_of(target)
+    _check(cache_dir(), target.parent, mark, *_inside(target))
     try:
-        return _sum_of(target).read_text(encoding="ascii") == _sum(target)
+        return mark.read_text(encoding="ascii") == _sum(target)
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def _sum(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for each in _files(path):
-        stat = each.stat()
-        name = each.relative_to(path).as_posix() if each != path else ""
-        part = _sum_of_file(each, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        digest.update(f"{name}\0{stat.st_size}\0{part}\0".encode())
+    for each in _inside(path):
+        if each.is_file() or (each == path and not path.is_dir()):
+            found = each.stat()
+            name = each.relative_to(path).as_posix() if each != path else ""
+            part = _sum_of_file(each, found.st_ino, found.st_size, found.st_mtime_ns)
+            digest.update(f"{name}\0{found.st_size}\0{part}\0".encode())
     return digest.hexdigest()
 
 
@@ -303,11 +419,11 @@ def _sum_of_file(path: Path, inode: int, size: int, modified: int) -> str:
 
 
 @contextmanager
-def _writes(folder: Path) -> Iterator[None]:
+def _writes(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CacheError(folder, error.strerror or str(error)) from error
+        raise CacheError(path, error.strerror or str(error)) from error
 
 
 @contextmanager
@@ -315,12 +431,11 @@ def _exclusive(target: Path) -> Iterator[None]:
     """Hold the lock of `target`: whoever else wants to make it waits."""
     while True:
         with _writes(target.parent):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            handle = open(_lock_of(target), "w")  # noqa: SIM115 - closed below
-        with handle:
+            make_folder(target.parent)
+        with _lock(target) as handle:
             with _writes(target.parent):
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            if _is_lock(handle.fileno(), target):
+            if _is_lock(handle, target):
                 try:
                     yield
                 finally:
@@ -331,13 +446,16 @@ def _exclusive(target: Path) -> Iterator[None]:
 @contextmanager
 def _free(target: Path) -> Iterator[bool]:
     """Whether nobody makes `target` now; while this lasts, nobody does."""
-    with open(_lock_of(target), "w") as handle:
+    if not target.parent.is_dir():
+        yield True
+        return
+    with _lock(target) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return
-        free = _is_lock(handle.fileno(), target)
+        free = _is_lock(handle, target)
         try:
             yield free
         finally:
@@ -345,19 +463,35 @@ def _free(target: Path) -> Iterator[bool]:
                 _lock_of(target).unlink(missing_ok=True)
 
 
+@contextmanager
+def _lock(target: Path) -> Iterator[int]:
+    """The open lock of `target`, made if need be; nothing that is there is followed or changed."""
+    path = _lock_of(target)
+    if path.is_symlink():
+        raise UntrustedCacheError(path, "a lock is no symbolic link")
+    with _writes(target.parent):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        _check(path)
+        yield handle
+    finally:
+        os.close(handle)
+
+
 def _is_lock(handle: int, target: Path) -> bool:
     """Whether an open lock is still the one in the folder: its holder removes it at the end."""
     try:
-        return os.path.samestat(os.fstat(handle), os.stat(_lock_of(target)))
+        return os.path.samestat(os.fstat(handle), os.lstat(_lock_of(target)))
     except FileNotFoundError:
         return False
 
 
 def _sweep(folder: Path) -> None:
     """Remove what builds left that were killed: their folders and locks."""
-    for piece in folder.iterdir():
-        unfinished = _UNFINISHED.fullmatch(piece.name)
-        if unfinished or (piece.name.startswith(".") and piece.name.endswith(".lock")):
-            with suppress(OSError), _free(_target_of(piece)) as free:  # another user's stays
-                if free and unfinished:
-                    shutil.rmtree(piece)
+    for name in _names():
+        target = cache_dir() / name
+        left = _build_of(target).exists() or _lock_of(target).exists()
+        if target.parent == folder and left:
+            with suppress(OSError, CacheError), _free(target) as free:  # another user's stays
+                if free:
+                    _remove(_build_of(target))

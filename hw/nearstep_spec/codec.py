@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nearstep_spec.errors import NearstepError
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -54,7 +56,7 @@ BOOLEANS = {"0": False, "no": False, "false": False, "1": True, "yes": True, "tr
 DIGEST_DIGITS = 16
 
 
-class CodecError(ValueError):
+class CodecError(NearstepError, ValueError):
     """An option that is unknown or has a bad value.
 
     Attributes

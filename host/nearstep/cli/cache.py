@@ -15,6 +15,7 @@ __all__ = ["app"]
 
 MEANINGS = {
     "rtl": "Verilog of designs",
+    "rules": "settings of Verilator",
     "lib": "libraries: Verilated designs, C++ kernels and models",
     "rule": "C++ of update rules",
     "design": "C++ of devices",
@@ -39,7 +40,9 @@ def show(context: typer.Context) -> None:
     rows = cache.kinds()
     table = Table("folder", "pieces", "MB", "what")
     for row in rows:
-        table.add_row(row.name, str(row.pieces), f"{row.nbytes / 1e6:.1f}", MEANINGS[row.name])
+        table.add_row(
+            row.name, str(row.pieces), f"{row.nbytes / 1e6:.1f}", MEANINGS.get(row.name, "")
+        )
     typer.echo(f"{cache.cache_dir()}: {sum(row.nbytes for row in rows) / 1e6:.1f} MB")
     if rows:
         Console(markup=False, highlight=False).print(table)
@@ -49,9 +52,12 @@ def show(context: typer.Context) -> None:
 
 @app.command("clear")
 def clear() -> None:
-    """Remove what is in the cache; it is built again when it is needed."""
+    """Remove what the cache's manifest names; it is built again when it is needed."""
     freed = cache.clear()
     typer.echo(f"{cache.cache_dir()}: {freed / 1e6:.1f} MB freed")
+    folder = cache.cache_dir()
+    if left := [kind for kind in MEANINGS if any((folder / kind).glob("*"))]:
+        typer.echo(f"left, as {cache.MANIFEST} does not name it: what is in {', '.join(left)}")
 
 
 @app.command("prepare")

@@ -96,9 +96,9 @@ def _cache() -> Finding:
     used_for, remedy = "builds, once each", f"{cache.CACHE} can name another folder"
     try:
         folder = cache.cache_dir()
+        size = sum(kind.nbytes for kind in cache.kinds())
     except cache.CacheError as error:
         return Finding("build cache", used_for, False, None, str(error))
-    size = sum(kind.nbytes for kind in cache.kinds())
     reason = cache.unwritable(folder)
     fault = f"cannot be written ({reason})" if reason else ""
     return Finding("build cache", used_for, False, f"{folder}, {size / 1e6:.0f} MB", remedy, fault)

@@ -14,7 +14,6 @@ from nearstep.cli.files import PictureFile, TraceFile, check_picture, check_writ
 from nearstep.errors import NearstepError
 from nearstep.work.clock import MODEL_HERTZ
 from nearstep.work.trace import picture, write_trace
-from nearstep_spec.platform.machine import PlatformError
 
 if TYPE_CHECKING:
     from nearstep.measure.overlap import Overlap
@@ -82,7 +81,7 @@ def command(
         ) as progress:
             progress.add_task(f"{layers} layers on {url}")
             found = Overlap.of(stack)
-    except (NearstepError, PlatformError) as error:
+    except NearstepError as error:
         raise typer.BadParameter(str(error)) from None
     except ModuleNotFoundError as error:
         raise typer.BadParameter(f"{error}: see nearstep doctor") from None

@@ -20,7 +20,6 @@ from nearstep.torch.budget import budget_bytes
 from nearstep.work.timeline import Timeline
 from nearstep.work.trace import picture, write_trace
 from nearstep_spec.platform.load import load
-from nearstep_spec.platform.machine import PlatformError
 from nearstep_spec.platform.models import MODELS
 from nearstep_spec.platform.transformer import Transformer
 
@@ -88,7 +87,7 @@ def command(
         setup = {"batch": batch, "sequence": sequence, "dtype": dtype, "gpu": gpu}
         found = _profile(source, platform, {**setup, "host_params_per_s": host_rate})
         made = _plan(found, use, budget, reserve, by, keep)  # type: ignore[arg-type]
-    except (NearstepError, PlatformError, ValueError, OSError) as error:
+    except (NearstepError, ValueError, OSError) as error:
         _fail(str(error))
     timeline = _timeline(made, system)
     show(made, timeline, system)

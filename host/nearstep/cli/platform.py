@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from nearstep.errors import NearstepError
-from nearstep_spec.cache import CacheError, cache_dir
+from nearstep_spec.cache import cache_dir, make_folder
 from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
 from nearstep_spec.platform.machine import ORIGINS, Figure, Platform, PlatformError
 
@@ -129,7 +129,7 @@ def this(
     try:
         folder = cache_dir() if directory is None else directory
         if directory is None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
             task = progress.add_task("", total=steps())
@@ -141,7 +141,7 @@ def this(
             platform = measure(folder, Sizes(file_bytes=file_mib << 20), report)
             progress.update(task, description="measured", completed=steps())
         path = keep(platform)
-    except (CacheError, NearstepError, OSError) as error:
+    except (NearstepError, OSError) as error:
         _fail(str(error))
     typer.echo(str(path))
     show(THIS)

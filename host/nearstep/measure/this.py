@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform as host
-import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from nearstep.measure.arithmetic import (
     matmul_flops,
 )
 from nearstep.measure.drives import BLOCK_BYTES, DEPTHS, DriveRates, drive_rates
+from nearstep_spec.cache import write_whole
 from nearstep_spec.platform.dump import dump
 from nearstep_spec.platform.load import THIS, measured_path
 from nearstep_spec.platform.machine import Drive, Figure, Link, Platform, Processor
@@ -99,17 +99,10 @@ def keep(platform: Platform) -> Path:
 
     Raises
     ------
-    CacheError : the environment names no folder.
-    OSError : it cannot be written.
+    CacheError : the environment names no folder, or it cannot be written.
     """
     path = measured_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        new.write_text(dump(platform), encoding="utf-8")
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    write_whole(path, dump(platform))
     return path
 
 

@@ -7,6 +7,8 @@ from amaranth import Elaboratable, Instance, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearstep_spec.errors import NearstepError
+
 VCO_HZ = (400_000_000, 800_000_000)
 DETECTOR_HZ = (10_000_000, 400_000_000)
 DIVIDERS = range(1, 129)
@@ -14,7 +16,7 @@ TURN = 360
 OUTPUTS = ("CLKOP", "CLKOS", "CLKOS2", "CLKOS3")
 
 
-class ClockError(ValueError):
+class ClockError(NearstepError, ValueError):
     """Frequencies that the PLL cannot make of its input."""
 
 

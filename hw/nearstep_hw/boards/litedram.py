@@ -34,6 +34,7 @@ from nearstep_hw.boards.litedram_core import MODULE, PORT
 from nearstep_hw.serial.wishbone import WishboneSignature
 from nearstep_spec.boards.board import Board
 from nearstep_spec.cache import cache_dir, once
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.serial.manifest import Step
 
 PACKAGES = ("litedram", "litex", "migen")
@@ -57,7 +58,7 @@ PADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 BOTH_WAYS = ("dq", "dqs_p")
 
 
-class LiteDramError(RuntimeError):
+class LiteDramError(NearstepError, RuntimeError):
     """LiteDRAM is not installed, or did not make a core."""
 
 

@@ -8,11 +8,11 @@ from nearstep_spec.coarse.config import (
     MAX_GROUPS,
     PHIT_BYTES,
     SEQUENCE_BITS,
+    TAG_BITS,
 )
 
 PHIT_BITS = 8 * PHIT_BYTES
 CRC_BITS = 32
-TAG_BITS = 16
 MEMBER_BITS = 8
 EPOCH_BITS = 4
 MAP_BITS = 11

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Mux, Signal, Value, ValueLike
 from amaranth.lib.memory import Memory
 
+from nearstep_spec.errors import NearstepError
+
 __all__ = ["Parts", "Pipeline", "PipelineError", "Staged", "Step", "spread"]
 
 WORD_BITS = 64
@@ -31,7 +33,7 @@ MULT18X18D = (18, 18)
 """The same of an ECP5."""
 
 
-class PipelineError(ValueError):
+class PipelineError(NearstepError, ValueError):
     """A value was asked for before it exists, or a latency cannot be met."""
 
 

@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.fp import add, convert, div, fma, mul, sqrt
 from nearstep_hw.fp.pipeline import DSP48E2, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.fp import BF16, FP16, FP32, FpFormat
 
 __all__ = ["MAX_DEPTH", "OPERATIONS", "DepthError", "FpUnit", "Operation", "arithmetic"]
@@ -18,7 +19,7 @@ MAX_DEPTH = 256
 """Greatest latency a unit is built with."""
 
 
-class DepthError(ValueError):
+class DepthError(NearstepError, ValueError):
     """A latency no unit can have; names the range and what was given."""
 
     def __init__(self, name: str, depth: object) -> None:

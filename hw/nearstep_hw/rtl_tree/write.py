@@ -5,9 +5,11 @@ import importlib.metadata
 import json
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from nearstep_hw.rtl_tree.waivers import waiver_file
 from nearstep_spec.csr.export import FORMATS, to_systemrdl_space
 from nearstep_spec.csr.export.html import check_html, write_html
 from nearstep_spec.csr.model import RegisterMap
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["INDEX", "TEXT", "TreeError", "write_tree"]
 
@@ -33,7 +36,7 @@ STAGING = ".partial-"
 Made = tuple[str, dict[str, Any]]
 
 
-class TreeError(ValueError):
+class TreeError(NearstepError, ValueError):
     """The folder cannot be written to, or holds what is not ours; nothing was changed.
 
     Attributes
@@ -215,9 +218,11 @@ def _make_all(
     """Verilog and description of each top, several at once, in the order of `generators`.
 
     Those with registers, the largest, are begun first, and of them the last in the list.
-    Processes are started anew: a fork would copy the locks of the progress bar's thread.
+    Processes are started anew: a fork would copy the locks of the progress bar's thread. Each has a
+    process group with the tools that it runs; after an error or an interrupt none of them goes on.
     """
     made = {}
+    others = {each.pid for each in multiprocessing.active_children()}
     console = Console(stderr=True)
     columns = (TextColumn("Verilog"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     jobs = jobs or len(os.sched_getaffinity(0))
@@ -229,19 +234,26 @@ def _make_all(
             console=console,
             disable=not console.is_terminal,
         ) as progress,
-        ProcessPoolExecutor(min(jobs, len(generators)), mp_context=context) as pool,
+        ProcessPoolExecutor(
+            min(jobs, len(generators)), mp_context=context, initializer=os.setpgrp
+        ) as pool,
     ):
         task = progress.add_task("", total=len(generators), last="")
         names = list(reversed(generators))
         names.sort(key=lambda name: not maps[name])
-        waiting = {pool.submit(make, name): name for name in names}
         try:
+            waiting = {pool.submit(make, name): name for name in names}
             for done in as_completed(waiting):
                 name = waiting[done]
                 made[name] = done.result()
                 progress.update(task, advance=1, last=name)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for each in multiprocessing.active_children():
+                if each.pid is not None and each.pid not in others:
+                    with suppress(ProcessLookupError):  # it has no group before it has begun
+                        os.killpg(each.pid, signal.SIGKILL)
+                    each.kill()
             raise
     return {name: made[name] for name in generators}
 

@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.serial.request import STATUS_BITS, HeaderLayout
 from nearstep_hw.serial.uart import BYTE_BITS
 from nearstep_hw.stream.gearbox import PieceLayout
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.serial.protocol import (
     ADDRESS_BYTES,
     ANSWER_BIT,
@@ -22,7 +23,7 @@ MOST_WINDOW = (1 << 8) - 1
 HELLO_BYTES = len(Hello(number=0, window=1, manifest_bytes=0).encode())
 
 
-class ManifestSizeError(ValueError):
+class ManifestSizeError(NearstepError, ValueError):
     """A manifest of more bytes than its length in an answer can tell."""
 
 

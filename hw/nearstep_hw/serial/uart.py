@@ -5,12 +5,14 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.cdc import FFSynchronizer
 from amaranth.lib.wiring import In, Out
 
+from nearstep_spec.errors import NearstepError
+
 MOST_ERROR = 0.02  # of the bit rate: a receiver finds the stop bit as long as both ends make 5 %
 LEAST_DIVISOR = 4
 BYTE_BITS = 8
 
 
-class BaudError(ValueError):
+class BaudError(NearstepError, ValueError):
     """A bit rate that no divisor of the clock is near enough to."""
 
 

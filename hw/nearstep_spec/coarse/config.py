@@ -20,6 +20,7 @@ MAX_DEVICES = 64
 LEAST_UPDATED_BYTES = 1 << 16  # the memory that an update kernel can address at the least
 SEQUENCE_BITS = 6  # of entries, acknowledgements and credits: modulo 64
 ELEMENT_BITS = 32  # of the number of elements of a job
+TAG_BITS = 16  # of the number by which all devices know a job
 WIRE_FORMATS = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Formats of elements on a link, and their bytes."""
 

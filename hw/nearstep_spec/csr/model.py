@@ -14,6 +14,8 @@ from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any, Self
 
+from nearstep_spec.errors import NearstepError
+
 WORD_BITS = 32
 WORD_BYTES = 4
 LINE_BYTES = 64  # a DDR4 burst of eight and a cache line: the smallest write of a DIMM host
@@ -26,7 +28,7 @@ HANDLE_NAMES = frozenset({"address", "bits", "get", "name", "poll", "set"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
-class RegisterMapError(ValueError):
+class RegisterMapError(NearstepError, ValueError):
     """A register map that contradicts itself; the message names the register."""
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import BURST_LENGTH
+from nearstep_spec.errors import NearstepError
 
 __all__ = [
     "DEFAULT_INTERLEAVE",
@@ -37,7 +38,7 @@ _BEAT_SHIFT = BEAT_BYTES.bit_length() - 1
 _BURST_SHIFT = BURST_LENGTH.bit_length() - 1
 
 
-class AddressError(ValueError):
+class AddressError(NearstepError, ValueError):
     """An address outside the channel or not on a beat, or a mapping that is none."""
 
 

@@ -6,6 +6,7 @@ Ref: JESD79-4, "DDR4 SDRAM Addressing".
 from dataclasses import dataclass
 
 from nearstep_spec.dram.timing import BURST_LENGTH, TimingError, die_of
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["BEAT_BYTES", "CHANNEL_BITS", "RANKS", "DramGeometry", "GeometryError"]
 
@@ -17,7 +18,7 @@ RANKS = (1, 2)  # that share the data pins of a channel
 _ROW_BITS = {"4Gb": 15, "8Gb": 16, "16Gb": 17}
 
 
-class GeometryError(ValueError):
+class GeometryError(NearstepError, ValueError):
     """A density, width or number of ranks that is not in the table."""
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from nearstep_spec.errors import NearstepError
+
 __all__ = [
     "BURST_CLOCKS",
     "BURST_LENGTH",
@@ -57,7 +59,7 @@ PARTS = tuple(_DIES)
 _ROUNDING_GUARD = 974  # thousandths of a clock: JEDEC forgives a 2.5 % overshoot of a rounded tCK
 
 
-class TimingError(ValueError):
+class TimingError(NearstepError, ValueError):
     """A speed grade, density, width or latency that is not in the table."""
 
 

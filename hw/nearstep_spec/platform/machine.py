@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from nearstep_spec.errors import NearstepError
+
 if TYPE_CHECKING:
     import networkx as nx
 
@@ -20,7 +22,7 @@ MOST_CHANNELS = 64
 """Of a DIMM."""
 
 
-class PlatformError(ValueError):
+class PlatformError(NearstepError, ValueError):
     """A description that contradicts itself or lacks something; the message names the entry.
 
     Attributes

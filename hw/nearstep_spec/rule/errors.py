@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nearstep_spec.errors import NearstepError
+
 __all__ = [
     "Location",
     "MissingParameterError",
@@ -27,7 +29,7 @@ class Location:
         return f"{self.file}:{self.line}"
 
 
-class RuleError(Exception):
+class RuleError(NearstepError):
     """A rule cannot be understood.
 
     Attributes

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.optimizer import Optimizer
 from nearstep_spec.rule.rule import Rule
@@ -20,7 +21,7 @@ SUFFIX = ".py"
 ORDER_HINT = "; the old value of a state is its parameter, the new one next_value('name')"
 
 
-class RuleFileError(ValueError):
+class RuleFileError(NearstepError, ValueError):
     """A file gives no rule; the message begins with the file, and the line where there is one."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nearstep_spec.blockwise import DYNAMIC8, DYNAMIC8_UNSIGNED
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule import scale
 from nearstep_spec.rule.combine import combine, selector
 from nearstep_spec.rule.errors import RuleError
@@ -66,7 +67,7 @@ BY_RULE: Mapping[str, Optimizer] = MappingProxyType(
 """Optimizer of each rule, by the name that configurations have; of several the first."""
 
 
-class UnknownRuleError(ValueError):
+class UnknownRuleError(NearstepError, ValueError):
     """No rule or optimizer has this name."""
 
     def __init__(self, what: str, name: str, known: Sequence[str]) -> None:

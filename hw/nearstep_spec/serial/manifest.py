@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
+from nearstep_spec.errors import NearstepError
+
 FORMAT = 1
 
 
-class ManifestError(ValueError):
+class ManifestError(NearstepError, ValueError):
     """A text that is no manifest of this format."""
 
 

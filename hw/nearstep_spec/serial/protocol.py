@@ -58,6 +58,7 @@ from enum import IntEnum
 from typing import Self
 
 from nearstep_spec.csr.model import WORD_BYTES
+from nearstep_spec.errors import NearstepError
 
 VERSION = 1
 """Of this protocol; the answer to SYNC tells that of the board."""
@@ -119,7 +120,7 @@ FAILED = (Status.SLVERR, Status.DECERR, Status.BUS_TIMEOUT)
 """How a request ends that the board's bus did not carry out; its answer tells the address."""
 
 
-class MessageError(ValueError):
+class MessageError(NearstepError, ValueError):
     """Bytes of a whole frame that are no request, or no answer."""
 
 

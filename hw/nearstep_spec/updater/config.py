@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from nearstep_spec.blockwise import DYNAMIC8, GROUP, SIGNED, BlockLayout
 from nearstep_spec.codec import Option
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.file import RuleFileError, is_in_file
@@ -33,7 +34,7 @@ INDEX, COPY_OUT = "index", "copy_out"  # arrays of a run beside those of its rul
 _LOADED, _DECOMPRESSOR = "_rule_set", "_decompressor"
 
 
-class ConfigError(ValueError):
+class ConfigError(NearstepError, ValueError):
     """A configuration value, or a combination of values, that the hardware cannot have."""
 
 

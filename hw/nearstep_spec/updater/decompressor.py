@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule.file import RuleFileError, definitions
 
 __all__ = ["Decompressor", "DecompressorError", "load"]
@@ -17,7 +18,7 @@ Floats = NDArray[np.float32]
 NAMED_BYTES = 4  # of the digest, that a register of the kernel shows
 
 
-class DecompressorError(ValueError):
+class DecompressorError(NearstepError, ValueError):
     """A function of a decompressor gave what its contract does not allow."""
 
 

@@ -27,6 +27,8 @@ from nearstep_sim.verilate.build import (
     verilate_block,
     verilator_root,
 )
+from nearstep_spec.cache import claim
+from nearstep_spec.errors import NearstepError
 
 FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0")
 TIMESCALE = ("1ns", "1ps")
@@ -36,7 +38,7 @@ MAKE = ("OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O0", "VM_PARALLEL_BUILDS=0"
 seconds, mostly in Python. And one source: a dozen of them would include the same headers."""
 
 
-class BenchError(RuntimeError):
+class BenchError(NearstepError, RuntimeError):
     """A bench failed, or ran no test. `failed` names the tests; the log's end is in the message."""
 
     def __init__(self, module: str, ran: int, failed: tuple[str, ...], log: Path) -> None:
@@ -262,7 +264,7 @@ def run_cocotb(
     """
     waves = os.environ.get("WAVES", "0") not in ("", "0")
     waves = waves and not icarus
-    folder = _runs() / f"{test_module.stem}-{secrets.token_hex(12)}"
+    folder = _run_folder(f"{test_module.stem}-{secrets.token_hex(12)}")
     folder.mkdir(parents=True)
     log, results = folder / "bench.log", folder / "results.xml"
     module_folder = test_module.resolve().parent
@@ -305,11 +307,12 @@ def run_cocotb(
     return BenchResult(ran, log, folder / "dump.vcd" if waves else None)
 
 
-def _runs() -> Path:
-    """Where logs and waves go: below the checkout, or the cache of an installed package."""
+def _run_folder(name: str) -> Path:
+    """Where logs and waves of a run go: below the checkout, or in the cache of an installed
+    package."""
     checkout = Path(__file__).resolve().parents[3]
     inside = (checkout / "pyproject.toml").exists()
-    return checkout / "build" / "cocotb" if inside else cache_dir() / "runs"
+    return checkout / "build" / "cocotb" / name if inside else claim(cache_dir() / "runs" / name)
 
 
 def _outcome(results: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -5,6 +5,7 @@ solver chooses) and states `amaranth.hdl.Assert`, `Assume` and `Cover`. The only
 it starts from the reset values and is never reset.
 """
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.lib.wiring import Component
 
 from nearstep_sim.verilate.build import cache_dir, tool_environment
-from nearstep_spec.cache import yowasp_environment
+from nearstep_spec.cache import claim, yowasp_environment
 
 Mode = Literal["bmc", "prove", "cover"]
 STATEMENTS = {"bmc": "assert", "prove": "assert", "cover": "cover"}
@@ -85,7 +86,7 @@ def prove(
     Parameters
     ----------
     component : with its properties; its input ports are free.
-    name : names the work folder, `formal/<name>_<mode>` in the cache.
+    name : names the work folder, `formal/<name>_<mode>-<hash of the proof>` in the cache.
     mode : `bmc` looks at the first `depth` cycles, `prove` at all cycles by induction over `depth`
         cycles, `cover` asks that every `Cover` can be reached within `depth` cycles.
     timeout_s : after which the solver is stopped and the proof has failed.
@@ -104,7 +105,8 @@ def prove(
     if not statements:
         raise EmptyProofError(name, mode)
 
-    folder = cache_dir() / "formal" / f"{name}_{mode}"
+    digest = hashlib.sha256(f"{depth} {text}".encode()).hexdigest()[:24]
+    folder = claim(cache_dir() / "formal" / f"{name}_{mode}-{digest}")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         status, log, trace = _run(Path(scratch), name, text, mode, depth, timeout_s)

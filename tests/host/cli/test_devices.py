@@ -212,6 +212,6 @@ def test_the_package_runs_as_a_module_and_in_an_ascii_terminal(arguments: str) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.decode("ascii")) > 100
+    assert done.stdout.decode("ascii").strip()
     assert b"?" not in done.stdout.replace(b"memory=ddr4-1600?", b"")
     assert b"Traceback" not in done.stderr

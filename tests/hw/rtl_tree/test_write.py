@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from nearstep_sim.verilate.build import tool_environment, verilator_root
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.csr.export import html as export
 
+from ...ended import ends
 from ..event_driven import needs_icarus
 
 SCRIPTS = Path(sys.executable).parent
@@ -180,6 +183,40 @@ def test_a_top_that_cannot_be_made_leaves_no_folder(here, tmp_path):
     with pytest.raises(RuntimeError, match="no Yosys"):
         write_tree(tmp_path / "empty", FEW, fails)
     assert contents(tmp_path) == {}
+
+
+INTERRUPTED = """
+import os, subprocess, sys
+from dataclasses import replace
+from pathlib import Path
+from nearstep_hw.generate import GENERATORS
+from nearstep_hw.rtl_tree.write import write_tree
+
+def make(name):
+    tool = subprocess.Popen(["sleep", "600"])
+    Path(name + ".tmp").write_text(f"{os.getpid()} {tool.pid}")
+    os.replace(name + ".tmp", name + ".pids")
+    tool.wait()
+
+if __name__ == "__main__":
+    names = ("fp16_to_fp32", "bf16_to_fp32")
+    write_tree(Path("out"), {name: GENERATORS[name] for name in names}, make, html=False, jobs=2)
+"""
+
+
+def test_an_interrupt_ends_the_processes_and_their_tools_and_leaves_no_folder(tmp_path):
+    (tmp_path / "write.py").write_text(INTERRUPTED)
+    writes = subprocess.Popen(
+        [sys.executable, "write.py"], cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True
+    )
+    while len(list(tmp_path.glob("*.pids"))) < 2 and writes.poll() is None:
+        time.sleep(0.05)
+    os.kill(writes.pid, signal.SIGINT)
+    assert b"KeyboardInterrupt" in writes.communicate(timeout=60)[1]
+    numbers = [number for path in tmp_path.glob("*.pids") for number in path.read_text().split()]
+    assert len(numbers) == 4
+    assert [number for number in numbers if not ends(int(number))] == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_package_is_named_before_anything_is_written(monkeypatch, cli, tmp_path):

@@ -5,12 +5,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from nearstep_spec.errors import NearstepError
+
 __all__ = ["HtmlError", "check_html", "write_html"]
 
 PACKAGES = {"peakrdl_html": "peakrdl-html", "systemrdl": "systemrdl-compiler"}
 
 
-class HtmlError(RuntimeError):
+class HtmlError(NearstepError, RuntimeError):
     """A package that makes the pages is missing; nothing was written."""
 
     def __init__(self, package: str) -> None:

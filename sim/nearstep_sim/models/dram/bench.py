@@ -21,6 +21,7 @@ from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, Addr
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import DramTiming, dram_timing
+from nearstep_spec.errors import NearstepError
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
@@ -35,7 +36,7 @@ DEBT_BITS = 4  # of a rank in `i_debt`
 _MESSAGE_BYTES = 512
 
 
-class ChannelBenchError(RuntimeError):
+class ChannelBenchError(NearstepError, RuntimeError):
     """A rule of DDR4 was violated, data differ, or the run did not end; the message says which."""
 
 

@@ -29,6 +29,7 @@ from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import DESELECT, Command, Pins, encode
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import DramTiming
+from nearstep_spec.errors import NearstepError
 
 __all__ = [
     "BusClocks",
@@ -95,7 +96,7 @@ class RefreshExtremes:
     highest_debt: int
 
 
-class DramViolationError(RuntimeError):
+class DramViolationError(NearstepError, RuntimeError):
     """A command broke a rule of DDR4.
 
     Attributes

@@ -27,6 +27,7 @@ from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, Addr
 from nearstep_spec.dram.command import DESELECT, Pins
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import SPEED_GRADES, DramTiming, dram_timing
+from nearstep_spec.errors import NearstepError
 
 __all__ = [
     "BareDram",
@@ -43,7 +44,7 @@ HOST_GRADE = "DDR4-800"
 SCHEDULERS = ("in-order", "fr-fcfs")
 
 
-class HostDataError(RuntimeError):
+class HostDataError(NearstepError, RuntimeError):
     """The memory returned data when none was due, or none when it was."""
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.timing import DramTiming, dram_timing
+from nearstep_spec.errors import NearstepError
 
 __all__ = ["TraceCommand", "TraceError", "header", "parse", "read_trace", "timing_of_header"]
 
@@ -17,7 +18,7 @@ _WITH_BANK = {
 _WITH_COLUMN = {Command.RD, Command.RDA, Command.WR, Command.WRA}
 
 
-class TraceError(ValueError):
+class TraceError(NearstepError, ValueError):
     """A line that is no command; carries its number."""
 
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from nearstep.scalars import is_whole
 from nearstep_sim.verilate.abi import structure
+from nearstep_spec.errors import NearstepError
 
 HEADER = Path(__file__).with_name("link.hpp")
 
@@ -19,7 +20,7 @@ ONE = 1 << 16
 """Chances are numbers of so many."""
 
 
-class LinkOptionError(ValueError):
+class LinkOptionError(NearstepError, ValueError):
     """An option or fault of a link that makes no sense: its name, value and what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
