@@ -58,7 +58,7 @@ COMMANDS = [
 
 
 def test_every_slot_of_a_known_schedule_is_booked_for_its_reason() -> None:
-    """Reads of an open row, a bank group twice, a write, a row miss, no space, no beats, refresh."""
+    """Open rows, a bank group twice, writes, a row miss, no space, no beats, a refresh."""
     dut = CommandScheduler(
         FabricTiming(TIMING), GEOMETRY, id_width=1, lookahead=32, few_beats=2, postponed=8
     )
@@ -86,7 +86,9 @@ def test_every_slot_of_a_known_schedule_is_booked_for_its_reason() -> None:
                 pins = getattr(dut, f"p{phase}")
                 if not ctx.get(pins.cs_n) & 1:
                     kind = KINDS.get(ctx.get(pins.address) & ~COLUMN)
-                    given.append((PHASES * cycle + phase, kind if ctx.get(pins.act_n) else Command.ACT))
+                    given.append(
+                        (PHASES * cycle + phase, kind if ctx.get(pins.act_n) else Command.ACT)
+                    )
             sent += ctx.get(dut.i.ready)
             await ctx.tick()
             if cycle > 250 and ctx.get(dut.o_idle):
