@@ -1,6 +1,6 @@
 """AXI4 ports of designs in Amaranth's simulator: what they show, and what a memory answers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from amaranth.hdl import Cat, Shape, Value
 from amaranth.sim import SimulatorContext
@@ -69,10 +69,12 @@ class AxiPins:
         seen.ready = frozenset(ready)
         return seen
 
-    def answer(self, ctx: SimulatorContext, memory: AxiMemory) -> None:
-        """Show what a memory answers."""
+    def answer(
+        self, ctx: SimulatorContext, memory: AxiMemory, ready: Collection[str] | None = None
+    ) -> None:
+        """Show what a memory answers; `ready` names the channels that are, in place of its own."""
         shown = {name: getattr(memory, name) for name in ANSWERS}
-        self._drive(ctx, "memory", shown, memory.ready)
+        self._drive(ctx, "memory", shown, memory.ready if ready is None else ready)
 
     def ask(
         self,
@@ -84,7 +86,9 @@ class AxiPins:
         for R and B."""
         self._drive(ctx, "initiator", shown, {name for name, is_ready in ready.items() if is_ready})
 
-    def _drive(self, ctx: SimulatorContext, way: str, shown: Mapping, ready: object) -> None:
+    def _drive(
+        self, ctx: SimulatorContext, way: str, shown: Mapping, ready: Collection[str]
+    ) -> None:
         word = at = 0
         for name, _ in self._driven[way]:
             _, fields, width = self._fields[name]
