@@ -280,10 +280,10 @@ class ShellBench:
         self.run_model()
         await self.go(fields)
         await self.until_idle()
-        for name in SHOWN:
-            if name not in self.map:
+        for register in self.map:
+            name = register.name
+            if name not in SHOWN:
                 continue
-            register = self.map[name]
             wanted = sum(
                 self.golden.read_register(register.offset + 4 * k).value << 32 * k
                 for k in range(register.words)
