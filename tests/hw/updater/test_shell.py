@@ -269,6 +269,12 @@ def test_every_kind_of_run_of_a_kernel_that_has_all_of_them():
         scan,
         scan | {"formats.gradient": GradientFormat.BF16},
         {"compression.form": Compression.SCATTER, "pairs.value": 0},
+        # What a run does not have may lie anywhere.
+        {"compression.form": Compression.FUSED, "index_address.value": 4, "g_address.value": 4},
+        {"pairs.value": total, "index_address.value": 4},
+        scan | {"p_address.value": 4, "rule.value": 9},
+        {"rule.value": 1, "v_address.value": 4},
+        {"formats.gradient": GradientFormat.BF16, "g_address.value": MEMORY_BYTES - 72},
     ]
     refused = [
         {"rule.value": 2},
