@@ -1,5 +1,7 @@
-"""A kernel in Amaranth's simulator beside its golden model: both have the same registers and the
-same memory, and are told the same. The functional units are those of the golden model as well.
+"""A kernel in Amaranth's simulator beside its golden model.
+
+Both have the same registers and the same memory, and are told the same. The functional units are
+those of the golden model as well.
 """
 
 from __future__ import annotations
@@ -274,8 +276,7 @@ class ShellBench:
             self.golden.advance(1 << 20)
 
     async def run(self, fields: Mapping[str, int], below: int = MEMORY_BYTES) -> int:
-        """A run of both, and all that they show after it, and memory below an address. Cycles that
-        it took."""
+        """The cycles of a run of both, with all that they show after it, and memory `below`."""
         await self.configure(fields)
         self.run_model()
         await self.go(fields)

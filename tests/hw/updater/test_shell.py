@@ -1,5 +1,7 @@
-"""The kernel without its functional units, beside its golden model: values, faults, counters and
-cycles. Small, and in Amaranth's simulator: nothing is built. The benches under cocotb have more."""
+"""The kernel without its functional units, beside its golden model: faults, counters, cycles.
+
+Small, and in Amaranth's simulator: nothing is built. The benches under cocotb have more.
+"""
 
 from dataclasses import dataclass
 from itertools import product
