@@ -421,6 +421,23 @@ def test_start_is_refused_and_flagged_in_normal_mode(channel: tuple[ChannelBench
     assert driver.get("status.refused_start") == 0
 
 
+def test_a_store_to_the_window_keeps_what_it_masks(channel: tuple[ChannelBench, Driver]) -> None:
+    bench, driver = channel
+    keeps = (1 << LINE_BYTES) - 1  # a bit for each byte
+    line = bench.line_address(Block.KERNEL, START + 4)
+    bench.write_line(Block.KERNEL, START + 4, {k: 0x1000 + k for k in range(LINE_BYTES // 4)})
+    bench.host.store(line, b"\xff" * LINE_BYTES, 0xF << 4 * 7)
+    bench.host.store(line, b"\xee" * LINE_BYTES, keeps ^ 0xF << 4 * 3)
+    bench.host.store(bench.line_address(Block.ARBITER, MODE), b"\x01" * LINE_BYTES, keeps)
+    bench.host.store(bench.line_address(Block.KERNEL, START), b"\x01" * LINE_BYTES, 0xF)
+    words = [0xFFFFFFFF] * (LINE_BYTES // 4)
+    words[7], words[3] = 0x1007, 0xEEEEEEEE
+    assert bench.read_line(Block.KERNEL, START + 4).tolist() == words
+    assert driver.get("mode.acceleration") == 0
+    assert driver.get("status.refused_start") == 0
+    assert bench.mode is Mode.NORMAL
+
+
 def test_start_is_refused_while_the_mode_changes() -> None:
     bench = ChannelBench(seed=5, scheduler="in-order")
     driver = Driver(bench, 5)

@@ -12,19 +12,14 @@ from amaranth.sim import Simulator, SimulatorContext
 
 from nearstep_hw.axi.isolate import AxiIsolate
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
-from nearstep_sim.bench.axi_checker import AxiChecker, ProtocolError
+from nearstep_sim.bench.axi_checker import CHANNELS, AxiChecker, ProtocolError
 from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory
-from nearstep_sim.bench.axi_sample import Address, AxiSample, ReadBeat, WriteBeat, WriteResponse
+from nearstep_sim.bench.axi_sample import Address, AxiSample, WriteBeat
+
+from ..axi_port import AxiPins
 
 IDS, BEAT, BYTES = 4, 4, 1 << 12
 WIDTHS = {"address_width": 12, "data_width": 8 * BEAT, "id_width": 2}
-PAYLOADS = {
-    "ar": (Address, ("id", "addr", "len", "size", "burst")),
-    "r": (ReadBeat, ("id", "data", "resp", "last")),
-    "aw": (Address, ("id", "addr", "len", "size", "burst")),
-    "w": (WriteBeat, ("data", "strb", "last")),
-    "b": (WriteResponse, ("id", "resp")),
-}
 
 
 class Bare(wiring.Component):
@@ -107,25 +102,6 @@ class Initiator:
         self.beats += seen.fires("r") + seen.fires("b")
 
 
-def sample(ctx: SimulatorContext, port: object) -> AxiSample:
-    seen = AxiSample()
-    for channel, (layout, names) in PAYLOADS.items():
-        stream = getattr(port, channel)
-        if ctx.get(stream.valid):
-            values = (ctx.get(stream.payload[name]) for name in names)
-            setattr(seen, channel, layout(*(getattr(v, "value", v) for v in values)))
-    seen.ready = frozenset(c for c in PAYLOADS if ctx.get(getattr(port, c).ready))
-    return seen
-
-
-def show(ctx: SimulatorContext, port: object, channel: str, payload: object) -> None:
-    stream = getattr(port, channel)
-    ctx.set(stream.valid, payload is not None)
-    if payload is not None:
-        for name, value in zip(PAYLOADS[channel][1], payload, strict=True):
-            ctx.set(stream.payload[name], value)
-
-
 def run(dut: wiring.Component, *, mode: str, seed: int, resets: int, deaf: bool = True) -> dict:
     """Reset the initiator so often; `deaf`: it takes answers when it likes to."""
     print(f"seed {seed}")
@@ -139,25 +115,21 @@ def run(dut: wiring.Component, *, mode: str, seed: int, resets: int, deaf: bool 
     above = AxiChecker(beat_bytes=BEAT, read_ids=IDS, write_ids=IDS, always_ready=False)
     found = dict.fromkeys(("resets", "cycles", "cut off", "drained"), 0)
 
+    inside, outside = AxiPins(dut.s_axi), AxiPins(dut.m_axi)
+
     async def edge(ctx: SimulatorContext, *, alive: bool, going: bool = True) -> None:
         if alive:
             initiator.show(going)
-        for channel, payload in initiator.shown.items():
-            show(ctx, dut.s_axi, channel, payload)
-        for channel, ready in initiator.ready.items():
-            ctx.set(getattr(dut.s_axi, channel).ready, ready if deaf else 1)
-        for channel in ("r", "b"):
-            show(ctx, dut.m_axi, channel, getattr(memory, channel))
-        for channel in ("ar", "aw", "w"):
-            ctx.set(getattr(dut.m_axi, channel).ready, channel in memory.ready)
-        top, port = sample(ctx, dut.s_axi), sample(ctx, dut.m_axi)
+        inside.ask(ctx, initiator.shown, initiator.ready if deaf else {"r": 1, "b": 1})
+        outside.answer(ctx, memory)
+        top, port = inside.sample(ctx), outside.sample(ctx)
         await ctx.tick()
         found["cycles"] += 1
         if alive:
             above.step(top)
             initiator.step(top)
         else:
-            assert not any(top.fires(channel) for channel in PAYLOADS), "it is cut off"
+            assert not any(top.fires(channel) for channel in CHANNELS), "it is cut off"
         below.step(port)
         memory.step(port)
 

@@ -18,18 +18,14 @@ from nearstep_hw.axi.join import AxiReadJoin, AxiWriteJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory, Stalls
-from nearstep_sim.bench.axi_sample import Address, AxiSample, ReadBeat, WriteBeat, WriteResponse
+from nearstep_sim.bench.axi_sample import Address, AxiSample, WriteBeat
+
+from ..axi_port import AxiPins
 
 PORTS, IDS, BEAT, ID_WIDTH = 3, 4, 4, 2
 WIDTHS = {"address_width": 16, "data_width": 8 * BEAT}
 AREA = 1 << 12  # bytes of each initiator
-PAYLOADS = {
-    "ar": (Address, ("id", "addr", "len", "size", "burst")),
-    "r": (ReadBeat, ("id", "data", "resp", "last")),
-    "aw": (Address, ("id", "addr", "len", "size", "burst")),
-    "w": (WriteBeat, ("data", "strb", "last")),
-    "b": (WriteResponse, ("id", "resp")),
-}
+READY = {"r": 1, "b": 1}
 
 
 class Joined(wiring.Component):
@@ -54,26 +50,6 @@ class Joined(wiring.Component):
             for mine, its in zip(self.s_axi, join.s_axi, strict=True):
                 connect_channels(m, its, mine)
         return m
-
-
-def sample(ctx, port) -> AxiSample:
-    """What a port shows now."""
-    seen = AxiSample()
-    for channel, (layout, names) in PAYLOADS.items():
-        stream = getattr(port, channel)
-        if ctx.get(stream.valid):
-            values = (ctx.get(stream.payload[name]) for name in names)
-            setattr(seen, channel, layout(*(getattr(v, "value", v) for v in values)))
-    seen.ready = frozenset(c for c in PAYLOADS if ctx.get(getattr(port, c).ready))
-    return seen
-
-
-def drive(ctx, port, channel: str, payload: tuple[int, ...] | None) -> None:
-    stream = getattr(port, channel)
-    ctx.set(stream.valid, payload is not None)
-    if payload is not None:
-        for name, value in zip(PAYLOADS[channel][1], payload, strict=True):
-            ctx.set(stream.payload[name], value)
 
 
 @dataclass
@@ -173,20 +149,16 @@ def test_every_answer_reaches_who_asked(mode, fixed):
     outside = AxiChecker(beat_bytes=BEAT, read_ids=4 * IDS, write_ids=4 * IDS)
     inside = [AxiChecker(beat_bytes=BEAT, read_ids=IDS, write_ids=IDS) for _ in range(PORTS)]
 
+    port, ports = AxiPins(dut.m_axi), [AxiPins(each) for each in dut.s_axi]
+
     async def bench(ctx):
-        for port in dut.s_axi:
-            ctx.set(port.r.ready, 1)
-            ctx.set(port.b.ready, 1)
         for _ in range(20_000):
-            for initiator, port in zip(initiators, dut.s_axi, strict=True):
-                for channel in ("ar", "aw", "w"):
-                    drive(ctx, port, channel, getattr(initiator, channel))
-            for channel in ("r", "b"):
-                drive(ctx, dut.m_axi, channel, getattr(memory, channel))
-            for channel in ("ar", "aw", "w"):
-                ctx.set(getattr(dut.m_axi, channel).ready, channel in memory.ready)
-            seen = sample(ctx, dut.m_axi)
-            each = [sample(ctx, port) for port in dut.s_axi]
+            for initiator, pins in zip(initiators, ports, strict=True):
+                shown = {channel: getattr(initiator, channel) for channel in ("ar", "aw", "w")}
+                pins.ask(ctx, shown, READY)
+            port.answer(ctx, memory)
+            seen = port.sample(ctx)
+            each = [pins.sample(ctx) for pins in ports]
             outside.step(seen)
             memory.step(seen)
             for initiator, checker, mine in zip(initiators, inside, each, strict=True):
@@ -221,22 +193,18 @@ def test_a_beat_moves_in_every_cycle_and_direction(fixed):
     moved = dict.fromkeys(("ar", "r", "aw", "w", "b"), 0)
     served = [0] * PORTS
 
+    port, ports = AxiPins(dut.m_axi), [AxiPins(each) for each in dut.s_axi]
+
     async def bench(ctx):
-        for number, port in enumerate(dut.s_axi):
+        for number, pins in enumerate(ports):
             burst = Address(0, (1 + number) * AREA, 0, 2, 1)
-            ctx.set(port.r.ready, 1)
-            ctx.set(port.b.ready, 1)
-            for channel, payload in (("ar", burst), ("aw", burst), ("w", (number, 15, 1))):
-                drive(ctx, port, channel, payload)
+            pins.ask(ctx, {"ar": burst, "aw": burst, "w": (number, 15, 1)}, READY)
         for cycle in range(cycles):
-            for channel in ("r", "b"):
-                drive(ctx, dut.m_axi, channel, getattr(memory, channel))
-            for channel in ("ar", "aw", "w"):
-                ctx.set(getattr(dut.m_axi, channel).ready, 1)
-            seen = sample(ctx, dut.m_axi)
+            port.answer(ctx, memory, ("ar", "aw", "w"))
+            seen = port.sample(ctx)
             memory.step(seen)
-            for number, port in enumerate(dut.s_axi):
-                mine = sample(ctx, port)
+            for number, pins in enumerate(ports):
+                mine = pins.sample(ctx)
                 if cycle >= start and mine.fires("ar"):
                     served[number] += 1
             if cycle >= start:

@@ -43,10 +43,19 @@ def check(run, goal):
     assert max(run.debts) <= 8
 
 
-def test_kernel_traffic_comes_near_the_refresh_bound() -> None:
+def test_kernel_traffic_comes_near_the_refresh_bound_in_known_cycles() -> None:
     run = run_traffic(CHANNEL, count=MILLION // 4)
     assert run.checks == run.beats
     check(run, GOAL["8Gb"])
+    assert (run.cycles, run.start, run.drain) == (114_601, 6, 1)
+    assert {slot.name: count for slot, count in run.slots.items() if count} == {
+        "READ": 62_500,
+        "WRITE": 46_875,
+        "ROW": 48,
+        "BANK_GROUP": 2,
+        "TURNAROUND": 60,
+        "REFRESH": 5_109,
+    }
 
 
 @pytest.mark.parametrize(
@@ -79,6 +88,9 @@ def test_refreshes_due_at_the_start_are_taken_over() -> None:
     run = run_traffic(CHANNEL, count=20_000, debt=8)
     intervals = run.cycles * 4 // run.channel.timing.t_refi
     assert run.commands[Command.REF] >= 8 + intervals - run.debt
+    assert (run.cycles, run.start, run.debt) == (9_378, 562, 6)
+    given = {command.name: count for command, count in run.commands.items() if count}
+    assert given == {"ACT": 560, "RD": 5000, "WR": 3750, "PRE": 544, "PREA": 1, "REF": 8}
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.deep)])

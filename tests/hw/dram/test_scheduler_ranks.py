@@ -113,3 +113,4 @@ def test_a_rank_is_refreshed_while_the_other_moves_data() -> None:
     print(f"{len(refreshes)} refreshes, {hidden} with data of the other rank, {last} clocks")
     assert len(refreshes) >= 2 * (last // TIMING.t_refi - 2)
     assert hidden >= 0.8 * len(refreshes) > 10
+    assert (len(refreshes), hidden, last) == (31, 31, 14_028)  # the schedule is known

@@ -1,8 +1,14 @@
 # amaranth: UnusedElaboratable=no
 """The general updater: each rule by its number, and a number that names none."""
 
+import random
+
 import numpy as np
 import pytest
+from amaranth import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.sim import Simulator
 
 from nearstep_hw.smartssd.updater import GeneralUpdater
 from nearstep_sim.bench.operands import operands, registers
@@ -11,6 +17,7 @@ from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import register_words
 from nearstep_spec.rule.adagrad import ADAGRAD
 from nearstep_spec.rule.adam import ADAM
+from nearstep_spec.rule.combine import selector
 from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM
 
 RULES = (ADAM, SGD_MOMENTUM, SGD, ADAGRAD)
@@ -80,3 +87,87 @@ def test_a_number_that_names_no_rule_moves_nothing(bench) -> None:
         assert run.outputs["o_unknown"] == 1
         assert run.transfers == {"i": 0, "o": 0}
     assert bench.inputs["rule"] == 3
+
+
+class Echo(wiring.Component):
+    """A unit of one stage: p with the registers of the run instead of its low bits."""
+
+    def __init__(self, rule) -> None:
+        self.rule = rule
+        super().__init__(
+            {
+                "i_en": In(1),
+                "i_valid": In(1),
+                **{f"i_{name}": In(32) for name in rule.arrays_in},
+                **{f"s_{name}": In(width) for name, width in rule.registers().items()},
+                "o_valid": Out(1),
+                **{f"o_{name}": Out(32) for name in rule.arrays_out},
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        told = Signal(32)
+        for name, width in self.rule.registers().items():
+            if width == 1:  # switches and selectors
+                told = (told << 1) ^ getattr(self, f"s_{name}")
+            else:
+                told = told ^ getattr(self, f"s_{name}")
+        with m.If(self.i_en):
+            m.d.sync += self.o_valid.eq(self.i_valid)
+            for number, name in enumerate(self.rule.arrays_out):
+                m.d.sync += getattr(self, f"o_{name}").eq(
+                    (getattr(self, f"i_{name}") + number) ^ told
+                )
+        return m
+
+
+@pytest.mark.parametrize(("number", "lanes"), [*((k, 2) for k in range(len(RULES) + 1)), (0, 1)])
+def test_each_number_selects_one_rule_in_every_lane_and_one_more_moves_nothing(
+    number: int, lanes: int
+) -> None:
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    dut = GeneralUpdater(RULES, lanes=lanes, unit=Echo)
+    rule, sent, taken = dut.whole, [], []
+    registers = {name: rng.getrandbits(width) for name, width in rule.registers().items()}
+    names = [selector(each) for each in RULES[1:]]
+    registers |= {name: int(k == number) for k, name in enumerate(names, 1)}
+    told = 0
+    for name, width in rule.registers().items():
+        told = (told << (width == 1)) ^ registers[name]
+
+    async def bench(ctx):
+        ctx.set(dut.rule, number)
+        for name, value in registers.items():
+            if name not in names:
+                ctx.set(getattr(dut, f"s_{name}"), value)
+        held = None
+        for cycle in range(200):
+            if held is None and cycle < 180 and rng.random() < 0.7:
+                held = {n: [rng.getrandbits(32) for _ in range(lanes)] for n in rule.arrays_in}
+                ctx.set(dut.i.payload, held)
+            ctx.set(dut.i.valid, held is not None)
+            ctx.set(dut.o.ready, rng.random() < 0.6)
+            assert ctx.get(dut.o_unknown) == (number == len(RULES))
+            if ctx.get(dut.o.valid) and ctx.get(dut.o.ready):
+                result = ctx.get(dut.o.payload)
+                taken.append({n: list(getattr(result, n)) for n in rule.arrays_out})
+            if held is not None and ctx.get(dut.i.ready):
+                sent.append(held)
+                held = None
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    mask = (1 << 32) - 1
+    assert taken == [
+        {
+            name: [(word + k & mask) ^ (told & mask) for word in beat[name]]
+            for k, name in enumerate(rule.arrays_out)
+        }
+        for beat in sent[: len(taken)]
+    ]
+    assert len(taken) == len(sent) > 50 if number < len(RULES) else not sent
