@@ -71,7 +71,7 @@ def on_drives(
         )
         steps = CardSteps(device, placement, settings, traffic, opened.store, naive=settings.naive)
         tier = CardTier(opened.store, device, traffic, steps.ahead, steps.looks)
-        tier.source, tier.replaces = opened.source, opened.replaces
+        tier.source, tier.replaces, tier.owns = opened.source, opened.replaces, opened.owns
         return OnDrives(opened, tier, steps)
     opened = OpenStore(options, title, groups, moments)
     return OnDrives(opened, _tier(options, opened, device, traffic, len(layout.required)), None)
@@ -95,5 +95,5 @@ def _tier(
     except BaseException:
         opened.give_up()
         raise
-    tier.source = opened.source
+    tier.source, tier.owns = opened.source, opened.owns
     return tier

@@ -92,7 +92,7 @@ class DeviceOptimizer(SteppingOptimizer):
             raise
         self._tier.source = None
         if opened.owns:
-            weakref.finalize(self, opened.store.close)
+            weakref.finalize(self, self._tier.close)
         opened.settle()
 
     @property

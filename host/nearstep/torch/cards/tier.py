@@ -70,6 +70,10 @@ class CardTier(DriveTier[CardSegment]):
             ],
         }
 
+    def _use(self, store: Store) -> None:
+        super()._use(store)
+        self._ahead.use(store)
+
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         return [list(parameters)]
 

@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import NotADriveError, OwnerError, StorageError
-from nearstep.storage.drive_set import EXTENT_BYTES, drives_in
+from nearstep.storage.drive_set import EXTENT_BYTES, create_set, drives_in
 from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
@@ -92,7 +92,7 @@ class OpenStore:
             self.store = self._open(drives, owner, kept, block, extent_bytes)
         except BaseException:
             self._close_source()
-            self._remove_folder()
+            self._remove_made()
             raise
 
     def _open(
@@ -109,15 +109,17 @@ class OpenStore:
         arrays = (1 + moments) * len(self._parameters)
         state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
         share = GENERATIONS * (state // len(drives) + block * (1 + moments)) + SPARE_BYTES
-        self._made = [str(each) for each in drives if not os.path.lexists(each)]
+        made = [str(each) for each in drives if not os.path.lexists(each)]
         if self._cards:
             self._make_folder(Path(drives[0]).parent)
         nbytes = -(-share // BLOCK_BYTES) * BLOCK_BYTES
         try:
-            return Store.create(drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes)
+            create_set(drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes)
         except NotADriveError as error:
             error.add_note("resume=True goes on with the step that is there")
             raise
+        self._made = made
+        return Store.open(drives, owner=owner)
 
     def _make_folder(self, folder: Path) -> None:
         """Have the folder of the cards' drives; one that cannot be is said by the drives."""
@@ -126,7 +128,10 @@ class OpenStore:
                 folder.mkdir()
                 self._folder = folder
 
-    def _remove_folder(self) -> None:
+    def _remove_made(self) -> None:
+        """Remove the drives that were made here, and their folder."""
+        for path in self._made:
+            Path(path).unlink(missing_ok=True)
         if self._folder is not None:
             with contextlib.suppress(OSError):  # others use it
                 self._folder.rmdir()
@@ -185,9 +190,7 @@ class OpenStore:
         else:
             with contextlib.suppress(StorageError):  # what is the matter has been said
                 self.store.abort()
-        for path in self._made:
-            os.unlink(path)
-        self._remove_folder()
+        self._remove_made()
 
 
 def _drives_of(given: Sequence[str | Path]) -> Sequence[Path]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nearstep.placement import Extent
-from nearstep.storage.drive_errors import StorageError, UncertainCommitError
+from nearstep.storage.drive_errors import DriveTimeoutError, StorageError, UncertainCommitError
 from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.attached import AttachedOptimizer
@@ -35,8 +36,29 @@ from nearstep.torch.step import Update
 from nearstep.torch.work import Work
 
 
+class FailedStep(NamedTuple):
+    """A step that is to be undone, unless its generation turns out to count.
+
+    Attributes
+    ----------
+    undo
+    residents : that it was to update.
+    generation : that its last commit may have made; None: none.
+    is_lost : as of `OverflowSteps._go_back`.
+    recovers : steps can be made once it has been undone.
+    """
+
+    undo: Undo
+    residents: Sequence[Resident]
+    generation: int | None
+    is_lost: bool | None
+    recovers: bool
+
+
 class OverflowSteps(AttachedOptimizer):
     """What an optimizer on a device has for drives; `_tier` is None without them."""
+
+    _failed_step: FailedStep | None = None
 
     @abstractmethod
     def _apply(self, work: Work) -> dict[Extent, Update] | None:
@@ -140,6 +162,7 @@ class OverflowSteps(AttachedOptimizer):
     def _load_on_drives(self, tier: DriveTier[Any], saved: Mapping[Tensor, SavedState]) -> None:
         if self._interrupted is not None:
             tier.go_back()
+        self._failed_step = None
         self._interrupted = "load_state_dict"  # unless it ends
         self._load(saved)
         tier.write_masters()
@@ -149,9 +172,11 @@ class OverflowSteps(AttachedOptimizer):
         """The same, of one unit of parameters after the other, and a generation of all on drives.
 
         After an error everything is what it was before, unless the device failed and had something
-        that the drives have not, or nobody knows whether the generation counts. What was changed on
-        the drives alone since the last generation is written first: if that fails, gradients are
-        lost, and of parameters that are away all changes, after which steps are refused.
+        that the drives have not. Drives that do not answer then are asked again when the optimizer
+        is next used (`_check_whole`): if the generation counts, everything is what it was after the
+        step. What was changed on the drives alone since the last generation is written first: if
+        that fails, gradients are lost, and of parameters that are away all changes, after which
+        steps are refused.
         """
         is_lost: bool | None = tier.has_changed_away
         undo = Undo(self.state, self._residents.values())
@@ -215,24 +240,50 @@ class OverflowSteps(AttachedOptimizer):
         ----------
         is_lost : whether changes of parameters are; None: all that there was is in a generation.
         """
-        residents = list(self._residents.values())
-        if isinstance(error, UncertainCommitError):
-            self._interrupt(residents, error)
-            return
-        try:
-            tier.go_back()
-            undo.restore()
-            if is_lost is None:
-                tier.restore(resident for resident, _, _ in work.checked)
-        except StorageError:
-            self._interrupt(residents, error)
-            return
-        if is_lost is not None:
-            self._lose_gradients(error)
+        number = error.generation if isinstance(error, UncertainCommitError) else None
+        recovers = tier.recovers or isinstance(error, StorageError)
+        residents = [resident for resident, _, _ in work.checked]
+        self._failed_step = FailedStep(undo, residents, number, is_lost, recovers)
         if is_lost:
-            self._interrupt(residents, error)
-        elif tier.recovers or isinstance(error, StorageError):
+            self._interrupt(self._residents.values(), error)
+        if number is None:
+            with suppress(StorageError):
+                self._finish_undo(tier, self._failed_step, error)
+                return
+        self._interrupt(self._residents.values(), error)
+        if not isinstance(error, DriveTimeoutError):  # what is under way has the drives
+            tier.release()
+
+    def _finish_undo(
+        self, tier: DriveTier[Any], failed: FailedStep, error: BaseException | None = None
+    ) -> None:
+        """Go back to before a step that failed; if its generation counts, to behind it."""
+        tier.refresh()
+        counts = tier.store.generation == failed.generation
+        if counts and failed.is_lost is None:
+            tier.clean()
+        else:
+            tier.go_back()
+            failed.undo.restore()
+            if failed.is_lost is None:
+                tier.restore(failed.residents)
+            elif not counts:
+                self._lose_gradients(error)
+        self._failed_step = None
+        if failed.recovers and (counts or not failed.is_lost):
             self._recover()
+
+    def _check_whole(self, action: str) -> None:
+        """As for other optimizers, after a step that could not be undone has been.
+
+        Raises
+        ------
+        InterruptedStepError
+        StorageError : the drives do not answer yet.
+        """
+        if self._tier is not None and self._failed_step is not None:
+            self._finish_undo(self._tier, self._failed_step)
+        super()._check_whole(action)
 
     def write_failed(self, error: Exception) -> None:
         """Go on after a write to the drives that failed outside of a step.
@@ -257,11 +308,11 @@ class OverflowSteps(AttachedOptimizer):
         if others:
             self._interrupt(residents, error)
 
-    def _lose_gradients(self, error: BaseException) -> None:
+    def _lose_gradients(self, error: BaseException | None) -> None:
         held = [r for r in self._residents.values() if isinstance(r.held, HeldGradient)]
         for resident in held:
             resident.release_gradient()
-        if held:
+        if held and error is not None:
             error.add_note(f"{len(held)} gradients that were on the drives are lost")
 
     def _commit(self, tier: DriveTier[Any], **more: str) -> None:
