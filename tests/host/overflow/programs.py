@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 import errno
+import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,10 @@ from nearstep.storage.drive_errors import DriveIOError, StorageError, UncertainC
 
 from .jobs import bits
 
-SHAPES = [(16, 16), (16,), (16, 12)]
-"""Sizes are multiples of 16: torch's fused step has the same bits then."""
+SMALL = ((16, 16), (16,), (16, 12))
+LARGE = ((128, 130), (16,), (130, 128))
+"""Sizes are multiples of 16: torch's fused step has the same bits then. Those from 16384 elements
+on are large to an optimizer: it looks whether they were changed while a step begins."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 FOREVER = 1 << 30
@@ -130,17 +133,25 @@ class Home:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained."""
+    """What is trained: three parameters."""
 
     dtype: torch.dtype = torch.float32
     compression: float | None = None
+    shapes: Sequence[tuple[int, ...]] = SMALL
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest parameter."""
+        return max(math.prod(shape) for shape in self.shapes)
 
     def options(self) -> dict[str, Any]:
         return {} if self.compression is None else {"compression": self.compression}
 
     def parameters(self) -> list[nn.Parameter]:
         generator = torch.Generator().manual_seed(5)
-        return [nn.Parameter(torch.randn(s, generator=generator).to(self.dtype)) for s in SHAPES]
+        return [
+            nn.Parameter(torch.randn(s, generator=generator).to(self.dtype)) for s in self.shapes
+        ]
 
     def groups(self, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
         return [{"params": parameters[:1], "lr": 2e-2}, {"params": parameters[1:], "lr": 1e-2}]
@@ -154,8 +165,8 @@ class Case:
         return parameters, nearstep.optim.AdamW(groups, device=GOLDEN, **self.options())
 
 
-KERNEL = "memory_bytes=1MiB&gradient_formats=fp32,bf16&copy_out_formats=bf16"
-GOLDEN = f"golden:smartssd?chunk_bytes=512&{KERNEL}"
+KERNEL = "gradient_formats=fp32,bf16&copy_out_formats=bf16"
+GOLDEN = f"golden:smartssd?chunk_bytes=512&memory_bytes=64MiB&{KERNEL}"
 
 Everything = dict[str, bytes]
 
@@ -226,8 +237,12 @@ class Program:
         if fault is not None and fault.done and fault.action == "read":
             fault = fault._replace(done=False)
         generator = torch.Generator().manual_seed(seed)
-        gradients = [torch.randn(s, generator=generator).to(self._case.dtype) for s in SHAPES]
-        before, after = self._expected, copy.deepcopy(self._expected)
+        gradients = [
+            torch.randn(p.shape, generator=generator).to(p.dtype) for p in self._parameters
+        ]
+        before, after = self._expected, self._snapshot(self._expected, self._unsaved)
+        for p, other in zip(after[0], before[0], strict=True):  # masters are more than parameters
+            p.data.copy_(other)
         for parameters in (self._parameters, after[0]):
             for index, p in enumerate(parameters):
                 p.grad = gradients[index].clone() if mask >> index & 1 else None
@@ -236,16 +251,16 @@ class Program:
         error = self._try("step", fault, self._optimizer.step)
         if error is None:
             self._expected, self._unsaved = after, changed
-            self._generations = [copy.deepcopy(after)]
+            self._generations = [self._snapshot(after, changed)]
             self._compare("step", [after])
             return
         uncertain = isinstance(error, UncertainCommitError)
         found = self._compare("a step that failed", [before, after] if uncertain else [before])
         self._expected = found
         if found is after:
-            self._unsaved, self._generations = changed, [copy.deepcopy(after)]
+            self._unsaved, self._generations = changed, [self._snapshot(after, changed)]
         else:
-            self._generations.append(copy.deepcopy(before))
+            self._generations.append(self._snapshot(before, changed))
 
     def change(self, index: int, start: int, count: int, seed: int) -> None:
         """Elements of a parameter, on the host."""
@@ -275,7 +290,7 @@ class Program:
         if name not in self._expected[1].state[self._expected[0][index]]:
             return
         generator = torch.Generator().manual_seed(seed)
-        value = torch.rand(SHAPES[index], generator=generator)
+        value = torch.rand(self._case.shapes[index], generator=generator)
         for p, optimizer in ((self._own(index), self._optimizer), self._pair(index)):
             optimizer.state[p][name] = value.clone()
 
@@ -356,13 +371,15 @@ class Program:
         if home.cards:
             device = (
                 f"golden:smartssd?cards={home.cards}&chunk_bytes={home.chunk}&{KERNEL}"
-                f"&subgroup_elements=256&drive={self._folder}"
+                f"&memory_bytes=1MiB"
+                f"&subgroup_elements={max(256, self._case.largest // 4096 * 1024)}"
+                f"&drive={self._folder}"
             )
             return nearstep.optim.AdamW(groups, device=device, resume=resume, **more)
-        memory = 6000 if home.chunk == 512 else "100%"
+        memory = 16 * self._case.largest + 2000 if home.chunk == 512 else "100%"
         return nearstep.optim.AdamW(
             groups,
-            device=f"golden:axdimm?{KERNEL}",
+            device=f"golden:axdimm?memory_bytes=2MiB&{KERNEL}",
             drives=self._files(home),
             memory=memory,
             resume=resume,
@@ -392,14 +409,27 @@ class Program:
         differences = "; or ".join(difference(found, each) for each in expected)
         raise AssertionError(f"after {what}: {differences}")
 
+    def _snapshot(self, pair: tuple[list[Any], Any], older: Mapping[int, Tensor]) -> Any:
+        """A copy, in which parameters are what they were before changes that no step has seen."""
+        now = {index: pair[0][index].detach().clone() for index in older}
+        with torch.no_grad():
+            for index, value in older.items():
+                pair[0][index].copy_(value)
+            copied = copy.deepcopy(pair)
+            for index, value in now.items():
+                pair[0][index].copy_(value)
+        return copied
+
     def _settle_generation(self) -> None:
-        """A resumed optimizer has what a generation had."""
+        """A resumed optimizer has what a generation had; of a parameter that was changed, but had
+        no gradient since, it may have either value."""
         for generation in self._generations:
             for index, older in self._unsaved.items():
-                with torch.no_grad():
-                    for value in (older, self._expected[0][index].detach().clone()):
-                        if bits(value) == bits(self._parameters[index]):
-                            generation[0][index].copy_(value)
+                found, held = self._parameters[index], generation[0][index]
+                for value in (older, self._expected[0][index].detach()):
+                    if bits(value) == bits(found) != bits(held):
+                        with torch.no_grad():
+                            held.copy_(value)
         self._expected = self._compare("resume", self._generations)
         self._generations = [copy.deepcopy(self._expected)]
         self._unsaved.clear()
@@ -414,7 +444,7 @@ faults = st.none() | st.builds(
     st.sampled_from([1, 1, 2, FOREVER]),
     st.booleans(),
 )
-indices = st.integers(0, len(SHAPES) - 1)
+indices = st.integers(0, len(SMALL) - 1)
 seeds = st.integers(0, 99)
 
 

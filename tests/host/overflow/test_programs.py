@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from ...on_a_drive import on_a_drive
-from .programs import Case, Fault, FaultPoint, Home, Operation, homes, operations, run
+from .programs import LARGE, Case, Fault, FaultPoint, Home, Operation, homes, operations, run
 
 CARDS, HOST = Home(2, 512), Home(0, 512)
 CASES = {
@@ -23,10 +23,12 @@ CASES = {
     "residual": ("cards", Case(compression=0.25)),
     "residual-bf16": ("cards", Case(torch.bfloat16, 0.25)),
     "moving": ("any", Case()),
+    "large": ("cards", Case(shapes=LARGE)),
+    "large-moving-bf16": ("any", Case(torch.bfloat16, shapes=LARGE)),
 }
 """Kinds of homes, and what is trained."""
 
-QUICK = {"cards": 8, "host": 6, "moving-bf16": 6, "residual": 5}
+QUICK = {"cards": 8, "host": 6, "moving-bf16": 6, "residual": 5, "large": 6}
 """Episodes."""
 
 DEEP = 10_000 // len(CASES) + 1
@@ -107,7 +109,9 @@ SUPERBLOCK = Fault("flush", 2, 1, done=False)
         pytest.param(
             HOST, [step(SUPERBLOCK), step()], 0, id="superblock-flushed-again-on-the-host"
         ),
-        pytest.param(CARDS, [step(Fault("read", 0, 2, done=False)), step()], 1, id="two-reads"),
+        pytest.param(
+            Home(1, 512), [step(Fault("read", 0, 2, done=False), 1), step()], 1, id="two-reads"
+        ),
         pytest.param(
             HOST, [("resume", (Home(1, 512), Fault("read", 6, 1, done=False)))], 1, id="move"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from nearstep.storage.drive_errors import StorageError, UncertainCommitError
 from nearstep.storage.store import Store
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
 
@@ -26,14 +26,13 @@ class DriveTier(ABC, Generic[AnySegment]):
 
     Parameters
     ----------
-    store
+    drives
 
     Attributes
     ----------
-    store
+    drives : whose store the segments share.
     source : drives that the state is copied from when it is resumed; None: `store`.
     replaces : whether these are removed then.
-    owns : the optimizer opened the store, and closes it.
     segments : in the order in which a step updates them.
     resident : class of the parameters.
     recovers : after `go_back` a device that failed in a step has left nothing undone, whatever
@@ -43,13 +42,16 @@ class DriveTier(ABC, Generic[AnySegment]):
     resident: type[Resident] = Resident
     recovers = False
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, drives: HeldStore) -> None:
+        self.drives = drives
         self.source: Store | None = None
         self.replaces = False
-        self.owns = False
-        self._is_stale = self._is_released = False
         self.segments: list[AnySegment] = []
+
+    @property
+    def store(self) -> Store:
+        """The store, open. Raises `StorageError`."""
+        return self.drives.store
 
     @property
     @abstractmethod
@@ -175,59 +177,19 @@ class DriveTier(ABC, Generic[AnySegment]):
         try:
             self.store.commit(meta)
         except UncertainCommitError as error:
-            self._is_stale = True
-            with suppress(StorageError):
-                self.refresh()
-            if self._is_stale or error.__cause__ is None:
-                raise
-            if self.store.generation != error.generation:
-                raise error.__cause__ from None
+            self.drives.doubt(error.generation)
+            try:
+                counts = self.store.generation == error.generation
+            except StorageError:
+                raise error from error.__cause__
+            if not counts:
+                raise error.__cause__ or error from None
         self.clean()
 
     def clean(self) -> None:
         """The last generation has all that was written."""
         for segment in self.segments:
             segment.dirty.clear()
-
-    def refresh(self) -> None:
-        """Open the drives again, after a commit that may count or after `release`.
-
-        Raises
-        ------
-        ResumeError : another optimizer has made steps on them since `release`.
-        StorageError
-        """
-        if not self._is_stale:
-            return
-        before = self.store
-        if not self._is_released:
-            self._use(Store(before.drives))
-        else:
-            opened = Store.open([drive.name for drive in before.drives], owner=None)
-            last, found = before.generation, opened.generation
-            same = opened.drives[0].header.set_id == before.drives[0].header.set_id
-            if not same or found not in (last, last + 1):
-                opened.close()
-                raise ResumeError(f"generation {last} of this optimizer", f"another's {found}")
-            self._use(opened)
-        self._is_stale = self._is_released = False
-
-    def _use(self, store: Store) -> None:
-        """Go on with another store, of the same drives."""
-        self.store = store
-        for segment in self.segments:
-            segment.store = store
-
-    def release(self) -> None:
-        """Unlock the drives, which the optimizer could not go back on: `refresh` takes them
-        again."""
-        if self.owns:
-            self.store.close()
-            self._is_stale = self._is_released = True
-
-    def close(self) -> None:
-        """Give the drives back."""
-        self.store.close()
 
     def go_back(self) -> None:
         """Everything is as the last generation has it, and nothing in memory.
@@ -236,7 +198,6 @@ class DriveTier(ABC, Generic[AnySegment]):
         ------
         StorageError
         """
-        self.refresh()
         self.store.abort()  # waits for what is under way
         self.forget()
         for segment in self.segments:

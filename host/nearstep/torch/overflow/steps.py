@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -82,7 +81,7 @@ class OverflowSteps(AttachedOptimizer):
 
         Its generation is the last step. Nobody else writes to it.
         """
-        return None if self._tier is None else self._tier.store
+        return None if self._tier is None else self._tier.drives.last
 
     @property
     def memory_peak(self) -> int | None:
@@ -164,9 +163,13 @@ class OverflowSteps(AttachedOptimizer):
             tier.go_back()
         self._failed_step = None
         self._interrupted = "load_state_dict"  # unless it ends
-        self._load(saved)
-        tier.write_masters()
-        self._commit(tier)
+        try:
+            self._load(saved)
+            tier.write_masters()
+            self._commit(tier)
+        except StorageError as error:
+            self._release(tier, error)
+            raise
 
     def _apply_by_units(self, tier: DriveTier[Any], work: Work) -> dict[Extent, Update]:
         """The same, of one unit of parameters after the other, and a generation of all on drives.
@@ -244,21 +247,25 @@ class OverflowSteps(AttachedOptimizer):
         recovers = tier.recovers or isinstance(error, StorageError)
         residents = [resident for resident, _, _ in work.checked]
         self._failed_step = FailedStep(undo, residents, number, is_lost, recovers)
-        if is_lost:
+        if is_lost or number is not None:
             self._interrupt(self._residents.values(), error)
         if number is None:
-            with suppress(StorageError):
+            try:
                 self._finish_undo(tier, self._failed_step, error)
-                return
-        self._interrupt(self._residents.values(), error)
-        if not isinstance(error, DriveTimeoutError):  # what is under way has the drives
-            tier.release()
+            except StorageError:
+                self._interrupt(self._residents.values(), error)
+        self._release(tier, error)
+
+    def _release(self, tier: DriveTier[Any], error: BaseException) -> None:
+        """Unlock drives that had an error, so that an optimizer can be made anew, whoever refers to
+        this one."""
+        if isinstance(error, StorageError) and not isinstance(error, DriveTimeoutError):
+            tier.drives.release()  # after a timeout something may be under way still
 
     def _finish_undo(
         self, tier: DriveTier[Any], failed: FailedStep, error: BaseException | None = None
     ) -> None:
         """Go back to before a step that failed; if its generation counts, to behind it."""
-        tier.refresh()
         counts = tier.store.generation == failed.generation
         if counts and failed.is_lost is None:
             tier.clean()
