@@ -265,7 +265,7 @@ def _on_files(parameters: Any, places: list[Path], **more: Any) -> Any:
         ({"memory": 1}, HyperparameterError, "memory must be given with drives alone"),
         ({"resume": True}, HyperparameterError, "resume must be given with drives alone"),
         ({"drives": ["x"], "memory": 1, "eviction": "lru"}, HyperparameterError, "eviction must"),
-        ({"drives": ["x"], "memory": 1, "resume": 1}, HyperparameterError, "resume must be True"),
+        ({"drives": ["x"], "memory": 1, "resume": 1.5}, HyperparameterError, "resume must be True"),
         ({"drives": "x", "memory": 1}, ArgumentError, "a list of at least one path"),
         ({"drives": [], "memory": 1}, ArgumentError, "a list of at least one path"),
         ({"drives": [3], "memory": 1}, ArgumentError, "by its path"),

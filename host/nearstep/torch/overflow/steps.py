@@ -24,6 +24,7 @@ from nearstep.torch.overflow.drive_segment import GRADIENTS, HELD_BACK, DriveSeg
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.opening import keys
+from nearstep.torch.overflow.ranks import Made
 from nearstep.torch.overflow.residuals import read_residual, write_residuals
 from nearstep.torch.overflow.saved_arrays import carry, saved_arrays
 from nearstep.torch.overflow.saved_step import SavedStep, digest, pack, unpack
@@ -94,11 +95,11 @@ class OverflowSteps(AttachedOptimizer):
         if self._tier is None:
             return
         self._tier.begin()
-        if self._settings.overflow is not None and self._settings.overflow.resume:
+        if self._settings.overflow is not None and self._settings.overflow.resume is not False:
             self._resume(self._tier)
         else:
             self._tier.write_masters()
-            self._commit(self._tier)
+            self._commit(self._tier, Made(0, 0))
 
     @property
     def _title(self) -> str:
@@ -166,7 +167,7 @@ class OverflowSteps(AttachedOptimizer):
         try:
             self._load(saved)
             tier.write_masters()
-            self._commit(tier)
+            self._commit(tier, Made(_made(tier.store).steps + 1, 0))
         except StorageError as error:
             self._release(tier, error)
             raise
@@ -191,7 +192,7 @@ class OverflowSteps(AttachedOptimizer):
                 counted = self._traffic.as_dict()
                 tier.prepare(resident for resident, _, _ in work.checked)
                 if tier.is_dirty:
-                    self._commit(tier)
+                    self._commit_changes(tier)
                 is_lost = None
                 try:
                     updates = self._update_units(tier, undo, work)
@@ -203,10 +204,10 @@ class OverflowSteps(AttachedOptimizer):
                     self._traffic.go_back(counted)
                     tier.prepare((resident for resident, _, _ in work.checked), anew=True)
                     if tier.is_dirty:
-                        self._commit(tier)
+                        self._commit_changes(tier)
                     is_lost = None
                     updates = self._update_units(tier, undo, work)
-                self._commit(tier)
+                self._commit(tier, Made(_made(tier.store).steps + 1, 0))
         except BaseException as error:
             self._go_back(tier, undo, work, error, is_lost)
             raise
@@ -322,14 +323,19 @@ class OverflowSteps(AttachedOptimizer):
         if held and error is not None:
             error.add_note(f"{len(held)} gradients that were on the drives are lost")
 
-    def _commit(self, tier: DriveTier[Any], **more: str) -> None:
+    def _commit_changes(self, tier: DriveTier[Any]) -> None:
+        """Commit what the host changed since the last generation."""
+        steps, changes = _made(tier.store)
+        self._commit(tier, Made(steps, changes + 1))
+
+    def _commit(self, tier: DriveTier[Any], made: Made, **more: str) -> None:
         layout = tier.layout(keys(self.param_groups))
         groups, computes, saves = self.param_groups, self._computes, self._settings.save_residual
         kept = pack(
             self._title, groups, self.state, self._residents, computes, layout, save_residual=saves
         )
         written = write_residuals(tier.segments, self.state, save=saves)
-        tier.commit({**kept, **more})
+        tier.commit({**kept, "made": made, **more})
         for state in written:
             state.residual_saved()
 
@@ -362,7 +368,8 @@ class OverflowSteps(AttachedOptimizer):
                 self._keep(resident, state)
         if carried:
             replaced = str(source.drives[0].header.set_id)
-            self._commit(tier, **{REPLACES: replaced} if tier.replaces else {})
+            more = {REPLACES: replaced} if tier.replaces else {}
+            self._commit(tier, _made(source), **more)
 
     def _carry(self, tier: DriveTier[Any], source: Store, saved: SavedStep) -> bool:
         """Copy what lies on other drives, or elsewhere on these; whether anything does."""
@@ -391,3 +398,8 @@ class OverflowSteps(AttachedOptimizer):
         self._interrupted = type(error).__name__
         for resident in residents:
             resident.interrupt(self._interrupted)
+
+
+def _made(store: Store) -> Made:
+    """How far the last generation of a store is."""
+    return Made.of(store.meta, store.generation)
