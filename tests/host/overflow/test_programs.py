@@ -104,6 +104,12 @@ SUPERBLOCK = Fault("flush", 2, 1, done=False)
 @pytest.mark.parametrize(
     ("home", "program", "failed"),
     [
+        pytest.param(
+            HOST,
+            [("save", ()), step(), ("load", (0, None)), ("resume", (None, None))],
+            0,
+            id="loaded-and-resumed",
+        ),
         pytest.param(CARDS, LOAD_OF_NO_STATE, 0, id="loaded-without-state"),
         pytest.param(CARDS, [step(SUPERBLOCK), step()], 0, id="superblock-flushed-again"),
         pytest.param(
@@ -121,6 +127,6 @@ def test_programs_that_failed(
     home: Home, program: list[Operation], failed: int, tmp_path: Path, point: FaultPoint
 ) -> None:
     """The shortest ones."""
-    ended = run(Case(), home, program, tmp_path / "drives", point)
+    ended = run(Case(torch.bfloat16), home, program, tmp_path / "drives", point)
     assert ended.compared > 1
     assert ended.failed == failed

@@ -176,11 +176,9 @@ class Tier(DriveTier[OverflowSegment]):
 
     def write_masters(self) -> None:
         for segment in self.segments:
-            for number, resident in enumerate(segment.residents):
-                if not resident.away:
-                    data = resident.host_master()
-                    segment.changed("p")
-                    DriveArray(segment, "p").submit_write(number, data).wait()
+            for resident in segment.residents:
+                if not resident.away:  # to memory, if it is there: a commit writes that to drives
+                    resident.extent.write("p", resident.host_master())
 
     def _comes(self, segment: OverflowSegment, name: str) -> bool:
         """Whether an array has to come from the drives for an update."""
