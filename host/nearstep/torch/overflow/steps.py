@@ -43,14 +43,14 @@ class FailedStep(NamedTuple):
     ----------
     undo
     residents : that it was to update.
-    generation : that its last commit may have made; None: none.
-    is_lost : as of `OverflowSteps._go_back`.
+    generation : before its last commit: another one means that this counts.
+    is_lost : whether changes of parameters are; None: all that there was is in a generation.
     recovers : steps can be made once it has been undone.
     """
 
     undo: Undo
     residents: Sequence[Resident]
-    generation: int | None
+    generation: int
     is_lost: bool | None
     recovers: bool
 
@@ -183,6 +183,7 @@ class OverflowSteps(AttachedOptimizer):
         steps are refused.
         """
         is_lost: bool | None = tier.has_changed_away
+        generation = tier.store.generation
         undo = Undo(self.state, self._residents.values())
         try:
             with tier.step():
@@ -193,7 +194,7 @@ class OverflowSteps(AttachedOptimizer):
                 tier.prepare(resident for resident, _, _ in work.checked)
                 if tier.is_dirty:
                     self._commit_changes(tier)
-                is_lost = None
+                generation, is_lost = tier.store.generation, None  # in this order
                 try:
                     updates = self._update_units(tier, undo, work)
                 except ChangedParameterError:
@@ -205,11 +206,14 @@ class OverflowSteps(AttachedOptimizer):
                     tier.prepare((resident for resident, _, _ in work.checked), anew=True)
                     if tier.is_dirty:
                         self._commit_changes(tier)
-                    is_lost = None
+                    generation, is_lost = tier.store.generation, None  # in this order
                     updates = self._update_units(tier, undo, work)
                 self._commit(tier, Made(_made(tier.store).steps + 1, 0))
         except BaseException as error:
-            self._go_back(tier, undo, work, error, is_lost)
+            recovers = tier.recovers or isinstance(error, StorageError)
+            residents = [resident for resident, _, _ in work.checked]
+            self._failed_step = FailedStep(undo, residents, generation, is_lost, recovers)
+            self._go_back(tier, self._failed_step, error)
             raise
         return updates
 
@@ -230,31 +234,16 @@ class OverflowSteps(AttachedOptimizer):
         for resident in self._residents.values():
             resident.interrupted = None
 
-    def _go_back(
-        self,
-        tier: DriveTier[Any],
-        undo: Undo,
-        work: Work,
-        error: BaseException,
-        is_lost: bool | None,
-    ) -> None:
-        """Undo a step.
-
-        Parameters
-        ----------
-        is_lost : whether changes of parameters are; None: all that there was is in a generation.
-        """
-        number = error.generation if isinstance(error, UncertainCommitError) else None
-        recovers = tier.recovers or isinstance(error, StorageError)
-        residents = [resident for resident, _, _ in work.checked]
-        self._failed_step = FailedStep(undo, residents, number, is_lost, recovers)
-        if is_lost or number is not None:
+    def _go_back(self, tier: DriveTier[Any], failed: FailedStep, error: BaseException) -> None:
+        """Undo a step, now if the drives answer."""
+        if failed.is_lost:
             self._interrupt(self._residents.values(), error)
-        if number is None:
-            try:
-                self._finish_undo(tier, self._failed_step, error)
-            except StorageError:
-                self._interrupt(self._residents.values(), error)
+        try:
+            if isinstance(error, UncertainCommitError):
+                raise error  # they did not
+            self._finish_undo(tier, failed, error)
+        except StorageError:
+            self._interrupt(self._residents.values(), error)
         self._release(tier, error)
 
     def _release(self, tier: DriveTier[Any], error: BaseException) -> None:
@@ -267,7 +256,7 @@ class OverflowSteps(AttachedOptimizer):
         self, tier: DriveTier[Any], failed: FailedStep, error: BaseException | None = None
     ) -> None:
         """Go back to before a step that failed; if its generation counts, to behind it."""
-        counts = tier.store.generation == failed.generation
+        counts = tier.store.generation != failed.generation
         if counts and failed.is_lost is None:
             tier.clean()
         else:
