@@ -194,7 +194,8 @@ class OverflowSteps(AttachedOptimizer):
                 tier.prepare(resident for resident, _, _ in work.checked)
                 if tier.is_dirty:
                     self._commit_changes(tier)
-                generation, is_lost = tier.store.generation, None  # in this order
+                generation = tier.store.generation
+                is_lost = None
                 try:
                     updates = self._update_units(tier, undo, work)
                 except ChangedParameterError:
@@ -206,7 +207,8 @@ class OverflowSteps(AttachedOptimizer):
                     tier.prepare((resident for resident, _, _ in work.checked), anew=True)
                     if tier.is_dirty:
                         self._commit_changes(tier)
-                    generation, is_lost = tier.store.generation, None  # in this order
+                    generation = tier.store.generation
+                    is_lost = None
                     updates = self._update_units(tier, undo, work)
                 self._commit(tier, Made(_made(tier.store).steps + 1, 0))
         except BaseException as error:
