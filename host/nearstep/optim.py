@@ -129,8 +129,9 @@ class Adam(RuleOptimizer, optimizer="adam"):
     eviction : what gives way in memory: `updated_first`, what the step has updated already, or
         `belady`, what is used again last.
     resume : go on from the last step that the drives have: parameters, state and options of groups
-        are what they were after it. Paths of other drives, of any number and of any device, or
-        their folder: copy that step from these first, which stay as they are.
+        are what they were after it. `"common"`: from the last one that the drives of all ranks
+        have; a number: from this generation. Paths of other drives, of any number and of any
+        device, or their folder: copy that step from these first, which stay as they are.
     transfer_handler : on cards with drives: `overlapped`, a subgroup comes and another one goes
         while one is updated; or `naive`, one thing after the other (Smart-Infinity, figure 5).
     save_residual : with compression, error feedback and drives: each step writes what was not sent,
@@ -154,6 +155,7 @@ class Adam(RuleOptimizer, optimizer="adam"):
     ArgumentError : its kernel does not have the rule.
     OutOfDeviceMemoryError : the parameters that require a gradient do not fit.
     MemoryTooSmallError : `memory` is less than the largest parameter needs.
+    RanksDifferError : the last steps on the drives of a job's ranks differ.
     ResumeError, StorageError : the drives cannot be had, or are not as they have to be.
     """
 

@@ -76,6 +76,10 @@ class PeerToPeer:
     backend : of the cards.
     store : a drive for each card.
 
+    Attributes
+    ----------
+    store
+
     Raises
     ------
     MismatchError : no drive reaches the memory of this device.
@@ -87,7 +91,7 @@ class PeerToPeer:
         if not isinstance(backend, PeerBackend):
             raise MismatchError("device", "of cards with drives", type(backend).__name__)
         self._backend = backend
-        self._store = store
+        self.store = store
         self._pool = AlignedPool()
 
     def load(self, key: str, offset: int, buffer: Buffer) -> Completion:
@@ -101,10 +105,10 @@ class PeerToPeer:
         backend, where = self._backend, (buffer.address, buffer.nbytes)
         window = backend.peer_window(*where)
         if window is not None:
-            reading = self._store.submit_read(key, window, offset)
+            reading = self.store.submit_read(key, window, offset)
             return Then(reading, lambda: backend.end_peer_write(*where))
         data = self._bytes(buffer)
-        self._store.read(key, data, offset)
+        self.store.read(key, data, offset)
         return backend.submit_peer_write(buffer.address, data)
 
     def save(self, key: str, offset: int, buffer: Buffer) -> Completion:
@@ -115,11 +119,11 @@ class PeerToPeer:
         backend, where = self._backend, (buffer.address, buffer.nbytes)
         window = backend.peer_window(*where)
         if window is not None:
-            writing = self._store.submit_write(key, window, offset)
+            writing = self.store.submit_write(key, window, offset)
             return Then(writing, lambda: backend.end_peer_read(*where))
         data = self._bytes(buffer)
         reading = backend.submit_peer_read(buffer.address, data)
-        return Then(reading, lambda: self._store.write(key, data, offset))
+        return Then(reading, lambda: self.store.write(key, data, offset))
 
     def _bytes(self, buffer: Buffer) -> Any:
         return self._pool.empty(buffer.nbytes, np.uint8)

@@ -12,6 +12,7 @@ from nearstep.torch.cards.steps import CardSteps
 from nearstep.torch.cards.tier import CardTier
 from nearstep.torch.layout import Layout
 from nearstep.torch.overflow.drive_tier import DriveTier
+from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.overflow.opening import OpenStore
 from nearstep.torch.overflow.options import Overflow
 from nearstep.torch.overflow.tier import Tier
@@ -69,8 +70,9 @@ def on_drives(
             extent_bytes=extent_bytes(4 * device.card.subgroup),
             cards=True,
         )
+        drives = HeldStore(opened.store, owns=opened.owns)
         steps = CardSteps(device, placement, settings, traffic, opened.store, naive=settings.naive)
-        tier = CardTier(opened.store, device, traffic, steps.ahead, steps.looks)
+        tier = CardTier(drives, device, traffic, steps.ahead, steps.looks)
         tier.source, tier.replaces = opened.source, opened.replaces
         return OnDrives(opened, tier, steps)
     opened = OpenStore(options, title, groups, moments)
@@ -91,7 +93,8 @@ def _tier(
     options: Overflow, opened: OpenStore, device: KernelDevice, traffic: Traffic, moments: int
 ) -> Tier:
     try:
-        tier = Tier(options, opened.store, opened.memory(moments), device, traffic)
+        drives = HeldStore(opened.store, owns=opened.owns)
+        tier = Tier(options, drives, opened.memory(moments), device, traffic)
     except BaseException:
         opened.give_up()
         raise

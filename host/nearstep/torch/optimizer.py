@@ -92,7 +92,7 @@ class DeviceOptimizer(SteppingOptimizer):
             raise
         self._tier.source = None
         if opened.owns:
-            weakref.finalize(self, opened.store.close)
+            weakref.finalize(self, self._tier.drives.close)
         opened.settle()
 
     @property
@@ -262,7 +262,7 @@ class DeviceOptimizer(SteppingOptimizer):
         self._check_whole("copy or pickle the optimizer")
         if self._tier is not None:
             reason = "an optimizer with drives cannot be copied or pickled; use state_dict()"
-            raise UnsupportedOptionError("drives", self._tier.store, reason)
+            raise UnsupportedOptionError("drives", self._tier.drives.last, reason)
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for parameter, value in self.state.items():
             state[parameter] = export(value) if isinstance(value, ParameterState) else value

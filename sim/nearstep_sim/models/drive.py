@@ -115,19 +115,23 @@ class FailAt:
     action : `read`, `write`, `flush` or `look`.
     number
     code : of the system's error; ENODEV pulls the drive out.
+    lasts : from then on everything is an error.
     """
 
-    def __init__(self, action: str, number: int = 0, code: int = errno.EIO) -> None:
+    def __init__(
+        self, action: str, number: int = 0, code: int = errno.EIO, *, lasts: bool = False
+    ) -> None:
         self._action = action
         self._left = number
         self._code = code
+        self.lasts = lasts
         self.fired = 0
 
     def __call__(self, action: str, block: int) -> None:
-        if action != self._action:
+        if action != self._action and not (self.lasts and self.fired):
             return
         self._left -= 1
-        if self._left == -1:
+        if self._left == -1 or (self.lasts and self._left < -1):
             self.fired += 1
             if self._code == errno.ENODEV:
                 raise DriveVanishedError("memory", f"{action} at block {block}: it is gone")

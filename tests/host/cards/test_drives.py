@@ -31,7 +31,6 @@ from nearstep.storage.drive_errors import (
     TornExtentError,
 )
 from nearstep.storage.store import Store
-from nearstep.torch.errors import InterruptedStepError
 from nearstep_sim.models.drive import MemoryBlocks
 
 from ..overflow.jobs import Job, drives, everything, images
@@ -210,16 +209,14 @@ def test_a_drive_that_does_not_answer(stuck: threading.Event) -> None:
     optimizer = JOB.make(parameters, card_url(2, 128), drives=store)
     JOB.step(optimizer, parameters, 0)
     blocks[1].fault = lambda action, block: None if action == "look" else _wait(stuck)
-    with pytest.raises(DriveTimeoutError, match=r"waited 0\.15 s"):
-        JOB.step(optimizer, parameters, 1)
-    with pytest.raises(InterruptedStepError, match="DriveTimeoutError"):
-        JOB.step(optimizer, parameters, 1)
+    for _ in range(2):
+        with pytest.raises(DriveTimeoutError, match=r"waited 0\.15 s"):
+            JOB.step(optimizer, parameters, 1)
+    blocks[1].fault = lambda action, block: None
     stuck.set()
-    store.close()
-    store = Store.open([MemoryBlocks(bytes(each.image)) for each in blocks], owner=None)
-    again = JOB.parameters()
-    found = JOB.make(again, card_url(2, 128), drives=store, resume=True)
-    assert everything(again, found) == expected_after(1)
+    assert everything(parameters, optimizer) == expected_after(1)
+    JOB.step(optimizer, parameters, 1)
+    assert everything(parameters, optimizer) == expected_after(2)
     store.close()
 
 

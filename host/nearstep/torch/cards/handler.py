@@ -249,7 +249,9 @@ class TransferHandler:
             lent.end_loan()
 
     def close(self) -> None:
-        """Give back what is lent still, as after an error."""
+        """Give back what is lent still, as after an error, and forget the operations: their actions
+        refer to the handler, and to arrays of the step, which nobody would free at once."""
+        self.graph, self._looked = Graph(), []
         while self._lent:
             lent = self._lent.pop()
             if not lent.device.closed:

@@ -39,18 +39,20 @@ class ReadAhead:
     Parameters
     ----------
     peer
-    store
     traffic
     """
 
-    def __init__(self, peer: PeerToPeer, store: Store, traffic: Traffic) -> None:
+    def __init__(self, peer: PeerToPeer, traffic: Traffic) -> None:
         self._peer = peer
-        self._store = store
         self._traffic = traffic
         self._first: list[tuple[Place, Buffer]] = []
         self._generation = -1
         self._begins = True
         self._under_way: dict[Place, Completion] = {}
+
+    def use(self, store: Store) -> None:
+        """Read from another store of the same drives."""
+        self._peer.store = store
 
     def begin(self) -> None:
         """Begin to read what the step before has read first.
@@ -63,8 +65,8 @@ class ReadAhead:
         """
         self.drop()
         self._begins = True
-        self._generation = self._store.generation
-        there = self._store.tensors
+        self._generation = self._peer.store.generation
+        there = self._peer.store.tensors
         for place, room in self._first:
             if place.key not in there:
                 continue
@@ -73,13 +75,14 @@ class ReadAhead:
             except (DeviceError, StorageError):
                 return  # the step itself comes to it, after what has to be kept
 
-    def settle(self, first: Iterable[tuple[str, int, Buffer]]) -> None:
+    def settle(self, first: Iterable[tuple[str, int, Buffer]], *, written: bool) -> None:
         """A step, or another unit of one, is about to begin.
 
         Parameters
         ----------
         first : tensor, offset in bytes and memory of what it reads first, before anything is
             written there.
+        written : something may have been written since `begin` that no generation has.
 
         Raises
         ------
@@ -89,7 +92,8 @@ class ReadAhead:
         wanted = {place for place, _ in places}
         if self._begins:
             self._begins, self._first = False, places
-        if self._store.generation != self._generation or not wanted.issuperset(self._under_way):
+        stale = written or self._peer.store.generation != self._generation
+        if stale or not wanted.issuperset(self._under_way):
             self.drop()
 
     def load(self, key: str, offset: int, room: Buffer) -> Completion:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from nearstep.backends.base import Completion
 from nearstep.device import Device
 from nearstep.placement import Segment
-from nearstep.storage.store import Store
 from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment, OnDrive, Written
+from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.traffic import Traffic
 
 COPY = "copy_"
@@ -76,7 +76,7 @@ class CardSegment(DriveSegment):
     ----------
     device, size, line, dtypes : as of `Segment`.
     number : of the segment, in names on the drives.
-    store : a drive for each card.
+    drives : one for each card.
     traffic
     """
 
@@ -87,10 +87,10 @@ class CardSegment(DriveSegment):
         line: int,
         dtypes: Mapping[str, np.dtype],
         number: int,
-        store: Store,
+        drives: HeldStore,
         traffic: Traffic,
     ) -> None:
-        super().__init__(device, size, line, dtypes, store, traffic)
+        super().__init__(device, size, line, dtypes, drives, traffic)
         self._number = number
         self.find()
 

@@ -14,6 +14,7 @@ from nearstep.torch.cards.handler import Slots, Subgroup, TransferHandler, state
 from nearstep.torch.cards.landing import PieceInbox
 from nearstep.torch.cards.looks import Looks
 from nearstep.torch.cards.read_ahead import ReadAhead
+from nearstep.torch.cards.segment import segment_of
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.pairs import PairList
 from nearstep.torch.settings import Settings
@@ -60,7 +61,7 @@ class CardSteps(Steps):
         super().__init__(device, placement, settings, traffic)
         self._naive = naive
         self._peer = PeerToPeer(device.backend, store)
-        self.ahead = ReadAhead(self._peer, store, traffic)
+        self.ahead = ReadAhead(self._peer, traffic)
         self.looks = Looks()
         held = min(MOST_HELD, device.card.memory_bytes // device.card.subgroup_bytes)
         self._slots = Slots(device, device.card.subgroup, 1 if naive else held)
@@ -130,7 +131,8 @@ class CardSteps(Steps):
         first = len(found) if self._device.cycles is not None else self._slots.count
         added = [add(each) for each in found[:first]]
         reads_ahead = self._device.cycles is None and not self._naive
-        self.ahead.settle(handler.first if reads_ahead else ())
+        written = any(segment_of(each.launch.segment).dirty for each in found)
+        self.ahead.settle(handler.first if reads_ahead else (), written=written)
         try:
             with execution.growing():
                 execution.admit()

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from nearstep.placement import padded
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep.storage.store import Store
 from nearstep.torch.cards.looks import Expected, Looks
 from nearstep.torch.cards.read_ahead import ReadAhead
 from nearstep.torch.cards.resident import CardResident
 from nearstep.torch.cards.segment import CardSegment, is_state
 from nearstep.torch.overflow.drive_tier import DriveTier
+from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
 from nearstep.torch.traffic import Traffic
@@ -26,7 +26,7 @@ class CardTier(DriveTier[CardSegment]):
 
     Parameters
     ----------
-    store : a drive for each card.
+    drives : one for each card.
     device
     traffic
     ahead : reads from the drives.
@@ -38,13 +38,13 @@ class CardTier(DriveTier[CardSegment]):
 
     def __init__(
         self,
-        store: Store,
+        drives: HeldStore,
         device: SmartssdDevice,
         traffic: Traffic,
         ahead: ReadAhead,
         looks: Looks,
     ) -> None:
-        super().__init__(store)
+        super().__init__(drives)
         self._device = device
         self._traffic = traffic
         self._ahead = ahead
@@ -78,7 +78,7 @@ class CardTier(DriveTier[CardSegment]):
     ) -> CardSegment:
         size = sum(padded(count, line) for count in counts)
         number = len(self.segments)
-        return CardSegment(self._device, size, line, dtypes, number, self.store, self._traffic)
+        return CardSegment(self._device, size, line, dtypes, number, self.drives, self._traffic)
 
     def check_room(self, segment: CardSegment, arrays: Sequence[str], label: str) -> None:
         """Subgroups are as large as the memory of a card allows, whatever the parameters are."""
@@ -87,6 +87,7 @@ class CardTier(DriveTier[CardSegment]):
         """Nothing is in memory before the first step."""
 
     def prepare(self, residents: Iterable[Resident], *, anew: bool = False) -> None:
+        self._ahead.use(self.store)
         beside = self._looks.beside and not anew and self._device.cycles is None
         if not self.is_dirty:  # else a generation comes first, and what was read counts no more
             self._ahead.begin()

@@ -14,6 +14,7 @@ from nearstep.backends.base import Completion
 from nearstep.device import Device
 from nearstep.placement import Elsewhere, Segment, element
 from nearstep.storage.store import Store
+from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ class DriveSegment(Segment):
     Parameters
     ----------
     device, size, line, dtypes : as of `Segment`.
-    store
+    drives
     traffic : counters.
 
     Attributes
     ----------
-    store, traffic
+    traffic
     on_drives : arrays that have tensors on the drives.
     residents : the parameters.
     dirty : arrays that were written, in memory or on drives, by no step.
@@ -76,17 +77,22 @@ class DriveSegment(Segment):
         size: int,
         line: int,
         dtypes: Mapping[str, np.dtype],
-        store: Store,
+        drives: HeldStore,
         traffic: Traffic,
     ) -> None:
         super().__init__(device, size, line, MappingProxyType(dict(dtypes)))
-        self.store = store
+        self._drives = drives
         self.traffic = traffic
         self.residents: list[Resident] = []
         self.dirty: set[str] = set()
         self.unit = -1
         self.in_step = False
         self.on_drives: set[str] = set()
+
+    @property
+    def store(self) -> Store:
+        """The store, open. Raises `StorageError`."""
+        return self._drives.store
 
     @abstractmethod
     def tensors(self, array: str) -> Iterator[OnDrive]:

@@ -10,9 +10,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from torch import Tensor
 
+from nearstep.storage.drive_errors import StorageError, UncertainCommitError
 from nearstep.storage.store import Store
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
+from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
 
@@ -24,11 +26,11 @@ class DriveTier(ABC, Generic[AnySegment]):
 
     Parameters
     ----------
-    store
+    drives
 
     Attributes
     ----------
-    store
+    drives : whose store the segments share.
     source : drives that the state is copied from when it is resumed; None: `store`.
     replaces : whether these are removed then.
     segments : in the order in which a step updates them.
@@ -40,11 +42,16 @@ class DriveTier(ABC, Generic[AnySegment]):
     resident: type[Resident] = Resident
     recovers = False
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, drives: HeldStore) -> None:
+        self.drives = drives
         self.source: Store | None = None
         self.replaces = False
         self.segments: list[AnySegment] = []
+
+    @property
+    def store(self) -> Store:
+        """The store, open. Raises `StorageError`."""
+        return self.drives.store
 
     @property
     @abstractmethod
@@ -159,11 +166,28 @@ class DriveTier(ABC, Generic[AnySegment]):
     def commit(self, meta: Mapping[str, Any]) -> None:
         """Make all that was written a generation.
 
+        If the last write fails, the drives are read to find out whether the generation counts. If
+        it does, this returns; if not, the error of the write is raised.
+
         Raises
         ------
+        UncertainCommitError : the drives could not be read.
         StorageError
         """
-        self.store.commit(meta)
+        try:
+            self.store.commit(meta)
+        except UncertainCommitError as error:
+            self.drives.doubt(error.generation)
+            try:
+                counts = self.store.generation == error.generation
+            except StorageError:
+                raise error from error.__cause__
+            if not counts:
+                raise error.__cause__ or error from None
+        self.clean()
+
+    def clean(self) -> None:
+        """The last generation has all that was written."""
         for segment in self.segments:
             segment.dirty.clear()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nearstep.storage.drive_errors import StorageError
@@ -37,6 +37,29 @@ class ResumeError(StorageError):
         self.expected = expected
         self.actual = actual
         super().__init__(f"the drives must hold {expected}, not {actual}")
+
+
+class RanksDifferError(ResumeError):
+    """Processes of a job whose drives hold different last steps.
+
+    Attributes
+    ----------
+    ranks : of each rank the generations that its drives hold, the last one first, and how many
+        steps each has; none of a rank that does not resume.
+    common : the last step that all have; None: there is none.
+    """
+
+    def __init__(self, ranks: Mapping[int, Mapping[int, int]], common: int | None) -> None:
+        self.ranks = {rank: dict(each) for rank, each in ranks.items()}
+        self.common = common
+        said = []
+        for rank, each in ranks.items():
+            held = ", ".join(f"step {step} (generation {number})" for number, step in each.items())
+            said.append(f"rank {rank}: {held or 'does not resume'}")
+        hint = "no step is on the drives of all"
+        if common is not None:
+            hint = f'resume="common" goes on from step {common} on all'
+        super().__init__("the same last step on all ranks", f"{'; '.join(said)}; {hint}")
 
 
 class NothingToResumeError(ResumeError):

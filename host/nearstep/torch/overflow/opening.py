@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ from torch.optim.optimizer import ParamsT
 
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import NotADriveError, OwnerError, StorageError
-from nearstep.storage.drive_set import EXTENT_BYTES, drives_in
+from nearstep.storage.drive_set import EXTENT_BYTES, create_set, drives_in
 from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.cards.sets import moved_from, remove
+from nearstep.torch.overflow import ranks
 from nearstep.torch.overflow.drive_segment import HELD_BACK
 from nearstep.torch.overflow.errors import NothingToResumeError, ResumeError
-from nearstep.torch.overflow.options import Drives, Overflow
+from nearstep.torch.overflow.options import COMMON, Drives, Overflow
 
 GENERATIONS = 3
 """That are on the drives at once: the last one, the one before, and the one that is written."""
@@ -74,50 +75,89 @@ class OpenStore:
         assert options.drives is not None  # `Overflow.on`
         self._parameters = [p for group in groups for p in _parameters(group)]
         self._options = options
+        self._resumes = options.resume is not False
         self._made: list[str] = []
         self._folder: Path | None = None
         self._cards = cards
         owner = describe(title, [_parameters(group) for group in groups])
-        drives, resume = options.drives, options.resume
+        drives = options.drives
         self.owns = not isinstance(drives, Store)
         self.source: Store | None = None
         self._left: Sequence[Path] = ()
-        if cards and resume is True and not isinstance(drives, Store):
-            self._left = moved_from([str(each) for each in drives], owner)
-        others = self._left if isinstance(resume, bool) else _drives_of(resume)
-        if others:
-            self.source = _opened(others, owner)
-        kept = moments + (residual or _has_residual(self.source))
+        self._is_agreed = options.resume is False or options.generation is not None
         try:
+            if cards and self._resumes and not options.others and not isinstance(drives, Store):
+                self._left = moved_from([str(each) for each in drives], owner)
+            others = _drives_of(options.others) if options.others else self._left
+            if others:
+                self.source = self._at_agreed(lambda number: _opened(others, owner, number))
+            kept = moments + (residual or _has_residual(self.source))
             self.store = self._open(drives, owner, kept, block, extent_bytes)
         except BaseException:
             self._close_source()
-            self._remove_folder()
+            self._remove_made()
+            if not self._is_agreed:
+                ranks.failed()
             raise
+
+    def _at_agreed(self, at: Callable[[int | None], Store]) -> Store:
+        """Open drives to go on from, at the generation that was asked for, or, if none was, at one
+        that all ranks agree on.
+
+        Parameters
+        ----------
+        at : opens them; None: at the last generation.
+
+        Raises
+        ------
+        RanksDifferError, StorageError
+        """
+        store = at(self._options.generation)
+        if self._is_agreed:
+            return store
+        self._is_agreed, common = True, self._options.resume == COMMON
+        last = store.generation
+        try:
+            number = ranks.agree(store.generations, last, common=common)
+        except BaseException:
+            if store is not self._options.drives:
+                store.close()
+            raise
+        if number == last:
+            return store
+        if store is not self._options.drives:
+            store.close()
+        return at(number)
 
     def _open(
         self, drives: Drives, owner: str, moments: int, block: int, extent_bytes: int
     ) -> Store:
         if isinstance(drives, Store):
             self._check(drives, owner)
+            if self._resumes and self.source is None:
+                return self._at_agreed(lambda number: _given_at(drives, number))
             return drives
-        if self._options.resume and self.source is None:
+        if self._resumes and self.source is None:
             left = unfinished(drives)
             if left:
                 raise NothingToResumeError(f"a step of {owner}", left)
-            return Store.open(drives, owner=owner)
+            return self._at_agreed(
+                lambda number: Store.open(drives, owner=owner, generation=number)
+            )
         arrays = (1 + moments) * len(self._parameters)
         state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
         share = GENERATIONS * (state // len(drives) + block * (1 + moments)) + SPARE_BYTES
-        self._made = [str(each) for each in drives if not os.path.lexists(each)]
+        made = [str(each) for each in drives if not os.path.lexists(each)]
         if self._cards:
             self._make_folder(Path(drives[0]).parent)
         nbytes = -(-share // BLOCK_BYTES) * BLOCK_BYTES
         try:
-            return Store.create(drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes)
+            create_set(drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes)
         except NotADriveError as error:
             error.add_note("resume=True goes on with the step that is there")
             raise
+        self._made = made
+        return Store.open(drives, owner=owner)
 
     def _make_folder(self, folder: Path) -> None:
         """Have the folder of the cards' drives; one that cannot be is said by the drives."""
@@ -126,7 +166,10 @@ class OpenStore:
                 folder.mkdir()
                 self._folder = folder
 
-    def _remove_folder(self) -> None:
+    def _remove_made(self) -> None:
+        """Remove the drives that were made here, and their folder."""
+        for path in self._made:
+            Path(path).unlink(missing_ok=True)
         if self._folder is not None:
             with contextlib.suppress(OSError):  # others use it
                 self._folder.rmdir()
@@ -153,7 +196,7 @@ class OpenStore:
 
     def _check(self, store: Store, owner: str) -> None:
         found = store.meta.get("owner")
-        if self._options.resume and self.source is None:
+        if self._resumes and self.source is None:
             if found is None and not store.tensors:
                 raise NothingToResumeError(f"a step of {owner}", ())
             if found is None:
@@ -185,9 +228,7 @@ class OpenStore:
         else:
             with contextlib.suppress(StorageError):  # what is the matter has been said
                 self.store.abort()
-        for path in self._made:
-            os.unlink(path)
-        self._remove_folder()
+        self._remove_made()
 
 
 def _drives_of(given: Sequence[str | Path]) -> Sequence[Path]:
@@ -196,9 +237,17 @@ def _drives_of(given: Sequence[str | Path]) -> Sequence[Path]:
     return drives_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else paths
 
 
-def _opened(places: Sequence[Path], owner: str) -> Store:
+def _given_at(store: Store, generation: int | None) -> Store:
+    """A store that the caller opened, which has to be at a generation."""
+    if generation not in (None, store.generation):
+        expected = f"a Store that was opened with generation={generation}"
+        raise ResumeError(expected, f"one at {store.generation}")
+    return store
+
+
+def _opened(places: Sequence[Path], owner: str, generation: int | None) -> Store:
     """Drives that a step is copied from."""
-    store = Store.open(places, owner=None, read_only=True)
+    store = Store.open(places, owner=None, generation=generation, read_only=True)
     found = store.meta.get("owner")
     if found != owner:
         store.close()

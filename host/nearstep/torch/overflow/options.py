@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from nearstep.device import Device
 from nearstep.errors import ArgumentError
 from nearstep.plan.overflow import Eviction
+from nearstep.scalars import is_whole
 from nearstep.storage.drive_set import check_places
 from nearstep.storage.store import Store
 from nearstep.torch.errors import HyperparameterError
@@ -17,9 +18,12 @@ from nearstep.torch.errors import HyperparameterError
 Drives = Sequence[str | Path] | Store
 """Files of a set; or a store that the caller opened, and closes."""
 
-Resume = bool | str | Path | Sequence[str | Path]
-"""Whether to go on from the last step of the drives; or other drives that have it, all of a set, or
-their folder."""
+Resume = bool | int | str | Path | Sequence[str | Path]
+"""Whether to go on from the last step of the drives; `COMMON`; a generation of them; or other
+drives that have the step, all of a set, or their folder."""
+
+COMMON = "common"
+"""Go on from the last step that the drives of all processes of a job have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +36,24 @@ class Overflow:
     memory : of the device, for parameters, gradients and state: bytes, text such as `64MiB`, or a
         share of all that, such as `25%`. None with drives of the device: each has its card's.
     eviction
-    resume : go on from the last step that the drives have, or that these others have.
+    resume : go on from the last step that the drives have, that all ranks have (`COMMON`), or that
+        these others have; or from this generation.
     """
 
     drives: Drives | None
     memory: int | str | None
     eviction: Eviction
-    resume: bool | Sequence[str | Path]
+    resume: bool | int | str | Sequence[str | Path]
+
+    @property
+    def others(self) -> Sequence[str | Path]:
+        """Drives that a step is copied from."""
+        return () if isinstance(self.resume, int | str) else self.resume
+
+    @property
+    def generation(self) -> int | None:
+        """To go on from; None: the last, or the common one."""
+        return None if isinstance(self.resume, bool | str | Sequence) else self.resume
 
     @classmethod
     def given(
@@ -53,11 +68,12 @@ class Overflow:
         """
         if eviction not in get_args(Eviction):
             raise HyperparameterError("eviction", f"one of {get_args(Eviction)}", eviction)
-        found = (resume,) if isinstance(resume, str | Path) else resume
-        if not (isinstance(found, bool) or _are_paths(found)):
-            expected = "True, False, or drives to copy a step from, by their paths"
+        is_path = isinstance(resume, str | Path) and resume != COMMON
+        found = (cast(str | Path, resume),) if is_path else cast(Any, resume)
+        if not (isinstance(found, bool) or is_whole(found) or found == COMMON or _are_paths(found)):
+            expected = "True, False, 'common', a generation, or paths of drives to copy a step from"
             raise HyperparameterError("resume", expected, resume)
-        if drives is None and memory is None and not found:
+        if drives is None and memory is None and found is False:
             return None
         if drives is not None and not isinstance(drives, Store):
             check_places(drives)

@@ -12,8 +12,8 @@ from nearstep.allocator import LINE_BYTES
 from nearstep.backends.base import Completion
 from nearstep.device import Device
 from nearstep.placement import Extent, padded
-from nearstep.storage.store import Store
 from nearstep.torch.overflow.drive_segment import DriveSegment, OnDrive, Written
+from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.traffic import Traffic
 
 
@@ -77,7 +77,7 @@ class OverflowSegment(DriveSegment):
     counts : elements of each parameter.
     line, dtypes : as of `Segment`.
     keys : names of the parameters on the drives.
-    store
+    drives
     traffic : counters.
 
     Attributes
@@ -92,7 +92,7 @@ class OverflowSegment(DriveSegment):
         line: int,
         dtypes: Mapping[str, np.dtype],
         keys: Sequence[str],
-        store: Store,
+        drives: HeldStore,
         traffic: Traffic,
     ) -> None:
         self.spans: list[tuple[int, int]] = []
@@ -100,7 +100,7 @@ class OverflowSegment(DriveSegment):
         for count in counts:
             self.spans.append((size, count))
             size += padded(count, line)
-        super().__init__(device, size, line, dtypes, store, traffic)
+        super().__init__(device, size, line, dtypes, drives, traffic)
         self._keys = keys
         self.find()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nearstep.placement import Extent
-from nearstep.storage.drive_errors import StorageError, UncertainCommitError
+from nearstep.storage.drive_errors import DriveTimeoutError, StorageError, UncertainCommitError
 from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.attached import AttachedOptimizer
@@ -24,6 +24,7 @@ from nearstep.torch.overflow.drive_segment import GRADIENTS, HELD_BACK, DriveSeg
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.opening import keys
+from nearstep.torch.overflow.ranks import Made
 from nearstep.torch.overflow.residuals import read_residual, write_residuals
 from nearstep.torch.overflow.saved_arrays import carry, saved_arrays
 from nearstep.torch.overflow.saved_step import SavedStep, digest, pack, unpack
@@ -35,8 +36,29 @@ from nearstep.torch.step import Update
 from nearstep.torch.work import Work
 
 
+class FailedStep(NamedTuple):
+    """A step that is to be undone, unless its generation turns out to count.
+
+    Attributes
+    ----------
+    undo
+    residents : that it was to update.
+    generation : before its last commit: another one means that this counts.
+    is_lost : whether changes of parameters are; None: all that there was is in a generation.
+    recovers : steps can be made once it has been undone.
+    """
+
+    undo: Undo
+    residents: Sequence[Resident]
+    generation: int
+    is_lost: bool | None
+    recovers: bool
+
+
 class OverflowSteps(AttachedOptimizer):
     """What an optimizer on a device has for drives; `_tier` is None without them."""
+
+    _failed_step: FailedStep | None = None
 
     @abstractmethod
     def _apply(self, work: Work) -> dict[Extent, Update] | None:
@@ -60,7 +82,7 @@ class OverflowSteps(AttachedOptimizer):
 
         Its generation is the last step. Nobody else writes to it.
         """
-        return None if self._tier is None else self._tier.store
+        return None if self._tier is None else self._tier.drives.last
 
     @property
     def memory_peak(self) -> int | None:
@@ -73,11 +95,11 @@ class OverflowSteps(AttachedOptimizer):
         if self._tier is None:
             return
         self._tier.begin()
-        if self._settings.overflow is not None and self._settings.overflow.resume:
+        if self._settings.overflow is not None and self._settings.overflow.resume is not False:
             self._resume(self._tier)
         else:
             self._tier.write_masters()
-            self._commit(self._tier)
+            self._commit(self._tier, Made(0, 0))
 
     @property
     def _title(self) -> str:
@@ -140,21 +162,28 @@ class OverflowSteps(AttachedOptimizer):
     def _load_on_drives(self, tier: DriveTier[Any], saved: Mapping[Tensor, SavedState]) -> None:
         if self._interrupted is not None:
             tier.go_back()
+        self._failed_step = None
         self._interrupted = "load_state_dict"  # unless it ends
-        self._load(saved)
-        tier.write_masters()
-        self._commit(tier)
+        try:
+            self._load(saved)
+            tier.write_masters()
+            self._commit(tier, Made(_made(tier.store).steps + 1, 0))
+        except StorageError as error:
+            self._release(tier, error)
+            raise
 
     def _apply_by_units(self, tier: DriveTier[Any], work: Work) -> dict[Extent, Update]:
         """The same, of one unit of parameters after the other, and a generation of all on drives.
 
         After an error everything is what it was before, unless the device failed and had something
-        that the drives have not, or nobody knows whether the generation counts. What was changed on
-        the drives alone since the last generation is written first: if that fails, gradients are
-        lost, and of parameters that are away all changes, after which steps are refused.
+        that the drives have not. Drives that do not answer then are asked again when the optimizer
+        is next used (`_check_whole`): if the generation counts, everything is what it was after the
+        step. What was changed on the drives alone since the last generation is written first: if
+        that fails, gradients are lost, and of parameters that are away all changes, after which
+        steps are refused.
         """
         is_lost: bool | None = tier.has_changed_away
-        store, generation, is_last = tier.store, 0, False
+        generation = tier.store.generation
         undo = Undo(self.state, self._residents.values())
         try:
             with tier.step():
@@ -164,7 +193,8 @@ class OverflowSteps(AttachedOptimizer):
                 counted = self._traffic.as_dict()
                 tier.prepare(resident for resident, _, _ in work.checked)
                 if tier.is_dirty:
-                    self._commit(tier)
+                    self._commit_changes(tier)
+                generation = tier.store.generation
                 is_lost = None
                 try:
                     updates = self._update_units(tier, undo, work)
@@ -176,18 +206,16 @@ class OverflowSteps(AttachedOptimizer):
                     self._traffic.go_back(counted)
                     tier.prepare((resident for resident, _, _ in work.checked), anew=True)
                     if tier.is_dirty:
-                        self._commit(tier)
+                        self._commit_changes(tier)
+                    generation = tier.store.generation
                     is_lost = None
                     updates = self._update_units(tier, undo, work)
-                store, generation = tier.store, tier.store.generation
-                is_last = True
-                self._commit(tier)
+                self._commit(tier, Made(_made(tier.store).steps + 1, 0))
         except BaseException as error:
-            if is_last and store.generation != generation:  # interrupted when the step counted
-                for segment in tier.segments:
-                    segment.dirty.clear()
-            else:
-                self._go_back(tier, undo, work, error, is_lost)
+            recovers = tier.recovers or isinstance(error, StorageError)
+            residents = [resident for resident, _, _ in work.checked]
+            self._failed_step = FailedStep(undo, residents, generation, is_lost, recovers)
+            self._go_back(tier, self._failed_step, error)
             raise
         return updates
 
@@ -208,38 +236,53 @@ class OverflowSteps(AttachedOptimizer):
         for resident in self._residents.values():
             resident.interrupted = None
 
-    def _go_back(
-        self,
-        tier: DriveTier[Any],
-        undo: Undo,
-        work: Work,
-        error: BaseException,
-        is_lost: bool | None,
-    ) -> None:
-        """Undo a step.
-
-        Parameters
-        ----------
-        is_lost : whether changes of parameters are; None: all that there was is in a generation.
-        """
-        residents = list(self._residents.values())
-        if isinstance(error, UncertainCommitError):
-            self._interrupt(residents, error)
-            return
+    def _go_back(self, tier: DriveTier[Any], failed: FailedStep, error: BaseException) -> None:
+        """Undo a step, now if the drives answer."""
+        if failed.is_lost:
+            self._interrupt(self._residents.values(), error)
         try:
-            tier.go_back()
-            undo.restore()
-            if is_lost is None:
-                tier.restore(resident for resident, _, _ in work.checked)
+            if isinstance(error, UncertainCommitError):
+                raise error  # they did not
+            self._finish_undo(tier, failed, error)
         except StorageError:
-            self._interrupt(residents, error)
-            return
-        if is_lost is not None:
-            self._lose_gradients(error)
-        if is_lost:
-            self._interrupt(residents, error)
-        elif tier.recovers or isinstance(error, StorageError):
+            self._interrupt(self._residents.values(), error)
+        self._release(tier, error)
+
+    def _release(self, tier: DriveTier[Any], error: BaseException) -> None:
+        """Unlock drives that had an error, so that an optimizer can be made anew, whoever refers to
+        this one."""
+        if isinstance(error, StorageError) and not isinstance(error, DriveTimeoutError):
+            tier.drives.release()  # after a timeout something may be under way still
+
+    def _finish_undo(
+        self, tier: DriveTier[Any], failed: FailedStep, error: BaseException | None = None
+    ) -> None:
+        """Go back to before a step that failed; if its generation counts, to behind it."""
+        counts = tier.store.generation != failed.generation
+        if counts and failed.is_lost is None:
+            tier.clean()
+        else:
+            tier.go_back()
+            failed.undo.restore()
+            if failed.is_lost is None:
+                tier.restore(failed.residents)
+            elif not counts:
+                self._lose_gradients(error)
+        self._failed_step = None
+        if failed.recovers and (counts or not failed.is_lost):
             self._recover()
+
+    def _check_whole(self, action: str) -> None:
+        """As for other optimizers, after a step that could not be undone has been.
+
+        Raises
+        ------
+        InterruptedStepError
+        StorageError : the drives do not answer yet.
+        """
+        if self._tier is not None and self._failed_step is not None:
+            self._finish_undo(self._tier, self._failed_step)
+        super()._check_whole(action)
 
     def write_failed(self, error: Exception) -> None:
         """Go on after a write to the drives that failed outside of a step.
@@ -264,21 +307,26 @@ class OverflowSteps(AttachedOptimizer):
         if others:
             self._interrupt(residents, error)
 
-    def _lose_gradients(self, error: BaseException) -> None:
+    def _lose_gradients(self, error: BaseException | None) -> None:
         held = [r for r in self._residents.values() if isinstance(r.held, HeldGradient)]
         for resident in held:
             resident.release_gradient()
-        if held:
+        if held and error is not None:
             error.add_note(f"{len(held)} gradients that were on the drives are lost")
 
-    def _commit(self, tier: DriveTier[Any], **more: str) -> None:
+    def _commit_changes(self, tier: DriveTier[Any]) -> None:
+        """Commit what the host changed since the last generation."""
+        steps, changes = _made(tier.store)
+        self._commit(tier, Made(steps, changes + 1))
+
+    def _commit(self, tier: DriveTier[Any], made: Made, **more: str) -> None:
         layout = tier.layout(keys(self.param_groups))
         groups, computes, saves = self.param_groups, self._computes, self._settings.save_residual
         kept = pack(
             self._title, groups, self.state, self._residents, computes, layout, save_residual=saves
         )
         written = write_residuals(tier.segments, self.state, save=saves)
-        tier.commit({**kept, **more})
+        tier.commit({**kept, "made": made, **more})
         for state in written:
             state.residual_saved()
 
@@ -311,7 +359,8 @@ class OverflowSteps(AttachedOptimizer):
                 self._keep(resident, state)
         if carried:
             replaced = str(source.drives[0].header.set_id)
-            self._commit(tier, **{REPLACES: replaced} if tier.replaces else {})
+            more = {REPLACES: replaced} if tier.replaces else {}
+            self._commit(tier, _made(source), **more)
 
     def _carry(self, tier: DriveTier[Any], source: Store, saved: SavedStep) -> bool:
         """Copy what lies on other drives, or elsewhere on these; whether anything does."""
@@ -340,3 +389,8 @@ class OverflowSteps(AttachedOptimizer):
         self._interrupted = type(error).__name__
         for resident in residents:
             resident.interrupt(self._interrupted)
+
+
+def _made(store: Store) -> Made:
+    """How far the last generation of a store is."""
+    return Made.of(store.meta, store.generation)

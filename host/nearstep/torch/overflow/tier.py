@@ -14,10 +14,10 @@ from nearstep.device import Device
 from nearstep.plan.overflow import Array, OverflowPlan
 from nearstep.plan.residency import NoRoomError
 from nearstep.storage.aligned import AlignedPool
-from nearstep.storage.store import Store
 from nearstep.torch.overflow.drive_segment import GRADIENTS
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.errors import MemoryTooSmallError
+from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.overflow.opening import moved_together
 from nearstep.torch.overflow.options import Overflow
 from nearstep.torch.overflow.segment import DriveArray, OverflowSegment
@@ -41,16 +41,16 @@ class Tier(DriveTier[OverflowSegment]):
     Parameters
     ----------
     options
-    store
+    drives
     memory : bytes of all channels.
     device
     traffic
     """
 
     def __init__(
-        self, options: Overflow, store: Store, memory: int, device: Device, traffic: Traffic
+        self, options: Overflow, drives: HeldStore, memory: int, device: Device, traffic: Traffic
     ) -> None:
-        super().__init__(store)
+        super().__init__(drives)
         self._options = options
         self._memory = memory
         self._device = device
@@ -78,7 +78,7 @@ class Tier(DriveTier[OverflowSegment]):
     def segment(
         self, counts: Sequence[int], line: int, dtypes: Mapping[str, np.dtype], keys: Sequence[str]
     ) -> OverflowSegment:
-        return OverflowSegment(self._device, counts, line, dtypes, keys, self.store, self._traffic)
+        return OverflowSegment(self._device, counts, line, dtypes, keys, self.drives, self._traffic)
 
     def check_room(self, segment: OverflowSegment, arrays: Sequence[str], label: str) -> None:
         """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together; of those
@@ -176,11 +176,9 @@ class Tier(DriveTier[OverflowSegment]):
 
     def write_masters(self) -> None:
         for segment in self.segments:
-            for number, resident in enumerate(segment.residents):
-                if not resident.away:
-                    data = resident.host_master()
-                    segment.changed("p")
-                    DriveArray(segment, "p").submit_write(number, data).wait()
+            for resident in segment.residents:
+                if not resident.away:  # to memory, if it is there: a commit writes that to drives
+                    resident.extent.write("p", resident.host_master())
 
     def _comes(self, segment: OverflowSegment, name: str) -> bool:
         """Whether an array has to come from the drives for an update."""
