@@ -16,18 +16,16 @@ from typing import Annotated, cast
 
 import typer
 
+from nearstep.cli.outcome import reported, working
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.engine import Scheduling
 from nearstep.coarse.service.server import BEAT_S, QUEUE_SHARDS, SHARD_BYTES, SILENCE_S, Server
 from nearstep.coarse.service.spawn import token_of
-from nearstep.errors import NearstepError
+from nearstep.errors import MismatchError
 
 app = typer.Typer(
     help="Memory devices that sum tensors of several processes.", no_args_is_help=True
 )
-
-REFUSED = 2
-"""Exit status: nothing was served."""
 
 LEAVE_S = 60.0
 """After its input has ended a service waits so long for clients to leave."""
@@ -64,18 +62,19 @@ def serve(
     """Serve until interrupted.
 
     The first line is JSON: `address`, `device`, `devices`, `pid`, and `token` if it is a new one.
-    Exit status: 2 if nothing can be served; an error says why.
+    Exit status: 1 if the devices fail, 2 if an argument is at fault.
     """
     made: dict[str, object] = {}
     with ExitStack() as stack:
-        try:
+        with reported(wrong=(MismatchError, OSError)):  # of the device's name, a file, an address
             if until_eof:
                 token = sys.stdin.readline().strip()
             elif token_file is not None:
                 token = token_of(token_file)
             else:
                 made["token"] = token = secrets.token_hex(16)
-            pool = stack.enter_context(CoarsePool.open(device))
+            with working(f"opening {device}"):
+                pool = stack.enter_context(CoarsePool.open(device))
             if listen == "unix:":
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nearstep-coarse-"))
                 listen = f"unix:{folder}/socket"
@@ -89,9 +88,6 @@ def serve(
                 silence_s=silence_s,
                 scheduler=cast("Scheduling", scheduler),  # it is checked there
             )
-        except (NearstepError, OSError) as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(REFUSED) from None
         _serve(server, pool.devices, device, made, until_eof)
 
 
