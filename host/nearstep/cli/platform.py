@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from nearstep.cli.outcome import AsJson, print_json, print_table, reported, working
+from nearstep.measure.errors import MeasureError
 from nearstep_spec.cache import cache_dir
 from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
 from nearstep_spec.platform.machine import ORIGINS, Figure, Platform, PlatformError
@@ -117,7 +118,7 @@ def this(
     ] = 1024,
 ) -> None:
     """Measure this machine, and keep the result in the cache as the machine `this`."""
-    with reported():
+    with reported(wrong=(MeasureError,)):
         from nearstep.measure.this import Sizes, keep, measure, steps  # torch is an extra
 
         folder = cache_dir() if directory is None else directory

@@ -130,7 +130,7 @@ def test_this_machine_is_measured_kept_and_shown(
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path, cache: Path) -> None:
     done = run("this", "--directory", str(tmp_path / "nothing"))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "is no folder" in done.stderr
     assert not cache.exists()
 
