@@ -188,8 +188,11 @@ def _write_all(
         raise typer.BadParameter("--all needs --output, the folder to write to")
     try:
         index = write_tree(output, GENERATORS, _made, html=html)
-    except (TreeError, HtmlError) as error:
+    except TreeError as error:
         raise typer.BadParameter(str(error)) from error
+    except HtmlError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
     size = sum(row["bytes"] for row in index["files"].values())
     typer.echo(
         f"{len(index['tops'])} tops, {len(index['files'])} files, {size / 1e6:.1f} MB: "

@@ -1,6 +1,5 @@
 """`nearstep area`: blocks and whole products on two families of FPGAs, beside papers' figures."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -8,8 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from nearstep.cli.outcome import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
     from nearstep_sim.row_file import Row
@@ -238,7 +238,7 @@ HEADS = ("block or product", "FPGA", "how", *COLUMNS.values(), "latency", "what"
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--md", help="Print Markdown.")] = False,
 ) -> None:
     """Area of every block and product on UltraScale+ and ECP5, beside the papers' figures.
@@ -251,7 +251,7 @@ def command(
     if not any(row.label is Label.MEASURED for row in rows):
         raise typer.BadParameter("there is no hw/area.json: this command is for a checkout")
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=1))
+        print_json([asdict(row) for row in rows])
     elif as_markdown:
         typer.echo(f"| {' | '.join(HEADS)} |\n|{'---|' * 3}{'---:|' * (len(COLUMNS) + 1)}---|")
         for row in rows:
@@ -264,13 +264,9 @@ def _print(rows: list[Figures]) -> None:
     shown = Table(title="Area. LUT have six inputs on UltraScale+ and KU15P, four on ECP5.")
     for place, head in enumerate(HEADS):
         number = 3 <= place < len(HEADS) - 1
-        shown.add_column(head, justify="right" if number else "left", overflow="fold")
+        shown.add_column(head, justify="right" if number else "left")
     for _, group in groupby(rows, key=lambda row: row.label):
         for row in group:
             shown.add_row(*_cells(row))
         shown.add_section()
-    console = Console()
-    # one line a row where it is no terminal
-    if not console.is_terminal:
-        console = Console(width=220)
-    console.print(shown)
+    print_table(shown)

@@ -2,7 +2,7 @@
 """`nearstep rule check`: what a user's rule becomes in hardware, and whether it is exact."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from nearstep.cli.outcome import FAILED, reported, working
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.functional_unit import VerilatedUnit
@@ -168,7 +169,13 @@ def _throughput(unit: FunctionalUnit, seed: int) -> Throughput:
     return Throughput(PORT_ELEMENTS / beat_bound(unit, PORT_ELEMENTS, lanes=LANES), simulated)
 
 
-def check(rule: Rule, *, vectors: int = 200_000, seed: int = 1) -> Check:
+def check(
+    rule: Rule,
+    *,
+    vectors: int = 200_000,
+    seed: int = 1,
+    told: Callable[[str], None] = lambda _: None,
+) -> Check:
     """Build the functional unit of `rule`, Verilate it, and compare it with the numpy model.
 
     Parameters
@@ -176,9 +183,13 @@ def check(rule: Rule, *, vectors: int = 200_000, seed: int = 1) -> Check:
     rule : with at least one array that is read.
     vectors : elements sent through the unit at full rate; a sixteenth of them again with stalls.
     seed
+    told : is called with what begins.
     """
     unit = FunctionalUnit(rule)
-    return Check(rule, unit.latency, _exactness(unit, vectors, seed), _throughput(unit, seed))
+    told(f"{rule.name}: {vectors} vectors")
+    exactness = _exactness(unit, vectors, seed)
+    told(f"{rule.name}: throughput")
+    return Check(rule, unit.latency, exactness, _throughput(unit, seed))
 
 
 def area(rule: Rule) -> Area:
@@ -254,12 +265,13 @@ def command(
     ] = 200_000,
     seed: Annotated[int, typer.Option(min=0, help="Of operands and stalls.")] = 1,
 ) -> None:
-    """Compare RTL with the golden model; print registers, latency, units and throughput."""
-    try:
+    """Compare RTL with the golden model; print registers, latency, units and throughput.
+
+    Exit status: 1 if a rule is not exact, reads no array, or is slower than estimated; 2 if the
+    file gives no rule.
+    """
+    with reported(wrong=(RuleFileError,)):
         rules = load_rules(path)
-    except RuleFileError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
     failed = False
     for rule in rules.values():
         if not rule.arrays_in:
@@ -267,15 +279,17 @@ def command(
             failed = True
             continue
         typer.echo(f"{rule.name}: {', '.join(rule.arrays_in)} -> {', '.join(rule.arrays_out)}")
-        done = check(rule, vectors=vectors, seed=seed)
-        rows = _report(done)
-        if area_:
-            cells = area(rule)
-            rows.append(
-                ("area", f"{cells.dsp} DSP48E2, {cells.lut} LUT, {cells.ff} FF a unit (xcup)")
-            )
+        with working(rule.name, total=3 + area_) as told:
+            done = check(rule, vectors=vectors, seed=seed, told=told)
+            rows = _report(done)
+            if area_:
+                told(f"{rule.name}: synthesis")
+                cells = area(rule)
+                rows.append(
+                    ("area", f"{cells.dsp} DSP48E2, {cells.lut} LUT, {cells.ff} FF a unit (xcup)")
+                )
         for name, text in rows:
             typer.echo(f"  {name:11}{text}")
         failed |= not done.passed
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)

@@ -4,6 +4,7 @@
 import json
 import re
 import subprocess
+import sys
 
 import pytest
 import typer
@@ -287,6 +288,13 @@ def test_options_that_would_change_nothing_are_refused(cli):
             assert "changes nothing here" in re.sub(r"[\s│]+", " ", said.output)
             refused += 1
     assert refused >= 30, refused
+
+
+def test_a_block_is_written_without_a_warning(tmp_path):
+    """In a process of its own: Amaranth warns of unused components when they are collected."""
+    words = [sys.executable, "-m", "nearstep", "rtl", "general_updater", "-o", tmp_path / "unit.v"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_unknown_options_are_errors():

@@ -73,7 +73,7 @@ def test_a_mistake_ends_with_its_line(tmp_path: Path) -> None:
         'MINE = Rule("mine", lambda p, g, *, lr: {"p": p - lr * g}, states=("p",), inputs=("g",))\n'
     )
     result = _run(path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"{path}:2: Unknown state, input, scalar or switch 'lr'" in result.output
 
 
@@ -81,7 +81,7 @@ def test_a_file_that_exits_has_failed(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import sys\nsys.exit(0)\n")
     result = _run(path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"error: {path}:2: SystemExit: 0" in result.output
 
 

@@ -1,13 +1,27 @@
-"""The code of the pages runs as it is printed.
+"""The code and the commands of the pages run, and print what the pages say.
+
+What a `python` block prints is the `text` block behind it; what a command prints stands below it in
+its `console` block. A comment before the block that has the output may say of it::
+
+    <!-- output: deep -->                   it is compared in the deep test alone
+    <!-- output: varies [0-9.]+ s a step --> what matches is of the run or the machine
+    <!-- output: deep, varies ... -->       both
 
 In the fast test, devices that would be simulated are the golden ones of the same shape.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,73 +45,184 @@ GOLDEN = {
 }
 """What stands for a simulated device, the longest name first."""
 
-WITHOUT_GOLDEN = ("commands=", "inject_link", "ring.pull", "drive_read_bytes_per_s", "bus=pcie")
+WITHOUT_GOLDEN = ("memory=ideal", "commands=", "inject_link", "ring.pull", "drive_read_bytes_per_s", "bus=pcie")
 """What only a simulated device has: code with it runs in the deep test."""
 
+FENCE = re.compile(
+    r"(?:^<!-- output: (?P<deep>deep)?(?:, )?(?:varies (?P<varies>.*?))? -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+@dataclass(frozen=True)
+class Fence:
+    """A fenced block of a page.
+
+    Attributes
+    ----------
+    page, language, text
+    deep : whether its output is compared in the deep test alone.
+    varies : pattern of what is not compared; nothing if empty.
+    """
+
+    page: str
+    language: str
+    text: str
+    deep: bool
+    varies: str
+
+    @property
+    def commands(self) -> list[tuple[str, str]]:
+        """Each line at a prompt, with what is printed below it."""
+        found = re.findall(r"^\$ (.*\n)((?:(?!\$ ).*\n)*)", self.text, re.MULTILINE)
+        return [(line.strip(), printed) for line, printed in found]
+
+    def check(self, expected: str, printed: str) -> int:
+        """Compare an output with that of the page, and count it."""
+        both = [expected.rstrip(), printed.rstrip()]
+        if self.varies:
+            both = [re.sub(self.varies, "...", each) for each in both]
+        assert both[0] == both[1], f"{self.page}: printed\n{printed}\nnot\n{expected}"
+        return 1
 
 
-def run_blocks(page: Path, *, golden: bool) -> int:
+def fences(page: Path) -> list[Fence]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Fence(page.name, each["language"], each["text"], bool(each["deep"]), each["varies"] or "")
+        for each in FENCE.finditer(text)
+    ]
+
+
+def run_page(page: Path, *, golden: bool) -> tuple[int, int]:
+    """Blocks that ran, and outputs that were compared."""
     names: dict[str, object] = {}
-    ran = 0
-    for block in blocks(page, "python"):
-        code = block
-        if golden:
-            if any(each in block for each in WITHOUT_GOLDEN):
-                continue
-            for name, stands_for in GOLDEN.items():
-                code = code.replace(name, stands_for)
-        exec(compile(code, f"{page.name}: {block.splitlines()[0]}", "exec"), names)
-        ran += 1
-    return ran
+    ran = compared = 0
+    found = fences(page)
+    for fence, behind in zip(found, [*found[1:], None], strict=True):
+        if fence.language == "console" and any(printed for _, printed in fence.commands):
+            if not (golden and fence.deep):
+                compared += run_console(fence)
+                ran += 1
+        elif fence.language == "python":
+            code = fence.text
+            if golden:
+                if any(each in code for each in WITHOUT_GOLDEN):
+                    continue
+                for name, stands_for in GOLDEN.items():
+                    code = code.replace(name, stands_for)
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(code, f"{page.name}: {code.splitlines()[0]}", "exec"), names)
+            ran += 1
+            if out.getvalue() and not (golden and behind is not None and behind.deep):
+                assert behind is not None
+                assert behind.language == "text", f"{page.name}: {out.getvalue()} is not there"
+                compared += behind.check(behind.text, out.getvalue())
+    return ran, compared
 
 
-WITH_PYTHON = [page for page in PAGES if blocks(page, "python") and page.name != "coarse.md"]
-"""docs/coarse.md has a test of its own, which looks at what is printed, too."""
+def run_console(fence: Fence) -> int:
+    """Run the commands of a block in the working directory; `nearstep serve` goes on until then."""
+    compared = 0
+    with contextlib.ExitStack() as served:
+        for line, expected in fence.commands:
+            command = re.sub(r"^make run(.*)", r"\1 .venv/bin/python .ci/run_with_args.py "
+                             "examples/train_gpt.py", line)  # fmt: skip
+            process = subprocess.Popen(
+                f"exec 2>&1; {command}", shell=True, text=True, stdout=subprocess.PIPE,
+                start_new_session=True, executable="/bin/bash",
+            )  # fmt: skip
+            assert process.stdout is not None
+            if " serve " in line:
+                served.callback(process.wait, 60)
+                served.callback(os.killpg, process.pid, signal.SIGINT)
+                printed = "".join(process.stdout.readline() for _ in expected.splitlines())
+            else:
+                printed = process.communicate()[0]
+            if expected:
+                compared += fence.check(expected, printed)
+    return compared
 
 
-def _beside_examples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go to a folder where pages find the examples by the name that they have in a checkout."""
-    (folder / "examples").symlink_to(ROOT / "examples")
+RUN = [
+    page
+    for page in PAGES
+    if any(each.language == "python" or each.commands for each in fences(page))
+]
+
+
+def _checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder where pages find programs and examples by the names of a checkout."""
+    (folder / ".venv").symlink_to(sys.prefix)
+    for name in (".ci", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     monkeypatch.chdir(folder)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.deep] if page.name == "nitefury.md" else [])
-        for page in WITH_PYTHON
-    ],
-    ids=lambda page: page.name,
-)
-def test_the_python_of_a_page_runs(
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_a_page_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _beside_examples(tmp_path, monkeypatch)
-    assert len(WITH_PYTHON) == 12
-    assert run_blocks(page, golden=True) >= 1
+    _checkout(tmp_path, monkeypatch)
+    ran, compared = run_page(page, golden=True)
+    print(f"{page.name}: {ran} blocks, {compared} outputs")
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
-def test_the_python_of_a_page_runs_as_printed(
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_a_page_runs_on_the_devices_that_it_names(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _beside_examples(tmp_path, monkeypatch)
-    assert run_blocks(page, golden=False) == len(blocks(page, "python"))
+    _checkout(tmp_path, monkeypatch)
+    ran, compared = run_page(page, golden=False)
+    print(f"{page.name}: {ran} blocks, {compared} outputs")
     if page.name == "dram-traces.md":
         for channel in (0, 1):
             done = CliRunner().invoke(cli._app(), ["dram-replay", f"build/commands.{channel}"])
             assert "no violation" in done.output
 
 
+def test_every_output_stands_behind_what_prints_it() -> None:
+    """So that none is left out: a block that prints has its text, and each text has its block."""
+    printing = texts = consoles = 0
+    for page in PAGES:
+        found = fences(page)
+        for fence, behind in zip(found, [*found[1:], None], strict=True):
+            if fence.language == "python" and re.search(r"\bprint\(", fence.text):
+                assert behind is not None, fence
+                assert behind.language == "text", f"{page.name}:\n{fence.text}"
+                printing += 1
+            texts += fence.language == "text"
+            consoles += any(printed for _, printed in fence.commands)
+    print(f"{printing} blocks print, {consoles} commands have outputs")
+    assert printing == texts >= 40
+    assert consoles >= 8
+
+
+def test_an_output_that_is_another_one_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = "```python\nprint(1.5, 2)\n```\n\nIt prints\n\n{mark}```text\n{printed}\n```\n"
+    for mark, printed, passes in (
+        ("", "1.5 2", True),
+        ("", "1.5 3", False),
+        ("<!-- output: varies \\d\\.\\d -->\n", "9.9 2", True),
+        ("<!-- output: varies \\d\\.\\d -->\n", "9.9 3", False),
+        ("<!-- output: deep -->\n", "3", True),
+    ):
+        page.write_text(text.format(mark=mark, printed=printed))
+        with contextlib.nullcontext() if passes else pytest.raises(AssertionError, match="printed"):
+            assert run_page(page, golden=True) == (1, "deep" not in mark)
+    page.write_text("```console\n$ echo one\none\n$ echo two\nthree\n```\n")
+    with pytest.raises(AssertionError, match="printed\ntwo"):
+        run_page(page, golden=True)
+
+
 def commands() -> Iterator[tuple[Path, str]]:
     """Every line of a page that is typed at a prompt."""
     for page in PAGES:
-        for block in blocks(page, r"\w*"):
-            yield from ((page, line[2:]) for line in block.splitlines() if re.match(r"\$ \S", line))
+        yield from ((page, line) for fence in fences(page) for line, _ in fence.commands)
 
 
 def test_commands_of_the_pages_run_in_a_fresh_checkout(tmp_path: Path) -> None:

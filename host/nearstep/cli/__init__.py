@@ -20,6 +20,7 @@ from nearstep.cli import platform as platform_command
 from nearstep.cli import registers as registers_command
 from nearstep.cli import storage as storage_command
 from nearstep.cli import trace as trace_command
+from nearstep.cli.outcome import FAILED
 from nearstep_spec.cache import CacheError
 
 __all__ = ["main"]
@@ -71,8 +72,8 @@ def _add(app: typer.Typer, entry: importlib.metadata.EntryPoint) -> None:
         reason = str(error)
 
         def missing() -> None:
-            typer.echo(f"nearstep {entry.name} cannot run: {reason}. See `nearstep doctor`.")
-            raise typer.Exit(2)
+            typer.echo(f"error: {entry.name} cannot run: {reason}; see nearstep doctor", err=True)
+            raise typer.Exit(FAILED)
 
         app.command(entry.name, help=f"(unavailable: {reason})")(missing)
         return

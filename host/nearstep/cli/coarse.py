@@ -15,19 +15,17 @@ from typing import Annotated, cast
 
 import typer
 
+from nearstep.cli.outcome import reported, working
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.engine import Scheduling
 from nearstep.coarse.service.folder import temporary_folder
 from nearstep.coarse.service.server import BEAT_S, QUEUE_SHARDS, SHARD_BYTES, SILENCE_S, Server
 from nearstep.coarse.service.spawn import token_of
-from nearstep.errors import NearstepError
+from nearstep.errors import MismatchError
 
 app = typer.Typer(
     help="Memory devices that sum tensors of several processes.", no_args_is_help=True
 )
-
-REFUSED = 2
-"""Exit status: nothing was served."""
 
 LEAVE_S = 60.0
 """After its input has ended a service waits so long for clients to leave."""
@@ -73,11 +71,11 @@ def serve(
     """Serve until interrupted.
 
     The first line is JSON: `address`, `device`, `devices`, `pid`, and `token` if it is a new one.
-    Exit status: 2 if nothing can be served; an error says why.
+    Exit status: 1 if the devices fail, 2 if an argument is at fault.
     """
     made: dict[str, object] = {}
     with ExitStack() as stack:
-        try:
+        with reported(wrong=(MismatchError, OSError)):  # of the device's name, a file, an address
             if snapshots is not None and not snapshots.is_dir():
                 raise NotADirectoryError(f"snapshots must be a folder, not {snapshots}")
             if until_eof:
@@ -86,7 +84,8 @@ def serve(
                 token = token_of(token_file)
             else:
                 made["token"] = token = secrets.token_hex(16)
-            pool = stack.enter_context(CoarsePool.open(device))
+            with working(f"opening {device}"):
+                pool = stack.enter_context(CoarsePool.open(device))
             if listen == "unix:":
                 listen = f"unix:{stack.enter_context(temporary_folder())}/socket"
             server = Server(
@@ -102,9 +101,6 @@ def serve(
             )
             if snapshots is not None and not Path.cwd().is_relative_to(snapshots.resolve()):
                 os.chdir(snapshots)
-        except (NearstepError, OSError) as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(REFUSED) from None
         _serve(server, pool.devices, device, made, until_eof)
 
 

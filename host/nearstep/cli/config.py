@@ -8,16 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported
 from nearstep.deepspeed.config import check as examine
-from nearstep.deepspeed.errors import ConfigError
 
 __all__ = ["app"]
-
-REFUSED, UNREADABLE = 1, 2
-"""Exit statuses: a key cannot be followed; it cannot be looked at."""
 
 app = typer.Typer(help="Configurations in DeepSpeed's spelling.", no_args_is_help=True)
 
@@ -38,31 +34,26 @@ def check(
         list[str] | None, typer.Option(metavar="KEY", help="Leave this key out.")
     ] = None,
     world_size: Annotated[int, typer.Option(min=1, help="Processes that train.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say of each key what becomes of it: used, ignored, left out or refused, and why.
 
     Nothing is opened. Exit status: 0 if `nearstep.optim.from_deepspeed` takes it, 1 if a key is
     refused, 2 if it is no table in JSON.
     """
-    try:
-        given = dict(_entry(each) for each in auto or ())
+    given = dict(_entry(each) for each in auto or ())
+    with reported():
         found = examine(file, auto=given, ignore=ignore or (), world_size=world_size)
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(UNREADABLE) from None
     if as_json:
-        typer.echo(json.dumps([vars(row) for row in found.rows], indent=2))
+        print_json([vars(row) for row in found.rows])
     else:
         table = Table("key", "value", "", "what becomes of it", box=SIMPLE_HEAD, pad_edge=False)
-        for column in table.columns:
-            column.overflow = "fold"
         for row in found.rows:
             table.add_row(row.key, json.dumps(row.value), row.fate, row.text)
-        Console(markup=False, highlight=False).print(table)
+        print_table(table)
     if found.problems:
         typer.echo(f"{len(found.problems)} of {len(found.rows)} keys are refused", err=True)
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(FAILED)
 
 
 def _entry(text: str) -> tuple[str, Any]:

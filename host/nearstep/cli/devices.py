@@ -1,19 +1,18 @@
 """`nearstep devices`: what can be opened, and every option of a device; completion of names."""
 
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from nearstep.backends.options import DeviceUrl, Family
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported
 from nearstep.device import BACKENDS
-from nearstep.errors import ArgumentError, UrlError
+from nearstep.errors import UrlError
 from nearstep_spec.codec import OptionRow, choices, describe
 
 __all__ = ["command", "complete", "devices", "options"]
@@ -111,27 +110,22 @@ def command(
             autocompletion=complete,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the devices that can be opened; with a device name, every option of that device.
 
-    Options that the name gives are checked; nothing is built or opened.
+    Options that the name gives are checked; nothing is built or opened. A file that it names, as
+    rules=FILE.py:NAME does, is run to see what it defines.
     """
-    try:
+    with reported(failed=(ImportError,)):
         rows = devices() if url is None else options(url)
-    except ArgumentError as error:
-        raise typer.BadParameter(str(error)) from None
-    except ImportError as error:
-        raise typer.BadParameter(f"{url} is unavailable: {error}; see nearstep doctor") from None
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        print_json([asdict(row) for row in rows])
         return
     if url is None:
         table = Table("device", "what it is")
     else:
         table = Table("option", "values", "default", "meaning", title=url, title_justify="left")
-    for column in table.columns:
-        column.overflow = "fold"
     for row in rows:
         table.add_row(*(str(value) for value in asdict(row).values()))
-    Console(markup=False, highlight=False).print(table)
+    print_table(table)

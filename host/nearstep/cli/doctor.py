@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import shlex
@@ -14,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, working
 from nearstep_spec import cache
 
 __all__ = ["Finding", "command", "examine"]
@@ -188,25 +187,24 @@ def examine() -> list[Finding]:
 
 
 def command(
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    as_json: AsJson = False,
 ) -> None:
     """Report every tool, its version, and what to do about what is missing.
 
     Exit status 1 when something that everything needs is missing.
     """
-    findings = examine()
+    with working("asking every tool"):
+        findings = examine()
     if as_json:
-        typer.echo(json.dumps([{**asdict(f), "ok": f.ok} for f in findings], indent=2))
+        print_json([{**asdict(f), "ok": f.ok} for f in findings])
     else:
         table = Table("", *("tool", "version", "used for", "what to do"))
-        for column in table.columns:
-            column.overflow = "fold"
         for f in findings:
             mark = "ok" if f.ok else "unfit" if f.fault else "missing" if f.needed else "absent"
             color = "green" if f.ok else "red" if f.needed else "yellow"
             to_do = "" if f.ok else "; ".join(filter(None, (f.fault, f.remedy)))
             row = [escape(text) for text in (f.tool, f.version or "-", f.used_for, to_do)]
             table.add_row(f"[{color}]{mark}", *row)
-        Console(highlight=False).print(table)
+        print_table(table, markup=True)
     if any(f.needed and not f.ok for f in findings):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,17 @@ PictureFile = Annotated[
     Path | None,
     typer.Option("--picture", "-p", help="Picture: .png, .svg, or what matplotlib writes."),
 ]
+
+
+def check_outputs(paths: Mapping[str, Path | None]) -> None:
+    """Refuse files that cannot be written, by option, with `typer.BadParameter`; and a `--picture`
+    of a kind that cannot be drawn, before that of others is found out, which makes folders."""
+    image = paths.get("--picture")
+    if image is not None:
+        check_picture(image)
+    for option, path in paths.items():
+        if path is not None:
+            check_writable(option, path)
 
 
 def check_writable(option: str, path: Path) -> None:

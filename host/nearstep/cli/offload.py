@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from nearstep.cli.devices import complete
-from nearstep.cli.files import PictureFile, TraceFile, check_picture, check_writable
-from nearstep.errors import NearstepError
+from nearstep.cli.files import PictureFile, TraceFile, check_outputs
+from nearstep.cli.outcome import FAILED, console, print_table, reported, working
 from nearstep.work.clock import MODEL_HERTZ
 from nearstep.work.trace import picture, write_trace
 
@@ -54,12 +52,8 @@ def command(
     Computation takes what it would on the platform. On a device with a clock transfers and updates
     are the device's own, in its cycles; on others they take what the platform says.
     """
-    if image is not None:
-        check_picture(image)  # first: the others leave files behind
-    for option, path in (("--output", output), ("--picture", image)):
-        if path is not None:
-            check_writable(option, path)
-    try:
+    check_outputs({"--output": output, "--picture": image})
+    with reported(), working(f"{layers} layers on {url}"):
         from nearstep.measure.overlap import Overlap, Stack  # torch is an extra
 
         stack = Stack(
@@ -73,18 +67,7 @@ def command(
             room=room,
             updates=updates,  # type: ignore[arg-type]  # is checked
         )
-        with Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
-            transient=True,
-        ) as progress:
-            progress.add_task(f"{layers} layers on {url}")
-            found = Overlap.of(stack)
-    except NearstepError as error:
-        raise typer.BadParameter(str(error)) from None
-    except ModuleNotFoundError as error:
-        raise typer.BadParameter(f"{error}: see nearstep doctor") from None
+        found = Overlap.of(stack)
     _show(found)
     timeline = found.overlapped.timeline
     assert timeline is not None, "it was recorded"
@@ -93,7 +76,7 @@ def command(
     if image is not None:
         picture(timeline, image, title=f"{layers} layers of {width} x {width} on {url}")
     if found.bits:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _show(found: Overlap) -> None:
@@ -103,7 +86,6 @@ def _show(found: Overlap) -> None:
     unit = (
         "cycles" if timeline.unit == "cycles" and timeline.hertz != MODEL_HERTZ else "ps, modelled"
     )
-    console = Console(markup=False, highlight=False)
     table = Table(
         "backward and update", f"with overlap, {unit}", "share", "without", title="One iteration"
     )
@@ -112,14 +94,14 @@ def _show(found: Overlap) -> None:
     for resource, busy in sorted(phase.busy.items()):
         share = f"{100 * busy / max(phase.duration, 1):.1f} %"
         table.add_row(resource, str(busy), share, str(serial.busy.get(resource, 0)))
-    console.print(table)
-    console.print(
+    print_table(table)
+    console().print(
         f"backward and update: {found.ratio:.3f} x what is busy longest, "
         f"{found.ratio_of_bounds:.3f} x what is without overlap; "
         f"{found.gain:.2f} x as fast as one after the other",
         soft_wrap=True,
     )
-    console.print(
+    console().print(
         f"budget {report.budget} bytes, peak {report.peak}, parameters {report.parameters}; "
         f"{found.bits} bits differ from training that is not offloaded",
         soft_wrap=True,

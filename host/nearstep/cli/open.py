@@ -1,18 +1,16 @@
 """`nearstep open`: opens a device and says what it is."""
 
-import json
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from nearstep.backends.options import DeviceUrl
 from nearstep.cli.devices import complete, families_of
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported, working
 from nearstep.device import BACKENDS, open_device
-from nearstep.errors import NearstepError
 from nearstep_spec.codec import to_json, to_text
 
 
@@ -55,26 +53,21 @@ def command(
             autocompletion=complete,
         ),
     ],
-    as_manifest: Annotated[
-        bool, typer.Option("--manifest", help="Print JSON with every option instead of a table.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Open a device, and say what it is. A simulator is built the first time."""
-    try:
+    with reported(), working(f"opening {url}"):
         found = manifest(url)
-    except NearstepError as error:
-        raise typer.BadParameter(str(error)) from None
-    if as_manifest:
-        typer.echo(json.dumps(found, indent=2))
+    if as_json:
+        print_json(found)
         return
     table = Table(
         "block", "address", "hash of its map", title=found["device"], title_justify="left"
     )
     for block, row in found["registers"].items():
         table.add_row(block, f"{row['address']:#x}", row["map_hash"])
-    console = Console(markup=False, highlight=False)
-    console.print(table)
+    print_table(table)
     if "board" in found:
         board = found["board"]
-        console.print(f"{board['board']}, made by nearstep {board['package']}, {board['family']}")
-    console.print(f"{found['memory_bytes']} bytes of memory; --manifest prints every option")
+        typer.echo(f"{board['board']}, made by nearstep {board['package']}, {board['family']}")
+    typer.echo(f"{found['memory_bytes']} bytes of memory; --json prints every option")

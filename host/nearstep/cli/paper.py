@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from nearstep.cli.files import check_picture, check_writable
+from nearstep.cli.files import check_outputs
+from nearstep.cli.outcome import AsJson, console, print_table, working
 from nearstep.cli.paper_coarse import command as coarse
 from nearstep.cli.paper_memferry import command as memferry
+from nearstep.cli.paper_rows import RowsFile, give_json
 from nearstep.cli.paper_smart_infinity import command as smart_infinity
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
@@ -40,9 +40,8 @@ app.command("smart-infinity")(smart_infinity)
 
 @app.command()
 def axdimm(
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this file, too.")
-    ] = None,
+    as_json: AsJson = False,
+    output: RowsFile = None,
     models: Annotated[
         str, typer.Option(help="Models of Table 6, with commas; all by default.")
     ] = ",".join(axdimm_training.TABLE_6),
@@ -69,35 +68,31 @@ def axdimm(
     if policy not in axdimm_training.POLICIES:
         expected = " or ".join(axdimm_training.POLICIES)
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
-    if image is not None:
-        check_picture(image)  # first: the others leave files behind
-    for option, path in (("--json", as_json), ("--trace", trace), ("--picture", image)):
-        if path is not None:
-            check_writable(option, path)
-    console = Console()
+    check_outputs({"--output": output, "--trace": trace, "--picture": image})
     rates: list[Rate] = []
     rows: list[Row] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    parts = len(chosen) + kernel * (len(axdimm_kernel.DEVICES) + 1)
+    with working("Table 5" if kernel else "Table 6", total=parts) as told:
         if kernel:
-            task = progress.add_task("Table 5", total=len(axdimm_kernel.DEVICES) + 1)
             rates += axdimm_kernel.PRINTED
             for rate in axdimm_kernel.measured():
                 rates.append(rate)
-                progress.advance(task)
+                told("Table 5")
             core = axdimm_kernel.this_core()
             rates += [core] if core else []
-            progress.advance(task)
-        task = progress.add_task("Table 6", total=len(chosen))
+            told("Table 6")
         printed = {name: axdimm_training.TABLE_6[name] for name in chosen}
         for row in axdimm_training.table_6(printed, policy=policy):
             rows.append(row)
-            progress.advance(task)
-    if rates:
-        console.print(_table_5(rates))
-        for rate in rates:
-            console.print(f"  {rate.name}: {rate.source}", soft_wrap=True)
-    console.print(_table_6(rows))
-    _explain(console, rows)
+            told("Table 6")
+    give_json(plain(rates, rows), as_json, output)
+    if not as_json:
+        if rates:
+            print_table(_table_5(rates))
+            for rate in rates:
+                typer.echo(f"  {rate.name}: {rate.source}")
+        print_table(_table_6(rows))
+        _explain(console(), rows)
     if trace is not None or image is not None:
         case = axdimm_training.Case(model=chosen[0], platform="axdimm", policy=policy)
         timeline = case.timeline()
@@ -107,8 +102,6 @@ def axdimm(
             seconds = timeline.seconds or 0.0
             title = f"{chosen[0]} on the AXDIMM, {seconds:.2f} s, modelled"
             picture(timeline, image, title, links=False)
-    if as_json is not None:
-        as_json.write_text(json.dumps(plain(rates, rows), indent=1) + "\n", encoding="utf-8")
 
 
 def plain(rates: Sequence[Rate], rows: Sequence[Row]) -> dict[str, Any]:

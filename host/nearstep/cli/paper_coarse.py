@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from nearstep.cli.files import PictureFile
+from nearstep.cli.files import PictureFile, check_outputs
+from nearstep.cli.outcome import AsJson, console, print_table, working
 from nearstep.cli.paper_rows import (
-    check_outputs,
+    RowsFile,
     chosen,
+    give_json,
     plain_rows,
     print_assumed,
     print_speedups,
@@ -30,9 +29,8 @@ from nearstep.paper.rows import Errors, Row, errors
 
 
 def command(
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this file, too.")
-    ] = None,
+    as_json: AsJson = False,
+    output: RowsFile = None,
     image: PictureFile = None,
     only: Annotated[
         str, typer.Option(help="Parts of the paper, with commas; all by default.")
@@ -56,7 +54,7 @@ def command(
         raise typer.BadParameter(
             "must come without --no-timeline and --only: it is of all", param_hint="--picture"
         )
-    check_outputs(as_json, image)
+    check_outputs({"--output": output, "--picture": image})
     evaluation = Evaluation()
     rows = [*evaluation.rows(parts)]
     found = errors(rows) if any(row.speedup for row in rows) else None
@@ -65,36 +63,35 @@ def command(
     dual: list[dict[str, Any]] = []
     sums: list[Cost] = []
     pipelines = pushed() if timeline else []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("timelines", total=None)
+    with working("timelines") as told:
         for share, gpu in shares.items() if timeline else ():
             for run in runs(gpu):
                 dual.append({"gpu": share, **_dual(run)})
-                progress.advance(task)
+                told(f"timelines: {run.model} on {run.machine}")
         for cost in costs() if timeline else ():
             sums.append(cost)
-            progress.advance(task)
+            told(f"timelines: {cost.fabric.members} devices")
         if image is not None:
             draw(rows, next(runs(shares["fitted"])), pipelines, sums, image)
-    console = Console()
-    console.print(table_of(rows, "COARSE"))
-    _explain(console, evaluation, rows, found)
+    written = {
+        **plain_rows(rows, found),
+        "fitted": {"gpu": evaluation.options.gpu},
+        "sensitivity": [asdict(each) for each in changed],
+        "dual": dual,
+        "pipeline": [_pipeline(each) for each in pipelines],
+        "scale": [_cost(each) for each in sums],
+        "not_modelled": coarse.NOT_MODELLED,
+        "assumptions": list(coarse.ASSUMPTIONS),
+    }
+    give_json(written, as_json, output)
+    if as_json:
+        return
+    print_table(table_of(rows, "COARSE"))
+    _explain(console(), evaluation, rows, found)
     for table in (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums)):
         if table.row_count:
-            console.print(table)
-    print_assumed(console, coarse.NOT_MODELLED, coarse.ASSUMPTIONS)
-    if as_json is not None:
-        written = {
-            **plain_rows(rows, found),
-            "fitted": {"gpu": evaluation.options.gpu},
-            "sensitivity": [asdict(each) for each in changed],
-            "dual": dual,
-            "pipeline": [_pipeline(each) for each in pipelines],
-            "scale": [_cost(each) for each in sums],
-            "not_modelled": coarse.NOT_MODELLED,
-            "assumptions": list(coarse.ASSUMPTIONS),
-        }
-        as_json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+            print_table(table)
+    print_assumed(console(), coarse.NOT_MODELLED, coarse.ASSUMPTIONS)
 
 
 def _dual(run: Run) -> dict[str, Any]:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from nearstep.cli.paper_rows import check_outputs, chosen, print_assumed
+from nearstep.cli.files import check_outputs
+from nearstep.cli.outcome import AsJson, console, print_table, working
+from nearstep.cli.paper_rows import RowsFile, chosen, give_json, print_assumed
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Row, Sensitivity
 
 
 def command(
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this file, too.")
-    ] = None,
+    as_json: AsJson = False,
+    output: RowsFile = None,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity/--no-sensitivity", help="What each assumption decides.")
     ] = True,
@@ -34,35 +31,33 @@ def command(
 ) -> None:
     """Section V of MemFerry: what is printed, and what is modelled."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
-    check_outputs(as_json)
-    console = Console()
+    check_outputs({"--output": output})
     found: list[Row] = []
     changed: list[Sensitivity] = []
     evaluation = Evaluation()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("section V", total=None)
+    with working("section V") as told:
         for row in evaluation.rows() if rows else ():
             found.append(row)
-            progress.advance(task)
+            told(f"section V: {row.name}")
         under = memferry.evaluations()
         for each in memferry.sensitivity(names, under) if sensitivity else ():
             changed.append(each)
-            progress.advance(task)
+            told(f"assumptions: {each.variant}")
         full = sensitivity and names == memferry.MODELS_OF_FIGURE_9
         memory = {name: [*each.memory()] for name, each in under.items()} if full else {}
     plans = [_gaps(evaluation, name) for name in names]
+    give_json(plain(found, plans, changed, memory), as_json, output)
+    if as_json:
+        return
     for table in (_rows(found), _gap_table(plans), _sensitivity(changed), _memory(memory)):
         if table.row_count:
-            console.print(table)
+            print_table(table)
     print_assumed(
-        console,
+        console(),
         memferry.NOT_MODELLED,
         memferry.ASSUMPTIONS,
         "*modelled*: no constant is fitted. Assumed:",
     )
-    if as_json is not None:
-        text = json.dumps(plain(found, plans, changed, memory), indent=1)
-        as_json.write_text(text + "\n", encoding="utf-8")
 
 
 def plain(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearstep.cli.files import check_picture, check_writable
+from nearstep.cli.outcome import print_json
 from nearstep.paper.rows import Errors, Row
 
 
@@ -26,13 +27,17 @@ def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
     return names
 
 
-def check_outputs(as_json: Path | None, image: Path | None = None) -> None:
-    """Refuse files that cannot be written, before all else, with `typer.BadParameter`."""
-    if image is not None:
-        check_picture(image)
-    for option, path in (("--json", as_json), ("--picture", image)):
-        if path is not None:
-            check_writable(option, path)
+RowsFile = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write what --json prints to this file, too.")
+]
+
+
+def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
+    """Write what `--json` prints to a file, print it, or neither."""
+    if output is not None:
+        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(rows)
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from nearstep.cli.files import PictureFile
+from nearstep.cli.files import PictureFile, check_outputs
+from nearstep.cli.outcome import AsJson, console, print_table, working
 from nearstep.cli.paper_rows import (
-    check_outputs,
+    RowsFile,
     chosen,
+    give_json,
     plain_rows,
     print_assumed,
     print_speedups,
@@ -31,9 +31,8 @@ from nearstep.paper.smart_infinity_picture import draw
 
 
 def command(
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this file, too.")
-    ] = None,
+    as_json: AsJson = False,
+    output: RowsFile = None,
     image: PictureFile = None,
     only: Annotated[
         str, typer.Option(help="Parts of the paper, with commas; all by default.")
@@ -52,37 +51,35 @@ def command(
 ) -> None:
     """Figures 3 and 9 to 17 and Tables I, III, IV of Smart-Infinity, beside what is here."""
     parts = chosen(only, smart_infinity.PARTS, "--only")
-    check_outputs(as_json, image)
+    check_outputs({"--output": output, "--picture": image})
     try:
         benches = [*measured(bench)]
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--bench") from None
-    console = Console()
     rows: list[Row] = []
     changed: list[Sensitivity] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("Smart-Infinity", total=None)
+    with working("Smart-Infinity") as told:
         evaluation = Evaluation()
         for row in evaluation.rows(parts):
             rows.append(row)
-            progress.advance(task)
+            told(row.name)
         rows += benches
         if sensitivity is None:
             sensitivity = set(parts) == set(smart_infinity.PARTS)
         for each in smart_infinity.sensitivity() if sensitivity else ():
             changed.append(each)
-            progress.advance(task)
+            told(f"assumptions: {each.variant}")
         if image is not None:
             draw(evaluation, image)
-    console.print(table_of(rows, "Smart-Infinity"))
     found = errors(rows) if any(row.speedup for row in rows) else None
-    _explain(console, evaluation, rows, found)
+    give_json(plain(evaluation, rows, changed, found), as_json, output)
+    if as_json:
+        return
+    print_table(table_of(rows, "Smart-Infinity"))
+    _explain(console(), evaluation, rows, found)
     if changed:
-        console.print(_sensitivity(changed))
-    print_assumed(console, smart_infinity.NOT_MODELLED, smart_infinity.ASSUMPTIONS)
-    if as_json is not None:
-        text = json.dumps(plain(evaluation, rows, changed, found), indent=1)
-        as_json.write_text(text + "\n", encoding="utf-8")
+        print_table(_sensitivity(changed))
+    print_assumed(console(), smart_infinity.NOT_MODELLED, smart_infinity.ASSUMPTIONS)
 
 
 def plain(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from nearstep.cli.files import check_picture, check_writable
-from nearstep.errors import NearstepError
+from nearstep.cli.files import check_outputs
+from nearstep.cli.outcome import console, print_table, reported, working
 from nearstep.memferry import modelled, planner, profile, work
 from nearstep.memferry.cost import Costs
+from nearstep.memferry.errors import PlanError
 from nearstep.memferry.plan import Plan, from_json
 from nearstep.memferry.planner import Planned
 from nearstep.torch.budget import budget_bytes
@@ -72,23 +72,26 @@ def command(
         Path | None, typer.Option("--picture", "-p", help="The same as a picture.")
     ] = None,
 ) -> None:
-    """Plan layer by layer where parameters and gradients live, and how layers are computed."""
+    """Plan layer by layer where parameters and gradients live, and how layers are computed.
+
+    Exit status: 1 if no plan is within the limits, or that of --plan is none of this profile; 2 if
+    an argument is at fault.
+    """
     if by not in ("best", "greedy", "exact"):
         raise typer.BadParameter(f"must be best, greedy or exact, not {by!r}")
     if system not in SYSTEMS:
         raise typer.BadParameter(f"must be {' or '.join(SYSTEMS)}, not {system!r}")
-    paths = {"--output": output, "--profile": write_profile, "--trace": trace, "--picture": image}
-    for option, path in paths.items():
-        if path is not None:
-            check_writable(option, path)
-    if image is not None:
-        check_picture(image)
-    try:
+    check_outputs(
+        {"--output": output, "--profile": write_profile, "--trace": trace, "--picture": image}
+    )
+    with (
+        reported(wrong=(ValueError, OSError), failed=(PlanError,)),
+        working("profiling", total=2) as told,
+    ):
         setup = {"batch": batch, "sequence": sequence, "dtype": dtype, "gpu": gpu}
         found = _profile(source, platform, {**setup, "host_params_per_s": host_rate})
+        told(f"planning {len(found.layers)} layers")
         made = _plan(found, use, budget, reserve, by, keep)  # type: ignore[arg-type]
-    except (NearstepError, ValueError, OSError) as error:
-        _fail(str(error))
     timeline = _timeline(made, system)
     show(made, timeline, system)
     if output is not None:
@@ -148,7 +151,7 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
     timeline : of an iteration.
     system : whose it is.
     """
-    console = Console(markup=False, highlight=False)
+    out = console()
     costs, source = made.costs, made.costs.profile.source
     table = Table(
         "layer",
@@ -160,7 +163,6 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
         pad_edge=False,
         collapse_padding=True,
     )
-    table.columns[0].overflow = "fold"
     for name in ("MB", "load", "forward", "backward", "update"):
         table.add_column(name, justify="right", no_wrap=True)
     for i, (name, each) in enumerate(made.plan.layers.items()):
@@ -174,7 +176,7 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
             f"{costs.profile.layers[i].parameter_bytes / 1e6:.2f}",
             *(f"{int(each) / 1e9:.3f}" for each in (*ticks, costs.update[i])),
         )
-    console.print(table)
+    print_table(table)
     base = work.native(costs)
     native_s = work.once(costs, base, "all-gradients").makespan / 1e12
     for title, seconds, decisions in (
@@ -183,21 +185,16 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
     ):
         nbytes = costs.bytes_of(decisions)
         peak = nbytes + costs.profile.activation_bytes
-        console.print(
+        out.print(
             f"{title}: {seconds:.6f} s an iteration, {nbytes} bytes of parameters and gradients "
             f"on the GPU, {peak} with activations",
             soft_wrap=True,
         )
     if made.gap is not None:
         proof = "no plan is faster" if made.gap == 0 else f"none is faster by {made.gap:.2%}"
-        console.print(f"Within its limits and the cost model {proof}.", soft_wrap=True)
+        out.print(f"Within its limits and the cost model {proof}.", soft_wrap=True)
     for reading, total in made.readings.items():
         there = "no plan within the limits" if total is None else f"{total / made.total - 1:+.2%}"
-        console.print(f"  Algorithm 1 ({reading}): {there}", soft_wrap=True)
+        out.print(f"  Algorithm 1 ({reading}): {there}", soft_wrap=True)
     share = timeline.busy(work.GPU) / max(timeline.makespan, 1)
-    console.print(f"GPU busy, {system}: {share:.1%}")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
+    out.print(f"GPU busy, {system}: {share:.1%}")

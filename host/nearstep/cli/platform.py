@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from nearstep.errors import NearstepError
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported, working
+from nearstep.measure.errors import MeasureError
 from nearstep_spec.cache import cache_dir, make_folder
 from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
 from nearstep_spec.platform.machine import ORIGINS, Figure, Platform, PlatformError
@@ -66,45 +64,43 @@ def list_machines() -> None:
     table = Table("name", "what it is", *(f"figures: {origin}" for origin in ORIGINS))
     names = [*shipped(), *([THIS] if measured_path().is_file() else [])]
     for name in names:
-        platform = _load(name)
+        with reported():
+            platform = load(name)
         table.add_row(name, platform.title, *map(str, _origins(platform).values()))
-    _print(table)
+    print_table(table)
 
 
 @app.command("show")
 def show(
     name: Name,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a machine consists of: each figure with its origin and source."""
-    platform = _load(name)
+    with reported():
+        platform = load(name)
     if as_json:
-        typer.echo(json.dumps(asdict(platform), indent=2))
+        print_json(asdict(platform))
         return
     table = Table("part", "entry", "value", "origin", "source", title=platform.title)
-    table.columns[-1].overflow = "fold"
     for part, entry, figure in figures(platform):
         table.add_row(part, entry, _printed(entry, figure), figure.origin, figure.source)
-    _print(table)
+    print_table(table)
     links = Table("link", "ends", "duplex")
     for part, link in platform.links.items():
         links.add_row(part, " - ".join(link.ends), link.duplex)
-    _print(links)
+    print_table(links)
 
 
 @app.command("check")
 def check(
     file: Annotated[Path, typer.Argument(help="A description in TOML.", show_default=False)],
 ) -> None:
-    """Check a description: what is missing, unknown or out of range is named with its line."""
-    try:
+    """Check a description: what is missing, unknown or out of range is named with its line.
+
+    Exit status: 1 if something is, 2 if the file cannot be read.
+    """
+    with reported(wrong=(OSError, UnicodeDecodeError), failed=(PlatformError,)):
         platform = parse(file.read_text(encoding="utf-8"), str(file))
-    except OSError as error:
-        _fail(f"{file}: {error.strerror}")
-    except UnicodeDecodeError as error:
-        _fail(f"{file}: no text: {error}")
-    except PlatformError as error:
-        _fail(str(error))
     counts = _origins(platform)
     parts = sum(len(getattr(platform, table)) for table in PARTS)
     origins = ", ".join(f"{count} {origin}" for origin, count in counts.items() if count)
@@ -122,41 +118,17 @@ def this(
     ] = 1024,
 ) -> None:
     """Measure this machine, and keep the result in the cache as the machine `this`."""
-    try:
+    with reported(wrong=(MeasureError,)):
         from nearstep.measure.this import Sizes, keep, measure, steps  # torch is an extra
-    except ModuleNotFoundError as error:
-        _fail(f"{error}: see nearstep doctor")
-    try:
+
         folder = cache_dir() if directory is None else directory
         if directory is None:
             make_folder(folder)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-            task = progress.add_task("", total=steps())
-            begun = iter(range(steps()))
-
-            def report(step: str) -> None:
-                progress.update(task, description=step, completed=next(begun))
-
+        with working("", total=steps() + 1) as report:
             platform = measure(folder, Sizes(file_bytes=file_mib << 20), report)
-            progress.update(task, description="measured", completed=steps())
         path = keep(platform)
-    except (NearstepError, OSError) as error:
-        _fail(str(error))
     typer.echo(str(path))
     show(THIS)
-
-
-def _load(name: str) -> Platform:
-    try:
-        return load(name)
-    except PlatformError as error:
-        _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
 
 
 def _origins(platform: Platform) -> dict[str, int]:
@@ -169,7 +141,3 @@ def _printed(entry: str, figure: Figure) -> str:
         if part in entry:
             return f"{float(figure) / scale:.6g} {unit}"
     return f"{float(figure):g}"
-
-
-def _print(table: Table) -> None:
-    Console(markup=False, highlight=False).print(table)

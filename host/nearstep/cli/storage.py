@@ -1,7 +1,6 @@
 """`nearstep storage`: drives that hold tensors."""
 
 import json
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,14 +11,26 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from nearstep.errors import NearstepError
+from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported
 from nearstep.storage.check import SetReport, check_drives, sets_of
 from nearstep.storage.drive import QUEUE_DEPTH
+from nearstep.storage.drive_errors import (
+    DriveIOError,
+    DriveLockedError,
+    DriveTimeoutError,
+    ShortTransferError,
+    StorageError,
+)
 
 __all__ = ["app"]
 
-DAMAGED, REFUSED = 1, 2
-"""Exit statuses: something is not what was written; it cannot be looked at."""
+DRIVES = (
+    DriveIOError,
+    DriveLockedError,
+    DriveTimeoutError,
+    ShortTransferError,
+)
+"""Drives that cannot be read now; with other errors of them, other ones must be named."""
 
 app = typer.Typer(help="Drives that hold tensors: files and block devices.", no_args_is_help=True)
 
@@ -39,7 +50,7 @@ def check(
             show_default=False,
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
     direct: Annotated[
         bool,
         typer.Option(help="Read with O_DIRECT, past the page cache: what is on the drive."),
@@ -48,30 +59,31 @@ def check(
 ) -> None:
     """Read all that drives hold, and compare every CRC: superblocks, indices, extents.
 
-    Nothing is written. Exit status: 0 if every generation is what was written, 1 if one is not, 2
-    if drives cannot be looked at: no drives, not all of a set, in use by another process, or they
-    answer with errors. What a power cut leaves of a commit is no damage: it is printed as a note.
+    Nothing is written. Exit status: 0 if every generation is what was written; 1 if one is not, or
+    drives are in use by another process or answer with errors; 2 if other paths must be given: no
+    drives, or not all of a set. What a power cut leaves of a commit is no damage: it is printed as
+    a note.
     """
-    try:
+    with reported(wrong=(StorageError,), failed=DRIVES):
         reports = _checked(paths, direct, queue_depth)
-    except NearstepError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(REFUSED) from None
     if as_json:
-        whole = [{**asdict(each), "whole": each.whole} for each in reports]
-        typer.echo(json.dumps(whole, indent=2))
+        print_json([{**asdict(each), "whole": each.whole} for each in reports])
     else:
         for report in reports:
             _print(report)
     if not all(report.whole for report in reports):
-        raise typer.Exit(DAMAGED)
+        raise typer.Exit(FAILED)
 
 
 def _checked(paths: list[Path], direct: bool, queue_depth: int) -> list[SetReport]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn())
     console = Console(stderr=True)
     with Progress(
-        *columns, TransferSpeedColumn(), console=console, transient=True, disable=not _seen()
+        *columns,
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         reports = []
         for set_id, drives in sets_of(paths).items():
@@ -83,10 +95,6 @@ def _checked(paths: list[Path], direct: bool, queue_depth: int) -> list[SetRepor
         return reports
 
 
-def _seen() -> bool:
-    return sys.stderr.isatty()
-
-
 def _print(report: SetReport) -> None:
     typer.echo(f"set {report.set_id} of {report.owner!r}: {', '.join(report.drives)}")
     table = Table("generation", "tensors", "extents", "MB", "meta", "")
@@ -94,7 +102,7 @@ def _print(report: SetReport) -> None:
         state = f"{len(each.problems)} problems" if each.problems else "whole"
         numbers = (each.number, each.tensors, each.extents, f"{each.nbytes / 1e6:.1f}")
         table.add_row(*map(str, numbers), json.dumps(each.meta)[:60], state)
-    Console(markup=False, highlight=False).print(table)
+    print_table(table)
     for problem in [*report.problems, *(p for g in report.generations for p in g.problems)]:
         typer.echo(f"problem: {problem}")
     for note in report.notes:

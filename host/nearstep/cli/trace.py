@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from nearstep.cli.devices import complete
-from nearstep.cli.files import PictureFile, TraceFile
+from nearstep.cli.files import PictureFile, TraceFile, check_outputs
+from nearstep.cli.outcome import print_table, reported, working
 from nearstep.device import open_device
-from nearstep.errors import ArgumentError, NearstepError
+from nearstep.errors import ArgumentError
 from nearstep.work.timeline import Timeline
 from nearstep.work.trace import picture, write_trace
 
@@ -27,6 +28,7 @@ def timeline_of(
     steps: int = 2,
     compression: float | None = None,
     max_grad_norm: float | None = None,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Timeline:
     """The last of some steps on parameters of these sizes, with gradients at random.
 
@@ -37,6 +39,7 @@ def timeline_of(
     optimizer : one of `OPTIMIZERS`.
     steps : at least 1. The first sends the parameters, too.
     compression, max_grad_norm : as the optimizers take them.
+    told : is called with what begins.
 
     Raises
     ------
@@ -61,7 +64,8 @@ def timeline_of(
         made = getattr(nearstep.optim, optimizer)(
             parameters, device=device, compression=compression, max_grad_norm=max_grad_norm
         )
-        for _ in range(steps):
+        for step in range(1, steps + 1):
+            told(f"step {step} of {steps}")
             for parameter in parameters:
                 parameter.grad = torch.randn(parameter.shape, generator=generator)
             made.step()
@@ -94,27 +98,27 @@ def command(
 ) -> None:
     """Make steps of an optimizer on a device with a clock, and show when each transfer and each
     run of the last one was under way."""
+    check_outputs({"--output": output, "--picture": image})
     try:
+        elements = [int(size) for size in sizes.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from None
+    with reported(), working(f"opening {url}", total=steps + 1) as told:
         timeline = timeline_of(
             url,
-            [int(size) for size in sizes.split(",")],
+            elements,
             optimizer=optimizer,
             steps=steps,
             compression=compression,
             max_grad_norm=max_grad_norm,
+            told=told,
         )
-    except (NearstepError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
-    except ModuleNotFoundError as error:
-        raise typer.BadParameter(f"{error}: see nearstep doctor") from None
     text = f"{timeline.makespan} cycles, {timeline.makespan / timeline.limit:.3f} of the busiest"
-    try:
+    with reported():
         if output is not None:
             write_trace(timeline, output)
         if image is not None:
             picture(timeline, image, title=f"{optimizer} of {sizes} on {url}: {text}")
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
     show(timeline, text)
 
 
@@ -125,4 +129,4 @@ def show(timeline: Timeline, title: str) -> None:
         busy = timeline.busy(lane)
         share = f"{100 * busy / max(timeline.makespan, 1):.1f} %"
         table.add_row(lane, str(len(entries)), str(busy), share)
-    Console(markup=False, highlight=False).print(table)
+    print_table(table)

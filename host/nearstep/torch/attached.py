@@ -37,6 +37,9 @@ class AttachedOptimizer(Optimizer):
     definition : the optimizer as data, which the device takes.
     """
 
+    _rules_name: str = ""
+    """What `rules=` in a device's name calls its rule, if that is one of a file."""
+
     layout: ClassVar[Layout]
     definition: rules.Optimizer
     _lease: Lease
@@ -106,7 +109,7 @@ class AttachedOptimizer(Optimizer):
         options.check_complete(group, defaults)
         self._settings.check_maximize(group["maximize"], self.device.config)
         self._check_options(group)
-        self.device.check_rule(self._rule(group))
+        self.device.check_rule(self._rule(group), self._rules_name)
 
     def _check_whole(self, action: str) -> None:
         if self._interrupted is not None:

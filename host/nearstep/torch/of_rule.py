@@ -210,6 +210,7 @@ class NamedOptimizer(RuleOptimizer):
 
     def _define(self, name: str) -> None:
         self.name = name
+        self._rules_name = name if is_in_file(name) else ""
         found = load_with_digest(name) if is_in_file(name) else (optimizer_named(name), "")
         self.definition, self._digest = found
         self.layout = Layout.of(self.definition)  # type: ignore[misc]

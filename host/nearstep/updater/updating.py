@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from nearstep.allocator import LINE_BYTES
@@ -33,9 +34,9 @@ from nearstep.updater.rounding import Drawn, Rounding
 from nearstep.updater.run import KernelRun, ScanRun, UpdateRun
 from nearstep_spec.blockwise import DYNAMIC8
 from nearstep_spec.rule.optimizer import Optimizer
-from nearstep_spec.rule.rules import FP32, OPTIMIZERS
+from nearstep_spec.rule.rules import BY_RULE, FP32, OPTIMIZERS
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
-from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig, ConfigError
 from nearstep_spec.updater.operands import operands
 from nearstep_spec.updater.registers import Operation
 
@@ -305,15 +306,28 @@ class UpdatingDevice(Device, ABC):
                 registers=channel.kernel.dump(),
             )
 
-    def check_rule(self, rule: str) -> None:
-        """Raise `ArgumentError` unless the kernel has an update rule of this name."""
+    def check_rule(self, rule: str, named: str = "") -> None:
+        """Raise `ArgumentError` unless the kernel has an update rule of this name.
+
+        Parameters
+        ----------
+        rule
+        named : what `rules=` calls it, if it is one of a file.
+        """
         config = self.kernel_config
         names = config.rule_set.names
-        if rule not in names:
-            raise ArgumentError(
-                f"rule must be one that the kernel has ({', '.join(names)}), "
-                f"not {rule}: name it in the device's rules={','.join((*config.rules, rule))}"
-            )
+        if rule in names:
+            return
+        wanted = (*config.rules, named or (rule if rule in BY_RULE else f"FILE.py:NAME of {rule}"))
+        advice = f"name it in the device's rules={','.join(wanted)}"
+        if named or rule in BY_RULE:
+            try:
+                replace(config, rules=wanted)
+            except ConfigError as error:
+                advice = f"this device cannot have it as well ({error}): open another one with it"
+        raise ArgumentError(
+            f"rule must be one that the kernel has ({', '.join(names)}), not {rule}: {advice}"
+        )
 
     def check_arguments(self, optimizer: str | Optimizer, **arguments: Any) -> None:
         """Raise `ArgumentError` unless a run could have these numbers.

@@ -17,8 +17,9 @@ def core_name(top: str, version: str) -> str:
 def core_file(top: str, summary: str, version: str) -> str:
     """The core file of a top, beside the folders that its files lie in.
 
-    Targets: `default` gives the Verilog to others; `lint` runs Verilator with the waivers; `synth`
-    runs Yosys for UltraScale+; `synth_<part>` runs Vivado's synthesis with the constraint stub.
+    Targets: `default`, which a core that depends on this one gets, and `lint` run Verilator with
+    the waivers; `synth` runs Yosys for UltraScale+; `synth_<part>` runs Vivado's synthesis with the
+    constraint stub.
     """
     lines = [
         "CAPI=2:",
@@ -31,9 +32,10 @@ def core_file(top: str, summary: str, version: str) -> str:
     ]
     for part in PARTS:
         lines += _fileset(part.name, f"constraints/{top}_{part.name}.xdc", "xdc")
-    lines += ["", "targets:", *_target("default", top, "rtl")]
-    lines += _target("lint", top, "rtl", "lint")
-    lines += _flow("lint", tool="verilator", verilator_options=["-Wall"])
+    lines += ["", "targets:"]
+    for name in ("default", "lint"):
+        lines += _target(name, top, "rtl", "lint")
+        lines += _flow("lint", tool="verilator", verilator_options=["-Wall"])
     lines += _target("synth", top, "rtl")
     lines += _flow(
         "generic",

@@ -29,8 +29,9 @@ __all__ = ["INDEX", "TEXT", "TreeError", "write_tree"]
 
 INDEX, TEXT = "index.json", "INDEX.txt"
 WRITER = "nearstep rtl --all"
-SUFFIXES = {"json": "json", "rdl": "rdl", "c": "h"}
-"""Formats of a register map that are written, and what their files end in."""
+SUFFIXES = {"json": "json", "c": "h"}
+"""Formats that each register map is written in, and what their files end in; SystemRDL has all maps
+of a top in one file, so that the files of all tops go into one compiler."""
 STAGING = ".partial-"
 
 Made = tuple[str, dict[str, Any]]
@@ -298,7 +299,7 @@ def _text(index: Mapping[str, Any]) -> str:
         f"{'rtl/<top>.v':30} the top and every module below it, Verilog 2005",
         f"{'<top>.core':30} FuseSoC core: targets default, lint, synth, synth_<part>",
         f"{'constraints/<top>_<part>.xdc':30} stubs: {parts}",
-        f"{'registers/<top>/':30} register maps: JSON, SystemRDL, C header; space.rdl has all",
+        f"{'registers/<top>/':30} register maps: JSON, C header; space.rdl has all in SystemRDL",
         f"{'lint/verilator.vlt':30} rules of Verilator that are waived, with reasons",
     ]
     if index["html"]:

@@ -12,8 +12,6 @@ from nearstep_spec.smartssd.config import AxpbyConfig, GeneralUpdaterConfig, Sma
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
-    from nearstep_hw.smartssd.updater import GeneralUpdater
-
 CARD_OPTIONS = tuple(
     each.name for each in entries(SmartssdConfig) if each.name != "subgroup_elements"
 )
@@ -67,7 +65,7 @@ def _axpby(config: AxpbyConfig) -> "wiring.Component":
     return AxpbyUnit(lanes=config.lanes, unit=partial(UnitInstance, module="axpby_fu"))
 
 
-def _general_updater(config: GeneralUpdaterConfig) -> "GeneralUpdater":
+def _general_updater(config: GeneralUpdaterConfig) -> "wiring.Component":
     from nearstep_hw.smartssd.updater import GeneralUpdater
     from nearstep_hw.updater.unit_instance import UnitInstance
     from nearstep_spec.rule.rules import RuleSet
@@ -79,8 +77,10 @@ def _general_updater(config: GeneralUpdaterConfig) -> "GeneralUpdater":
 
 def _general_unit(config: GeneralUpdaterConfig) -> "wiring.Component":
     from nearstep_hw.rule.rtl import FunctionalUnit
+    from nearstep_hw.smartssd.updater import general_rule
+    from nearstep_spec.rule.rules import RuleSet
 
-    return FunctionalUnit(_general_updater(config).whole)
+    return FunctionalUnit(general_rule(RuleSet(config.rules, config.order).rules))
 
 
 def _general_units(config: GeneralUpdaterConfig) -> "Mapping[str, wiring.Component]":

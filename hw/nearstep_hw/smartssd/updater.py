@@ -11,7 +11,12 @@ from nearstep_spec.fp import FP32
 from nearstep_spec.rule.combine import combine, selector
 from nearstep_spec.rule.rule import Rule
 
-__all__ = ["GeneralUpdater"]
+__all__ = ["GeneralUpdater", "general_rule"]
+
+
+def general_rule(rules: Sequence[Rule]) -> Rule:
+    """The rule that is all of these."""
+    return combine("general", rules) if len(rules) > 1 else rules[0]
 
 
 class GeneralUpdater(wiring.Component):
@@ -64,7 +69,7 @@ class GeneralUpdater(wiring.Component):
         self.lanes = lanes
         self.unit = unit
         self.rules = tuple(rules)
-        self.whole = combine("general", rules) if len(self.rules) > 1 else self.rules[0]
+        self.whole = general_rule(self.rules)
         self.latency = FunctionalUnit(self.whole).latency
         words = data.ArrayLayout(FP32.width, lanes)
         rule = self.whole

@@ -116,7 +116,7 @@ def _run(path: Path) -> dict[str, object]:
     sys.modules[spec.name] = module
     try:
         # Not by the loader: its cache takes a file for unchanged that has its size and its second.
-        exec(compile(path.read_bytes(), spec.origin or str(path), "exec"), vars(module))
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except RuleError as error:
         elsewhere = Path(error.location.file).resolve() != path.resolve()
         before = f"{_last_line(path, error)}: " if elsewhere else ""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from nearstep.cli.outcome import FAILED
 from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.boards.board import BOARDS
 from nearstep_spec.boards.coarse_board import CoarseBoardConfig
@@ -114,11 +115,15 @@ def _make(config: Config, folder: Path, seeds: Sequence[int], jobs: int) -> None
             failure = error
     text = folder / "summary.md"
     if text.exists():
-        console.print(Markdown(text.read_text(encoding="utf-8")))
+        summary = text.read_text(encoding="utf-8")
+        if console.is_terminal:
+            console.print(Markdown(summary))
+        else:
+            typer.echo(summary)
     if failure is not None:
         typer.echo(f"error: {failure}", err=True)
-        raise typer.Exit(1)
-    console.print(f"written: {folder / 'top.bit'}, report.json, summary.md, pictures")
+        raise typer.Exit(FAILED)
+    typer.echo(f"written: {folder / 'top.bit'}, report.json, summary.md, pictures")
 
 
 class _Steps(Watch):

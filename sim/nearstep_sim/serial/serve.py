@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, cast
@@ -12,8 +13,8 @@ import typer
 from nearstep.backends.base import Backend
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.cli.devices import complete
+from nearstep.cli.outcome import reported, working
 from nearstep.device import open_backend
-from nearstep.errors import NearstepError
 from nearstep.serial.ring import BoardRing
 from nearstep_sim.serial.endpoint import WINDOW, Endpoint
 from nearstep_sim.serial.line import Loopback, Noise
@@ -77,17 +78,14 @@ def command(
     Prints the name that opens it, serial:/dev/pts/N; `--device` and nearstep.open() take it as that
     of a board. Clients may come one after the other.
     """
-    try:
-        backend = open_backend(url)
-    except NearstepError as error:
-        raise typer.BadParameter(str(error)) from None
-    try:
+    with reported(wrong=(ValueError, FileExistsError)), ExitStack() as failing:
+        with working(f"opening {url}"):
+            backend = open_backend(url)
+        failing.callback(backend.close)
         wire, endpoint = wire_of(backend, url, window=window, reset_after=reset_after)
         noise = Noise(loss=loss, corruption=corruption, repetition=repetition)
         server = PtyServer(wire, noise=noise, seed=seed, link=link)
-    except (ValueError, OSError) as error:
-        backend.close()
-        raise typer.BadParameter(str(error)) from None
+        failing.pop_all()
     with server:
         _serve(server, url, link)
     if endpoint is not None and endpoint.fault is not None:

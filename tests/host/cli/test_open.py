@@ -28,7 +28,7 @@ URLS = {
 
 @pytest.mark.parametrize(("family", "url"), URLS.items())
 def test_a_manifest_opens_the_same_device(family: str, url: str) -> None:
-    done = run(url, "--manifest")
+    done = run(url, "--json")
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert said["family"] == family

@@ -14,7 +14,7 @@ RUNNER = CliRunner()
 def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.json"
     trace, image = tmp_path / "trace" / "large.json", tmp_path / "large.png"
-    arguments = ["axdimm", "--models", "gpt3-large", "--no-kernel", "--json", str(path)]
+    arguments = ["axdimm", "--models", "gpt3-large", "--no-kernel", "--output", str(path)]
     arguments += ["--trace", str(trace), "--picture", str(image)]
     result = RUNNER.invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -40,8 +40,8 @@ def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> Non
         (["--models", "gpt3-large,gpt4"], "gpt4"),
         (["--policy", "random"], "random"),
         (["--picture", "x.docx"], ".docx"),
-        (["--json", "x.json", "--trace", "t.json", "--picture", "x.docx"], ".docx"),
-        (["--json", "/dev/null/x.json"], "/dev/null/x.json"),
+        (["--output", "x.json", "--trace", "t.json", "--picture", "x.docx"], ".docx"),
+        (["--output", "/dev/null/x.json"], "/dev/null/x.json"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(
@@ -57,7 +57,7 @@ def test_wrong_options_are_refused_before_anything_runs(
 def test_greedy_plans_of_a_model_are_beside_the_exact_one(tmp_path: Path) -> None:
     path = tmp_path / "memferry.json"
     arguments = ["memferry", "--models", "bert-base", "--no-rows", "--no-sensitivity"]
-    result = RUNNER.invoke(app, [*arguments, "--json", str(path)])
+    result = RUNNER.invoke(app, [*arguments, "--output", str(path)])
     assert result.exit_code == 0, result.output
     assert "no constant is fitted" in result.output
     (model,) = json.loads(path.read_text(encoding="utf-8"))["greedy"]
@@ -69,7 +69,7 @@ def test_greedy_plans_of_a_model_are_beside_the_exact_one(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--models", "bert-base,gpt4"], "gpt4"), (["--json", "/dev/null/x.json"], "/dev/null")],
+    [(["--models", "bert-base,gpt4"], "gpt4"), (["--output", "/dev/null/x.json"], "/dev/null")],
 )
 def test_wrong_options_of_memferry_are_refused(arguments: list[str], message: str) -> None:
     result = RUNNER.invoke(app, ["memferry", *arguments])
@@ -80,7 +80,7 @@ def test_wrong_options_of_memferry_are_refused(arguments: list[str], message: st
 def test_rows_of_coarse_are_beside_what_each_assumption_decides(tmp_path: Path) -> None:
     path = tmp_path / "coarse.json"
     arguments = ["coarse", "--no-timeline", "--only", "figure-2,figure-8,figure-16"]
-    result = RUNNER.invoke(app, [*arguments, "--json", str(path)], env={"COLUMNS": "200"})
+    result = RUNNER.invoke(app, [*arguments, "--output", str(path)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text(encoding="utf-8"))
     assert written["speedups"]["count"] == 10
@@ -97,7 +97,7 @@ def test_rows_of_coarse_are_beside_what_each_assumption_decides(tmp_path: Path) 
     ("arguments", "message"),
     [
         (["--only", "figure-8,figure-9"], "figure-9"),
-        (["--json", "/dev/null/x.json"], "/dev/null"),
+        (["--output", "/dev/null/x.json"], "/dev/null"),
         (["--picture", "x.docx"], ".docx"),
         (["--picture", "x.png", "--no-timeline"], "--no-timeline"),
         (["--picture", "x.png", "--only", "figure-8"], "--only"),

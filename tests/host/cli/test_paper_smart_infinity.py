@@ -19,7 +19,7 @@ def test_parts_of_smart_infinity_are_printed_kept_and_drawn(
     drawn = []
     monkeypatch.setattr(paper_smart_infinity, "draw", lambda _, path: drawn.append(path))
     arguments = ["smart-infinity", "--only", "table-1"]
-    arguments += ["--bench", str(tmp_path), "--json", str(path), "--picture", str(image)]
+    arguments += ["--bench", str(tmp_path), "--output", str(path), "--picture", str(image)]
     result = RUNNER.invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "80 % of an iteration" in result.output
@@ -40,8 +40,8 @@ def test_parts_of_smart_infinity_are_printed_kept_and_drawn(
     ("arguments", "message"),
     [
         (["--only", "table-1,figure-4"], "figure-4"),
-        (["--picture", "x.docx", "--json", "x.json"], ".docx"),
-        (["--json", "/dev/null/x.json"], "/dev/null"),
+        (["--picture", "x.docx", "--output", "x.json"], ".docx"),
+        (["--output", "/dev/null/x.json"], "/dev/null"),
         (["--bench", "."], "bench_smartssd.py"),
     ],
 )

@@ -83,20 +83,20 @@ def test_what_is_wrong_with_a_file_is_named_with_its_line(tmp_path: Path) -> Non
     text = AXDIMM.read_text().replace("140.32e6", "-1")
     file.write_text(text)
     line = next(i for i, each in enumerate(text.splitlines(), 1) if "value = -1" in each)
-    for verb in ("check", "show"):
+    for verb, status in (("check", 1), ("show", 2)):
         done = run(verb, str(file))
-        assert done.exit_code == 1
+        assert done.exit_code == status
         expected = (
             f"error: {file}:{line}: processors.cpu.adam_params_per_s: must be a number above 0"
         )
         assert expected in done.stderr
     done = run("check", str(tmp_path / "nothing.toml"))
-    assert (done.exit_code, "No such file" in done.stderr) == (1, True)
+    assert (done.exit_code, "No such file" in done.stderr) == (2, True)
 
 
 def test_this_machine_is_told_how_to_be_measured() -> None:
     done = run("show", "this")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "run `nearstep platform this`" in done.stderr
 
 
@@ -130,7 +130,7 @@ def test_this_machine_is_measured_kept_and_shown(
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path, cache: Path) -> None:
     done = run("this", "--directory", str(tmp_path / "nothing"))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "is no folder" in done.stderr
     assert not cache.exists()
 

@@ -455,3 +455,33 @@ def test_classes_take_what_torch_takes_and_say_what_else(name: str) -> None:
         make(parameters(16), device=GOLDEN, amsgard=True)
     with pytest.raises(TypeError, match=rf"^{name}\(\) missing 1 .* 'device'"):
         make(parameters(16))
+
+
+BACKWARDS = """
+from nearstep_spec.rule.rule import Rule
+
+BACKWARDS = Rule("backwards", lambda g, p: {"p": p - g}, states=("p",), inputs=("g",))
+"""
+
+
+def test_the_rules_that_an_error_advises_open_a_device_with_the_rule(tmp_path: Path) -> None:
+    opened = 0
+    for name, query in (
+        (LION, ""), (LION, "&rules=adam,sgd"), ("sgd", f"&rules={LION}"), ("rmsprop", ""),
+    ):  # fmt: skip
+        given = parameters(32)
+        refused = pytest.raises(ArgumentError, match="must be one that the kernel has")
+        with nearstep.open(GOLDEN + query) as device, refused as caught:
+            nearstep.optim.of(name, given, device=device)
+        advised = str(caught.value).partition("name it in the device's ")[2]
+        give_gradients(given, 0)
+        with nearstep.open(f"{GOLDEN}&{advised}") as device:
+            nearstep.optim.of(name, given, device=device).step()
+            opened += 1
+    assert opened == 4
+    (tmp_path / "rule.py").write_text(BACKWARDS)
+    with nearstep.open(GOLDEN) as device:
+        with pytest.raises(ArgumentError, match=r"cannot have it as well .*must have one order"):
+            nearstep.optim.of(f"{tmp_path / 'rule.py'}:BACKWARDS", parameters(32), device=device)
+        with pytest.raises(ArgumentError, match=r"device's rules=adam,FILE.py:NAME of lion"):
+            device.check_rule("lion")

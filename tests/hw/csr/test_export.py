@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 from systemrdl import RDLCompiler
-from systemrdl.node import FieldNode, RegNode
+from systemrdl.node import AddrmapNode, FieldNode, RegNode
 
+from nearstep_hw.generate import GENERATORS
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.coarse.registers import device_map, sync_core_map
-from nearstep_spec.csr.export import FORMATS, to_c_header, to_markdown, to_systemrdl
+from nearstep_spec.csr.export import (
+    FORMATS,
+    to_c_header,
+    to_markdown,
+    to_systemrdl,
+    to_systemrdl_space,
+)
 from nearstep_spec.csr.model import Access, Kind, RegisterMap
 from nearstep_spec.smartssd.config import UPDATER
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -73,19 +80,20 @@ def test_systemrdl_compiles_and_elaborates_to_the_map(
         if isinstance(node, FieldNode)
     }
     compared = 0
-    refused, binary32 = f"{register_map.name}_refused_while_busy", f"{register_map.name}_binary32"
     for register, field in register_map.fields():
         node = found.pop((register.name, field.name))
         parent = node.parent
         assert isinstance(parent, RegNode)
         assert parent.absolute_address == register.offset
         assert parent.size * 8 == register.width
-        assert bool(parent.get_property(refused, default=False)) == register.locked
+        said = str(parent.get_property("desc"))
+        assert said.endswith("refused while the block is busy.") == register.locked
         assert (node.lsb, node.msb) == (field.lsb, field.msb)
         assert node.is_sw_writable == field.access.writable
         assert node.is_sw_readable == (field.access is not Access.PULSE)
         assert bool(node.get_property("singlepulse")) == (field.access is Access.PULSE)
-        assert bool(node.get_property(binary32, default=False)) == (field.kind is Kind.FLOAT32)
+        said = str(node.get_property("desc"))
+        assert said.endswith("A binary32.") == (field.kind is Kind.FLOAT32)
         if field.access in (Access.CONSTANT, Access.MAP_HASH, Access.CONFIG):
             assert node.get_property("reset") == register_map.reset_value(field)
         if field.values is not None:
@@ -173,19 +181,37 @@ def _compile(
     )
 
 
-def test_systemrdl_of_all_families_goes_into_one_compiler(tmp_path: Path) -> None:
+def test_systemrdl_of_all_families_and_tops_goes_into_one_compiler(tmp_path: Path) -> None:
+    """What `nearstep registers` writes of each family, and `nearstep rtl --all` of each top."""
+    texts = {each.name: to_systemrdl(each) for each in FAMILIES.values()}
+    spaces = {
+        name: blocks
+        for name, generator in GENERATORS.items()
+        if (blocks := dict(generator.maps(generator.config())))
+    }
+    assert len(spaces) >= 5
+    for name, blocks in spaces.items():
+        texts[f"{name}_registers"] = to_systemrdl_space(f"{name}_registers", name, blocks)
     compiler = RDLCompiler()
-    for name, register_map in FAMILIES.items():
-        source = tmp_path / f"{name}.rdl"
-        source.write_text(to_systemrdl(register_map))
-        compiler.compile_file(str(source))
+    for name, text in texts.items():
+        (tmp_path / f"{name}.rdl").write_text(text)
+        compiler.compile_file(str(tmp_path / f"{name}.rdl"))
     found = 0
     for register_map in FAMILIES.values():
         top = compiler.elaborate(register_map.name).top
         offsets = {r.inst_name: r.absolute_address for r in top.registers()}
         assert offsets == {register.name: register.offset for register in register_map}
         found += len(offsets)
-    assert found == sum(map(len, map(list, FAMILIES.values()))) > 100
+    for name, blocks in spaces.items():
+        top = compiler.elaborate(f"{name}_registers").top
+        for block, (address, register_map) in blocks.items():
+            node = top.get_child_by_name(block)
+            assert isinstance(node, AddrmapNode)
+            offsets = {r.inst_name: r.absolute_address - address for r in node.registers()}
+            assert offsets == {register.name: register.offset for register in register_map}
+            found += len(offsets)
+    print(f"{found} registers of {len(texts)} files")
+    assert found > 600
 
 
 def test_no_two_families_share_the_name_of_their_json() -> None:

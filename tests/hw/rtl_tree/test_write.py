@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_the_index_lists_every_file_with_its_digest(here, tmp_path):
     for name, row in blocks.items():
         assert json.loads(files[row["files"]["json"]])["name"] == maps[name][1].name
         assert row["hash"].encode() in files[row["files"]["c"]]
-        assert b"addrmap" in files[row["files"]["rdl"]]
+        assert f"  {row['map']} {name} @ ".encode() in files["registers/bf16_to_fp32/space.rdl"]
     page = files[index["html"]].decode()
     assert "<html" in page
     data = b"".join(text for name, text in files.items() if name.startswith("html/data"))
@@ -223,7 +224,7 @@ def test_a_missing_package_is_named_before_anything_is_written(monkeypatch, cli,
     monkeypatch.setitem(export.PACKAGES, "no_such_module", "peakrdl-html")
     folder = tmp_path / "tree"
     said = cli("--all", "-o", folder)
-    assert said.exit_code == 2
+    assert said.exit_code == 1
     text = re.sub(r"[\s│]+", " ", said.output)
     assert "need the package peakrdl-html, which is not installed: pip install" in text
     assert not folder.exists()
@@ -318,29 +319,60 @@ def test_icarus_reads_every_top(whole):
         assert (done.returncode, done.stderr) == (0, ""), path
 
 
+def fusesoc(folder, *arguments):
+    """What FuseSoC prints, of the cores in `tree` and elsewhere in a folder."""
+    path = os.pathsep.join(map(str, (verilator_root() / "bin", SCRIPTS, os.environ["PATH"])))
+    done = subprocess.run(
+        [SCRIPTS / "fusesoc", "--cores-root", folder, *arguments], cwd=folder,
+        env={**tool_environment(), "PATH": path, "HOME": str(folder)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+DEPENDS = """CAPI=2:
+name: my:own:top:1.0
+filesets:
+  rtl: {files: [top.v], file_type: verilogSource-2005, depend: ["nearstep:rtl:bf16_to_fp32"]}
+targets:
+  default:
+    filesets: [rtl]
+    toplevel: top
+    flow: lint
+    flow_options: {tool: verilator}
+"""
+
+
+def test_fusesoc_builds_a_core_by_itself_and_in_another_one(here, tmp_path):
+    index = small(tmp_path / "tree", html=False)
+    (tmp_path / "mine.core").write_text(DEPENDS)
+    ports = "input clk, input v, input [15:0] a, output w, output [31:0] z, output [4:0] f"
+    unit = ".clk(clk), .rst(v), .i_valid(v), .i_a(a), .o_valid(w), .o_z(z), .o_flags(f)"
+    text = f"module top({ports});\nbf16_to_fp32 unit({unit});\nendmodule\n"
+    (tmp_path / "top.v").write_text(text)
+    for core in (index["tops"]["bf16_to_fp32"]["core"], "my:own:top"):
+        assert "Verilator: Built from" in fusesoc(tmp_path, "run", core)
+
+
 @pytest.mark.deep
 def test_fusesoc_reads_every_core_and_runs_lint(whole, tmp_path):
-    path = os.pathsep.join(map(str, (verilator_root() / "bin", SCRIPTS, os.environ["PATH"])))
-    environment = {**tool_environment(), "PATH": path, "HOME": str(tmp_path)}
-
-    def fusesoc(*arguments):
-        command = [SCRIPTS / "fusesoc", "--cores-root", whole, *arguments]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+    shutil.copytree(whole, tmp_path / "tree")
 
     index = json.loads((whole / INDEX).read_text())
-    listed = fusesoc("core", "list")
+    listed = fusesoc(tmp_path, "core", "list")
     for name, top in index["tops"].items():
         assert top["core"] == core_name(name, index["version"])
         assert top["core"] in listed
+    assert "Verilator: Built from" in fusesoc(
+        tmp_path, "run", index["tops"]["axdimm_channel"]["core"]
+    )
     for name in ("fp32_fma", "adam_fu", "pcie_endpoint"):
         core = index["tops"][name]["core"]
-        assert "Verilator: Built from" in fusesoc("run", "--target", "lint", core)
+        for target in ("default", "lint"):
+            assert "Verilator: Built from" in fusesoc(tmp_path, "run", "--target", target, core)
         for target in ("synth", *(f"synth_{part.name}" for part in PARTS)):
-            fusesoc("run", "--setup", "--target", target, core)
+            fusesoc(tmp_path, "run", "--setup", "--target", target, core)
     scripts = "".join(path.read_text() for path in tmp_path.rglob("*.tcl"))
     for part in PARTS:
         assert scripts.count(f"set_property part {part.part} ") == 3

@@ -36,20 +36,23 @@ ACCESS = {
     Access.PULSE: "sw = w; hw = r; singlepulse;",
 }
 
+LOCKED, BINARY32 = "Locked: writes are refused while the block is busy.", "A binary32."
+"""What SystemRDL has no word for, at the end of a `desc`."""
+
 
 def to_systemrdl(register_map: RegisterMap) -> str:
     """The map as a SystemRDL 2.0 `addrmap`.
 
-    Two user-defined properties say what SystemRDL has no word for: `<map>_refused_while_busy` of a
-    register, and `<map>_binary32` of a field. The names of properties are global and declared once,
-    so that those of one map alone go beside those of others.
+    A register that is locked while the block is busy, and a field that is binary32, say so in
+    their `desc`: a user-defined property may be declared only once, so that no two files that need
+    it could go into one compiler.
     """
     return "\n".join(_lines(register_map)) + "\n"
 
 
 def to_systemrdl_space(name: str, doc: str, blocks: Mapping[str, tuple[int, RegisterMap]]) -> str:
-    """All register blocks of a design as SystemRDL 2.0: their maps, and behind them an `addrmap`
-    `name` with each block at its address.
+    """All register blocks of a design as SystemRDL 2.0: an `addrmap` `name` that declares their
+    maps and has each block at its address. Spaces of several names go into one compiler.
 
     Parameters
     ----------
@@ -68,10 +71,10 @@ def to_systemrdl_space(name: str, doc: str, blocks: Mapping[str, tuple[int, Regi
             raise RegisterMapError(f"{block}: there is another map of the name {each.name!r}")
     lines = [f"addrmap {_rdl_name(name)} {{"]
     lines += [f"  name = {_rdl_text(name)};", f"  desc = {_rdl_text(doc)};"]
+    lines += [f"  {line}" for each in maps.values() for line in _lines(each)]
     for block, (address, each) in blocks.items():
         lines.append(f"  {_rdl_name(each.name)} {_rdl_name(block)} @ {address:#x};")
-    lines.append("};")
-    return "\n".join([*map(to_systemrdl, maps.values()), *lines]) + "\n"
+    return "\n".join([*lines, "};"]) + "\n"
 
 
 def _rdl_name(name: str) -> str:
@@ -83,9 +86,6 @@ def _rdl_text(text: str) -> str:
 
 
 def _lines(register_map: RegisterMap) -> Iterator[str]:
-    prefix = register_map.name
-    yield f"property {prefix}_refused_while_busy {{ type = boolean; component = reg; }};"
-    yield f"property {prefix}_binary32 {{ type = boolean; component = field; }};"
     yield f"addrmap {_rdl_name(register_map.name)} {{"
     yield f"  name = {_rdl_text(register_map.name)};"
     yield f"  desc = {_rdl_text(register_map.doc)};"
@@ -99,23 +99,23 @@ def _lines(register_map: RegisterMap) -> Iterator[str]:
         yield "  };"
     for register in register_map:
         yield "  reg {"
-        yield f"    desc = {_rdl_text(register.doc)};"
+        yield f"    desc = {_rdl_text(_described(register.doc, LOCKED * register.locked))};"
         yield f"    regwidth = {register.width};"
-        if register.locked:
-            yield f"    {prefix}_refused_while_busy;"
         for field in register.fields:
             properties = _rdl_properties(field, names)
-            if field.kind is Kind.FLOAT32:
-                properties += f" {prefix}_binary32;"
             yield f"    field {{ {properties} }} {_rdl_place(register_map, field)};"
         yield f"  }} {_rdl_name(register.name)} @ {register.offset:#x};"
     yield "};"
 
 
+def _described(doc: str, note: str) -> str:
+    return " ".join(filter(None, (doc, note)))
+
+
 def _rdl_properties(field: Field, names: dict[type[NamedValue], str]) -> str:
     text = ACCESS[field.access]
-    if field.doc:
-        text += f" desc = {_rdl_text(field.doc)};"
+    if doc := _described(field.doc, BINARY32 * (field.kind is Kind.FLOAT32)):
+        text += f" desc = {_rdl_text(doc)};"
     if field.values is not None:
         text += f" encode = {names[field.values]}_values;"
     return text

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from nearstep.cli.outcome import FAILED, reported, working
 from nearstep_sim.models.dram.device import Ddr4Device, DramViolationError
 from nearstep_sim.models.dram.shared_bus import SharedBus
 from nearstep_sim.models.dram.trace import TraceCommand, TraceError, read_trace, timing_of_header
@@ -124,10 +125,11 @@ def main(
 ) -> None:
     """Check a DRAM command trace; what is not given comes from the file's comments.
 
-    Counts are of the whole file; the first violation ends the checks. Exit status 1 with a
+    Counts are of the whole file; the first violation ends the checks. Exit status: 1 with a
     violation, 2 if the file cannot be read.
     """
-    try:
+    wrong = (TraceError, TimingError, UnicodeDecodeError, OSError)
+    with reported(wrong=wrong), working(f"replaying {file}"):
         with open(file, encoding="ascii") as text:
             named = timing_of_header(islice(text, 16))
         if named is None and not (speed or density or width or cl or cwl):
@@ -142,14 +144,11 @@ def main(
             cwl=cwl if speed else cwl or named.cwl,
         )
         result = replay(file, timing, rank_switch=rank_switch)
-    except (TraceError, TimingError, UnicodeDecodeError, OSError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
     kinds = ", ".join(f"{count} {command.name}" for command, count in result.commands.items())
     typer.echo(f"{sum(result.commands.values())} commands ({kinds}) in {result.clocks} clocks")
     typer.echo(f"data on the bus {100 * result.data_share:.2f} % of the time")
     if result.violation:
         where = f"rank {result.rank}: " if len(result.ranks) > 1 else ""
         typer.echo(f"violation: {where}{result.violation}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     typer.echo("no violation")
