@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from page_coarse import (
     coarse,
@@ -32,6 +33,9 @@ from page_table import Results, mega, percent, section, table
 from report import FOLDER
 
 DOCS = FOLDER.parents[1] / "docs"
+FIGURES = Path(__file__).with_name("figures.md")
+"""The table that the page begins with, whose numbers a test compares with the sections."""
+
 
 
 def kernel(results: Results) -> list[str]:
@@ -583,6 +587,8 @@ def main() -> None:
         "machine named below each section. *Modelled* follows from measured figures and from what",
         "is said there. Cycles and area are the same everywhere; speeds of simulation are not: one",
         "commit has given rates 2 times apart on machines of the same name.",
+        "",
+        *FIGURES.read_text(encoding="utf-8").splitlines(),
         "",
     ]
     page = DOCS / "benchmarks.md"

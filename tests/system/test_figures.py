@@ -1,6 +1,6 @@
-"""README's figures are those of the record that `make bench` leaves: docs/benchmarks.md, whose
-sections carry digests of their text, and the files of areas; each to as many digits as README
-prints."""
+"""The figures in docs/benchmarks.md are the numbers of the record that `make bench` leaves:
+the page's sections, which carry digests of their text, and the files of areas; each to as many
+digits as the table prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+TABLE = (ROOT / "bench" / "figures.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 AREA = json.loads((ROOT / "hw" / "area.json").read_text(encoding="utf-8"))["blocks"]
@@ -40,7 +40,7 @@ def digest(text: str) -> str:
 @dataclass(frozen=True)
 class Of:
     """Where a figure stands: a section of the benchmarks and the one match of a pattern in it,
-    whose group is the figure; README's is so many times that.
+    whose group is the figure; the table's is so many times that.
 
     Without a section it is a pattern of docs/training.md.
     """
@@ -171,7 +171,7 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
         Of("coarse", cell("`sim:coarse?devices=4&window=direct`", 2)),
     ),
 }
-"""By how a row of README begins: where each number of its column *measured* comes from."""
+"""By how a row of the table begins: where each number of its column *measured* comes from."""
 
 TESTED: Mapping[str, str] = {
     "values that differ from torch fused": (
@@ -184,9 +184,9 @@ TESTED: Mapping[str, str] = {
 """Rows that a test asserts."""
 
 
-def rows(readme: str) -> Iterator[tuple[str, str]]:
+def rows(text: str) -> Iterator[tuple[str, str]]:
     """Label and measured cell of the table of numbers."""
-    table = readme.partition("| | goal | measured | paper |\n|---|---:|---:|---:|\n")[2]
+    table = text.partition("| | goal | measured | paper |\n|---|---:|---:|---:|\n")[2]
     assert table
     for line in table.partition("\n\n")[0].splitlines():
         label, _, measured, _ = (each.strip() for each in line.strip("|").split(" | "))
@@ -202,10 +202,10 @@ def printed(text: str) -> tuple[float, float]:
     return float(plain), 0.5 * 10.0**zeros
 
 
-def wrong(readme: str, page: str) -> tuple[list[str], int]:
-    """What is wrong with README's figures, and how many were compared."""
+def wrong(text: str, page: str) -> tuple[list[str], int]:
+    """What is wrong with the table's figures, and how many were compared."""
     found, compared, seen = [], 0, set()
-    for label, measured in rows(readme):
+    for label, measured in rows(text):
         names = [name for name in (*FIGURES, *TESTED) if label.startswith(name)]
         if not names:
             found.append(f"{label}: nothing says where it comes from")
@@ -225,9 +225,9 @@ def wrong(readme: str, page: str) -> tuple[list[str], int]:
                 continue
             of = float(source.text(page).replace(",", "")) * source.times
             if abs(value - of) > half * (1 + 1e-9):
-                found.append(f"{label}: {number} in README, {of:g} in the record")
+                found.append(f"{label}: {number} in the table, {of:g} in the record")
             compared += 1
-    found += [f"{name}: no row of README begins so" for name in {*FIGURES, *TESTED} - seen]
+    found += [f"{name}: no row of the table begins so" for name in {*FIGURES, *TESTED} - seen]
     return found, compared
 
 
@@ -239,8 +239,9 @@ def test_every_section_is_as_it_was_written() -> None:
     assert len(found) >= 20
 
 
-def test_figures_of_readme_are_those_of_the_record() -> None:
-    found, compared = wrong(README, BENCHMARKS)
+def test_figures_of_the_table_are_those_of_the_record() -> None:
+    found, compared = wrong(TABLE, BENCHMARKS)
+    assert TABLE in BENCHMARKS, "bench/page.py puts the table into the page"
     print(f"{compared} figures compared")
     assert found == []
     assert compared >= 34
@@ -255,16 +256,16 @@ def test_rows_that_a_test_asserts_have_that_test() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("| 78 | 128 |", "| 79 | 128 |", "79 in README, 78 in the record"),
-        ("97.3 %", "97.4 %", "97.4 in README, 97.27 in the record"),
+        ("| 78 | 128 |", "| 79 | 128 |", "79 in the table, 78 in the record"),
+        ("97.3 %", "97.4 %", "97.4 in the table, 97.27 in the record"),
         ("14 bytes | 1.38 | 1.40; 2.00", "14 bytes | 1.38 | 1.40", "has 1 figures, not 2"),
         ("| functional unit: latency", "| unit: latency", "nothing says where it comes from"),
         ("| card, scatter", "| a card, scatter", "nothing says where"),
     ],
 )
 def test_a_figure_that_is_another_one_is_found(before: str, after: str, said: str) -> None:
-    assert README.count(before) == 1
-    found, _ = wrong(README.replace(before, after), BENCHMARKS)
+    assert TABLE.count(before) == 1
+    found, _ = wrong(TABLE.replace(before, after), BENCHMARKS)
     assert any(said in each for each in found), found
 
 
@@ -272,6 +273,6 @@ def test_a_record_that_changed_is_found() -> None:
     old = "| 1 % | 51,953 | 97.27 % | 38 |"
     assert BENCHMARKS.count(old) == 1
     changed = BENCHMARKS.replace(old, old.replace("97.27", "96.27"))
-    assert any("97.3 in README, 96.27" in each for each in wrong(README, changed)[0])
+    assert any("97.3 in the table, 96.27" in each for each in wrong(TABLE, changed)[0])
     text, seal = sections(changed)["coarse"]
     assert digest(text) != seal
