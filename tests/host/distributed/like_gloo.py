@@ -1,4 +1,4 @@
-"""What collectives do with tensors that are not plain ones: as gloo, in one process after the other.
+"""What collectives do with tensors that are not plain ones: the same as gloo's.
 
 Each case is carried out by a group of the memory devices and by one of gloo. What gloo refuses must
 be refused; else values, gradients and versions must be gloo's.

@@ -61,7 +61,7 @@ def nothing_is_left() -> int:
 
 
 def again() -> int:
-    """The default group of one process begins again, with the keys of the one before in its store."""
+    """The default group begins again, with the keys of the one before in its store."""
     rank, size = dist.get_rank(), dist.get_world_size()
     port: list[Any] = [None]
     if rank == 0:

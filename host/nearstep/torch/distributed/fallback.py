@@ -44,7 +44,8 @@ class Gloo:
         return self._make(f"gloo/{self._groups}")
 
     def _make(self, name: str) -> Any:
-        prefix = PrefixStore(name, self.store)
+        # A connection of its own: another thread of this process may wait in the group's store.
+        prefix = PrefixStore(name, self.store.clone())
         made = dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
         self._made.add(made)
         return made

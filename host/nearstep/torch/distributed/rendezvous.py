@@ -153,7 +153,7 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
     known = standing()
     timeout_s = timeout.total_seconds()
     job = agree(store, rank, size, timeout_s)
-    own = PrefixStore(f"{KEY}/{job}", store)
+    own = PrefixStore(f"{KEY}/{job}", store.clone())  # other threads wait in the store itself
     place, is_first = (None, False) if known else FOUND.take()
 
     def find() -> Place:
