@@ -24,18 +24,14 @@ from rich.table import Table
 from torch.multiprocessing.spawn import spawn
 
 import nearstep.torch.distributed
-from nearstep.torch.distributed.rendezvous import FOUND
+from nearstep.coarse.service import Spawned
+from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE
 
 console = Console()
 
 
-def worker(rank: int, processes: int, device: str, sizes: list[int], rounds: int, out: str) -> None:
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(processes),
-        GLOO_SOCKET_IFNAME="lo",
-        NEARSTEP_COARSE_DEVICE=device,
-    )
+def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(processes), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{out}.store", rank=rank, world_size=processes
@@ -64,10 +60,6 @@ def worker(rank: int, processes: int, device: str, sizes: list[int], rounds: int
         torch.testing.assert_close(results["gloo"], results["coarse"], rtol=1e-5, atol=1e-5)
         found[str(4 * size)] = seconds
     if rank == 0:
-        assert FOUND.spawned is not None
-        status = Path(f"/proc/{FOUND.spawned.pid}/status").read_text()
-        resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        found["service_bytes"] = 1024 * int(resident.split()[1])
         Path(out).write_text(json.dumps(found))
     state.shutdown()
     dist.destroy_process_group()
@@ -78,6 +70,7 @@ def main(
     device: Annotated[
         str, typer.Option(help="memory devices")
     ] = "golden:coarse?devices=4&groups=2&memory_bytes=256MiB",
+    listen: Annotated[str, typer.Option(help="unix: or tcp:127.0.0.1:0")] = "unix:",
     mib: Annotated[str, typer.Option(help="sizes of tensors, MiB, by commas")] = "1,4,16",
     rounds: Annotated[
         int, typer.Option(min=3, help="that are measured, after two that are not")
@@ -85,10 +78,16 @@ def main(
 ) -> None:
     sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        out = f"{folder}/found"
-        spawn(worker, (processes, device, sizes, rounds, out), nprocs=processes)
+        out, token = f"{folder}/found", Path(folder) / "token"
+        with Spawned(device, "--listen", listen) as service:
+            token.touch(0o600)
+            token.write_text(service.token)
+            os.environ.update({ADDRESS: service.address, TOKEN_FILE: str(token)})
+            spawn(worker, (processes, sizes, rounds, out), nprocs=processes)
+            status = Path(f"/proc/{service.pid}/status").read_text()
         found = json.loads(Path(out).read_text())
-    service_bytes = found.pop("service_bytes")
+    resident = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    service_bytes = 1024 * int(resident.split()[1])
     rows = {
         nbytes: {
             **{f"{name}_s": statistics.median(each) for name, each in seconds.items()},
@@ -107,7 +106,7 @@ def main(
             f"{row['gloo_over_coarse']:.2f}",
         )
     console.print(table)
-    options = {"processes": processes, "device": device, "rounds": rounds}
+    options = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
     results = {"options": options, "rows": rows, "service_bytes": service_bytes}
     console.print(report.write("coarse_service", results))
 

@@ -139,12 +139,14 @@ class Connection:
 
     Attributes
     ----------
+    is_shared : whether both ends are on this machine and can share memory.
     deadline : of all that is received, if there is one.
     max_message_bytes
     """
 
     def __init__(self, sock: socket.socket, expected: Any, silence_s: float) -> None:
         self.sock = sock
+        self.is_shared = sock.family == socket.AF_UNIX
         self.silence_s = silence_s
         self.deadline: float | None = None
         self.max_message_bytes = MAX_MESSAGE_BYTES
@@ -158,10 +160,6 @@ class Connection:
         self._finishing = False
         self._closed = False
         sock.setblocking(False)
-
-    @property
-    def is_shared(self) -> bool:
-        return self.sock.family == socket.AF_UNIX
 
     def send(
         self,
