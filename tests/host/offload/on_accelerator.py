@@ -173,7 +173,9 @@ def in_place(parameter: Tensor) -> None:
 
 def by_storage(parameter: Tensor) -> None:
     words = torch.empty(0, device=parameter.device, dtype=parameter.dtype)
-    words.set_(parameter.untyped_storage(), 0, parameter.shape, parameter.stride()).mul_(0.5)
+    words.set_(parameter.detach().untyped_storage(), 0, parameter.shape, parameter.stride()).mul_(
+        0.5
+    )
 
 
 def other_data(parameter: Tensor) -> None:

@@ -14,7 +14,7 @@ from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import ChangedModelError
 from nearstep.torch.offload.in_place import NOTHING, InPlace
-from nearstep.torch.offload.parameter import waiting_copy
+from nearstep.torch.offload.parameter import OffloadedParameter, waiting_copy
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.waiting import waiting
 
@@ -68,7 +68,7 @@ class Names:
             known = self._by_name.get(name)
             if known is None:
                 raise ChangedModelError(name, "added")
-            if known is not parameter:
+            if known is not parameter or not isinstance(parameter, OffloadedParameter):
                 raise ChangedModelError(name, "replaced")
         if count != len(self._by_name):
             now = dict(named(self._model, self._optimizer))

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
@@ -75,6 +76,10 @@ EXPOSES = LENDS | frozenset(
     }
 )
 """Functions that give away memory which may be changed without torch counting it."""
+
+
+ADDRESSES = frozenset({_TENSOR.data_ptr, _TENSOR.untyped_storage, _TENSOR.storage})
+"""Functions whose answer says where memory is, and does not keep it there."""
 
 
 class Uses(Protocol):
@@ -171,6 +176,11 @@ class OffloadedParameter(Parameter):
                 return func(*args, **kwargs)
         if func in LAYOUT and isinstance(args[0], OffloadedParameter):
             return func(args[0].place.copy.like, *args[1:], **kwargs)
+        if func in ADDRESSES and TracingContext.try_get() is None:  # dynamo has it as an identity
+            args[0].place.uses.space.check_runs()
+            expected = "located by p.detach(), whose memory stays, or saved by model.state_dict()"
+            actual = f"by {func.__name__} of a parameter that comes and goes"
+            raise ParameterError(args[0].place.copy.name, expected, actual)
         if func is torch.autograd.grad:
             return func(*map(_as_edges, args), **{k: _as_edges(v) for k, v in kwargs.items()})
         found = list(dict.fromkeys(_instances((args, kwargs), OffloadedParameter)))

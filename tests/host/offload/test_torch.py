@@ -1,0 +1,305 @@
+"""What torch can do to an offloaded model has equal bits, or is refused by a typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file, save_model
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import nearstep
+from nearstep.torch.errors import ParameterError
+from nearstep.torch.offload import Engine
+from nearstep.torch.offload.errors import (
+    BudgetError,
+    ChangedModelError,
+    EarlyUpdateError,
+    TransformError,
+)
+
+from .models import WIDTH
+from .training import COMPUTE, GOLDEN, bits
+
+LAYERS = 6
+X = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1)).to(COMPUTE)
+IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(2)).to(COMPUTE)
+
+Opened = tuple[nn.Sequential, Any, Engine | None]
+
+
+def opened(policy: Any = None, *, updates: Any = "at-step", budget: str = "60%") -> Opened:
+    """A stack with its optimizer; offloaded if there is a policy."""
+    torch.manual_seed(7)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(COMPUTE)
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+    engine = None
+    if policy is not None:
+        engine = nearstep.offload(model, optimizer, budget=budget, policy=policy, updates=updates)
+    return model, optimizer, engine
+
+
+def step(model: nn.Module, optimizer: Any) -> float:
+    optimizer.zero_grad()
+    loss = model(X).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def check_usable(found: Opened) -> None:
+    """It trains on as if nothing had been."""
+    plain, plain_optimizer, _ = opened()
+    model, optimizer, engine = found
+    for _ in range(2):
+        assert step(model, optimizer) == step(plain, plain_optimizer)
+    assert bits(model.state_dict()) == bits(plain.state_dict())
+    assert engine is not None
+    assert engine.report().peak <= engine.report().budget
+    engine.close()
+
+
+policies = pytest.mark.parametrize("policy", ["prefetch", "on-demand", "memferry"])
+
+
+def by_parameters(model: nn.Module, parameters: dict[str, Tensor], x: Tensor = X) -> Tensor:
+    return functional_call(model, parameters, (x,)).square().mean()
+
+
+TRANSFORMS: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "grad": lambda model, own: torch.func.grad(partial(by_parameters, model))(own),
+    "grad of inputs": lambda model, _: torch.func.grad(lambda x: model(x).mean())(X),
+    "jacrev": lambda model, _: torch.func.jacrev(model)(X),
+    "jvp": lambda model, _: torch.func.jvp(model, (X,), (X,)),
+    "vjp": lambda model, own: torch.func.vjp(partial(by_parameters, model), own),
+    "vmap of grad": lambda model, own: torch.func.vmap(
+        torch.func.grad(partial(by_parameters, model)), in_dims=(None, 0)
+    )(own, X[:, None]),
+    "script": lambda model, _: torch.jit.script(model),
+    "script of a layer": lambda model, _: torch.jit.script(model[1]),
+    "trace": lambda model, _: torch.jit.trace(model, (X,)),
+    "export": lambda model, _: torch.export.export(model, (X,)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_what_keeps_or_differentiates_tensors_otherwise_is_refused(name: str) -> None:
+    """A transform used to end in SIGSEGV."""
+    policy = ("prefetch", "memferry")[list(TRANSFORMS).index(name) % 2]
+    found = opened(policy)
+    with pytest.raises((TransformError, ParameterError) if name == "export" else TransformError):
+        TRANSFORMS[name](found[0], dict(found[0].named_parameters()))
+    check_usable(found)
+
+
+def test_vmap_over_inputs_has_equal_bits() -> None:
+    (plain, *_), (model, *_, engine) = opened(), opened("prefetch", budget="200%")
+    assert bits(torch.func.vmap(model)(X)) == bits(torch.func.vmap(plain)(X))
+    assert engine is not None
+    engine.close()
+
+
+def test_a_compiled_step_has_equal_bits() -> None:
+    results = []
+    for policy in (None, "prefetch", "memferry"):
+        model, optimizer, engine = opened(policy)
+        compiled = torch.compile(partial(step, model, optimizer), backend="eager")
+        results.append(([compiled() for _ in range(3)], bits(model.state_dict())))
+        if engine is not None:
+            assert engine.report().peak <= engine.report().budget
+            engine.close()
+    assert results[0] == results[1] == results[2]
+
+
+@policies
+def test_selective_checkpointing_has_equal_bits(policy: str) -> None:
+    def choose(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        saves = operation == torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, choose)
+    results = []
+    for each in (None, policy):
+        model, optimizer, _ = opened(each)
+        for _ in range(3):
+            optimizer.zero_grad()
+            out = checkpoint(model, X, use_reentrant=False, context_fn=contexts)
+            out.square().mean().backward()
+            optimizer.step()
+        results.append(bits(model.state_dict()))
+    assert results[0] == results[1]
+
+
+@policies
+def test_safetensors(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    model, optimizer, engine = opened(policy)
+    plain, plain_optimizer, _ = opened()
+    for one, its in ((model, optimizer), (plain, plain_optimizer)):
+        step(one, its)
+    expected = bits(plain.state_dict())
+    save_file(model.state_dict(), path)
+    assert bits(load_file(path)) == expected
+    save_model(model, str(path))
+    assert bits(load_file(path)) == expected
+    with pytest.raises(ParameterError, match=r"model\.state_dict\(\)"):
+        save_file(dict(model.named_parameters()), path)
+    assert bits({name: each.clone() for name, each in model.named_parameters()}) == expected
+    assert engine is not None
+    engine.close()
+    save_file(dict(model.named_parameters()), path)
+    assert bits(load_file(path)) == expected
+
+
+@pytest.mark.parametrize("name", ["data_ptr", "untyped_storage"])
+def test_addresses_of_what_comes_and_goes_are_refused(name: str) -> None:
+    found = opened("prefetch")
+    with pytest.raises(ParameterError, match=r"p\.detach"):
+        getattr(found[0][0].weight, name)()
+    kept = found[0][0].weight.detach()
+    address = kept.data_ptr()
+    found[0](X)
+    assert kept.data_ptr() == address
+    del kept
+    check_usable(found)
+
+
+@policies
+def test_swapped_parameters_are_refused(policy: str) -> None:
+    found = opened(policy)
+    other = nn.Parameter(torch.zeros(WIDTH, WIDTH, device=COMPUTE))
+    torch.utils.swap_tensors(found[0][0].weight, other)
+    with pytest.raises(ChangedModelError, match=r"0\.weight"):
+        found[0](X)
+    torch.utils.swap_tensors(found[0][0].weight, other)
+    assert bits(found[0](X)) == bits(opened()[0](X))
+
+
+@policies
+@pytest.mark.parametrize("when", [0, 1, 2])
+@pytest.mark.skipif(COMPUTE.type == "accel", reason="it has no convolutions")
+def test_channels_last_in_training_has_equal_bits(policy: str, when: int) -> None:
+    results = []
+    for each in (None, policy):
+        torch.manual_seed(3)
+        layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        model = nn.Sequential(*layers).to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = None
+        if each is not None:
+            engine = nearstep.offload(model, optimizer, budget="180%", policy=each)  # type: ignore[arg-type]
+        for number in range(3):
+            if number == when == 1:
+                model.to(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            model(IMAGES).square().mean().backward()
+            if number == when:
+                model.to(memory_format=torch.channels_last)
+            optimizer.step()
+        if engine is not None:
+            assert engine.report().peak <= engine.report().budget
+            engine.close()
+        strides = [each.stride() for each in model.parameters()]
+        results.append((bits(model.state_dict()), bits(optimizer.state_dict()), strides))
+    assert results[0] == results[1]
+
+
+# Budgets
+
+
+class Added(torch.autograd.Function):
+    """A function of the user's that saves no parameter."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x)
+        return x + x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient, x.t() @ gradient
+
+
+class Adding(nn.Module):
+    """A layer that it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Added.apply(x, self.weight)
+
+
+def test_a_gradient_that_torch_does_not_announce_has_room_or_an_error() -> None:
+    """That of an `autograd.Function`: other parameters go for it; nothing is counted above."""
+    size = 4 * WIDTH * WIDTH
+    for room, fits in ((2, False), (3, True)):
+        torch.manual_seed(5)
+        model = nn.Sequential(*(Adding() for _ in range(4))).to(COMPUTE)
+        optimizer = nearstep.optim.SGD(model.parameters(), lr=1e-2, device=GOLDEN)
+        with nearstep.offload(model, optimizer, budget=room * size + 200) as engine:
+            loss = model(X).square().mean()
+            held = [model[number].weight.detach() for number in range(2)]
+            with nullcontext() if fits else pytest.raises(BudgetError, match="backward of"):
+                loss.backward()
+            del held, loss
+            step(model, optimizer)
+            assert size < engine.report().peak <= engine.budget
+
+
+def test_larger_memory_for_a_parameter_has_room_or_an_error() -> None:
+    model, optimizer, engine = opened("prefetch")
+    assert engine is not None
+    weight = model[0].weight
+    large = torch.zeros(LAYERS * WIDTH, WIDTH, device=COMPUTE)[:WIDTH]
+    with pytest.raises(BudgetError, match=r"other memory of 0\.weight"):
+        weight.data = large
+    check_usable((model, optimizer, engine))
+
+
+# Updates in backward
+
+
+def test_a_backward_that_failed_and_is_called_again_is_refused_by_name() -> None:
+    """It used to end in torch's error about an in-place operation."""
+    model, optimizer, engine = opened("prefetch", updates="in-backward")
+    step(model, optimizer)
+    checkpoints = model.state_dict(), optimizer.state_dict()
+    armed = [True]
+
+    def fail(_: Tensor) -> None:
+        if armed and armed.pop():
+            raise OSError("in the user's program")
+
+    optimizer.zero_grad()
+    hidden = model[:2](X)
+    hidden.register_hook(fail)
+    loss = model[2:](hidden).square().mean()
+    with pytest.raises(OSError, match="user's program"):
+        loss.backward(retain_graph=True)
+    for _ in range(2):
+        with pytest.raises(EarlyUpdateError):
+            loss.backward(retain_graph=True)
+    del loss, hidden
+    model.load_state_dict(checkpoints[0])
+    optimizer.load_state_dict(checkpoints[1])
+    plain, plain_optimizer, _ = opened()
+    step(plain, plain_optimizer)
+    assert step(model, optimizer) == step(plain, plain_optimizer)
+    assert bits(model.state_dict()) == bits(plain.state_dict())
+    assert engine is not None
+    engine.close()
