@@ -239,7 +239,7 @@ def _device(
     dimm: DimmConfig | None = getattr(opened, "dimm", None)
     card: SmartssdConfig | None = getattr(opened, "card", None)
     cycles = traffic.cycles
-    memory = "no DDR4 behind it" if dimm is None else f"{dimm.channels} x DDR4-1600"
+    memory = "no DDR4 behind it" if dimm is None else f"DDR4-1600, {dimm.density}"
     if card is not None:
         memory = f"{opened.channel_count} x {card.kernel.beat_bytes} B a cycle"
     device = partial(Figure, section="device")
@@ -296,7 +296,7 @@ def _device(
             value=PAPER_PARAMS_PER_S / 1e6,
             unit="Mparams/s",
             origin="paper",
-            note="two DDR4 channels",
+            note="DDR4-1600, 32Gb",
         )
 
 

@@ -87,6 +87,7 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
     "the same on the paper's parts": (Of("module", cell("32Gb x16, 16, 2", 1)),),
     "both channels at 200 MHz, 8Gb x8": (Of("module", cell("8Gb x8, 16, 2", 11)),),
     "the same with 4 functional units": (Of("module", cell("8Gb x8, 4, 2", 11)),),
+    "both channels at 200 MHz, the paper's parts": (Of("module", cell("32Gb x16, 16, 2", 11)),),
     "two ranks a channel": (
         Of("module_ranks", cell("8Gb x8, 2, 16", 1)),
         Of("module_ranks", cell("8Gb x8, 2, 4", 1)),

@@ -52,7 +52,9 @@ def to_systemrdl(register_map: RegisterMap) -> str:
 
 def to_systemrdl_space(name: str, doc: str, blocks: Mapping[str, tuple[int, RegisterMap]]) -> str:
     """All register blocks of a design as SystemRDL 2.0: an `addrmap` `name` that declares their
-    maps and has each block at its address. Spaces of several names go into one compiler.
+    maps and has each block at its address.
+
+    Spaces of several names go into one compiler.
 
     Parameters
     ----------
