@@ -82,7 +82,7 @@ class Turns:
         self._used = used
         self._changed = threading.Condition()
         self._regions: dict[int, Region] = {}
-        self._copies: Counter[int] = Counter()
+        self._copies: Counter[tuple[int, threading.Thread]] = Counter()
         self._begun = 0  # copies
         self._waiting: dict[threading.Thread, frozenset[int]] = {}
 
@@ -99,7 +99,7 @@ class Turns:
         region = Region(threading.current_thread())
         wanted = frozenset(channels)
         with self._changed:
-            self._wait(wanted, action, lambda: any(self._copies[each] for each in wanted))
+            self._wait(wanted, action, lambda: self._is_copied(wanted, region.thread))
             outer = {each: self._regions.get(each) for each in wanted}
             self._regions |= dict.fromkeys(wanted, region)
         try:
@@ -126,13 +126,16 @@ class Turns:
         with self._changed:
             if channel in self._regions:
                 self._wait(frozenset({channel}), action, lambda: False)
-            self._copies[channel] += 1
+            self._copies[channel, threading.current_thread()] += 1
             self._begun += 1
 
     def end_copy(self, channel: int) -> None:
         """A copy that has begun ends."""
         with self._changed:
-            self._copies[channel] -= 1
+            own = channel, threading.current_thread()
+            self._copies[own] -= 1
+            if not self._copies[own]:
+                del self._copies[own]
             if self._waiting:
                 self._changed.notify_all()
 
@@ -145,6 +148,16 @@ class Turns:
         with self._changed:
             self._regions.clear()
             self._changed.notify_all()
+
+    def _is_copied(self, channels: frozenset[int], thread: threading.Thread) -> bool:
+        """Whether another thread copies to or from one of the channels.
+
+        A copy of the same thread has ended, if by an exception before its end was noted.
+        """
+        return any(
+            channel in channels and other is not thread and other.is_alive()
+            for channel, other in self._copies
+        )
 
     def _wait(self, wanted: frozenset[int], action: str, copied: Callable[[], bool]) -> None:
         me = threading.current_thread()

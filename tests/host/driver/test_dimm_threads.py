@@ -12,6 +12,7 @@ import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.errors import ArgumentError, WaitTimeoutError
 from nearstep.threads import VARIABLE
+from nearstep.updater.turns import Turns
 
 from .conftest import DIMMS
 from .dimm_scenarios import MANY, NEVER, SCENARIOS, Log, jobs, run_all, seen
@@ -94,3 +95,10 @@ def test_idle_threads_use_no_processor(monkeypatch):
             time.sleep(0.001)
         assert state() == "S"
     assert own not in os.listdir("/proc/self/task")
+
+
+def test_a_copy_whose_end_was_interrupted_keeps_no_thread_from_its_own_channel() -> None:
+    turns = Turns(lambda: 0)
+    turns.begin_copy(0, "write")  # and Ctrl-C before end_copy
+    with turns.region([0], "run") as region:
+        assert turns.holds(region, 0)
