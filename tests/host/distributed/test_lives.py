@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from torch._C._distributed_c10d import HashStore
 
 from nearstep.coarse.service.errors import JobError
 from nearstep.coarse.service.spawn import Spawned
-from nearstep.torch.distributed.rendezvous import agree, default_device
+from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE, agree, default_device
 
 from . import lives
 from .processes import on_processes
@@ -62,3 +67,29 @@ def test_groups_leave_nothing_overlap_and_begin_again(tmp_path: Path) -> None:
         token.write_text(service.token)
         given = service.address, str(token), str(tmp_path / "checkpoint")
         assert on_processes(3, lives.all_of_them, *given, backend="gloo") == [6] * 3
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("how", ["kill", "raise"])
+@pytest.mark.parametrize("standing", [False, True])
+def test_torchrun_starts_processes_again(how: str, standing: bool, tmp_path: Path) -> None:
+    program = Path(lives.__file__).with_name("restarted.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with Spawned(default_device(2)) if standing else nullcontext() as service:
+        if service is not None:
+            token = tmp_path / "token"
+            token.touch(mode=0o600)
+            token.write_text(service.token)
+            environment |= {ADDRESS: service.address, TOKEN_FILE: str(token)}
+        ended = subprocess.run(
+            [*command, str(program), how],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    said = sorted(each for each in ended.stdout.splitlines() if "ends well" in each)
+    assert said == [f"rank {rank} ends well in life 2" for rank in range(2)]

@@ -56,8 +56,10 @@ class Spawned:
             raise ServiceLostError(f"no service of {device}: {errors.strip()[-2000:]}") from None
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Let it end when its clients have left, and wait a while for that. Closing twice does
-        nothing."""
+        """Let it end when its clients have left; wait for that, but not long.
+
+        Closing twice does nothing.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -18,6 +18,12 @@ class GlooFallbackWarning(UserWarning):
     """A collective has no ring on the devices: gloo carries it out."""
 
 
+def connection_of_its_own(store: Any) -> Store:
+    """The same store for another thread: a thread that waits in a store keeps all others out."""
+    made: Store = store.clone()
+    return made
+
+
 class Gloo:
     """Groups of gloo with the processes of a group of the memory devices.
 
@@ -44,8 +50,7 @@ class Gloo:
         return self._make(f"gloo/{self._groups}")
 
     def _make(self, name: str) -> Any:
-        # A connection of its own: another thread of this process may wait in the group's store.
-        prefix = PrefixStore(name, self.store.clone())
+        prefix = PrefixStore(name, connection_of_its_own(self.store))
         made = dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
         self._made.add(made)
         return made

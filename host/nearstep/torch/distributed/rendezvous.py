@@ -18,6 +18,7 @@ from nearstep.coarse.service.client import Client
 from nearstep.coarse.service.errors import JobError, ServiceLostError
 from nearstep.coarse.service.spawn import Spawned, token_of
 from nearstep.errors import ArgumentError
+from nearstep.torch.distributed.fallback import connection_of_its_own
 from nearstep.torch.distributed.process_group import CoarseProcessGroup, end_open_groups
 
 ADDRESS = "NEARSTEP_COARSE"
@@ -137,6 +138,29 @@ def default_device(size: int) -> str:
     return f"golden:coarse?devices={min(64, max(2, size))}&groups=2&memory_bytes=1GiB"
 
 
+def _find(store: Store, place: Future[Place], is_first: bool, rank: int, size: int) -> Place:
+    """The service that rank 0 offers. The first group of a process sets the process's `place`."""
+    try:
+        if rank == 0:
+            device = os.environ.get(DEVICE) or default_device(size)
+            found = FOUND.spawn(place, device) if is_first else place.result()
+            store.set("place", json.dumps({"place": found}))
+        else:
+            said = json.loads(store.get("place"))
+            if "error" in said:
+                raise ServiceLostError(f"rank 0 has no service: {said['error']}")
+            found = said["place"][0], said["place"][1]
+    except BaseException as error:
+        if rank == 0:
+            store.set("place", json.dumps({"error": str(error)}))
+        if is_first:
+            place.set_exception(error)
+        raise
+    if is_first:
+        place.set_result(found)
+    return found
+
+
 def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProcessGroup:
     """A process group, for `torch.distributed`.
 
@@ -153,38 +177,11 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
     known = standing()
     timeout_s = timeout.total_seconds()
     job = agree(store, rank, size, timeout_s)
-    own = PrefixStore(f"{KEY}/{job}", store.clone())  # other threads wait in the store itself
-    place, is_first = (None, False) if known else FOUND.take()
-
-    def find() -> Place:
-        """Of rank 0's service; the others are told."""
-        assert place is not None
-        if rank:
-            found = json.loads(own.get("place"))
-            if "error" in found:
-                raise ServiceLostError(f"rank 0 has no service: {found['error']}")
-            return found["address"], found["token"]
-        try:
-            device = os.environ.get(DEVICE) or default_device(size)
-            address, token = FOUND.spawn(place, device) if is_first else place.result()
-        except BaseException as error:
-            own.set("place", json.dumps({"error": str(error)}))
-            raise
-        own.set("place", json.dumps({"address": address, "token": token}))
-        return address, token
+    own = PrefixStore(f"{KEY}/{job}", connection_of_its_own(store))
+    place, is_first = (Future[Place](), False) if known else FOUND.take()
 
     def connect() -> Client:
-        if known:
-            address, token = known
-        else:
-            try:
-                address, token = find()
-            except BaseException as error:
-                if is_first:
-                    place.set_exception(error)
-                raise
-            if is_first:
-                place.set_result((address, token))
+        address, token = known or _find(own, place, is_first, rank, size)
         return Client(address, token, job=job, rank=rank, clients=size, timeout_s=timeout_s)
 
     group = CoarseProcessGroup(

@@ -70,7 +70,8 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
 
     `Tensor.numpy()` would make its storage one that can never be resized, as FSDP1 resizes it.
     """
-    return np.from_dlpack(flat(tensor).view(torch.uint8))
+    found: NDArray[np.uint8] = np.from_dlpack(flat(tensor).view(torch.uint8))  # type: ignore[assignment]
+    return found
 
 
 def ring_operation(tensor: Tensor, operation: Any) -> Operation | None:
@@ -138,4 +139,4 @@ def split_rows(tensor: Tensor, sizes: Sequence[int], size: int) -> list[Tensor]:
             f"{size} processes must share all {rows} rows of a tensor of {tensor.dim()} "
             f"dimensions, not {given}"
         )
-    return list(tensor.split(given))
+    return list(torch.split(tensor, given))
