@@ -1,6 +1,7 @@
 """Import arrows between packages, families and modules, read from the sources."""
 
 import ast
+import builtins
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -206,3 +207,24 @@ def test_folder_names_say_what_is_inside() -> None:
     folders = {path.parent.name for path in modules().values()}
     assert len(folders) > 20
     assert not folders & {"utils", "common", "misc", "core"}
+
+
+INSIDE = {"IndexFormatError", "StoppedError"}
+"""Errors that never leave the package that raises them."""
+
+
+def test_every_error_has_the_base_of_nearsteps() -> None:
+    """But private ones, and those of failed checks of benches, which are `AssertionError`s."""
+    checked, wrong = 0, []
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef) or not node.name.endswith("Error"):
+                continue
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            if node.name == "NearstepError" or node.name in INSIDE or node.name.startswith("_"):
+                continue
+            checked += 1
+            if node.bases and bases <= set(vars(builtins)) - {"AssertionError"}:
+                wrong.append(f"{module}.{node.name}")
+    assert checked > 150
+    assert wrong == []

@@ -1,8 +1,10 @@
 """The `nearstep` command. Other packages add commands through `nearstep.commands`."""
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 import typer
@@ -21,7 +23,7 @@ from nearstep.cli import registers as registers_command
 from nearstep.cli import storage as storage_command
 from nearstep.cli import trace as trace_command
 from nearstep.cli.outcome import FAILED
-from nearstep_spec.cache import CacheError
+from nearstep.errors import NearstepError
 
 __all__ = ["main"]
 
@@ -97,12 +99,19 @@ def _printable(stream: TextIO | object) -> None:
 
 
 def main() -> None:
-    """Entry point of the `nearstep` script."""
+    """Entry point of the `nearstep` script: an error is a line and a status, not a traceback."""
     _printable(sys.stdout)
     _printable(sys.stderr)
     try:
-        _app()(prog_name="nearstep")
+        try:
+            _app()(prog_name="nearstep")
+        finally:
+            sys.stdout.flush()  # a full disk is told here, or else by the interpreter as it ends
     except ModuleNotFoundError as error:
         raise SystemExit(f"{error}: see `nearstep doctor`") from None
-    except CacheError as error:
-        raise SystemExit(f"error: {error}") from None
+    except (NearstepError, OSError, RecursionError, MemoryError, OverflowError) as error:
+        with suppress(OSError):  # what could not be written is not tried again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from None
+        raise SystemExit(f"error: {str(error) or type(error).__name__}") from None

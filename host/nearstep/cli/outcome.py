@@ -13,8 +13,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from nearstep.errors import NearstepError
-from nearstep_spec.cache import CacheError
-from nearstep_spec.platform.machine import PlatformError
 
 __all__ = [
     "FAILED",
@@ -49,8 +47,7 @@ def reported(*, wrong: Errors = (), failed: Errors = ()) -> Iterator[None]:
     ----------
     wrong, failed : errors that have that status, whatever they are.
     """
-    ours = (NearstepError, CacheError, PlatformError)
-    known: Errors = (*ours, ModuleNotFoundError, OSError, *wrong, *failed)
+    known: Errors = (NearstepError, ModuleNotFoundError, OSError, *wrong, *failed)
     try:
         yield
     except known as error:

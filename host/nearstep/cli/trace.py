@@ -57,7 +57,11 @@ def timeline_of(
     if optimizer not in OPTIMIZERS:
         raise ArgumentError(f"optimizer must be of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
     generator = torch.Generator().manual_seed(SEED)
-    parameters = [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in sizes]
+    try:
+        parameters = [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in sizes]
+    except (RuntimeError, TypeError) as error:  # of torch, with a stack of C++
+        reason = str(error).splitlines()[0]
+        raise ArgumentError(f"sizes must be such that torch allocates: {reason}") from None
     with open_device(url) as device:
         if device.cycles is None:
             raise ArgumentError(f"{url} has no clock: its steps have no timeline")

@@ -71,7 +71,9 @@ def from_json(text: str, costs: Costs) -> Plan:
     """
     try:
         table = json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
+    except PlanError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise PlanError("", "plan", "JSON", str(error)) from None
     if not isinstance(table, dict):
         raise PlanError("", "plan", "a table", table)

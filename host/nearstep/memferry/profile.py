@@ -192,7 +192,7 @@ def from_json(text: str) -> Profile:
     """
     try:
         table = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ProfileError("", "profile", "JSON", str(error)) from None
     if not isinstance(table, dict):
         raise ProfileError("", "profile", "a table", table)

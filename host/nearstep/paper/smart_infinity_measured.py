@@ -102,7 +102,7 @@ def _row(
     if path.is_file():
         try:
             found = of(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise ArgumentError(
                 f"{path} must be what {command.removesuffix(' makes it')} writes, not a file "
                 f"without {name}: {error!r}"

@@ -107,7 +107,7 @@ def parse(text: str, where: str) -> Platform:
     """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise PlatformError(f"{where}: not TOML: {error}") from None
     return _Reader(text, where).platform(table)
 

@@ -88,5 +88,5 @@ class Manifest:
             regions = tuple((int(first), int(size)) for first, size in found.pop("regions"))
             steps = tuple(Step(*map(int, step)) for step in found.pop("controller_steps", ()))
             return cls(**found, regions=regions, controller_steps=steps)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ManifestError(f"not a manifest of format {FORMAT}: {error}") from error
