@@ -4,10 +4,12 @@ The beats of one rank go on while the other is refreshed; the beats keep their o
 """
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 from amaranth.sim import Simulator
 
+from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.dfi import PHASES
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.scheduler import CommandScheduler
@@ -41,6 +43,7 @@ def test_a_rank_is_refreshed_while_the_other_moves_data() -> None:
         bank = rank << 3 | source.randrange(8) if source.random() < 0.1 else rank << 3 | number % 8
         row, column = number // 512, number % 128
         beats.append((write, bank, row, column))
+    slots: Counter[str] = Counter()
     columns, refreshes = [], []  # cycle and coordinates; cycle and rank
 
     async def bench(ctx: object) -> None:
@@ -64,6 +67,7 @@ def test_a_rank_is_refreshed_while_the_other_moves_data() -> None:
                 ahead = sum(1 << rank for rank in range(RANKS) if rank != now and left > 32)
                 ctx.set(dut.i_ahead, ahead)
                 ctx.set(dut.i_waiting, 3)
+            slots[Slot(ctx.get(dut.o_slot)).name] += 1
             watch(ctx, cycle)
             sent += ctx.get(dut.i.ready)
             await ctx.tick()
@@ -114,3 +118,12 @@ def test_a_rank_is_refreshed_while_the_other_moves_data() -> None:
     assert len(refreshes) >= 2 * (last // TIMING.t_refi - 2)
     assert hidden >= 0.8 * len(refreshes) > 10
     assert (len(refreshes), hidden, last) == (31, 31, 14_028)  # the schedule is known
+    assert slots == {
+        "READ": 1024,
+        "WRITE": 1024,
+        "BANK_GROUP": 1434,
+        "TURNAROUND": 14,
+        "ROW": 6,
+        "REFRESH": 5,
+        "EMPTY": 1,
+    }
