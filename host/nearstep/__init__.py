@@ -1,6 +1,7 @@
 """Near-data optimizer steps, from RTL to `optimizer.step()`."""
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from nearstep import blockwise
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Device", "Pairs", "Rounding", "blockwise", "open"]
 
 
+__version__: str
+
 _OF_TORCH = {"optim": "nearstep.optim", "offload": "nearstep.torch.offload"}
 """Names for which torch is needed, and the modules that have them or are them."""
 
@@ -23,6 +26,8 @@ _OF_TORCH = {"optim": "nearstep.optim", "offload": "nearstep.torch.offload"}
 def __getattr__(name: str) -> Any:
     """Load `nearstep.optim` and `nearstep.offload` when they are first used: they need torch, the
     rest does not."""
+    if name == "__version__":
+        return importlib.metadata.version("nearstep")
     if name not in _OF_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -33,3 +38,7 @@ def __getattr__(name: str) -> Any:
         hint = f"nearstep.{name} needs torch: pip install 'nearstep[torch]'"
         raise ModuleNotFoundError(hint, name="torch") from error
     return getattr(module, name, module)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_TORCH, "__version__"})

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar, overload
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -30,11 +30,13 @@ from nearstep.errors import (
     OutOfDeviceMemoryError,
     UrlError,
 )
-from nearstep.registers import BlockRegisters
+from nearstep.registers import BlockRegisters, Registers
+from nearstep.run import Run
 from nearstep.scalars import index, is_whole
 from nearstep.work.operation import Range
 from nearstep.work.queue import Queue
 from nearstep_spec.blockwise import BlockLayout
+from nearstep_spec.rule.optimizer import Optimizer
 
 BACKENDS = "nearstep.backends"
 """Entry-point group in which packages offer backends, by the name that starts a device name."""
@@ -78,6 +80,7 @@ class Device:
     ----------
     url : the name that it was opened by.
     backend : the transport, for tests and tools.
+    regs : registers as objects: `dev.regs.adam0.status.busy`; none on a device of several nodes.
     queue : work of one thread that may go on between accesses of that thread, which wait for what
         they depend on; None if there is none.
     """
@@ -86,6 +89,7 @@ class Device:
         self.url = url
         self.queue: Queue | None = None
         self.backend = backend
+        self.regs = Registers(backend, {})
         self._allocators = [Allocator(nbytes, base) for base, nbytes in backend.regions]
         self._lock = threading.RLock()
         self._allocating = False
@@ -141,13 +145,23 @@ class Device:
     @property
     def blocks(self) -> Mapping[str, BlockRegisters]:
         """The registers of every block, by name."""
-        return {}
+        return {block.name: block for block in self.regs}
 
     @property
     def cycles(self) -> int | None:
         """Device cycle now; None on a device without a clock."""
         self.check_open("read cycles")
         return self.backend.cycles
+
+    def update(self, optimizer: str | Optimizer, arrays: Mapping[str, Any], **options: Any) -> Run:
+        """Start a step of an optimizer, where the device has update kernels; see
+        `nearstep.updater.updating.UpdatingDevice.update`.
+
+        Raises
+        ------
+        ArgumentError : it has none.
+        """
+        raise ArgumentError(f"cannot update: {self.url} has no update kernels")
 
     def alloc(
         self,

@@ -30,3 +30,7 @@ def __getattr__(name: str) -> Any:
     if name != "ddp_hook":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module("nearstep.torch.distributed").ddp_hook
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "ddp_hook"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from nearstep.backends.base import Backend
@@ -14,7 +14,7 @@ from nearstep.errors import (
     MismatchError,
     ProtocolError,
 )
-from nearstep.registers import BlockRegisters, Registers
+from nearstep.registers import Registers
 from nearstep.run import Run
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.channel import KernelChannel
@@ -61,10 +61,6 @@ class KernelDevice(UpdatingDevice):
     @property
     def kernel_config(self) -> AdamKernelConfig:
         return self.config
-
-    @property
-    def blocks(self) -> Mapping[str, BlockRegisters]:
-        return {block.name: block for block in self.regs}
 
     @property
     def stripe_bytes(self) -> int:
