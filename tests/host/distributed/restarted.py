@@ -1,4 +1,4 @@
-"""A program for torchrun, whose processes die in their first two lives: kill, raise or exit."""
+"""A program for torchrun; one of its two processes dies in each life but the last."""
 
 import os
 import signal
