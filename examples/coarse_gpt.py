@@ -151,6 +151,7 @@ def main(
         f"{gradients.different} of {gradients.compared:,} bits differ from the golden arithmetic; "
         f"the pool took {gradients.seconds / steps:.3f} s a step",
         highlight=False,
+        soft_wrap=True,
     )
     if gradients.different or not equal:
         sys.exit(1)

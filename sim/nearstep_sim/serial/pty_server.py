@@ -146,6 +146,7 @@ def _made(link: Path, target: str) -> Path:
     """A symbolic link, in the place of one that leads nowhere."""
     if link.is_symlink() and not link.exists():
         link.unlink()
+    link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(target)
     return link
 

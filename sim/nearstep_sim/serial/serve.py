@@ -78,7 +78,7 @@ def command(
     Prints the name that opens it, serial:/dev/pts/N; `--device` and nearstep.open() take it as that
     of a board. Clients may come one after the other.
     """
-    with reported(wrong=(ValueError, FileExistsError)), ExitStack() as failing:
+    with reported(wrong=(ValueError, OSError)), ExitStack() as failing:
         with working(f"opening {url}"):
             backend = open_backend(url)
         failing.callback(backend.close)

@@ -160,14 +160,6 @@ def test_the_description_on_the_page_is_one() -> None:
             assert f"`{each.name}`" in row.replace("[`", "`"), (table, each.name)
 
 
-def test_what_the_page_prints_is_so(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "platforms.md").read_text()
-    code = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
-    printed = re.findall(r"^prints\n\n```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
-    exec(compile(code, "platforms.md", "exec"), {})
-    assert capsys.readouterr().out == printed
-
-
 def test_names_are_completed() -> None:
     assert complete("ax") == ["axdimm"]
     assert complete("th") == ["this"]

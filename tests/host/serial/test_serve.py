@@ -166,6 +166,8 @@ def test_a_link_that_leads_nowhere_is_replaced_and_another_file_is_not(tmp_path:
         with pytest.raises(FileExistsError), served(URL, link=link):
             pass
     assert not link.is_symlink()
+    with served(URL, link=tmp_path / "new" / "link") as server:
+        assert os.readlink(tmp_path / "new" / "link") == server.path
     done = run(URL, "--link", str(file))
     assert done.exit_code == 2
     assert "File exists" in done.output
