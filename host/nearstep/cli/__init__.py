@@ -22,7 +22,7 @@ from nearstep.cli import platform as platform_command
 from nearstep.cli import registers as registers_command
 from nearstep.cli import storage as storage_command
 from nearstep.cli import trace as trace_command
-from nearstep.cli.outcome import FAILED
+from nearstep.cli.outcome import FAILED, WRONG
 from nearstep.errors import NearstepError
 
 __all__ = ["main"]
@@ -113,5 +113,6 @@ def main() -> None:
         with suppress(OSError):  # what could not be written is not tried again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            raise SystemExit(1) from None
-        raise SystemExit(f"error: {str(error) or type(error).__name__}") from None
+            raise SystemExit(FAILED) from None
+        print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)
+        raise SystemExit(WRONG if isinstance(error, ValueError) else FAILED) from None
