@@ -37,7 +37,6 @@ FIGURES = Path(__file__).with_name("figures.md")
 """The table that the page begins with, whose numbers a test compares with the sections."""
 
 
-
 def kernel(results: Results) -> list[str]:
     """Cycles against the bound, and speed of the devices."""
     fits = results["fits"]

