@@ -524,11 +524,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         """All clients' tensors, to `out` where there is one."""
         name = ring_operation(given, operation) if self._size > 1 else None
         if name is None:
-            taken = (
-                given
-                if given is out and given.is_contiguous()
-                else given.clone(memory_format=torch.contiguous_format)
-            )
+            taken = given if given is out else given.clone()
+            taken = taken.contiguous() if taken.layout == torch.strided else taken
             self.gloo.fallback("all_reduce", given.dtype, operation).allreduce(
                 [taken], options_of(operation)
             ).wait()

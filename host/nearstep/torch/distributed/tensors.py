@@ -25,9 +25,13 @@ RING_OPERATIONS: dict[Any, Operation] = {
 
 
 def tensors_of(given: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """The values of a call's tensors, which are one tensor or several: autograd sees no use of
-    them, as it sees none of gloo's."""
-    return [each.data for each in ([given] if isinstance(given, Tensor) else given)]
+    """The values of a call's tensors, which are one tensor or several.
+
+    Autograd sees no use of them, as it sees none of gloo's. Sparse ones are given as they are: a
+    sum may have other indices.
+    """
+    listed = [given] if isinstance(given, Tensor) else given
+    return [each.data if each.layout == torch.strided else each for each in listed]
 
 
 def lists_of(given: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
