@@ -204,8 +204,8 @@ def test_swapped_parameters_are_refused(policy: str) -> None:
     assert bits(found[0](X)) == bits(opened()[0](X))
 
 
-@policies
-@pytest.mark.parametrize("when", [0, 1, 2])
+@pytest.mark.parametrize("policy", ["prefetch", "memferry"])
+@pytest.mark.parametrize("when", [0, 1])
 @pytest.mark.skipif(COMPUTE.type == "accel", reason="it has no convolutions")
 def test_channels_last_in_training_has_equal_bits(policy: str, when: int) -> None:
     results = []
@@ -218,12 +218,12 @@ def test_channels_last_in_training_has_equal_bits(policy: str, when: int) -> Non
         if each is not None:
             engine = nearstep.offload(model, optimizer, budget="180%", policy=each)  # type: ignore[arg-type]
         for number in range(3):
-            if number == when == 1:
+            if number == when:
                 model.to(memory_format=torch.channels_last)
             optimizer.zero_grad()
             model(IMAGES).square().mean().backward()
-            if number == when:
-                model.to(memory_format=torch.channels_last)
+            if number == when + 1:  # between backward and step
+                model.to(memory_format=torch.contiguous_format)
             optimizer.step()
         if engine is not None:
             assert engine.report().peak <= engine.report().budget
