@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,7 +59,6 @@ class Computation(TorchDispatchMode):
         memory = processor.memory_bytes_per_s
         self._bytes_per_s = float("inf") if memory is None else float(memory)
         self._parts: list[tuple[bool, float]] = []
-        self._paused = 0
 
     def take(self) -> Sequence[tuple[bool, float]]:
         """Seconds since the last call in turn, each with whether autograd's backward took them."""
@@ -72,15 +70,6 @@ class Computation(TorchDispatchMode):
         if self._parts and self._parts[-1][0] == in_backward:
             before = self._parts.pop()[1]
         self._parts.append((in_backward, before + seconds))
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What is done in this `with` statement is none of the program's."""
-        self._paused += 1
-        try:
-            yield
-        finally:
-            self._paused -= 1
 
     def __torch_dispatch__(
         self,
@@ -95,7 +84,7 @@ class Computation(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         result = func(*args, **(kwargs or {}))
-        if not self._paused and not func.is_view and func._overloadpacket not in FREE:
+        if not func.is_view and func._overloadpacket not in FREE:
             self._add(self.seconds_of(func, args, kwargs or {}, result))
         return result
 

@@ -78,7 +78,7 @@ class Watch(TorchDispatchMode):
         self._profiling = profiling
         self._key = key
         self._layers = [*layers_of(model).values()]
-        self._paused = 0
+        self._is_closed = False
         self._calls: list[Call] = []
         self._found = self._attribution()
         numbers = {layer.module: number for number, layer in enumerate(self._layers)}
@@ -113,7 +113,7 @@ class Watch(TorchDispatchMode):
 
     def see_node(self, *_: Any) -> None:
         """See what the node of autograd computes that is about to run: a hook of nodes."""
-        if not self._is_entered:
+        if not (self._is_entered or self._is_closed):
             _push_mode(self)
 
     def follow(self, results: Any, first: int) -> None:
@@ -190,16 +190,7 @@ class Watch(TorchDispatchMode):
         """See no more."""
         for call in self._calls:
             call.remove()
-        self._paused += 1
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What is done in this `with` statement is none of the program's."""
-        self._paused += 1
-        try:
-            yield
-        finally:
-            self._paused -= 1
+        self._is_closed = True
 
     def __torch_dispatch__(
         self,
@@ -208,8 +199,6 @@ class Watch(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if self._paused:
-            return func(*args, **(kwargs or {}))
         return self._found.__torch_dispatch__(func, types, args, kwargs)
 
 

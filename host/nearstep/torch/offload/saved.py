@@ -112,7 +112,7 @@ class SavedHooks:
         if packed.given_up != copy.given_up:
             raise EarlyUpdateError(copy.name, wanted)
         _check_version(copy.parameter, packed.version)
-        with self._space.using([copy]):
+        with self._space.using([copy]), self._space.aside():
             return copy.view(packed.size, packed.stride, packed.offset)
 
 

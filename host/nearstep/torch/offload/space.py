@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, MutableSet, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -180,21 +180,19 @@ class Space:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is done in this `with` statement is the engine's: the program's computation before
-        it is complete.
+        """What is done in this `with` statement is the engine's, and none of what modes of torch
+        see, the program's own included; the program's computation before it is complete.
 
         Raises
         ------
         QueueThreadError : it is recorded, and this is another thread.
         """
-        with nullcontext() if self.watch is None else self.watch.paused():
-            yield from self._aside_in_recording()
-
-    def _aside_in_recording(self) -> Iterator[None]:
-        pipeline = self.pipeline
-        if pipeline is None:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            if self.pipeline is not None:
+                self._complete_computation(self.pipeline)
             yield
-            return
+
+    def _complete_computation(self, pipeline: Pipeline) -> None:
         pipeline.queue.check_thread()
         before = pipeline.computed
         computed = pipeline.compute()
@@ -202,8 +200,6 @@ class Space:
             self._computed.update(dict.fromkeys(self._used, computed))
             self._used = [copy for copy in self._used if copy.present and not copy.can_go]
         self.reap()
-        with pipeline.computation.paused():
-            yield
 
     def _uses(self, copies: Sequence[DeviceCopy]) -> None:
         """The program computes with parameters from here on."""
