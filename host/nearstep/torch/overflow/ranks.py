@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from nearstep.torch.overflow.errors import RanksDifferError
 
@@ -78,9 +78,10 @@ def _exchange(own: Mapping[int, Made]) -> dict[int, dict[int, Made]]:
     store, call = _tell(own)
     keys = [f"{call}/{rank}" for rank in range(dist.get_world_size())]
     found: dict[int, dict[int, Made]] = {}
+    end = time.monotonic() + TIMEOUT_S
     for rank, key in enumerate(keys):
         try:
-            store.wait([key], timedelta(seconds=TIMEOUT_S))
+            store.wait([key], timedelta(seconds=max(1.0, end - time.monotonic())))
         except RuntimeError:  # torch's own, of a time that is over
             found[rank] = {}
             continue
@@ -89,8 +90,10 @@ def _exchange(own: Mapping[int, Made]) -> dict[int, dict[int, Made]]:
     return found
 
 
-def _tell(own: Mapping[int, Made]) -> tuple[PrefixStore, int]:
+def _tell(own: Mapping[int, Made]) -> tuple[Any, int]:
     """Say what this process has; the store that all use, and which exchange it is."""
+    from torch._C._distributed_c10d import PrefixStore  # some builds of torch have none
+
     call = next(_calls)
     group = dist.distributed_c10d._get_default_group()
     store = PrefixStore("nearstep/resume", dist.distributed_c10d._world.pg_map[group][1])
