@@ -238,6 +238,23 @@ def test_what_torch_does_not_tell_of_is_looked_for_where_it_is_still_there() -> 
     assert found[0] == found[1]
 
 
+def test_a_layer_that_is_thawed_has_its_values_in_its_new_place() -> None:
+    results = []
+    for offloaded in (False, True):
+        model, optimizer = made(Plan(kind="frozen"))
+        engine = nearstep.offload(model, optimizer, budget="100%") if offloaded else None
+        for thawed in (False, True):
+            model.first.bias.requires_grad_(thawed)
+            x = torch.ones(4, WIDTH, device=COMPUTE)
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(bits(model.state_dict()))
+        if engine is not None:
+            engine.close()
+    assert results[0] == results[1]
+
+
 def test_a_model_whose_engine_is_closed_is_in_the_memory_of_the_accelerator() -> None:
     plan = Plan(kind="stack")
     model, optimizer = made(plan)

@@ -275,7 +275,8 @@ def retries(all_: Sequence[Trainee], choose: random.Random) -> Any:
 
 def _made(one: Trainee, choose: random.Random) -> Tensor:
     """What is input to another model."""
-    return one.model(_input(choose)).reshape(-1)[:32].repeat(2).reshape(4, WIDTH)
+    half = one.model(_input(choose)).reshape(-1)[:32]
+    return torch.cat((half, half)).reshape(4, WIDTH)
 
 
 @act

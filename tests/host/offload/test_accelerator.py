@@ -38,7 +38,7 @@ def passed(compute: str, *arguments: str | Path) -> int:
 
 @pytest.mark.deep
 def test_every_case_on_an_accelerator() -> None:
-    assert passed("accel", *CASES) >= 47
+    assert passed("accel", *CASES) >= 48
 
 
 @pytest.mark.deep
@@ -50,9 +50,9 @@ def test_gradients_are_compressed_on_an_accelerator() -> None:
 def test_every_training_on_an_accelerator() -> None:
     files = [
         HERE / f"test_{name}.py"
-        for name in ("equality", "memferry", "faults", "gradients", "shadow")
+        for name in ("equality", "memferry", "faults", "gradients", "shadow", "programs", "torch")
     ]
-    assert passed("accel", "-m", "not deep", *files) >= 101
+    assert passed("accel", "-m", "not deep", *files) >= 130
 
 
 @pytest.mark.deep

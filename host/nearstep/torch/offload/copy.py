@@ -323,6 +323,7 @@ class DeviceCopy:
     def move(self) -> None:
         """Go over to that place, with a parameter that is here."""
         before, self.resident = self.resident, self.optimizer.resident(self.parameter)
+        self.exposed = True  # the new place has not got it
         if isinstance(before.held, HeldPairs):  # positions in the parameter alone
             self.resident.held, before.held = before.held, None
         elif before.held is not None:

@@ -119,9 +119,11 @@ class Gradients:
 
     def take_given_up(self) -> DeviceCopy | None:
         """Outside backward: one of the parameters that a backward had updated which failed; the
-        next time None."""
+        next time None. Where threads of torch's keep what failed, it ends here."""
         if torch._C._current_graph_task_id() >= 0:
             return None
+        for task in [*self._passes]:
+            self.fail_pass(task)
         found, self._given_up = self._given_up, None
         return found
 
@@ -370,6 +372,8 @@ class Gradients:
 
     def fail_pass(self, task: int) -> None:
         """A backward has failed: give up what it had updated."""
+        if task not in self._passes:
+            return
         if self.averages is not None:
             self.averages.abandon()
         if self._space.watch is not None:
