@@ -118,8 +118,8 @@ class Gradients:
             self.expect([(copy, object())])
 
     def take_given_up(self) -> DeviceCopy | None:
-        """Outside backward: one of the parameters that a backward had updated which failed; the
-        next time None. Where threads of torch's keep what failed, it ends here."""
+        """Outside backward: end what has failed; one of the parameters that it had updated, the
+        next time None."""
         if torch._C._current_graph_task_id() >= 0:
             return None
         for task in [*self._passes]:
