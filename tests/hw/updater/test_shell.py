@@ -255,6 +255,7 @@ RICH = AdamKernelConfig(
 )
 
 
+@pytest.mark.deep
 def test_every_kind_of_run_of_a_kernel_that_has_all_of_them():
     count, total = 35, 9
     bench = ShellBench(RICH)
