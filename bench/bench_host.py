@@ -50,7 +50,7 @@ class Case:
     device : name of the device.
     share : of the gradients that are sent; None sends them whole.
     sizes : elements of each tensor.
-    rule : of `nearstep.optim.of`, on bf16 parameters; AdamW on fp32 parameters if empty.
+    rule : of `nearstep.optim.from_rule`, on bf16 parameters; AdamW on fp32 parameters if empty.
     """
 
     name: str
@@ -102,7 +102,7 @@ def tensors(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[Te
 
 def optimizer_of(case: Case, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
     if case.rule:
-        return nearstep.optim.of(case.rule, parameters, device=case.device, **OPTIONS)
+        return nearstep.optim.from_rule(case.rule, parameters, device=case.device, **OPTIONS)
     return nearstep.optim.AdamW(parameters, device=case.device, compression=case.share, **OPTIONS)
 
 

@@ -43,7 +43,7 @@ from nearstep_hw.axdimm.refresh_debt import POSTPONED
 from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import PHASES
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import KernelShell
+from nearstep_hw.updater.kernel_core import KernelCore
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.axdimm.memory_channel import ChannelBench, Kernel, Mode
 from nearstep_sim.axdimm.module_step import ModuleStep, run_step
@@ -60,7 +60,7 @@ from nearstep_spec.axdimm.registers import Block, arbiter_map
 from nearstep_spec.csr.model import LINE_BYTES
 from nearstep_spec.dram.latency import HOST_WRITE_TO_READ
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, update_rule
 
 DENSITIES = ("8Gb", "16Gb")
@@ -156,7 +156,7 @@ class Rows:
 
 def step(density: str, width: str, units: int, channels: int, count: int) -> Row:
     """A step of the kernels."""
-    config = AdamKernelConfig(functional_units=units)
+    config = UpdateKernelConfig(functional_units=units)
     run = run_step(config, count=count, channels=channels, density=density, width=width)
     return step_row(run, (density, width), units)
 
@@ -496,10 +496,10 @@ class ControllerInChannel(wiring.Component):
 def area() -> dict[str, Any]:
     """Blocks, and the sums that make a kernel and a channel."""
     makers = {
-        "functional unit": lambda: FunctionalUnit(update_rule(AdamKernelConfig())),
+        "functional unit": lambda: FunctionalUnit(update_rule(UpdateKernelConfig())),
         **{
-            f"kernel without units, for {units}": lambda units=units: KernelShell(
-                AdamKernelConfig(functional_units=units), line=True
+            f"kernel without units, for {units}": lambda units=units: KernelCore(
+                UpdateKernelConfig(functional_units=units), line=True
             )
             for units in UNITS
         },

@@ -30,7 +30,7 @@ from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.latency import PHASES
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 FABRIC_HZ = 200e6
 CHANNELS = 2
@@ -53,9 +53,9 @@ console = Console(width=150)
 def address_width(density: str, width: str, ranks: int) -> int:
     """Bits that the kernel needs for a channel, and has at least."""
     wide = DimmConfig(
-        kernel=AdamKernelConfig(address_width=64), density=density, width=width, ranks=ranks
+        kernel=UpdateKernelConfig(address_width=64), density=density, width=width, ranks=ranks
     )
-    return max(AdamKernelConfig().address_width, wide.address_mapping.geometry.address_bits)
+    return max(UpdateKernelConfig().address_width, wide.address_mapping.geometry.address_bits)
 
 
 def signed(debt: int) -> int:

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import track
 
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.updater.pairs.load import PairLoad
+from nearstep_hw.updater.update_kernel import UpdateKernel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 CHIP = {"lut": 522_720, "bram36": 984, "uram": 128, "dsp": 1968}
@@ -31,13 +31,13 @@ console = Console()
 
 def area() -> list[dict[str, Any]]:
     """Resources of Adam's updater, with 16 and with 4 units, without and with Top-K."""
-    plain = AdamKernelConfig(windows=8)
+    plain = UpdateKernelConfig(windows=8)
     parts = {
-        "shell": (lambda: AdamKernel(plain, unit=None), "shell"),
+        "shell": (lambda: UpdateKernel(plain, unit=None), "shell"),
         "unit": (lambda: FunctionalUnit(update_rule(plain)), "unit"),
-        "fused": (lambda: PairLoad(AdamKernelConfig(windows=8, compression=("fused",))), "pairs"),
+        "fused": (lambda: PairLoad(UpdateKernelConfig(windows=8, compression=("fused",))), "pairs"),
         "scatter": (
-            lambda: PairLoad(AdamKernelConfig(windows=8, compression=("scatter",))),
+            lambda: PairLoad(UpdateKernelConfig(windows=8, compression=("scatter",))),
             "pairs",
         ),
     }

@@ -5,14 +5,14 @@ Shares of a bound are of these, so that a device which reads twice what it needs
 
 from __future__ import annotations
 
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.operands import element_bytes, operands
 
 INDEX_BYTES = 4
 
 
 def update_bytes(
-    config: AdamKernelConfig, rule: str, count: int, *, pairs: int | None = None
+    config: UpdateKernelConfig, rule: str, count: int, *, pairs: int | None = None
 ) -> int:
     """Bytes of an update: arrays that are read and arrays that are written, each once.
 

@@ -5,7 +5,7 @@ state that torch keeps for parameters of bfloat16, and with gradients of bfloat1
 `gradient_formats=fp32,bf16`) the bits of torch's fused AdamW, at 14 bytes a parameter.
 
 Devices: `rules=examples/adam_bf16.py:ADAM_BF16`; optimizers:
-`nearstep.optim.of("examples/adam_bf16.py:ADAM_BF16", ...)`.
+`nearstep.optim.from_rule("examples/adam_bf16.py:ADAM_BF16", ...)`.
 """
 
 from dataclasses import replace

@@ -1,5 +1,5 @@
 """Lion as an optimizer of one's own: `rules=examples/lion.py:LION` in a device's name, and
-`nearstep.optim.of("examples/lion.py:LION", ...)`.
+`nearstep.optim.from_rule("examples/lion.py:LION", ...)`.
 
 `nearstep rule check` tells what it costs.
 

@@ -183,7 +183,11 @@ class Choice:
     ) -> torch.optim.Optimizer:
         """nearstep's, with its steps on `device`."""
         name = self.kind.in_torch
-        make = getattr(nearstep.optim, name) if name else partial(nearstep.optim.of, self.kind.name)
+        make = (
+            getattr(nearstep.optim, name)
+            if name
+            else partial(nearstep.optim.from_rule, self.kind.name)
+        )
         optimizer: torch.optim.Optimizer = make(
             groups,
             lr=self.lr,

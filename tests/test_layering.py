@@ -173,8 +173,8 @@ def test_a_circle_is_found_wherever_its_imports_stand() -> None:
     ("module", "source"),
     [
         ("nearstep_sim.x", "from nearstep_hw.csr.bank import CsrBank\nimport nearstep.errors"),
-        ("nearstep.axdimm.x", "from nearstep_spec.updater.config import AdamKernelConfig"),
-        ("nearstep_hw.smartssd.x", "from nearstep_hw.updater import shell"),
+        ("nearstep.axdimm.x", "from nearstep_spec.updater.config import UpdateKernelConfig"),
+        ("nearstep_hw.smartssd.x", "from nearstep_hw.updater import kernel_core"),
         ("nearstep_hw.boards.x", "from nearstep_hw.smartssd import card"),
         ("nearstep.coarse.x", "from nearstep.storage.snapshot_file import save"),
         ("nearstep.x", "from . import errors"),

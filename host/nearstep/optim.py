@@ -93,7 +93,7 @@ __all__ = [
     "Traffic",
     "Training",
     "from_deepspeed",
-    "of",
+    "from_rule",
 ]
 
 
@@ -337,7 +337,7 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
         super().__init__(params, defaults, **on)
 
 
-def of(
+def from_rule(
     name: str,
     params: ParamsT,
     *,
@@ -362,7 +362,7 @@ def of(
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::
 
-        nearstep.optim.of("examples/lion.py:LION", params, lr=1e-4, device=device)
+        nearstep.optim.from_rule("examples/lion.py:LION", params, lr=1e-4, device=device)
 
     Its kernel needs the rules: `rules=examples/lion.py:LION` in the name of the device. State,
     checkpoints, formats, compression and clipping are as in `nearstep.optim`. Pickle and

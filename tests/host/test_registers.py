@@ -22,7 +22,7 @@ from nearstep.registers import (
 )
 from nearstep_sim.golden.registers import RegisterFile
 from nearstep_spec.csr.model import BLOCK_BYTES, Access, Kind
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, GradientFormat, adam_kernel_map, device_maps
 
 BASE = 3 * BLOCK_BYTES
@@ -32,8 +32,8 @@ SLVERR = 2
 class Bus:
     """A backend's registers: one golden bank at `BASE`, and a log of what was sent."""
 
-    def __init__(self, config: AdamKernelConfig | None = None) -> None:
-        self.bank = RegisterFile(adam_kernel_map(config or AdamKernelConfig()))
+    def __init__(self, config: UpdateKernelConfig | None = None) -> None:
+        self.bank = RegisterFile(adam_kernel_map(config or UpdateKernelConfig()))
         self.log: list[tuple[str, int, int]] = []
         self.dead: set[int] = set()
 
@@ -61,14 +61,14 @@ def bus() -> Bus:
 
 @pytest.fixture
 def regs(bus: Bus) -> Registers:
-    kernel = adam_kernel_map(AdamKernelConfig())
+    kernel = adam_kernel_map(UpdateKernelConfig())
     registers = Registers(bus, {"adam0": (BASE, kernel)})
     bus.sent()
     return registers
 
 
 def offset(name: str) -> int:
-    return adam_kernel_map(AdamKernelConfig())[name].offset
+    return adam_kernel_map(UpdateKernelConfig())[name].offset
 
 
 def test_pair_is_written_and_read_low_word_first(bus: Bus, regs: Registers) -> None:
@@ -95,7 +95,7 @@ def test_field_of_a_shared_register_keeps_its_neighbours(bus: Bus, regs: Registe
 
 @pytest.mark.parametrize("order", ["default", "paper"])
 def test_every_configuration_field_holds_what_was_written(order: str) -> None:
-    config = AdamKernelConfig(order=order, windows=8)
+    config = UpdateKernelConfig(order=order, windows=8)
     bus = Bus(config)
     regs = Registers(bus, {"adam0": (BASE, adam_kernel_map(config))})
     seed = 11
@@ -181,7 +181,7 @@ def test_value_that_does_not_fit_is_refused_before_the_device(
 
 
 @pytest.mark.parametrize(
-    "register", [r for r in adam_kernel_map(AdamKernelConfig()) if not r.writable]
+    "register", [r for r in adam_kernel_map(UpdateKernelConfig()) if not r.writable]
 )
 def test_read_only_register_is_refused_before_the_device(
     bus: Bus, regs: Registers, register: object
@@ -236,7 +236,7 @@ def test_other_bus_errors_stay_bus_errors(bus: Bus, regs: Registers) -> None:
 
 @pytest.mark.parametrize("name", ["id", "version", "map_hash"])
 def test_other_hardware_is_refused_at_open(bus: Bus, name: str) -> None:
-    kernel = adam_kernel_map(AdamKernelConfig())
+    kernel = adam_kernel_map(UpdateKernelConfig())
     for register, field in kernel.fields():
         if register.name == name:
             bus.bank[f"{name}.{field.name}"] ^= 1
@@ -247,15 +247,15 @@ def test_other_hardware_is_refused_at_open(bus: Bus, name: str) -> None:
 
 
 def test_other_configuration_is_refused_at_open() -> None:
-    bus = Bus(AdamKernelConfig(lanes=8))
+    bus = Bus(UpdateKernelConfig(lanes=8))
     with pytest.raises(MismatchError, match="map_hash"):
-        Registers(bus, {"adam0": (BASE, adam_kernel_map(AdamKernelConfig(lanes=16)))})
+        Registers(bus, {"adam0": (BASE, adam_kernel_map(UpdateKernelConfig(lanes=16)))})
 
 
 def test_dump_has_every_readable_field_and_survives_a_dead_register(
     bus: Bus, regs: Registers
 ) -> None:
-    kernel = adam_kernel_map(AdamKernelConfig())
+    kernel = adam_kernel_map(UpdateKernelConfig())
     readable = [f for _, f in kernel.fields() if f.access is not Access.PULSE]
     dump = regs.dump()
     assert len(dump) == len(readable) > 40
@@ -293,14 +293,14 @@ def test_objects_can_be_copied_without_touching_the_device(bus: Bus, regs: Regis
 
 
 def test_device_maps_do_not_overlap() -> None:
-    maps = device_maps(AdamKernelConfig())
+    maps = device_maps(UpdateKernelConfig())
     ranges = sorted((base, base + each.size) for base, each in maps.values())
     assert ranges
     assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
 
 
 def test_a_block_is_not_assigned_to(bus):
-    registers = Registers(bus, {"adam0": (BASE, adam_kernel_map(AdamKernelConfig()))})
+    registers = Registers(bus, {"adam0": (BASE, adam_kernel_map(UpdateKernelConfig()))})
     bus.sent()
     with pytest.raises(ArgumentError, match=r"assign to a field of a register of adam0 \(id,"):
         registers.adam0 = 1

@@ -14,7 +14,7 @@ from nearstep_hw.generate import GENERATORS, build, command, describe, modules
 from nearstep_hw.verilog import netlist
 from nearstep_sim.verilate.build import tool_environment, verilator_root, verilog_of
 from nearstep_spec.codec import CodecError, entries
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 from .event_driven import STANDARDS, blind, combinational_blocks, output_bench, simulate
 
@@ -223,7 +223,7 @@ OTHERS = {
 """Of options a value that is not their default; of others half of it, the opposite, another one of
 their choices."""
 
-KERNEL = {each.name for each in entries(AdamKernelConfig)} - {"block_bytes"}
+KERNEL = {each.name for each in entries(UpdateKernelConfig)} - {"block_bytes"}
 ELSEWHERE = {
     "axdimm_channel": KERNEL,
     "axdimm_module": {*GENERATORS["axdimm_channel"].options},

@@ -68,7 +68,7 @@ OPTIMIZERS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "nesterov": (_OPTIM.SGD, {"lr": 0.0078125, "momentum": 0.875, "nesterov": True}),
     "adagrad": (_OPTIM.Adagrad, {"lr": 0.0078125, "initial_accumulator_value": 0.125}),
     "maximize": (_OPTIM.AdamW, {"lr": 0.0078125, "maximize": True}),
-    "lion": (partial(_OPTIM.of, _LION), {"lr": 0.0078125}),
+    "lion": (partial(_OPTIM.from_rule, _LION), {"lr": 0.0078125}),
 }
 
 

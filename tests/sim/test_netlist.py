@@ -15,7 +15,7 @@ from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.fp.unit import OPERATIONS
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.stream.fifo import StreamFifo
-from nearstep_hw.updater.adam_kernel import AdamKernel
+from nearstep_hw.updater.update_kernel import UpdateKernel
 from nearstep_hw.verilog import flat_ports, to_verilog
 from nearstep_sim.bench import patterns
 from nearstep_sim.bench.cocotb_runner import run_cocotb
@@ -29,7 +29,7 @@ from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.netlist import NetlistError, cells_of, ecp5_netlist, models
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.rule.adam import ADAM
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 from ..hw.csr.sample import AxiLiteBlock, sample_map
 from .every_cell import WIDTHS, EveryCell
@@ -171,10 +171,10 @@ KERNEL = {"lanes": 2, "functional_units": 1, "block_bytes": 256}
 @pytest.fixture(scope="module")
 def kernel():
     """The netlist of a whole kernel with its unit: minutes."""
-    config = AdamKernelConfig(**KERNEL)
+    config = UpdateKernelConfig(**KERNEL)
     verilog = verilog_of(
         f"adam_kernel adam {config!r} ",
-        lambda: to_verilog(AdamKernel(config, unit=FunctionalUnit), "adam_kernel"),
+        lambda: to_verilog(UpdateKernel(config, unit=FunctionalUnit), "adam_kernel"),
     )
     print(cells_of(ecp5_netlist(verilog, "adam_kernel").read_text()))
     return flat_ecp5_netlist(verilog, "adam_kernel")

@@ -14,7 +14,7 @@ from nearstep_spec.blockwise import (
     thresholds,
 )
 from nearstep_spec.rule.rules import RuleSet
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.operands import array_bytes, operands
 
 SIGNS = [True, False]
@@ -73,7 +73,7 @@ def test_the_length_of_an_array_tells_its_elements():
 
 
 def test_states_that_are_never_negative_have_the_unsigned_map():
-    config = AdamKernelConfig(rules=("adam_amsgrad",), state_format="dynamic8")
+    config = UpdateKernelConfig(rules=("adam_amsgrad",), state_format="dynamic8")
     formats = {name: each.format for name, each in operands(config).items()}
     assert formats == {
         "p": "fp32", "g": "fp32", "m": "dynamic8", "v": "dynamic8u", "v_max": "dynamic8u",
@@ -98,4 +98,4 @@ def test_states_that_are_never_negative_have_the_unsigned_map():
 )
 def test_kernels_that_cannot_be(options, message):
     with pytest.raises(ConfigError, match=message):
-        AdamKernelConfig(**{"state_format": "dynamic8", **options})
+        UpdateKernelConfig(**{"state_format": "dynamic8", **options})

@@ -28,7 +28,7 @@ from nearstep_spec.codec import (
     to_text,
 )
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 KINDS = sorted(
     {each.config for each in GENERATORS.values()}
@@ -159,7 +159,7 @@ def test_numbers_may_have_a_suffix_and_flags_a_no() -> None:
 
 def test_configurations_nest_and_keep_their_own_checks() -> None:
     dimm = from_text(DimmConfig, {"rules": "adam,sgd", "density": "16Gb", "block_bytes": "4KiB"})
-    kernel = AdamKernelConfig(rules=("adam", "sgd"), block_bytes=4096)
+    kernel = UpdateKernelConfig(rules=("adam", "sgd"), block_bytes=4096)
     assert dimm == DimmConfig(kernel=kernel, density="16Gb")
     card = from_text(SmartssdConfig, {"chunk_bytes": "4KiB", "memory_bytes": "1MiB"})
     assert (card.kernel.block_bytes, card.kernel.windows, card.memory_bytes) == (4096, 8, 1 << 20)

@@ -15,10 +15,10 @@ from nearstep.registers import RefusedWriteError
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.updater.cocotb_backend import CocotbBackend
 from nearstep_spec.rule.adam import adam_scalars
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, update_rule
 
-CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
+CONFIG = UpdateKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 COUNT = int(os.environ.get("NEARSTEP_COUNT", "1001"))
 SEED = 1
 

@@ -16,7 +16,7 @@ import pytest
 import nearstep
 from nearstep.registers import BlockRegisters
 from nearstep.updater.device import KernelDevice
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
@@ -49,7 +49,7 @@ ODD_VALUES = np.array([0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00001, 1, 0x8000
 class Devices:
     """The same kernel behind a numpy model, and in RTL behind good and bad memories."""
 
-    config: AdamKernelConfig
+    config: UpdateKernelConfig
     golden: KernelDevice
     sims: dict[str, KernelDevice]
 
@@ -86,7 +86,7 @@ def devices(request):
 class Draw:
     """A run, drawn at random; most are good."""
 
-    def __init__(self, config: AdamKernelConfig, rng: np.random.Generator) -> None:
+    def __init__(self, config: UpdateKernelConfig, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
         lanes = config.lanes
         self.count = int(rng.choice([0, 1, lanes, rng.integers(1, 9 * config.block_elements)]))
@@ -218,7 +218,7 @@ def kernel_of(device: KernelDevice) -> BlockRegisters:
     return device.channels[0].kernel
 
 
-def outcome(device: KernelDevice, config: AdamKernelConfig) -> dict[str, int]:
+def outcome(device: KernelDevice, config: UpdateKernelConfig) -> dict[str, int]:
     """Registers that both kinds of device have to agree on."""
     kernel = kernel_of(device)
     names = ["duplicates"] if config.compression else []

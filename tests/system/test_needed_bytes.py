@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 FILE = Path(__file__).resolve().parents[2] / "bench" / "needed.py"
 COUNT = 1000
@@ -25,7 +25,7 @@ def needed():
      ("adagrad", 3, 2)],
 )  # fmt: skip
 def test_an_update_needs_each_array_once(rule: str, read: int, written: int) -> None:
-    config = AdamKernelConfig(rules=RULES, compression=("fused",))
+    config = UpdateKernelConfig(rules=RULES, compression=("fused",))
     assert needed().update_bytes(config, rule, COUNT) == 4 * COUNT * (read + written)
     # an index and a value for each pair, once, in place of whole gradients
     with_pairs = needed().update_bytes(config, rule, COUNT, pairs=10)

@@ -9,7 +9,7 @@ from nearstep.registers import Registers
 from nearstep.updater.device import KernelDevice
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.dram.geometry import BEAT_BYTES
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import device_maps
 
 SKEW_BEATS = 3
@@ -54,7 +54,7 @@ class AxdimmDevice(KernelDevice):
         self.dimm = config if isinstance(config, DimmConfig) else None
         if isinstance(config, DimmConfig):
             kernel, maps = config.kernel, config.maps()
-        elif isinstance(config, AdamKernelConfig):
+        elif isinstance(config, UpdateKernelConfig):
             kernel, maps = config, device_maps(config)
         else:
             raise MismatchError("configuration", "of an AXDIMM", f"a {type(config).__name__}")

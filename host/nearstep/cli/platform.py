@@ -119,7 +119,7 @@ def this(
 ) -> None:
     """Measure this machine, and keep the result in the cache as the machine `this`."""
     with reported(wrong=(MeasureError,)):
-        from nearstep.measure.this import Sizes, keep, measure, steps  # torch is an extra
+        from nearstep.measure.host import Sizes, keep, measure, steps  # torch is an extra
 
         folder = cache_dir() if directory is None else directory
         if directory is None:

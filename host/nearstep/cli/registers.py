@@ -13,11 +13,11 @@ from nearstep_spec.codec import CodecError, from_text, texts_of, to_text
 from nearstep_spec.csr.export import FORMATS
 from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 BLOCKS: dict[str, tuple[type[Any], Callable[[Any], RegisterMap]]] = {
-    "axdimm": (AdamKernelConfig, adam_kernel_map),
+    "axdimm": (UpdateKernelConfig, adam_kernel_map),
     "axdimm-arbiter": (DimmConfig, lambda dimm: dimm.maps()["arbiter0"][1]),
     "smartssd": (SmartssdConfig, lambda card: card.maps()["updater0"][1]),
     "coarse": (CoarseConfig, device_map),

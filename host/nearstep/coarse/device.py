@@ -11,7 +11,7 @@ from nearstep.updater.channel import KernelChannel
 from nearstep.updater.updating import UpdatingDevice
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.coarse.registers import UPDATER, device_maps, register_bytes
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 class CoarseDevice(UpdatingDevice):
@@ -60,7 +60,7 @@ class CoarseDevice(UpdatingDevice):
             )
 
     @property
-    def kernel_config(self) -> AdamKernelConfig:
+    def kernel_config(self) -> UpdateKernelConfig:
         if self.config.updater is None:
             raise ArgumentError(
                 f"{self.url} must have an update kernel at each device: open it with rules=adam"

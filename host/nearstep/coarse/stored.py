@@ -30,7 +30,7 @@ ADDING_RULE = "sgd"
 """With a learning rate of 1, and gradients times -1, it adds as binary32 does."""
 
 
-class Together(Completion):
+class AllOf(Completion):
     """What every device was given, one piece each; it ends when the last one has.
 
     Parameters
@@ -197,7 +197,7 @@ class StoredParameters:
         start: int = 0,
         stop: int | None = None,
         hyper: Mapping[str, Any] | None = None,
-    ) -> Together:
+    ) -> AllOf:
         """Start a step on elements [start, stop), on every device, and return at once.
 
         Parameters
@@ -231,7 +231,7 @@ class StoredParameters:
                 )
 
             begun.append(accumulate(device, each, update))
-        return Together(begun)
+        return AllOf(begun)
 
     def free(self) -> None:
         """Give the memory back."""

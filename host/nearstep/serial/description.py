@@ -18,7 +18,7 @@ from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.rule.file import is_in_file
 from nearstep_spec.serial.manifest import Manifest, ManifestError
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import device_maps as kernel_maps
 
 BOARD = "board"
@@ -28,7 +28,7 @@ Maps = Mapping[str, tuple[int, RegisterMap]]
 
 _MAPS: Mapping[type, Callable[[Any], Maps]] = MappingProxyType(
     {
-        AdamKernelConfig: kernel_maps,
+        UpdateKernelConfig: kernel_maps,
         CoarseConfig: coarse_maps,
         DimmConfig: DimmConfig.maps,
         SmartssdConfig: SmartssdConfig.maps,
@@ -36,7 +36,7 @@ _MAPS: Mapping[type, Callable[[Any], Maps]] = MappingProxyType(
 )
 _FAMILIES: Mapping[str, Callable[[Manifest], type[Any]]] = MappingProxyType(
     {
-        "axdimm": lambda each: DimmConfig if "arbiter0" in each.map_hashes else AdamKernelConfig,
+        "axdimm": lambda each: DimmConfig if "arbiter0" in each.map_hashes else UpdateKernelConfig,
         "coarse": lambda each: CoarseConfig,
         "smartssd": lambda each: SmartssdConfig,
     }

@@ -15,7 +15,7 @@ from nearstep.storage.aligned import AlignedPool
 from nearstep.storage.store import Store
 
 
-class Then(Completion):
+class ChainedCompletion(Completion):
     """What is done at the end of something that was begun, if that did not fail.
 
     Parameters
@@ -106,7 +106,7 @@ class PeerToPeer:
         window = backend.peer_window(*where)
         if window is not None:
             reading = self.store.submit_read(key, window, offset)
-            return Then(reading, lambda: backend.end_peer_write(*where))
+            return ChainedCompletion(reading, lambda: backend.end_peer_write(*where))
         data = self._bytes(buffer)
         self.store.read(key, data, offset)
         return backend.submit_peer_write(buffer.address, data)
@@ -120,10 +120,10 @@ class PeerToPeer:
         window = backend.peer_window(*where)
         if window is not None:
             writing = self.store.submit_write(key, window, offset)
-            return Then(writing, lambda: backend.end_peer_read(*where))
+            return ChainedCompletion(writing, lambda: backend.end_peer_read(*where))
         data = self._bytes(buffer)
         reading = backend.submit_peer_read(buffer.address, data)
-        return Then(reading, lambda: self.store.write(key, data, offset))
+        return ChainedCompletion(reading, lambda: self.store.write(key, data, offset))
 
     def _bytes(self, buffer: Buffer) -> Any:
         return self._pool.empty(buffer.nbytes, np.uint8)

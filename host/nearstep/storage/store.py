@@ -34,6 +34,7 @@ from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
 from nearstep.storage.extents import Run, Table, Tensor, blocks_of
 from nearstep.storage.generation import Generation, Slot
 from nearstep.storage.generation_view import GenerationView
+from nearstep.storage.in_flight import InFlight
 from nearstep.storage.index import checked_json, checked_tensor, pack_index
 from nearstep.storage.recovery import find
 from nearstep.storage.spans import check_span, flat_bytes, widened
@@ -46,7 +47,6 @@ from nearstep.storage.superblock import (
     end_of,
 )
 from nearstep.storage.transaction import Transaction
-from nearstep.storage.under_way import UnderWay
 
 
 class Store:
@@ -85,7 +85,7 @@ class Store:
         self.drives = tuple(drives)
         self._read_only = read_only
         self._lock = threading.RLock()
-        self._under_way = UnderWay()
+        self._under_way = InFlight()
         self._closed = False
         self._uncertain: int | None = None
         header = drives[0].header

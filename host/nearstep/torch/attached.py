@@ -16,11 +16,11 @@ from nearstep.torch.checks import label
 from nearstep.torch.errors import InterruptedStepError
 from nearstep.torch.formats import Formats
 from nearstep.torch.layout import Layout
-from nearstep.torch.lease import Lease
 from nearstep.torch.overflow.drive_tier import DriveTier
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import count
 from nearstep.torch.settings import Settings
+from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Arrays, GradientOptions
 from nearstep.torch.traffic import Traffic
@@ -42,11 +42,11 @@ class AttachedOptimizer(Optimizer):
 
     layout: ClassVar[Layout]
     definition: rules.Optimizer
-    _lease: Lease
+    _lease: SharedDevice
     _settings: Settings
     _formats: Formats
     _placement: Placement
-    _residents: dict[Tensor, Resident]
+    _residents: dict[Tensor, DeviceParameter]
     _traffic: Traffic
     _tier: DriveTier[Any] | None
     _interrupted: str | None
@@ -77,7 +77,7 @@ class AttachedOptimizer(Optimizer):
         """
 
     def _phase(
-        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
+        self, group: Mapping[str, Any], resident: DeviceParameter, state: ParameterState, times: int
     ) -> Hashable:
         """What a run needs to know of a parameter besides its group; here t, from 1.
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
 from nearstep.torch.convert import FORMATS
+from nearstep.torch.dtensor import is_partial, local, on_same_mesh, spreading
 from nearstep.torch.errors import GradientError, ParameterError
-from nearstep.torch.spread import is_partial, local, on_same_mesh, spreading
 
 _NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
 

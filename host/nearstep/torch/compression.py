@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nearstep.backends.base import TakeLargest
 from nearstep.torch import convert
 from nearstep.torch.errors import HyperparameterError
-from nearstep.torch.recycled import empty
+from nearstep.torch.scratch import empty
 from nearstep.torch.topk import NOTHING, kept_of, take_largest
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.rule.file import RuleFileError, is_in_file
@@ -38,7 +38,7 @@ class Compressed:
     value : what is sent for them: float32, float16, or uint16 that holds bfloat16. Of a user's
         decompressor float32: what it gives for what is sent.
     residual : what the next step adds to its gradient, of the parameter's size: a tensor on an
-        accelerator where the gradient is (`nearstep.torch.chosen`). None without error feedback.
+        accelerator where the gradient is (`nearstep.torch.select`). None without error feedback.
     """
 
     index: NDArray[np.intp]

@@ -19,14 +19,14 @@ from nearstep.deepspeed.errors import ConfigError
 from nearstep.device import Device, open_device
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.torch import convert
+from nearstep.torch.clip_coefficient import gradient_factor
+from nearstep.torch.dtensor import is_sharded, is_spread
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
-from nearstep.torch.factor import gradient_factor
 from nearstep.torch.loss_scaler import LossScaler
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.overflow.errors import MemoryTooSmallError
 from nearstep.torch.overflow.opening import given_groups
 from nearstep.torch.settings import OnDevice, scans
-from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.device import KernelDevice
 
 Clipping = Literal["host", "device"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearstep.storage.checksum import crc32
 from nearstep.threads import at_once
-from nearstep.torch.spread import alike, is_spread, local
+from nearstep.torch.dtensor import alike, is_spread, local
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 """Formats of parameters and gradients. The device keeps fp32."""

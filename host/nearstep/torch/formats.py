@@ -15,11 +15,11 @@ from nearstep import blockwise
 from nearstep.blockwise import BlockLayout, Blockwise
 from nearstep.placement import LINE_ELEMENTS
 from nearstep.torch import convert
+from nearstep.torch.dtensor import is_spread, spreading
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.spread import is_spread, spreading
 from nearstep.updater.formats import DTYPES
 from nearstep_spec.blockwise import SIGNED
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Formats:
     blocks: BlockLayout | None = None
 
     @classmethod
-    def of(cls, kernel: AdamKernelConfig) -> Self:
+    def of(cls, kernel: UpdateKernelConfig) -> Self:
         """Those of a kernel."""
         return cls(
             kernel.gradient_formats,

@@ -14,7 +14,7 @@ from nearstep.torch import options
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout
 from nearstep.torch.optimizer import DeviceOptimizer
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.settings import OnDevice, Settings
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import NUMBERING, Arrays, GradientOptions
@@ -33,7 +33,7 @@ class RuleOptimizer(DeviceOptimizer):
     """An optimizer of torch that is what the data of an optimizer says.
 
     A subclass names one of nearstep, and has the constructor of torch's class;
-    `nearstep.optim.of` makes one of any.
+    `nearstep.optim.from_rule` makes one of any.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class RuleOptimizer(DeviceOptimizer):
         return self.layout.required if form.starts else self.definition.keys(form)
 
     def _phase(
-        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
+        self, group: Mapping[str, Any], resident: DeviceParameter, state: ParameterState, times: int
     ) -> Hashable:
         """t, or 0 if none is kept; and whether the step makes state that there is not yet.
 
@@ -169,7 +169,7 @@ class RuleOptimizer(DeviceOptimizer):
 
 
 class NamedOptimizer(RuleOptimizer):
-    """What `nearstep.optim.of` makes.
+    """What `nearstep.optim.from_rule` makes.
 
     Attributes
     ----------

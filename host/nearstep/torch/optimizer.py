@@ -17,25 +17,25 @@ from nearstep.device import Device
 from nearstep.placement import Placement
 from nearstep.torch import options
 from nearstep.torch.attached import labels_of
-from nearstep.torch.bundle import Bundles
 from nearstep.torch.checks import check_parameter, label
+from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import StateError, UnsupportedOptionError
+from nearstep.torch.flat_bucket import FlatBuckets
 from nearstep.torch.formats import Formats
 from nearstep.torch.graphs import steps_of
-from nearstep.torch.lease import Lease
 from nearstep.torch.on_drives import on_drives
 from nearstep.torch.overflow.opening import given_groups
-from nearstep.torch.recycled import Recycled
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState, Verbatim, export
+from nearstep.torch.scratch import ScratchPool
 from nearstep.torch.settings import Settings, scans
-from nearstep.torch.spread import is_sharded
+from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Steps
 from nearstep.torch.stepping import SteppingOptimizer
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.waiting import waiting
+from nearstep.torch.unclaimed import waiting
 from nearstep.work.timeline import Timeline
 
 
@@ -369,8 +369,8 @@ class DeviceOptimizer(SteppingOptimizer):
         """
         self._interrupted = cause
 
-    def _attach(self, device: str | Device | Lease, settings: Settings) -> None:
-        self._lease = device if isinstance(device, Lease) else Lease.of(device)
+    def _attach(self, device: str | Device | SharedDevice, settings: Settings) -> None:
+        self._lease = device if isinstance(device, SharedDevice) else SharedDevice.of(device)
         kernel = self._lease.device.config
         self._settings = settings.on(self._lease.device)
         self._settings.check(kernel)
@@ -380,11 +380,11 @@ class DeviceOptimizer(SteppingOptimizer):
         self._formats = Formats.of(kernel)
         self.layout = self.layout.on(self._formats.state)  # type: ignore[misc]
         self._placement = Placement(self._lease.device)
-        self._residents: dict[Tensor, Resident] = {}
+        self._residents: dict[Tensor, DeviceParameter] = {}
         self._traffic = Traffic()
         self._tier = None
-        self._residual_memory = Recycled()
-        self._bundles = Bundles()
+        self._residual_memory = ScratchPool()
+        self._bundles = FlatBuckets()
         self._steps = steps_of(self._lease.device, self._placement, self._settings, self._traffic)
         self.around_update = nullcontext
         self._held_only = False

@@ -15,11 +15,11 @@ from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.overflow.steps import OverflowSteps
 from nearstep.torch.pairs import PairSpace
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Steps
-from nearstep.torch.waiting import waiting
+from nearstep.torch.unclaimed import waiting
 
 
 class PlacedOptimizer(OverflowSteps):
@@ -27,7 +27,7 @@ class PlacedOptimizer(OverflowSteps):
 
     _steps: Steps
 
-    def resident(self, parameter: Tensor) -> Resident:
+    def resident(self, parameter: Tensor) -> DeviceParameter:
         """The place of a parameter on the device: that of its state if it has one, or else will
         have one, since it is in a group and requires a gradient; another one if not.
 
@@ -38,7 +38,7 @@ class PlacedOptimizer(OverflowSteps):
         found = self.place_of(parameter)
         return self._lodge(parameter) if found is None else found
 
-    def place_of(self, parameter: Tensor) -> Resident | None:
+    def place_of(self, parameter: Tensor) -> DeviceParameter | None:
         """The place of a parameter that has state or will have it, since it is in a group and
         requires a gradient; None for others.
 
@@ -52,7 +52,7 @@ class PlacedOptimizer(OverflowSteps):
                     self._place(group, [parameter])
         return self._residents.get(parameter)
 
-    def _lodge(self, parameter: Tensor) -> Resident:
+    def _lodge(self, parameter: Tensor) -> DeviceParameter:
         """A place for a parameter alone, without a gradient or state."""
         name = self._labels().get(parameter, "a parameter outside the optimizer")
         formats = self._formats
@@ -64,7 +64,9 @@ class PlacedOptimizer(OverflowSteps):
         (extent,) = self._placement.place(
             [size], {"p": 0.0}, line=line, dtypes=formats.dtypes, coded=formats.coded
         )
-        return Resident(parameter, name, extent, self.layout, self._traffic, formats, narrow=False)
+        return DeviceParameter(
+            parameter, name, extent, self.layout, self._traffic, formats, narrow=False
+        )
 
     def _place(self, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
         """Give memory to those that have none yet, next to each other in this order."""
@@ -101,7 +103,7 @@ class PlacedOptimizer(OverflowSteps):
         )
         self._reserve_pairs(extents)
         for p, extent in zip(new, extents, strict=True):
-            self._residents[p] = Resident(
+            self._residents[p] = DeviceParameter(
                 p, labels[p], extent, self.layout, self._traffic, self._formats, narrow=narrow
             )
 
@@ -147,12 +149,12 @@ class PlacedOptimizer(OverflowSteps):
         """Arrays of a group without the gradients, whose format each step decides."""
         return {name: value for name, value in self._arrays(group).items() if name != "g"}
 
-    def _keep(self, resident: Resident, state: ParameterState) -> None:
+    def _keep(self, resident: DeviceParameter, state: ParameterState) -> None:
         """Show the state to the user, and to checkpoints, if there is any."""
         if state or resident.keeps_master:
             self.state[resident.parameter] = state
 
-    def _restore(self, resident: Resident, saved: SavedState) -> ParameterState:
+    def _restore(self, resident: DeviceParameter, saved: SavedState) -> ParameterState:
         """Send saved state to the device."""
         for key, value in saved.moments.items():
             resident.send(key, value)
@@ -163,7 +165,7 @@ class PlacedOptimizer(OverflowSteps):
 
     def _ready_state(
         self,
-        resident: Resident,
+        resident: DeviceParameter,
         group: Mapping[str, Any],
         found: ParameterState | SavedState | None,
         arrays: Mapping[str, float],
@@ -181,7 +183,7 @@ class PlacedOptimizer(OverflowSteps):
         self._keep(resident, ready)
         return ready
 
-    def _checked_state(self, resident: Resident) -> ParameterState | SavedState | None:
+    def _checked_state(self, resident: DeviceParameter) -> ParameterState | SavedState | None:
         """State of a parameter as it is, or as the user put it there; None if it has none.
 
         Raises
@@ -200,7 +202,7 @@ class PlacedOptimizer(OverflowSteps):
         """Keys of the moments that state has before the first step."""
         return self.layout.required
 
-    def _first_state(self, resident: Resident, group: Mapping[str, Any]) -> ParameterState:
+    def _first_state(self, resident: DeviceParameter, group: Mapping[str, Any]) -> ParameterState:
         """State before the first step."""
         step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
         return ParameterState.of(resident, step, self._first_moments(group))

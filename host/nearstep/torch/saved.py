@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from nearstep.torch import options
-from nearstep.torch.coded import Coded, check_codes, check_scales
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout, scales_of
+from nearstep.torch.quantized import Coded, check_codes, check_scales
 from nearstep.torch.state import RESIDUAL, ParameterState, check_moment, check_residual
 from nearstep.updater.checks import STEPS
 

@@ -16,15 +16,15 @@ from nearstep.run import BOUND, is_bound
 from nearstep.scalars import is_whole
 from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.convert import NAMES
+from nearstep.torch.dtensor import is_sharded, is_spread
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.torch.overflow.options import Drives, Overflow, Resume
-from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
 from nearstep.updater.rounding import Numbering, Rounding
 from nearstep_spec.blockwise import DYNAMIC8, SIGNED
 from nearstep_spec.rounding import WORD_BITS
 from nearstep_spec.rule.rules import PARAMETERS
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.decompressor import Decompressor
 
 _STATE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({**NAMES, torch.uint8: DYNAMIC8})
@@ -186,7 +186,7 @@ class Settings:
             raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
         return replace(self, overflow=overflow)
 
-    def check(self, kernel: AdamKernelConfig) -> None:
+    def check(self, kernel: UpdateKernelConfig) -> None:
         """Make sure that the kernel can do it.
 
         Raises
@@ -221,7 +221,7 @@ class Settings:
                 "the device's gradient_formats=",
             )
 
-    def _check_states(self, kernel: AdamKernelConfig) -> None:
+    def _check_states(self, kernel: UpdateKernelConfig) -> None:
         formats, dtype = kernel.rule_set.whole.formats, self.state_dtype
         for name in kernel.states:
             form = formats.get(name, "fp32")
@@ -248,7 +248,7 @@ class Settings:
                 "stochastic_rounding=yes and a state in bf16, such as state_format=bf16",
             )
 
-    def _check_user(self, user: Decompressor, kernel: AdamKernelConfig) -> None:
+    def _check_user(self, user: Decompressor, kernel: UpdateKernelConfig) -> None:
         if user.digest != kernel.decompressors[0]:
             raise UnsupportedOptionError(
                 "compression_form",
@@ -264,7 +264,7 @@ class Settings:
                 "call torch.nn.utils.clip_grad_norm_ before the step",
             )
 
-    def check_maximize(self, maximize: object, kernel: AdamKernelConfig) -> None:
+    def check_maximize(self, maximize: object, kernel: UpdateKernelConfig) -> None:
         """Make sure that gradients can be negated: the zeros of what is not sent, too.
 
         Raises
@@ -303,6 +303,6 @@ class Settings:
             )
 
 
-def scans(kernel: AdamKernelConfig) -> bool:
+def scans(kernel: UpdateKernelConfig) -> bool:
     """Whether a kernel can look at the gradients first, and scale them then."""
     return kernel.scan and kernel.gradient_scale

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from nearstep.torch.coded import Coded, check_codes, check_scales, encoded
 from nearstep.torch.convert import fingerprint
+from nearstep.torch.dtensor import spread_alike, spreading
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import StateError
 from nearstep.torch.layout import Layout
-from nearstep.torch.spread import spread_alike, spreading
+from nearstep.torch.quantized import Coded, check_codes, check_scales, encoded
 
 RESIDUAL = "residual"
 """Key of what compression has not sent so far. torch has no such key and ignores it."""
@@ -371,7 +371,7 @@ pytree.register_pytree_node(  # a subclass of dict is a leaf without
 )
 
 
-class Memento(NamedTuple):
+class Savepoint(NamedTuple):
     """What was in a state, without copies of moments.
 
     Attributes

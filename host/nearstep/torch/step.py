@@ -13,16 +13,16 @@ from torch import Tensor
 
 from nearstep.placement import Extent, Launch, Placement, Segment
 from nearstep.run import Run
-from nearstep.torch.bundle import Bundle
+from nearstep.torch.clip_coefficient import gradient_factor, gradient_norm
 from nearstep.torch.compression import Compressed
+from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import GradientError
-from nearstep.torch.factor import gradient_factor, gradient_norm
+from nearstep.torch.flat_bucket import FlatBucket
 from nearstep.torch.formats import copy_array
-from nearstep.torch.held import HeldGradient
-from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.pairs import PairList, PairSpace
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.settings import Settings
+from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Inbox, Outbox
@@ -78,7 +78,7 @@ class Given(NamedTuple):
     group: int
     position: int
     parameter: Tensor
-    gradient: Tensor | HeldGradient | HeldPairs
+    gradient: Tensor | DeviceGradient | SparseGradient
     times: int
 
     def once_more(self) -> Given:
@@ -100,7 +100,7 @@ class Update:
     """
 
     key: Key
-    resident: Resident | Bundle
+    resident: DeviceParameter | FlatBucket
     state: ParameterState
     arrays: Mapping[str, float]
     compressed: Compressed | None

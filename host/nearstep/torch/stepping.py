@@ -13,18 +13,18 @@ from torch import Tensor
 from nearstep.placement import Extent
 from nearstep.run import Run
 from nearstep.torch import convert, options
-from nearstep.torch.bundle import Bundle, Bundled, Bundles, Member
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
 from nearstep.torch.compression import Compressed
+from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, Member, ReadyBucket
 from nearstep.torch.formats import copy_array, gradient_array
-from nearstep.torch.held import HeldGradient
-from nearstep.torch.held_pairs import HeldPairs
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.placed import PlacedOptimizer
-from nearstep.torch.recycled import Recycled
-from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
-from nearstep.torch.spread import local, redistributed
+from nearstep.torch.scratch import ScratchPool
+from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import RESIDUAL, ParameterState
 from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Scaling, StepInputs, Update
 from nearstep.torch.transfers import Outbox
@@ -34,8 +34,8 @@ from nearstep.torch.work import Checked, Work
 class SteppingOptimizer(PlacedOptimizer):
     """Updates parameters from the gradients that they have, one by one or in bundles."""
 
-    _residual_memory: Recycled
-    _bundles: Bundles
+    _residual_memory: ScratchPool
+    _bundles: FlatBuckets
     _held_only: bool
     _report_inf: Tensor | None
 
@@ -69,7 +69,7 @@ class SteppingOptimizer(PlacedOptimizer):
             ):
                 self._unscale(parameter, scale)
         for each in gradients:
-            if isinstance(each.gradient, HeldPairs):
+            if isinstance(each.gradient, SparseGradient):
                 each.gradient.spent = True
         self._traffic.steps += 1
         self._traffic.elements += sum(update.resident.elements for update in updates.values())
@@ -87,9 +87,9 @@ class SteppingOptimizer(PlacedOptimizer):
     def _unscale(self, parameter: Tensor, scale: float) -> None:
         """Divide the gradient of a parameter by `scale`, as torch's fused steps do."""
         gradient = self._gradient(parameter)
-        if isinstance(gradient, HeldGradient):
+        if isinstance(gradient, DeviceGradient):
             gradient.divide(scale)
-        elif isinstance(gradient, HeldPairs) or gradient is None:
+        elif isinstance(gradient, SparseGradient) or gradient is None:
             return  # nothing is kept of it after the step
         elif shares_memory(local(gradient)):
             parameter.grad = gradient / scale
@@ -101,7 +101,7 @@ class SteppingOptimizer(PlacedOptimizer):
         for name in ("grad_scale", "found_inf"):
             vars(self).pop(name, None)
 
-    def _gradients(self, bundles: Sequence[Bundle]) -> Iterator[Given]:
+    def _gradients(self, bundles: Sequence[FlatBucket]) -> Iterator[Given]:
         """What is to be updated besides these bundles; all is checked.
 
         As in torch, options of a group without gradients are of no account.
@@ -117,9 +117,9 @@ class SteppingOptimizer(PlacedOptimizer):
                     continue
                 if not (given or bundled):
                     self._check_group(group, self.defaults)
-                if isinstance(gradient, HeldPairs):
+                if isinstance(gradient, SparseGradient):
                     gradient.check(label(group, index, position), parameter)
-                elif not isinstance(gradient, HeldGradient):
+                elif not isinstance(gradient, DeviceGradient):
                     plain = is_plain(parameter) and is_plain(gradient)
                     if not plain or gradient.shape != parameter.shape:
                         self._check_given(label(group, index, position), parameter, gradient)
@@ -132,13 +132,13 @@ class SteppingOptimizer(PlacedOptimizer):
 
     def _check_given(self, name: str, parameter: Tensor, gradient: Tensor) -> None:
         resident = self._residents.get(parameter)
-        if resident is None or not resident.away:
+        if resident is None or not resident.offloaded:
             check_parameter(name, parameter)
         check_gradient(name, parameter, gradient)
 
     def hold_pairs(
         self, parameter: Tensor, make: Callable[[Tensor | None], Compressed]
-    ) -> HeldPairs:
+    ) -> SparseGradient:
         """Have the next step update a parameter by what `make` compresses its gradient to, of which
         nothing else is kept.
 
@@ -159,7 +159,7 @@ class SteppingOptimizer(PlacedOptimizer):
                 done = replace(done, residual=torch.from_numpy(left))
             return done
 
-        resident.held = held = HeldPairs(compressed, residual)
+        resident.held = held = SparseGradient(compressed, residual)
         return held
 
     def compress(self, parameter: Tensor, gradient: Tensor, residual: Tensor | None) -> Compressed:
@@ -179,7 +179,7 @@ class SteppingOptimizer(PlacedOptimizer):
             return found
         return state.residual
 
-    def _gradient(self, parameter: Tensor) -> Tensor | HeldGradient | HeldPairs | None:
+    def _gradient(self, parameter: Tensor) -> Tensor | DeviceGradient | SparseGradient | None:
         resident = self._residents.get(parameter)
         held = None if resident is None else resident.held
         if held is not None:
@@ -200,7 +200,7 @@ class SteppingOptimizer(PlacedOptimizer):
             group, resident = self.param_groups[index], self._residents[parameter]
             resident.check_size()
             kept = self._checked_state(resident)
-            if isinstance(gradient, HeldPairs):
+            if isinstance(gradient, SparseGradient):
                 gradient.check_residual(resident.label, self._residual_of(kept))
             if isinstance(kept, SavedState):
                 state = ParameterState.of(resident, kept.step, kept.moments)
@@ -226,7 +226,7 @@ class SteppingOptimizer(PlacedOptimizer):
             for (bundle, given), phase in zip(work.bundled, work.phases, strict=True):
                 own = work.arrays[bundle.group]
                 updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, outbox)
-            fetches = not all(resident.away for resident, _, _ in work.checked)
+            fetches = not all(resident.offloaded for resident, _, _ in work.checked)
             fetches = fetches or bool(work.bundled)
             inputs = StepInputs(updates, outbox, work.scaling, self._start_group, started, fetches)
             inbox = self._steps.make(inputs)
@@ -236,7 +236,7 @@ class SteppingOptimizer(PlacedOptimizer):
             counts: list[Tensor] = []
             for update in updates.values():
                 update.resident.fetch_parameter(inbox)
-                if isinstance(update.resident, Resident):
+                if isinstance(update.resident, DeviceParameter):
                     counts += self._finish(update, update.resident, written[update.key.group])
             if counts:
                 torch._foreach_add_(counts, 1)
@@ -269,11 +269,11 @@ class SteppingOptimizer(PlacedOptimizer):
         gradient = given.gradient
         if isinstance(gradient, Tensor):
             gradient = redistributed(gradient, given.parameter)
-        elif isinstance(gradient, HeldGradient) and compression is not None:
+        elif isinstance(gradient, DeviceGradient) and compression is not None:
             gradient = gradient.whole()
-        if isinstance(gradient, HeldGradient):
+        if isinstance(gradient, DeviceGradient):
             form = resident.take_gradient(gradient, negated=negated)
-        elif isinstance(gradient, HeldPairs):
+        elif isinstance(gradient, SparseGradient):
             assert compression is not None, "it was compressed"
             resident.begin_use()
             form, compressed = compression.format, gradient.land()
@@ -291,7 +291,9 @@ class SteppingOptimizer(PlacedOptimizer):
         key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
         return resident.extent, Update(key, resident, state, arrays, compressed)
 
-    def _finish(self, update: Update, resident: Resident, written: Sequence[str]) -> list[Tensor]:
+    def _finish(
+        self, update: Update, resident: DeviceParameter, written: Sequence[str]
+    ) -> list[Tensor]:
         """A step has updated a parameter, and wrote these moments.
 
         Returns
@@ -314,7 +316,7 @@ class SteppingOptimizer(PlacedOptimizer):
         """Keys of the moments that a rule with these arrays writes."""
         return [key for key, name in self.layout.moments.items() if name in arrays]
 
-    def _ready_bundles(self) -> list[Bundled]:
+    def _ready_bundles(self) -> list[ReadyBucket]:
         """Those that this step can use. Nothing has been done with them yet."""
         if self._tier is not None:
             return []
@@ -328,7 +330,7 @@ class SteppingOptimizer(PlacedOptimizer):
             written[index] = self._written(self._arrays(group))
         return [each for each in ready if each.bundle.has(written[each.bundle.group])]
 
-    def _checked_bundle(self, bundle: Bundle) -> Hashable:
+    def _checked_bundle(self, bundle: FlatBucket) -> Hashable:
         """The phase of all its parameters. Raises as `_checked`."""
         group = self.param_groups[bundle.group]
         phase = self._phase(group, *bundle.first, 1)
@@ -338,7 +340,7 @@ class SteppingOptimizer(PlacedOptimizer):
 
     def _prepare_bundle(
         self,
-        bundle: Bundle,
+        bundle: FlatBucket,
         gradients: list[Tensor],
         phase: Hashable,
         arrays: Mapping[str, float],
@@ -354,7 +356,7 @@ class SteppingOptimizer(PlacedOptimizer):
 
     def _keep_bundles(
         self,
-        bundled: Sequence[Bundled],
+        bundled: Sequence[ReadyBucket],
         gradients: Sequence[Given],
         updates: Mapping[Extent, Update],
     ) -> None:
@@ -377,7 +379,7 @@ class SteppingOptimizer(PlacedOptimizer):
         self._bundles.keep(used, members, self.param_groups, self._traffic)
 
 
-def _others(count: int, bundles: Sequence[Bundle]) -> Sequence[int]:
+def _others(count: int, bundles: Sequence[FlatBucket]) -> Sequence[int]:
     """Positions of the parameters of a group, of `count`, that are in none of these bundles."""
     if not bundles:
         return range(count)

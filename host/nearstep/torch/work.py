@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nearstep.placement import Segment
-from nearstep.torch.bundle import Bundled
+from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.flat_bucket import ReadyBucket
 from nearstep.torch.formats import copy_array, gradient_array
-from nearstep.torch.held import HeldGradient
-from nearstep.torch.held_pairs import HeldPairs
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState
+from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Given, Scaling
 
 if TYPE_CHECKING:
     from nearstep.torch.overflow.segment import OverflowSegment
 
-Checked = tuple[Resident, Hashable, ParameterState | SavedState | None]
+Checked = tuple[DeviceParameter, Hashable, ParameterState | SavedState | None]
 """A parameter to be updated, its phase, and its state as it is, if it has one."""
 
 
@@ -37,7 +37,7 @@ class Work:
 
     gradients: Sequence[Given]
     checked: Sequence[Checked]
-    bundled: Sequence[Bundled]
+    bundled: Sequence[ReadyBucket]
     phases: Sequence[Hashable]
     arrays: Sequence[Mapping[str, float]]
     scaling: Scaling
@@ -77,9 +77,9 @@ class UnitWork(Work):
                 if name != "g":
                     needed[name] = value
             gradient = given.gradient
-            if isinstance(gradient, HeldGradient):
+            if isinstance(gradient, DeviceGradient):
                 needed[gradient_array(gradient.form)] = 0.0
-            elif not isinstance(gradient, HeldPairs):
+            elif not isinstance(gradient, SparseGradient):
                 needed[gradient_array(resident.gradient_format(gradient))] = 0.0
             if resident.copy_format is not None:
                 needed[copy_array(resident.copy_format)] = 0.0

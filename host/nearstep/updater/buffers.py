@@ -19,11 +19,11 @@ from nearstep.errors import (
 from nearstep.updater.formats import DTYPES, UNNAMED
 from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.rule.rules import FP32
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 def check_buffer(
-    device: Device, config: AdamKernelConfig, name: str, buffer: Buffer, action: str
+    device: Device, config: UpdateKernelConfig, name: str, buffer: Buffer, action: str
 ) -> None:
     """Make sure that a buffer can be an array of a kernel of `device`, whatever its elements.
 
@@ -48,7 +48,7 @@ def check_buffer(
 
 
 def check_size(
-    config: AdamKernelConfig, name: str, buffer: Buffer, size: int, form: str = FP32
+    config: UpdateKernelConfig, name: str, buffer: Buffer, size: int, form: str = FP32
 ) -> None:
     """Raise `ShapeError` unless a buffer has room for as many elements of a format as p has, and no
     more."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from nearstep.buffer import Buffer
 from nearstep.registers import BlockRegisters
 from nearstep.updater.rounding import Drawn
-from nearstep_spec.updater.config import INDEX, AdamKernelConfig
+from nearstep_spec.updater.config import INDEX, UpdateKernelConfig
 from nearstep_spec.updater.operands import operands
 from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import (
@@ -50,7 +50,7 @@ class Command:
     scalars: Mapping[str, float | int] = field(default_factory=dict)
     drawn: Drawn | None = None
 
-    def beats(self, config: AdamKernelConfig) -> int:
+    def beats(self, config: UpdateKernelConfig) -> int:
         """Beats that it moves."""
         table, total = operands(config), 0
         for name, buffer in self.buffers.items():
@@ -59,7 +59,7 @@ class Command:
             total += passes * -(-buffer.nbytes // config.beat_bytes)
         return total
 
-    def configure(self, kernel: BlockRegisters, config: AdamKernelConfig, base: int) -> None:
+    def configure(self, kernel: BlockRegisters, config: UpdateKernelConfig, base: int) -> None:
         """Write the registers of a kernel whose memory begins at `base`, windows aside."""
         for name, buffer in self.buffers.items():
             kernel[f"{name}_address"].value = buffer.address - base
@@ -79,7 +79,7 @@ class Command:
             if config.stochastic_rounding:
                 self._configure_rounding(kernel, config)
 
-    def grant(self, kernel: BlockRegisters, config: AdamKernelConfig, base: int) -> None:
+    def grant(self, kernel: BlockRegisters, config: UpdateKernelConfig, base: int) -> None:
         """Open a window of the kernel for the whole beats of each buffer."""
         table = operands(config)
         for index, (name, buffer) in enumerate(self.buffers.items()):
@@ -93,7 +93,7 @@ class Command:
                 valid=1,
             )
 
-    def _configure_rounding(self, kernel: BlockRegisters, config: AdamKernelConfig) -> None:
+    def _configure_rounding(self, kernel: BlockRegisters, config: UpdateKernelConfig) -> None:
         streams = {} if self.drawn is None else self.drawn.streams
         kernel.rounding.set(**{name: streams.get(name, 0) for name in config.stochastic})
         if self.drawn is not None:
@@ -102,7 +102,7 @@ class Command:
             for name, value in asdict(self.drawn.numbering).items():
                 kernel[f"element_{name}"].value = int(value)
 
-    def _configure_rule(self, kernel: BlockRegisters, config: AdamKernelConfig) -> None:
+    def _configure_rule(self, kernel: BlockRegisters, config: UpdateKernelConfig) -> None:
         rules = config.rule_set
         if len(rules.names) > 1:
             kernel.rule.value = rules.names.index(self.rule)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError
 from nearstep.updater.formats import format_of
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class CopyOut:
     buffer: Buffer | None = None
     format: str | None = None
 
-    def check(self, config: AdamKernelConfig) -> None:
+    def check(self, config: UpdateKernelConfig) -> None:
         """Make sure that the kernel can make it.
 
         Raises
@@ -47,7 +47,7 @@ class CopyOut:
                 f"not {self.format!r}: name it in the device's copy_out_formats="
             )
 
-    def format_of(self, buffer: Buffer, config: AdamKernelConfig) -> str:
+    def format_of(self, buffer: Buffer, config: UpdateKernelConfig) -> str:
         """The format of the copy.
 
         Raises

@@ -21,7 +21,7 @@ from nearstep.updater.channel import KernelChannel
 from nearstep.updater.turns import Region, Turns
 from nearstep.updater.updating import UpdatingDevice, reset_needed
 from nearstep_spec.blockwise import BlockLayout
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 class KernelDevice(UpdatingDevice):
@@ -44,7 +44,7 @@ class KernelDevice(UpdatingDevice):
         self,
         backend: Backend,
         url: str,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         regs: Registers,
         channels: Sequence[KernelChannel],
     ) -> None:
@@ -59,7 +59,7 @@ class KernelDevice(UpdatingDevice):
             raise MismatchError("windows", f"at least {arrays}", config.window_count)
 
     @property
-    def kernel_config(self) -> AdamKernelConfig:
+    def kernel_config(self) -> UpdateKernelConfig:
         return self.config
 
     @property

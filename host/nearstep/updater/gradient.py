@@ -9,7 +9,7 @@ from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError
 from nearstep.updater.checks import real
 from nearstep.updater.formats import format_of
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Gradient:
     format: str | None
     scale: float = 1.0
 
-    def check(self, config: AdamKernelConfig) -> None:
+    def check(self, config: UpdateKernelConfig) -> None:
         """Make sure that the kernel has the format and can scale.
 
         Raises
@@ -47,7 +47,7 @@ class Gradient:
                 "open the device with gradient_scale=yes"
             )
 
-    def format_of(self, buffer: Buffer, config: AdamKernelConfig) -> str:
+    def format_of(self, buffer: Buffer, config: UpdateKernelConfig) -> str:
         """The format of g, or of the values of its pairs.
 
         Raises

@@ -8,7 +8,7 @@ import numpy as np
 
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError, DtypeError, ShapeError
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 COUNT_LIMIT = 1 << 32
 """Runs with pairs, and scans, have fewer elements and pairs than this."""
@@ -42,7 +42,7 @@ class Pairs:
         """Pairs."""
         return self.index.size
 
-    def check(self, config: AdamKernelConfig) -> None:
+    def check(self, config: UpdateKernelConfig) -> None:
         """Make sure that the kernel can take them, as far as the host can tell.
 
         Raises

@@ -9,7 +9,7 @@ from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
 from nearstep_spec.rounding import INDEX_BITS, SKIP_BITS, STREAMS, WORD_BITS, alignment
 from nearstep_spec.rule.rule import Rule
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Rounding:
     states: Sequence[str] | None = None
     numbering: Numbering = FROM_ZERO
 
-    def streams(self, rule: Rule, config: AdamKernelConfig) -> Mapping[str, int]:
+    def streams(self, rule: Rule, config: UpdateKernelConfig) -> Mapping[str, int]:
         """Stream of random bits of each state that is rounded so, if the kernel can do that.
 
         Raises
@@ -98,7 +98,7 @@ class Rounding:
         _check("step", chosen, WORD_BITS)
         return int(self.seed), int(chosen)
 
-    def drawn(self, rule: Rule, step: int | None, config: AdamKernelConfig) -> Drawn:
+    def drawn(self, rule: Rule, step: int | None, config: UpdateKernelConfig) -> Drawn:
         """What the registers of a kernel get for an update.
 
         Parameters
@@ -115,7 +115,7 @@ class Rounding:
         self.check_numbering(config)
         return Drawn(streams=streams, seed=seed, step=chosen, numbering=self.numbering)
 
-    def check_numbering(self, config: AdamKernelConfig) -> None:
+    def check_numbering(self, config: UpdateKernelConfig) -> None:
         """Raise `ArgumentError` unless the kernel can count so."""
         begins = alignment(config.lanes)
         for name, bits in (("index", INDEX_BITS), ("within", SKIP_BITS), ("skip", SKIP_BITS)):

@@ -36,7 +36,7 @@ from nearstep_spec.blockwise import DYNAMIC8
 from nearstep_spec.rule.optimizer import Optimizer
 from nearstep_spec.rule.rules import BY_RULE, FP32, OPTIMIZERS
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
-from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import COPY_OUT, INDEX, ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.operands import operands
 from nearstep_spec.updater.registers import Operation
 
@@ -55,7 +55,7 @@ class UpdatingDevice(Device, ABC):
 
     @property
     @abstractmethod
-    def kernel_config(self) -> AdamKernelConfig:
+    def kernel_config(self) -> UpdateKernelConfig:
         """Configuration of each kernel.
 
         Raises

@@ -45,7 +45,7 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
     return execution.timeline
 
 
-class _UnderWay:
+class _InFlight:
     """An operation that has been started.
 
     Attributes
@@ -96,11 +96,11 @@ class Execution:
         self._ready: list[Key] = []
         self._parked: defaultdict[str, list[Key]] = defaultdict(list)
         self._held: set[str] = set()
-        self._modelled: dict[int, _UnderWay] = {}
+        self._modelled: dict[int, _InFlight] = {}
         self._due: list[tuple[int, int]] = []  # of those: cycle and number
-        self._running: dict[int, _UnderWay] = {}  # on devices
-        self._unclocked: dict[int, _UnderWay] = {}  # the others, in the order of their starts
-        self._starting: _UnderWay | None = None
+        self._running: dict[int, _InFlight] = {}  # on devices
+        self._unclocked: dict[int, _InFlight] = {}  # the others, in the order of their starts
+        self._starting: _InFlight | None = None
         self._flows = Flows(clock)
         self._left: set[int] = set()
         self._done: list[str] = []
@@ -220,7 +220,7 @@ class Execution:
         self._held.update(operation.holds)
         self._left.discard(index)
         self._entries.append(None)
-        under_way = _UnderWay(operation, len(self._entries) - 1, clock.now)
+        under_way = _InFlight(operation, len(self._entries) - 1, clock.now)
         self._starting = under_way  # nobody else knows of it yet
         unclocked = False
         try:
@@ -310,13 +310,13 @@ class Execution:
                 self._end(each)
         return len(self._unclocked) < known
 
-    def _first_unclocked(self) -> _UnderWay:
+    def _first_unclocked(self) -> _InFlight:
         """Of what has no clock, what is to be waited for."""
         every = self._unclocked.values()
         wanted = (e for e in every if e.completion is None or not e.completion.is_background)
         return next(wanted, next(iter(every)))
 
-    def _end_modelled(self, each: _UnderWay) -> None:
+    def _end_modelled(self, each: _InFlight) -> None:
         """Its time by a model is over, and with it what it is, unless a device goes on."""
         if each.operation.index in self._running:
             del self._modelled[each.operation.index]
@@ -324,7 +324,7 @@ class Execution:
         else:
             self._end(each)
 
-    def _end(self, each: _UnderWay, max_cycles: int | None = None) -> None:
+    def _end(self, each: _InFlight, max_cycles: int | None = None) -> None:
         """It has ended, or is to within `max_cycles`: take what became of it."""
         try:
             if each.completion is not None:
@@ -346,7 +346,7 @@ class Execution:
             if not self._missing[user]:
                 heapq.heappush(self._ready, (self._graph[user].priority, user))
 
-    def _waited(self, each: _UnderWay, late: WaitTimeoutError) -> WaitTimeoutError:
+    def _waited(self, each: _InFlight, late: WaitTimeoutError) -> WaitTimeoutError:
         """The error of a wait for what is overdue, with the cycles that went by since its start."""
         return WaitTimeoutError(
             late.waited_for,
@@ -356,7 +356,7 @@ class Execution:
             transactions=late.transactions,
         )
 
-    def _fail(self, each: _UnderWay, error: Exception) -> None:
+    def _fail(self, each: _InFlight, error: Exception) -> None:
         index = each.operation.index
         known = index in self._running or index in self._unclocked or each is self._starting
         if each.completion is not None and known:
@@ -368,7 +368,7 @@ class Execution:
         self._failed[str(each.operation)] = error
         self._leave(each)
 
-    def _leave(self, each: _UnderWay) -> None:
+    def _leave(self, each: _InFlight) -> None:
         self._modelled.pop(each.operation.index, None)
         self._running.pop(each.operation.index, None)
         self._unclocked.pop(each.operation.index, None)

@@ -9,13 +9,13 @@ from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import KernelShell, unit_bank
+from nearstep_hw.updater.kernel_core import KernelCore, unit_bank
 from nearstep_hw.updater.unit_row import UnitMaker, connect_units
 from nearstep_spec.axdimm.registers import window_base
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.geometry import BEAT_BYTES
 from nearstep_spec.dram.timing import DramTiming
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 
 class AxdimmChannel(wiring.Component):
@@ -32,9 +32,9 @@ class AxdimmChannel(wiring.Component):
     - `dfi__p<k>__cs_n act_n address bg ba`, `dfi__wrdata[511:0] wrdata_mask[63:0] wrdata_en
       rddata[511:0] rddata_valid`.
     - `fu__...`, `o_kernel_reset`, `o_acceleration`, if the functional units are outside; see
-      `AdamKernel`.
+      `UpdateKernel`.
 
-    *Timing*: that of `MemoryChannel` and `KernelShell`.
+    *Timing*: that of `MemoryChannel` and `KernelCore`.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class AxdimmChannel(wiring.Component):
 
     def __init__(
         self,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         timing: DramTiming | None = None,
         mapping: AddressMapping | None = None,
         *,
@@ -101,7 +101,7 @@ class AxdimmChannel(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.memory = memory = self.memory
-        shell = KernelShell(self.config, line=True, memory_bytes=window_base(self.memory.mapping))
+        shell = KernelCore(self.config, line=True, memory_bytes=window_base(self.memory.mapping))
         m.submodules.shell = ResetInserter(memory.o_kernel_reset)(shell)
         wiring.connect(m, wiring.flipped(self.host), memory.host)
         wiring.connect(m, memory.dfi, wiring.flipped(self.dfi))

@@ -16,7 +16,7 @@ from nearstep_spec.axdimm.config import check_selects
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import ADDRESS_BITS
 from nearstep_spec.dram.timing import DramTiming
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 CHANNELS = 2
 """Of the module in the paper."""
@@ -107,7 +107,7 @@ class AxdimmModule(wiring.Component):
 
     def __init__(
         self,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         timing: DramTiming | None = None,
         mapping: AddressMapping | None = None,
         *,

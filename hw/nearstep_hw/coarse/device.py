@@ -18,7 +18,7 @@ from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.decoder import CsrDecoder
 from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import KernelShell
+from nearstep_hw.updater.kernel_core import KernelCore
 from nearstep_hw.updater.unit_row import UnitMaker, connect_units, outside_ports
 from nearstep_spec.coarse.config import BEAT_BYTES, PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import (
@@ -49,7 +49,7 @@ class MemoryDevice(wiring.Component):
     - `m_axi__...`: to the local DRAM.
     - `link_out__0__valid ready payload[129:0]`, `link_in__0__valid payload[129:0]`; and 1.
     - `o_interrupt`.
-    - `fu__...`, if the functional units are outside: see `AdamKernel`.
+    - `fu__...`, if the functional units are outside: see `UpdateKernel`.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class MemoryDevice(wiring.Component):
         self.kernel = (
             None
             if config.updater is None
-            else KernelShell(config.updater, memory_bytes=config.memory_bytes)
+            else KernelCore(config.updater, memory_bytes=config.memory_bytes)
         )
         initiators = config.groups + (self.kernel is not None)
         self.blocks = {
@@ -213,7 +213,7 @@ class MemoryDevice(wiring.Component):
         with m.If(faults.o_clear):
             m.d.sync += [bank.i_completed.eq(0), ended.eq(0)]
 
-    def _updater(self, m: Module, kernel: KernelShell, decoder: CsrDecoder) -> Value:
+    def _updater(self, m: Module, kernel: KernelCore, decoder: CsrDecoder) -> Value:
         """The update kernel, on the last port to the local DRAM; whether a run has ended."""
         m.submodules.kernel = kernel
         wiring.connect(m, getattr(decoder, f"block{len(self.blocks)}"), kernel.csr)

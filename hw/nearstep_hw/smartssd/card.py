@@ -8,7 +8,7 @@ from nearstep_hw.axi.join import AxiReadJoin, AxiWriteJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import KernelShell
+from nearstep_hw.updater.kernel_core import KernelCore
 from nearstep_hw.updater.unit_row import UnitMaker, connect_units, outside_ports
 from nearstep_spec.smartssd.config import SmartssdConfig
 
@@ -33,9 +33,9 @@ class SmartssdCard(wiring.Component):
       `s_axi__wvalid wready wdata wstrb[63:0] wlast`, `s_axi__bvalid bready bid bresp`.
     - `m_axi__...`: the same, the other way round, with IDs of 5 bits.
     - `o_interrupt`.
-    - `fu__...`, if the functional units are outside: see `AdamKernel`.
+    - `fu__...`, if the functional units are outside: see `UpdateKernel`.
 
-    *Timing*: that of `KernelShell`, `AxiReadJoin` and `AxiWriteJoin`: a burst takes a cycle more
+    *Timing*: that of `KernelCore`, `AxiReadJoin` and `AxiWriteJoin`: a burst takes a cycle more
     than without the join.
 
     Parameters
@@ -49,10 +49,10 @@ class SmartssdCard(wiring.Component):
     csr : BAR0: registers, see `SmartssdConfig.maps`.
     s_axi : AXI4 from the memory BAR. Its RREADY and BREADY are always high.
     m_axi : AXI4 to the DRAM, half duplex. The highest bit of an ID is 0 for the BAR's, 1 for the
-        kernel's, which are those of `KernelShell`.
+        kernel's, which are those of `KernelCore`.
     o_interrupt : high for a cycle when a run has ended, however it ended.
     fu : the functional units, if they are outside.
-    i_pairs_clk, o_pairs_enable : see `KernelShell`; if the units are outside and the kernel takes
+    i_pairs_clk, o_pairs_enable : see `KernelCore`; if the units are outside and the kernel takes
         pairs.
 
     Ref: Smart-Infinity, sections IV-A, V-A and figure 7.
@@ -61,7 +61,7 @@ class SmartssdCard(wiring.Component):
     def __init__(self, config: SmartssdConfig, *, unit: UnitMaker | None = FunctionalUnit) -> None:
         self.unit = unit
         kernel = config.kernel
-        self.kernel = KernelShell(kernel, memory_bytes=config.memory_bytes)
+        self.kernel = KernelCore(kernel, memory_bytes=config.memory_bytes)
         options = {
             "ports": 2,
             "address_width": kernel.address_width,

@@ -11,7 +11,7 @@ from nearstep_spec.updater.config import (
     ELEMENT_BYTES,
     HALF_BYTES,
     INDEX,
-    AdamKernelConfig,
+    UpdateKernelConfig,
 )
 from nearstep_spec.updater.operands import element_bytes, operands
 
@@ -19,7 +19,7 @@ WIDE_COUNT = 32
 """Pairs and elements of a run with pairs, or of a scan, are numbers of so many bits."""
 
 
-def beat_number_width(config: AdamKernelConfig) -> int:
+def beat_number_width(config: UpdateKernelConfig) -> int:
     """Bits of the number of a beat of binary32 of an array of a run.
 
     As many as memory takes. One more for gradients of 16 bits that are read alone, and parameters
@@ -50,7 +50,7 @@ class ArrayLengths(wiring.Component):
     o_beyond : a bit for each: it has as many elements as there are addresses, or more.
     """
 
-    def __init__(self, config: AdamKernelConfig) -> None:
+    def __init__(self, config: UpdateKernelConfig) -> None:
         self.config = config
         self.count_width = config.address_width  # of elements; of p each has 2 bytes or more
         self.length_width = self.count_width + exact_log2(ELEMENT_BYTES) + 1  # whole beats

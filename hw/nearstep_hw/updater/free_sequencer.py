@@ -7,14 +7,14 @@ from nearstep_hw.rule.schedule import Schedule
 from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.updater.sequencer import IN_FLIGHT_WIDTH, UnitSequencer
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 AROUND = 8
 """Beats that wait in registers and FIFOs around the units, at most, while all goes on."""
 
 
-def results_depth(config: AdamKernelConfig) -> int:
+def results_depth(config: UpdateKernelConfig) -> int:
     """Beats of results that there is room for: those in the pipelines at full rate, and some."""
     depths = TECHNOLOGIES[config.technology].depths
     latency = Schedule.of(update_rule(config).program, depths, 0).latency

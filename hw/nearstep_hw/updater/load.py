@@ -17,7 +17,7 @@ from nearstep_hw.updater.blockwise.dequantize import Dequantize
 from nearstep_hw.updater.blockwise.shape import BlockwiseShape
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.widen import FORMAT_WIDTH, Widen
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.operands import Operand, operands
 from nearstep_spec.updater.registers import ErrorCause, GradientFormat
 
@@ -49,7 +49,7 @@ class LoadPath(wiring.Component):
     i_clear : forgets everything; only when `o_idle`.
     """
 
-    def __init__(self, config: AdamKernelConfig) -> None:
+    def __init__(self, config: UpdateKernelConfig) -> None:
         self.config = config
         table = operands(config)
         arrays = [table[name] for name in config.arrays]

@@ -5,7 +5,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, PureInterface
 
 from nearstep_hw.updater.unit_bank import UnitBankSignature
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 IN_FLIGHT_WIDTH = 10  # the pipelines hold fewer than 1024 parts: a latency of 1023 cycles at most
 
@@ -46,7 +46,7 @@ class UnitSequencer(wiring.Component):
 
     def __init__(
         self,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         *,
         unit: UnitBankSignature,
         inputs: tuple[str, ...],

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.axi.window import WindowMatch, window_port
 from nearstep_hw.updater.array_lengths import ArrayLengths
 from nearstep_hw.updater.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
 ADDRESS_WIDTH = 64
@@ -84,7 +84,7 @@ class StartCheck(wiring.Component):
     i_clear : goes idle.
     """
 
-    def __init__(self, config: AdamKernelConfig, *, memory_bytes: int | None = None) -> None:
+    def __init__(self, config: UpdateKernelConfig, *, memory_bytes: int | None = None) -> None:
         self.config = config
         space = 1 << config.address_width
         self.memory_bytes = space if memory_bytes is None else min(memory_bytes, space)

@@ -20,7 +20,7 @@ from nearstep_hw.updater.narrow import COPY_FORMAT_WIDTH, Narrow
 from nearstep_hw.updater.random_bits import STREAM_WIDTH, RandomBits, calls_of
 from nearstep_spec.rounding import INDEX_BITS, SKIP_BITS, WORD_BITS
 from nearstep_spec.rule.rules import ARRAYS
-from nearstep_spec.updater.config import COPY_OUT, ELEMENT_BYTES, AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, ELEMENT_BYTES, UpdateKernelConfig
 from nearstep_spec.updater.operands import Operand, operands
 from nearstep_spec.updater.registers import CopyOutFormat, ErrorCause
 
@@ -61,7 +61,7 @@ class StorePath(wiring.Component):
     i_clear : forgets everything; only when `o_idle`.
     """
 
-    def __init__(self, config: AdamKernelConfig) -> None:
+    def __init__(self, config: UpdateKernelConfig) -> None:
         self.config = config
         self.bursts_ahead = 1 << ceil_log2(config.bursts_ahead)
         self.copies = bool(config.copy_out_formats)

@@ -7,10 +7,10 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Member, Out
 
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import KernelShell, pairs_clock, unit_bank
+from nearstep_hw.updater.kernel_core import KernelCore, pairs_clock, unit_bank
 from nearstep_hw.updater.unit_bank import ELEMENT_WIDTH
 from nearstep_spec.rule.rule import Rule
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 UnitMaker = Callable[[Rule], wiring.Component]
@@ -36,7 +36,7 @@ class UnitRow(wiring.Component):
 
     def __init__(
         self,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         unit: UnitMaker = FunctionalUnit,
     ) -> None:
         self.config = config
@@ -67,7 +67,7 @@ class UnitRow(wiring.Component):
         return m
 
 
-def outside_ports(config: AdamKernelConfig, unit: UnitMaker | None) -> dict[str, Member]:
+def outside_ports(config: UpdateKernelConfig, unit: UnitMaker | None) -> dict[str, Member]:
     """Ports of a top for functional units outside, and for the clock of pairs; none if the units
     are inside."""
     return {"fu": Out(unit_bank(config)), **pairs_clock(config)} if unit is None else {}
@@ -76,7 +76,7 @@ def outside_ports(config: AdamKernelConfig, unit: UnitMaker | None) -> dict[str,
 def connect_units(
     m: Module,
     top: wiring.Component,
-    shell: KernelShell,
+    shell: KernelCore,
     unit: UnitMaker | None,
     *,
     reset: Value | None = None,

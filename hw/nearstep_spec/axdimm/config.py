@@ -11,7 +11,7 @@ from nearstep_spec.dram.config import Density, Interleave, Mapping, Ranks, Width
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.latency import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_spec.dram.timing import DramTiming, dram_timing
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 CHANNELS = (1, 2, 4)
 SELECTS = 4  # ranks that a host selects on a module
@@ -48,7 +48,7 @@ class DimmConfig:
     ConfigError : with the value and what is allowed.
     """
 
-    kernel: Annotated[AdamKernelConfig, Nested()] = field(default_factory=AdamKernelConfig)
+    kernel: Annotated[UpdateKernelConfig, Nested()] = field(default_factory=UpdateKernelConfig)
     channels: Annotated[int, Option(meaning="channels, each with its kernel", choices=CHANNELS)] = 2
     density: Density = "8Gb"
     width: Width = "x8"

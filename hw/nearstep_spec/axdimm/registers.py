@@ -7,7 +7,7 @@ from nearstep_spec.csr.model import BLOCK_BYTES, Access, Field, Register, Regist
 from nearstep_spec.dram.address import MAPPINGS, AddressMapping
 from nearstep_spec.dram.command import ADDRESS_BITS
 from nearstep_spec.dram.mode_registers import MODE_REGISTERS
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 __all__ = [
@@ -42,7 +42,7 @@ def window_base(mapping: AddressMapping) -> int:
 
 
 def channel_maps(
-    config: AdamKernelConfig, mapping: AddressMapping, *, read_latency: int, write_latency: int
+    config: UpdateKernelConfig, mapping: AddressMapping, *, read_latency: int, write_latency: int
 ) -> dict[str, tuple[int, RegisterMap]]:
     """Blocks of one channel: name to byte address within the channel and register map."""
     base = window_base(mapping)

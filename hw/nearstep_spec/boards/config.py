@@ -10,7 +10,7 @@ from nearstep_spec.boards.design import BoardDesign
 from nearstep_spec.codec import Nested, Option
 from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
     {
@@ -37,7 +37,7 @@ BLOCK_RAM_BYTES = 64 << 10
 
 def _card() -> SmartssdConfig:
     options = {"block_bytes" if k == "chunk_bytes" else k: v for k, v in UPDATER_OPTIONS.items()}
-    return SmartssdConfig(kernel=AdamKernelConfig(**options))
+    return SmartssdConfig(kernel=UpdateKernelConfig(**options))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 MEMORY_BYTES = 1 << 30
 MEMORY_LANES = 4
@@ -33,7 +33,7 @@ DDR3-800 on 16 pins brings: 28 bytes a parameter at 1.6 GB/s."""
 
 
 def _card() -> SmartssdConfig:
-    return SmartssdConfig(kernel=AdamKernelConfig(**UPDATER_OPTIONS), memory_bytes=MEMORY_BYTES)
+    return SmartssdConfig(kernel=UpdateKernelConfig(**UPDATER_OPTIONS), memory_bytes=MEMORY_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from nearstep_spec.codec import Option
 from nearstep_spec.rule.rules import BY_RULE
-from nearstep_spec.updater.config import ELEMENT_BYTES, AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ELEMENT_BYTES, ConfigError, UpdateKernelConfig
 
 BEAT_BYTES = 64  # of the local DRAM's port
 BEAT_ELEMENTS = BEAT_BYTES // ELEMENT_BYTES
@@ -48,7 +48,7 @@ class CoarseConfig:
     snapshot_pages : most pages of a snapshot, 4096 bytes each; a power of two.
     memory_bytes : local DRAM; a power of two.
     wire_formats : formats that elements can have on a link, of fp32, fp16 and bf16.
-    rules : update rules of the device's update kernel, as of `AdamKernelConfig`; none: the device
+    rules : update rules of the device's update kernel, as of `UpdateKernelConfig`; none: the device
         has no kernel. With rules its memory is of 64 KiB at least.
 
     Raises
@@ -153,7 +153,7 @@ class CoarseConfig:
             )
         object.__setattr__(self, _UPDATER, self._make_updater())
 
-    def _make_updater(self) -> AdamKernelConfig | None:
+    def _make_updater(self) -> UpdateKernelConfig | None:
         if self.rules == ():
             return None
         if self.memory_bytes < LEAST_UPDATED_BYTES:
@@ -161,7 +161,7 @@ class CoarseConfig:
                 f"memory_bytes must be at least {LEAST_UPDATED_BYTES} with rules, "
                 f"not {self.memory_bytes!r}"
             )
-        return AdamKernelConfig(
+        return UpdateKernelConfig(
             rules=self.rules, address_width=self.address_width, gradient_scale=True
         )
 
@@ -171,12 +171,12 @@ class CoarseConfig:
             raise ConfigError(f"{name} must be a power of two from {low} to {high}, not {value!r}")
 
     @property
-    def updater(self) -> AdamKernelConfig | None:
+    def updater(self) -> UpdateKernelConfig | None:
         """The update kernel of the device.
 
         Rules of a file are what it defined when this configuration was made.
         """
-        found: AdamKernelConfig | None = vars(self)[_UPDATER]
+        found: UpdateKernelConfig | None = vars(self)[_UPDATER]
         return found
 
     @property

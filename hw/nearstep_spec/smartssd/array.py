@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 MOST_CARDS = 64
 
@@ -38,7 +38,7 @@ class ArrayConfig:
             raise ConfigError(f"cards must be from 1 to {MOST_CARDS}, not {self.cards!r}")
 
     @property
-    def kernel(self) -> AdamKernelConfig:
+    def kernel(self) -> UpdateKernelConfig:
         """The update kernel of each card."""
         return self.card.kernel
 

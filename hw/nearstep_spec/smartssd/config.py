@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from nearstep_spec.codec import Nested, Option
 from nearstep_spec.csr.model import BLOCK_BYTES, RegisterMap
 from nearstep_spec.rule.rules import BY_RULE
-from nearstep_spec.updater.config import ELEMENT_BYTES, LANES, AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ELEMENT_BYTES, LANES, ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
@@ -23,7 +23,7 @@ UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
         "windows": 8,
     }
 )
-UPDATER = AdamKernelConfig(**UPDATER_OPTIONS)
+UPDATER = UpdateKernelConfig(**UPDATER_OPTIONS)
 """The update kernel of a card, unless it is given another: one general updater of four rules."""
 
 PAGE_BYTES = 4096  # smallest part of a memory BAR
@@ -55,7 +55,7 @@ class SmartssdConfig:
     """
 
     kernel: Annotated[
-        AdamKernelConfig, Nested(rename={"block_bytes": "chunk_bytes"}, defaults=UPDATER_OPTIONS)
+        UpdateKernelConfig, Nested(rename={"block_bytes": "chunk_bytes"}, defaults=UPDATER_OPTIONS)
     ] = UPDATER
     memory_bytes: Annotated[
         int,
@@ -160,9 +160,9 @@ class GeneralUpdaterConfig:
     ] = "default"
 
     def __post_init__(self) -> None:
-        AdamKernelConfig(lanes=self.lanes, rules=self.rules, order=self.order)  # checks them
+        UpdateKernelConfig(lanes=self.lanes, rules=self.rules, order=self.order)  # checks them
 
 
 @cache
-def _updater_map(kernel: AdamKernelConfig) -> RegisterMap:
+def _updater_map(kernel: UpdateKernelConfig) -> RegisterMap:
     return adam_kernel_map(kernel)

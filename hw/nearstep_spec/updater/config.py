@@ -39,7 +39,7 @@ class ConfigError(NearstepError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamKernelConfig:
+class UpdateKernelConfig:
     """Shape of an Adam kernel.
 
     Parameters

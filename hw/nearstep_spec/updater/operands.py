@@ -14,7 +14,7 @@ from nearstep_spec.updater.config import (
     ELEMENT_BYTES,
     HALF_BYTES,
     INDEX,
-    AdamKernelConfig,
+    UpdateKernelConfig,
 )
 from nearstep_spec.updater.registers import Stream, streams
 
@@ -67,7 +67,7 @@ def element_bytes(form: str) -> int:
     return ELEMENT_BYTES if form == FP32 else HALF_BYTES
 
 
-def array_bytes(config: AdamKernelConfig, form: str, count: int) -> int:
+def array_bytes(config: UpdateKernelConfig, form: str, count: int) -> int:
     """Bytes of an array of `count` elements of a format, scales included."""
     if form in SIGNED:
         return config.block_layout.nbytes(count)
@@ -75,7 +75,7 @@ def array_bytes(config: AdamKernelConfig, form: str, count: int) -> int:
 
 
 @cache
-def operands(config: AdamKernelConfig) -> Mapping[str, Operand]:
+def operands(config: UpdateKernelConfig) -> Mapping[str, Operand]:
     """Arrays that runs of a kernel can have, by name, in the order in which they are checked: the
     rules', then indices of pairs and the copy of the parameters, where the kernel has them."""
     formats, named = config.rule_set.whole.formats, streams(config)

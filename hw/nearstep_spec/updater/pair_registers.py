@@ -3,7 +3,7 @@
 from nearstep_spec.csr.block import value_register
 from nearstep_spec.csr.model import Access, Field, NamedValue, Register
 from nearstep_spec.rule.file import is_in_file
-from nearstep_spec.updater.config import INDEX, AdamKernelConfig
+from nearstep_spec.updater.config import INDEX, UpdateKernelConfig
 
 __all__ = ["Compression", "UserForm", "decompressor_registers", "form_value", "pair_registers"]
 
@@ -28,7 +28,7 @@ def form_value(form: str) -> int:
     return UserForm.USER if is_in_file(form) else Compression[form.upper()]
 
 
-def decompressor_registers(config: AdamKernelConfig) -> list[Register]:
+def decompressor_registers(config: UpdateKernelConfig) -> list[Register]:
     """The constant that tells which decompressor of a user's there is, if there is one."""
     found = config.decompressor
     if found is None:
@@ -43,7 +43,7 @@ def decompressor_registers(config: AdamKernelConfig) -> list[Register]:
     return [Register(name="decompressor", doc="The user's decompressor.", fields=(digest,))]
 
 
-def pair_registers(config: AdamKernelConfig) -> list[Register]:
+def pair_registers(config: UpdateKernelConfig) -> list[Register]:
     """What a run with pairs is told, of a kernel that takes them."""
     form = Field(
         name="form",

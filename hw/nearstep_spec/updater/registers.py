@@ -19,7 +19,7 @@ from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import ARRAYS as ARRAYS
 from nearstep_spec.rule.scale import GRADIENT_SCALE
-from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import COPY_OUT, ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.pair_registers import Compression as Compression
 from nearstep_spec.updater.pair_registers import decompressor_registers, pair_registers
 
@@ -38,7 +38,7 @@ COUNTERS = {
 }
 
 
-def counters(config: AdamKernelConfig) -> dict[str, str]:
+def counters(config: UpdateKernelConfig) -> dict[str, str]:
     """Counters of a kernel, and what they count."""
     duplicates = {"duplicates": "Pairs of index and value that lost against a later one."}
     return {**COUNTERS, **(duplicates if config.compression else {})}
@@ -149,7 +149,7 @@ class Operation(NamedValue):
 
 
 @cache
-def streams(config: AdamKernelConfig) -> type[NamedValue]:
+def streams(config: UpdateKernelConfig) -> type[NamedValue]:
     """Named values of `error.stream` of a kernel: those of `Stream`, and of states with
     other names."""
     own = [name for name in config.states if f"{name.upper()}_READ" not in Stream.__members__]
@@ -171,12 +171,12 @@ def streams(config: AdamKernelConfig) -> type[NamedValue]:
     return made
 
 
-def update_rule(config: AdamKernelConfig) -> Rule:
+def update_rule(config: UpdateKernelConfig) -> Rule:
     """The update rule of the functional units: of one rule, or of all of them."""
     return config.rule_set.whole
 
 
-def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
+def adam_kernel_map(config: UpdateKernelConfig) -> RegisterMap:
     """The register map of one Adam kernel.
 
     The scalar registers and the bits of `mode` are those of the update rule. The map is called
@@ -193,7 +193,7 @@ def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
         raise ConfigError(f"rules cannot be {','.join(config.rules)}: {error}") from error
 
 
-def _kernel_map(config: AdamKernelConfig) -> RegisterMap:
+def _kernel_map(config: UpdateKernelConfig) -> RegisterMap:
     return block_map(
         "adam" if config.rules == ("adam",) else "updater",
         doc=_doc(config),
@@ -219,7 +219,7 @@ def _kernel_map(config: AdamKernelConfig) -> RegisterMap:
     )
 
 
-def _doc(config: AdamKernelConfig) -> str:
+def _doc(config: UpdateKernelConfig) -> str:
     """What a kernel is."""
     if config.rules == ("adam",):
         return "An Adam/AdamW kernel near the memory (AXDIMM paper, section 3.3)."
@@ -227,13 +227,13 @@ def _doc(config: AdamKernelConfig) -> str:
     return f"An update kernel near the memory; rules: {rules}."
 
 
-def device_maps(config: AdamKernelConfig) -> dict[str, tuple[int, RegisterMap]]:
+def device_maps(config: UpdateKernelConfig) -> dict[str, tuple[int, RegisterMap]]:
     """Blocks of an AXDIMM device: name to base address in bytes and register map."""
     kernels = [adam_kernel_map(config)]
     return {f"adam{i}": (i * BLOCK_BYTES, kernel) for i, kernel in enumerate(kernels)}
 
 
-def _capabilities(config: AdamKernelConfig) -> list[Field]:
+def _capabilities(config: UpdateKernelConfig) -> list[Field]:
     def constant(
         name: str,
         lsb: int,
@@ -274,7 +274,7 @@ def _capabilities(config: AdamKernelConfig) -> list[Field]:
     ]
 
 
-def _configuration(config: AdamKernelConfig) -> list[Field]:
+def _configuration(config: UpdateKernelConfig) -> list[Field]:
     def constant(name: str, lsb: int, value: int, doc: str, width: int = 8) -> Field:
         return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
 
@@ -290,7 +290,7 @@ def _configuration(config: AdamKernelConfig) -> list[Field]:
     ]
 
 
-def _arrays(config: AdamKernelConfig) -> list[Register]:
+def _arrays(config: UpdateKernelConfig) -> list[Register]:
     docs = {
         "p": "parameters",
         "g": "gradients",
@@ -329,7 +329,7 @@ def _arrays(config: AdamKernelConfig) -> list[Register]:
     return [*addresses, count, copy_out]
 
 
-def _state_formats(config: AdamKernelConfig) -> list[Register]:
+def _state_formats(config: UpdateKernelConfig) -> list[Register]:
     """How states lie in memory, if some of them are not binary32 there."""
     formats = update_rule(config).formats
     if not formats:
@@ -362,7 +362,7 @@ def _state_formats(config: AdamKernelConfig) -> list[Register]:
     ]
 
 
-def _rule_registers(config: AdamKernelConfig) -> list[Register]:
+def _rule_registers(config: UpdateKernelConfig) -> list[Register]:
     rules = config.rule_set
     switches = tuple(
         Field(name=name, access=Access.CONFIG, lsb=i, doc=SWITCHES.get(name, ""))
@@ -429,7 +429,7 @@ def _rule_registers(config: AdamKernelConfig) -> list[Register]:
     ]
 
 
-def _rounding(config: AdamKernelConfig) -> list[Register]:
+def _rounding(config: UpdateKernelConfig) -> list[Register]:
     """How states in bfloat16 are rounded, see `nearstep_spec.rounding`."""
     begins = alignment(config.lanes)
     fields = tuple(

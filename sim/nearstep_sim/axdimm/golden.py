@@ -12,7 +12,7 @@ from nearstep_sim.axdimm.options import GoldenOptions
 from nearstep_sim.updater.golden import GoldenBackend, make_bulk, make_engines, make_taker
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_spec.axdimm.config import DimmConfig
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import device_maps
 
 
@@ -20,7 +20,7 @@ class GoldenAxdimm(GoldenBackend):
     """A kernel by itself, or the channels of a DIMM."""
 
     family = "axdimm"
-    config: AdamKernelConfig | DimmConfig
+    config: UpdateKernelConfig | DimmConfig
 
     def __init__(self, options: GoldenOptions) -> None:
         self.config = options.dimm() or options.config()
@@ -34,7 +34,7 @@ class GoldenAxdimm(GoldenBackend):
 
     def _make_channels(self) -> Sequence[GoldenChannel]:
         config, memory_bytes, log = self.config, self.capacity_bytes, self._log.append
-        if isinstance(config, AdamKernelConfig):
+        if isinstance(config, UpdateKernelConfig):
             (kernel,) = device_maps(config).values()
             return [
                 GoldenChannel(config, 0, memory_bytes, kernel, self._engines, log, bulk=self._bulk)

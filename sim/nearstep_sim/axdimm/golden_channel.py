@@ -12,7 +12,7 @@ from nearstep_sim.models.bulk import Bulk
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_kernel import Engine
 from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 CLEARED = (
     "status.refused_access",
@@ -43,7 +43,7 @@ class ArbitratedChannel(GoldenChannel):
 
     def __init__(
         self,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         base: int,
         memory_bytes: int,
         kernel: tuple[int, RegisterMap],

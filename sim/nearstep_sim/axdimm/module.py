@@ -27,7 +27,7 @@ from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import dram_timing
 from nearstep_spec.rule.rule import Rule
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 __all__ = ["ModuleBench", "ModuleDriver", "ModuleError"]
@@ -42,7 +42,7 @@ _CConfig = structure("axdimm/module.cpp", "ModuleConfig")
 
 @cache
 def _library(
-    config: AdamKernelConfig,
+    config: UpdateKernelConfig,
     unit: Callable[[Rule], wiring.Component],
     channels: int,
     density: str,
@@ -208,7 +208,7 @@ class ModuleBench(ModuleDriver):
 
     def __init__(
         self,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         unit: Callable[[Rule], wiring.Component],
         *,
         channels: int = CHANNELS,

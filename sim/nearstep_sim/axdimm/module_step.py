@@ -21,7 +21,7 @@ from nearstep_sim.models.dram.kernel_on_channel import StandInUnit
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.timing import DramTiming, dram_timing
 from nearstep_spec.rule.rule import Rule
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 __all__ = ["ChannelStep", "ModuleStep", "run_step"]
 
@@ -88,7 +88,7 @@ class ModuleStep:
 
 
 def run_step(
-    config: AdamKernelConfig,
+    config: UpdateKernelConfig,
     *,
     count: int = 1_000_000,
     channels: int = 2,

@@ -10,7 +10,7 @@ from nearstep_sim.updater.options import FIXED, Engine, Kernel
 from nearstep_sim.verilate.options import Seed, SimulationOptions, Trace, Units
 from nearstep_spec.axdimm.config import CHANNELS, DimmConfig
 from nearstep_spec.codec import Nested, Option, check_bounds
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 DDR4 = "ddr4-1600"
@@ -24,7 +24,7 @@ DIMM_FIXED = tuple(name for name in FIXED if name != "address_width")
 class AxdimmOptions:
     """Options that every emulated AXDIMM device has, those of its kernel among them."""
 
-    kernel: Kernel = field(default_factory=AdamKernelConfig)
+    kernel: Kernel = field(default_factory=UpdateKernelConfig)
     memory_bytes: Annotated[
         int | None,
         Option(
@@ -46,7 +46,7 @@ class AxdimmOptions:
         """Size of the device memory."""
         return self.memory_bytes or 1 << self.config().address_width
 
-    def config(self) -> AdamKernelConfig:
+    def config(self) -> UpdateKernelConfig:
         """Configuration of the kernel."""
         return self.kernel
 

@@ -24,9 +24,9 @@ from nearstep.threads import shared, simulation_threads
 from nearstep_sim.coarse.library import pool_library
 from nearstep_sim.coarse.options import VerilatedPoolOptions
 from nearstep_sim.models.link.faults import KINDS, COptions, CStatistics, LinkFault
+from nearstep_sim.updater.in_flight import STATUS, InFlight
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 from nearstep_sim.updater.transfer import DeviceTransfer
-from nearstep_sim.updater.under_way import STATUS, UnderWay
 from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.harness import FAILED, CPoll
 from nearstep_spec.coarse.config import CoarseConfig
@@ -73,7 +73,7 @@ class PoolBackend(ShellBackend):
         self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
         self._pool_options = options
         self._threads = simulation_threads()
-        self._under_way = UnderWay()
+        self._under_way = InFlight()
         total = options.devices * self.config.memory_bytes
         super().__init__(self._library(), options, total, host_ids=1 << HOST_ID_WIDTH)
 

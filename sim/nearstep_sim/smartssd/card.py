@@ -17,9 +17,9 @@ from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
 from nearstep_sim.smartssd.library import card_library, whole_card_library
 from nearstep_sim.smartssd.options import SimulatedCardOptions, VerilatedCardOptions
+from nearstep_sim.updater.in_flight import STATUS, InFlight
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 from nearstep_sim.updater.transfer import DeviceTransfer
-from nearstep_sim.updater.under_way import STATUS, UnderWay
 from nearstep_sim.verilate.abi import structure, values
 from nearstep_sim.verilate.harness import FAILED, CPoll
 
@@ -91,7 +91,7 @@ class CardBackend(ShellBackend, BarBackend):
             options.drive_write_bytes_per_s or 0,
             round(options.drive_latency_s * options.clock_hz),
         )
-        self._under_way = UnderWay(self._status)
+        self._under_way = InFlight(self._status)
         path = partial(self._library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
 

@@ -26,14 +26,14 @@ from nearstep.errors import BusError, WaitTimeoutError
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.cocotb_axi import AxiPort
 from nearstep_spec.csr.model import WORD_BYTES
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 POLL_CYCLES = 16
 RESET_CYCLES = 3
 
 
 class CocotbBackend(Backend):
-    """An `AdamKernel` with the register and memory models of cocotbext-axi, and a checker.
+    """An `UpdateKernel` with the register and memory models of cocotbext-axi, and a checker.
 
     All methods but `begin` are called from a bridged thread.
 
@@ -45,7 +45,7 @@ class CocotbBackend(Backend):
     """
 
     def __init__(
-        self, dut: HierarchyObject, config: AdamKernelConfig, memory_bytes: int = 1 << 18
+        self, dut: HierarchyObject, config: UpdateKernelConfig, memory_bytes: int = 1 << 18
     ) -> None:
         self.family = "axdimm"
         self.config = config

@@ -33,7 +33,7 @@ from nearstep_sim.updater.golden_port import ArmedInjection
 from nearstep_spec.csr.block import Response
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.operands import operands
 
 STEP_ELEMENTS = 1 << 24
@@ -46,7 +46,7 @@ ACCESSES_PER_STEP = 32
 KEPT_TRANSACTIONS = 32
 
 
-def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
+def make_engines(config: UpdateKernelConfig, kind: str) -> Sequence[Engine]:
     """The arithmetic of each rule of a kernel, compiled if need be."""
     if kind == "cpp" and any(each.has_16_bits for each in operands(config).values()):
         formats_cpp.load()

@@ -11,9 +11,9 @@ from nearstep.errors import MemoryFaultError
 from nearstep_sim.golden.registers import Answer, RegisterFile
 from nearstep_sim.models.bulk import Bulk
 from nearstep_sim.models.memory import EmulatedMemory
-from nearstep_sim.updater.golden_kernel import Engine, GoldenAdamKernel
+from nearstep_sim.updater.golden_kernel import Engine, GoldenKernel
 from nearstep_spec.csr.model import BLOCK_BYTES, RegisterMap
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 class GoldenChannel:
@@ -34,7 +34,7 @@ class GoldenChannel:
 
     def __init__(
         self,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         base: int,
         memory_bytes: int,
         kernel: tuple[int, RegisterMap],
@@ -50,7 +50,7 @@ class GoldenChannel:
         self.memory = EmulatedMemory(memory_bytes, bulk) if memory is None else memory
         self._kernel_base, self._kernel_map = kernel
         self._registers = RegisterFile(self._kernel_map)
-        self.kernel = GoldenAdamKernel(
+        self.kernel = GoldenKernel(
             config, self.memory, engines, lambda path: self._registers[path], log, end, before_write
         )
         self.fault: MemoryFaultError | None = None

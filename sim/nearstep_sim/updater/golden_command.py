@@ -12,7 +12,7 @@ from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.rounding import INDEX_BITS, alignment
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, INDEX, UpdateKernelConfig
 from nearstep_spec.updater.operands import array_bytes, element_bytes, operands
 from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import (
@@ -77,7 +77,7 @@ class Command:
     seed, step, index, within, skip : of these bits.
     """
 
-    config: AdamKernelConfig
+    config: UpdateKernelConfig
     rule: int
     operation: int
     gradient: int
@@ -96,7 +96,7 @@ class Command:
     skip: int
 
     @classmethod
-    def read(cls, config: AdamKernelConfig, value: Callable[[str], int]) -> Command:
+    def read(cls, config: UpdateKernelConfig, value: Callable[[str], int]) -> Command:
         """Take the registers; `value` gives a field by `register.field`."""
         names = [f"window{i}" for i in range(config.window_count)]
         base = {name: value(f"{name}_address.value") for name in config.arrays}

@@ -21,7 +21,7 @@ from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.fp import BF16, FP16, FpFormat
 from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, UpdateKernelConfig
 from nearstep_spec.updater.registers import (
     Compression,
     ErrorCause,
@@ -72,7 +72,7 @@ CONVERTED = 1 << 17
 FORMATS = {"fp16": FP16, "bf16": BF16}
 
 
-class GoldenAdamKernel:
+class GoldenKernel:
     """The kernel behind the registers, advanced in steps of whole blocks.
 
     Parameters
@@ -94,7 +94,7 @@ class GoldenAdamKernel:
 
     def __init__(
         self,
-        config: AdamKernelConfig,
+        config: UpdateKernelConfig,
         memory: EmulatedMemory,
         engines: Sequence[Engine],
         value: Callable[[str], int],

@@ -12,7 +12,7 @@ from nearstep.backends.emulated import Injection
 from nearstep.errors import GuardError, OutOfRangeError, UninitialisedError
 from nearstep_sim.models.memory import WRITTEN, EmulatedMemory
 from nearstep_spec.csr.model import NamedValue
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
 RESPONSES = {"slverr": 2, "decerr": 3}
@@ -91,7 +91,7 @@ class GoldenPort:
     """
 
     def __init__(
-        self, config: AdamKernelConfig, memory: EmulatedMemory, log: Callable[[str], None]
+        self, config: UpdateKernelConfig, memory: EmulatedMemory, log: Callable[[str], None]
     ) -> None:
         self.memory = memory
         self.injections: list[ArmedInjection] = []

@@ -9,8 +9,8 @@ from nearstep_hw import generate
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.schedule import Schedule
 from nearstep_hw.rule.technology import TECHNOLOGIES
-from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.updater.unit_instance import UNIT_MODULE
+from nearstep_hw.updater.update_kernel import UpdateKernel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
 from nearstep_sim.verilate.build import (
@@ -21,7 +21,7 @@ from nearstep_sim.verilate.build import (
     verilog_of,
 )
 from nearstep_spec.codec import digest
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 HARNESS = Path(__file__).with_name("kernel.cpp")
@@ -149,7 +149,7 @@ _UNIT_RULE = 'no_inline -module "{}"\n'
 """For Verilator: a function for each instance; in one for all the compiler takes far longer."""
 
 
-def header(config: AdamKernelConfig, latency: int, *, pairs_clock: bool) -> str:
+def header(config: UpdateKernelConfig, latency: int, *, pairs_clock: bool) -> str:
     """`design.hpp`: constants, and the copies between the shell and its functional units.
 
     With `pairs_clock` the shell has a port for the clock of pairs.
@@ -202,14 +202,14 @@ def _lines(statements: Iterable[str]) -> str:
     return "\n".join(f"        {statement}" for statement in statements)
 
 
-def library(config: AdamKernelConfig, *, trace: bool = False) -> Path:
+def library(config: UpdateKernelConfig, *, trace: bool = False) -> Path:
     """The shared library of `kernel.cpp` for a configuration; built when not in the cache.
 
     It holds the units in RTL and the C++ kernel that can stand in for them.
     """
     shell = verilog_of(
         f"kernel_shell {digest(config)}",
-        lambda: to_verilog(AdamKernel(config, unit=None), "kernel_shell"),
+        lambda: to_verilog(UpdateKernel(config, unit=None), "kernel_shell"),
     )
     return device_library(
         "axdimm",
@@ -221,14 +221,14 @@ def library(config: AdamKernelConfig, *, trace: bool = False) -> Path:
     )
 
 
-def kernel_verilog(config: AdamKernelConfig) -> Path:
+def kernel_verilog(config: UpdateKernelConfig) -> Path:
     """What `nearstep rtl adam_kernel` writes for a configuration, to the byte."""
     return verilog_of(
         f"rtl {KERNEL} {digest(config)}", lambda: generate.verilog(KERNEL, config=config)
     )
 
 
-def whole_kernel_library(config: AdamKernelConfig) -> Path:
+def whole_kernel_library(config: UpdateKernelConfig) -> Path:
     """The shared library of `kernel.cpp`: the kernel as it is shipped, as one Verilated object.
 
     Its functional units are instances of a module that is Verilated once.
@@ -268,7 +268,7 @@ def device_library(
     name: str,
     shell: Model,
     sources: Sequence[Path],
-    config: AdamKernelConfig,
+    config: UpdateKernelConfig,
     trace: bool,
     *,
     pairs_clock: bool,

@@ -308,7 +308,7 @@ def write_rule(path: Path, factor: str) -> None:
 
 def on_rule(path: Path, folder: Path, parameters: Sequence[Any], **more: Any) -> Any:
     device = url(folder, 2).replace("adam,adagrad", f"{path}:PLAIN")
-    return nearstep.optim.of(f"{path}:PLAIN", parameters, lr=-0.25, device=device, **more)
+    return nearstep.optim.from_rule(f"{path}:PLAIN", parameters, lr=-0.25, device=device, **more)
 
 
 def test_a_rule_file_that_changed_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from nearstep import cli
 from nearstep.cli.platform import complete, figures
-from nearstep.measure.this import Sizes
+from nearstep.measure.host import Sizes
 from nearstep_spec.platform.load import PARTS, load, parse, shipped
 from nearstep_spec.platform.machine import Drive, Figure, Link, Platform, Processor
 
@@ -118,7 +118,7 @@ def test_this_machine_is_measured_kept_and_shown(
             links={"bus": Link(ends=("cpu", "drive"), bytes_per_s=one)},
         )
 
-    monkeypatch.setattr("nearstep.measure.this.measure", measure)
+    monkeypatch.setattr("nearstep.measure.host.measure", measure)
     done = run("this", "--file-mib", "3")
     assert done.exit_code == 0, done.output
     assert asked == [(cache, 3 << 20)]

@@ -12,7 +12,7 @@ from nearstep.cli.registers import command
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.csr.export import FORMATS
 from nearstep_spec.smartssd.config import UPDATER
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 
@@ -26,7 +26,7 @@ def run(*arguments: str) -> Result:
 def test_each_format_goes_to_standard_output(form: str) -> None:
     done = run("axdimm", "--format", form)
     assert done.exit_code == 0
-    assert done.stdout == FORMATS[form](adam_kernel_map(AdamKernelConfig()))
+    assert done.stdout == FORMATS[form](adam_kernel_map(UpdateKernelConfig()))
 
 
 def test_options_shape_the_map_and_the_file_is_written(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_options_shape_the_map_and_the_file_is_written(tmp_path: Path) -> None:
     arguments = "--format json --lanes 4 --functional-units 2 --order paper --windows 2"
     done = run("axdimm", *arguments.split(), "-o", str(path))
     assert done.exit_code == 0
-    config = AdamKernelConfig(lanes=4, functional_units=2, order="paper", windows=2)
+    config = UpdateKernelConfig(lanes=4, functional_units=2, order="paper", windows=2)
     assert json.loads(path.read_text())["hash"] == adam_kernel_map(config).hash()
 
 

@@ -22,7 +22,7 @@ from nearstep.device import Device
 from nearstep.errors import DeviceError, OptionError
 from nearstep_sim.axdimm.options import SIM
 from nearstep_sim.updater.library import KERNEL, kernel_verilog
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 from .dimm_scenarios import Log
 from .job import Job
@@ -116,7 +116,7 @@ class Traffic:
 def test_what_is_verilated_is_what_is_shipped(options: list[str], tmp_path: Path) -> None:
     url = "sim:axdimm?lanes=4&rules=adam,sgd&scan=yes" if options else SHIPPED
     config = SIM.parse(DeviceUrl.parse(url).options).config()
-    assert isinstance(config, AdamKernelConfig)
+    assert isinstance(config, UpdateKernelConfig)
     verilated = kernel_verilog(config).read_bytes()
     assert written(KERNEL, options, tmp_path) == verilated
     assert verilated.count(b"\n  adam_fu ") == (4 if options else 16)

@@ -133,5 +133,5 @@ def test_a_wrong_option_says_what_is_valid(option, message):
 def test_the_configuration_must_be_of_the_family():
     backend = open_device("axdimm", {"memory_bytes": "64KiB", "engine": "numpy"})
     backend.family = "smartssd"
-    with pytest.raises(MismatchError, match="must be of a card, not a AdamKernelConfig"):
+    with pytest.raises(MismatchError, match="must be of a card, not a UpdateKernelConfig"):
         drive(backend, "golden:smartssd")

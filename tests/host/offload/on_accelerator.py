@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import nearstep
 from nearstep.memferry.cost import Decision, Mode
+from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
-from nearstep.torch.held import HeldGradient
 from nearstep.torch.offload.mapped import MAPPERS
 from nearstep.torch.offload.streams import Arrival, Download, Streams, Upload
 
@@ -436,7 +436,7 @@ def test_a_gradient_that_cannot_be_sent_is_not_counted_for_ever(
     class LinkError(Exception):
         pass
 
-    def fail(_: HeldGradient) -> None:
+    def fail(_: DeviceGradient) -> None:
         monkeypatch.undo()
         raise LinkError
 
@@ -453,7 +453,7 @@ def test_a_gradient_that_cannot_be_sent_is_not_counted_for_ever(
             run()
             torch.accelerator.synchronize()
             if fails:
-                monkeypatch.setattr(HeldGradient, "land", fail)
+                monkeypatch.setattr(DeviceGradient, "land", fail)
                 with pytest.raises(LinkError):
                     optimizer.step()
             optimizer.step()

@@ -12,10 +12,10 @@ from torch import nn
 
 import nearstep
 from nearstep.torch import convert
-from nearstep.torch.chosen import Chosen, choose, flat
 from nearstep.torch.compression import Compression
 from nearstep.torch.offload.gradients import _after
 from nearstep.torch.offload.streams import Streams
+from nearstep.torch.select import Chosen, choose, flat
 from nearstep.torch.topk import BLOCK, kept_of
 
 from . import accelerator

@@ -18,8 +18,8 @@ import nearstep
 from nearstep.errors import ArgumentError
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.errors import GradientError, UnsupportedOptionError
-from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.offload.errors import BudgetError
+from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep_sim.models.drive import FailAt
 
 from ..overflow.jobs import drives
@@ -137,7 +137,7 @@ def test_the_last_backward_may_be_outside_of_accumulate() -> None:
             backward(model)  # compressed at once again
             if offloads:
                 held = [optimizer.resident(p).held for p in model.parameters()]
-                assert all(isinstance(each, HeldPairs) for each in held)
+                assert all(isinstance(each, SparseGradient) for each in held)
             optimizer.step()
             found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
     assert found[0] == found[1]
@@ -219,7 +219,7 @@ def test_a_gradient_is_gone_when_backward_has_compressed_it() -> None:
         assert engine._space.ledger.gradients == 0
         assert engine.report().gradients == 6
         helds = [optimizer.resident(p).held for p in model.parameters()]
-        assert all(isinstance(each, HeldPairs) for each in helds)
+        assert all(isinstance(each, SparseGradient) for each in helds)
         raws = [copy.raw_gradient() for copy in engine._space.copies]
         assert raws == [None] * 6
         optimizer.zero_grad()

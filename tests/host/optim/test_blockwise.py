@@ -178,7 +178,7 @@ def test_steps_are_those_of_each_parameter_alone(kind: str, url: str) -> None:
         pytest.skip("this kernel has the rule of Adam alone")
     name, given = kind.split()[0], parameters()
     models = [Alone(name, each, KINDS[kind]) for each in given]
-    optimizer = nearstep.optim.of(name, given, device=url, **KINDS[kind])
+    optimizer = nearstep.optim.from_rule(name, given, device=url, **KINDS[kind])
     compared = 0
     for step in range(STEPS):
         give_gradients(given, step)
@@ -197,7 +197,7 @@ def test_state_is_nobodys_but_the_parameters() -> None:
     for name, options in (("adam", {"eps": 0.0, "weight_decay": 0.1}), ("sgd", hyper)):
         given = parameters(((1,), (300,), (3,), (256,), (5,)))
         models = [Alone(name, each, options) for each in given]
-        optimizer = nearstep.optim.of(name, given, device=URLS["golden-dimm"], **options)
+        optimizer = nearstep.optim.from_rule(name, given, device=URLS["golden-dimm"], **options)
         for step in range(3):
             give_gradients(given, step)
             given[0].grad[0] = torch.inf
@@ -353,14 +353,14 @@ def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
 def test_a_checkpoint_goes_on_with_the_same_bits_on_another_device(kind: str, other: str) -> None:
     name, given = kind.split()[0], parameters()
     models = [Alone(name, each, KINDS[kind]) for each in given]
-    first = nearstep.optim.of(name, given, device=URLS["golden-dimm"], **KINDS[kind])
+    first = nearstep.optim.from_rule(name, given, device=URLS["golden-dimm"], **KINDS[kind])
     for step in range(2):
         give_gradients(given, step)
         first.step()
         for each, model in zip(given, models, strict=True):
             model.step(each.grad)
     state = saved_and_loaded(first.state_dict())
-    second = nearstep.optim.of(name, given, device=CONFIGURATIONS[other], **KINDS[kind])
+    second = nearstep.optim.from_rule(name, given, device=CONFIGURATIONS[other], **KINDS[kind])
     second.load_state_dict(state)
     again = second.state_dict()["state"]
     for number, kept in state["state"].items():
@@ -411,11 +411,11 @@ def test_wider_checkpoints_are_quantized_and_these_are_widened(kind: str, kept: 
     """From a device of another format, and to it."""
     name, given = kind.split()[0], parameters()
     wide = f"golden:axdimm?{RULES}&state_format={kept}&channels=2"
-    before = nearstep.optim.of(name, given, device=wide, **KINDS[kind])
+    before = nearstep.optim.from_rule(name, given, device=wide, **KINDS[kind])
     give_gradients(given, 0)
     before.step()
     state = before.state_dict()
-    eight = nearstep.optim.of(name, given, device=URLS["golden-dimm"], **KINDS[kind])
+    eight = nearstep.optim.from_rule(name, given, device=URLS["golden-dimm"], **KINDS[kind])
     eight.load_state_dict(copy.deepcopy(state))
     definition, compared = optimizer_named(name), 0
     widened: dict[int, dict[str, Any]] = {}
@@ -429,7 +429,7 @@ def test_wider_checkpoints_are_quantized_and_these_are_widened(kind: str, kept: 
             widened.setdefault(number, {})[key] = golden.dequantize(wanted, signed=SIGNED[array])
             compared += each.numel()
     assert compared == len(definition.state) * sum(each.numel() for each in given)
-    after = nearstep.optim.of(name, given, device=wide, **KINDS[kind])
+    after = nearstep.optim.from_rule(name, given, device=wide, **KINDS[kind])
     after.load_state_dict(eight.state_dict())
     for number, each in enumerate(given):
         assert not any(key.endswith("_scale") for key in after.state[each])
@@ -598,7 +598,7 @@ def test_a_rule_of_a_file_names_its_formats_and_may_keep_one_moment_wider(tmp_pa
     file = tmp_path / "adam_8.py"
     file.write_text(text.replace('{"m": "bf16", "v": "bf16"}', '{"v": "dynamic8u"}'))
     name, given = f"{file}:ADAM_BF16", parameters()
-    optimizer = nearstep.optim.of(name, given, lr=1e-2, device=f"golden:axdimm?rules={name}")
+    optimizer = nearstep.optim.from_rule(name, given, lr=1e-2, device=f"golden:axdimm?rules={name}")
     models = [Alone("adamw", each, {"lr": 1e-2}, kept=kept) for each in given]
     for step in range(STEPS):
         give_gradients(given, step)
@@ -613,7 +613,7 @@ def test_a_rule_of_a_file_names_its_formats_and_may_keep_one_moment_wider(tmp_pa
         assert state["exp_avg_sq"].reshape(-1).numpy().tobytes() == wanted.codes.tobytes()
         assert state["exp_avg_sq_scale"].numpy().tobytes() == wanted.scales.tobytes()
     before = optimizer.state_dict()
-    again = nearstep.optim.of(name, given, lr=1e-2, device=f"golden:axdimm?rules={name}")
+    again = nearstep.optim.from_rule(name, given, lr=1e-2, device=f"golden:axdimm?rules={name}")
     again.load_state_dict(copy.deepcopy(before))
     for number, state in again.state_dict()["state"].items():
         assert all(value.equal(before["state"][number][key]) for key, value in state.items())

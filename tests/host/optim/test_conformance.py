@@ -102,7 +102,7 @@ def train(name: str, definition: Optimizer, form: Form, dtype: torch.dtype, devi
             hyper[key] = first[key]
         groups.append({"params": given, "maximize": maximize, **hyper})
         models.append([Expected(each, definition, form, hyper) for each in given])
-    optimizer = nearstep.optim.of(name, groups, device=device, **first)
+    optimizer = nearstep.optim.from_rule(name, groups, device=device, **first)
     compared = 0
     for _ in range(STEPS):
         for group, expected in zip(groups, models, strict=True):

@@ -410,7 +410,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"opened {arguments}")
 
     monkeypatch.setattr("nearstep.torch.configured.open_device", refuse)
-    monkeypatch.setattr("nearstep.torch.lease.open_device", refuse)
+    monkeypatch.setattr("nearstep.torch.shared_device.open_device", refuse)
     monkeypatch.setattr("nearstep.torch.overflow.opening.Store", refuse)
 
 

@@ -48,7 +48,7 @@ def train_lion(device: nearstep.Device, steps: int, *sizes: int, **options: obje
     """Bits compared with the golden model's, over all steps."""
     hyper = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
     given = parameters(*sizes)
-    optimizer = nearstep.optim.of(LION, given, device=device, **hyper, **options)
+    optimizer = nearstep.optim.from_rule(LION, given, device=device, **hyper, **options)
     lion = optimizer_named(LION)
     scalars = lion.form(hyper).registers(hyper, 1, False)
     states = [
@@ -103,7 +103,7 @@ def test_rmsprop_has_the_bits_of_torch_with_the_nearest_root(
     )
     compared = 0
     with nearstep.open(f"{GOLDEN}&rules={name}") as device:
-        optimizer = nearstep.optim.of(
+        optimizer = nearstep.optim.from_rule(
             name, ours, lr=1e-2, alpha=0.9, weight_decay=weight_decay, device=device
         )
         for step in range(4):
@@ -141,7 +141,7 @@ def test_adadelta_has_the_bits_of_torch_with_the_nearest_root(
     reference = torch.optim.Adadelta(theirs, **hyper, foreach=False)
     compared = 0
     with nearstep.open(f"{GOLDEN}&rules=adadelta") as device:
-        optimizer = nearstep.optim.of("adadelta", ours, device=device, **hyper)
+        optimizer = nearstep.optim.from_rule("adadelta", ours, device=device, **hyper)
         for step in range(4):
             give_gradients(ours, step)
             give_gradients(theirs, step)
@@ -162,7 +162,7 @@ def test_a_checkpoint_a_copy_and_a_pickle_go_on_with_the_same_bits() -> None:
     url = f"{GOLDEN}&rules={LION}"
     given = parameters(96)
     with nearstep.open(url) as device:
-        optimizer = nearstep.optim.of(LION, given, lr=1e-2, device=device)
+        optimizer = nearstep.optim.from_rule(LION, given, lr=1e-2, device=device)
         give_gradients(given, 0)
         optimizer.step()
         start = given[0].detach().clone()
@@ -171,7 +171,7 @@ def test_a_checkpoint_a_copy_and_a_pickle_go_on_with_the_same_bits() -> None:
         thawed = pickle.loads(pickle.dumps(optimizer))
         others = parameters(96)
         others[0].data.copy_(start)
-        loaded = nearstep.optim.of(LION, others, lr=1.0, device=device)
+        loaded = nearstep.optim.from_rule(LION, others, lr=1.0, device=device)
         loaded.load_state_dict(saved)
         results = []
         for each in (optimizer, twin, thawed, loaded):
@@ -188,7 +188,7 @@ def test_a_checkpoint_a_copy_and_a_pickle_go_on_with_the_same_bits() -> None:
 def test_data_makes_the_same_optimizer_as_the_class() -> None:
     ours, theirs = parameters(64), parameters(64)
     with nearstep.open(GOLDEN) as device:
-        first = nearstep.optim.of("adamw", ours, lr=1e-2, device=device)
+        first = nearstep.optim.from_rule("adamw", ours, lr=1e-2, device=device)
         second = nearstep.optim.AdamW(theirs, lr=1e-2, device=device)
         for step in range(3):
             give_gradients(ours, step)
@@ -214,13 +214,13 @@ def test_a_wrong_hyper_parameter_is_told(hyper: dict[str, object], message: str)
         nearstep.open(f"{GOLDEN}&rules={LION}") as device,
         pytest.raises(HyperparameterError, match=message),
     ):
-        nearstep.optim.of(LION, parameters(16), device=device, **hyper)
+        nearstep.optim.from_rule(LION, parameters(16), device=device, **hyper)
 
 
 def test_a_device_without_the_rule_says_so() -> None:
     missing = pytest.raises(ArgumentError, match=r"kernel has \(adam\), not lion")
     with nearstep.open(GOLDEN) as device, missing:
-        nearstep.optim.of(LION, parameters(16), device=device)
+        nearstep.optim.from_rule(LION, parameters(16), device=device)
 
 
 def test_a_rule_alone_has_its_registers_as_hyper_parameters(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_a_rule_alone_has_its_registers_as_hyper_parameters(tmp_path: Path) -> N
     before = given[0].detach().numpy().copy()
     with nearstep.open(f"{GOLDEN}&rules={path}:MINE") as device:
         with pytest.raises(HyperparameterError, match="rate must be given"):
-            nearstep.optim.of(f"{path}:MINE", given, device=device)
-        optimizer = nearstep.optim.of(f"{path}:MINE", given, rate=-0.5, device=device)
+            nearstep.optim.from_rule(f"{path}:MINE", given, device=device)
+        optimizer = nearstep.optim.from_rule(f"{path}:MINE", given, rate=-0.5, device=device)
         (gradient,) = give_gradients(given, 0)
         optimizer.step()
     assert np.array_equal(given[0].detach().numpy(), before - np.float32(0.5) * gradient)
@@ -248,10 +248,10 @@ def test_a_file_that_changed_since_the_device_was_opened_is_found(tmp_path: Path
     path = tmp_path / "mine.py"
     path.write_text(text)
     with nearstep.open(f"{GOLDEN}&rules={path}:LION") as device:
-        nearstep.optim.of(f"{path}:LION", parameters(16), device=device)
+        nearstep.optim.from_rule(f"{path}:LION", parameters(16), device=device)
         path.write_text(text.replace("sign(fma(", "2.0 * sign(fma("))
         given = parameters(16)
-        changed = nearstep.optim.of(f"{path}:LION", given, device=device)
+        changed = nearstep.optim.from_rule(f"{path}:LION", given, device=device)
         give_gradients(given, 0)
         before = bits(given[0].detach()).copy()
         with pytest.raises(ArgumentError, match=r"mine.py:\d+: rule lion computes something else"):
@@ -336,7 +336,7 @@ def test_states_may_have_any_names(tmp_path: Path, device: str) -> None:
     rule = optimizer_named(name).rule
     (given,) = parameters(1003)
     with nearstep.open(f"{device}&rules={name}", KernelDevice) as opened:
-        optimizer = nearstep.optim.of(name, [given], device=opened, lr=0.25)
+        optimizer = nearstep.optim.from_rule(name, [given], device=opened, lr=0.25)
         states = {"p": given.detach().numpy().copy()}
         states |= {each: np.zeros(1003, np.float32) for each in ("slow", "fast")}
         for step in range(3):
@@ -379,7 +379,9 @@ def test_a_state_of_16_bits_begins_with_its_value_rounded(
     path.write_text(text)
     name = f"{path}:OWN"
     (given,) = parameters(101)
-    optimizer = nearstep.optim.of(name, [given], device=f"{GOLDEN}&rules={name}", start=start)
+    optimizer = nearstep.optim.from_rule(
+        name, [given], device=f"{GOLDEN}&rules={name}", start=start
+    )
     given.grad = torch.zeros(101)
     optimizer.step()
     dtype = torch.float16 if form == "fp16" else torch.bfloat16
@@ -408,7 +410,7 @@ def test_a_kernel_has_no_more_arrays_than_it_has_numbers_for(tmp_path: Path) -> 
             continue
         (given,) = parameters(33)
         before = given.detach().clone()
-        optimizer = nearstep.optim.of(f"{path}:MANY", [given], device=url, rate=1.0)
+        optimizer = nearstep.optim.from_rule(f"{path}:MANY", [given], device=url, rate=1.0)
         given.grad = torch.ones(33)
         optimizer.step()
         assert (given.detach() == before + 1.0).all()
@@ -472,16 +474,18 @@ def test_the_rules_that_an_error_advises_open_a_device_with_the_rule(tmp_path: P
         given = parameters(32)
         refused = pytest.raises(ArgumentError, match="must be one that the kernel has")
         with nearstep.open(GOLDEN + query) as device, refused as caught:
-            nearstep.optim.of(name, given, device=device)
+            nearstep.optim.from_rule(name, given, device=device)
         advised = str(caught.value).partition("name it in the device's ")[2]
         give_gradients(given, 0)
         with nearstep.open(f"{GOLDEN}&{advised}") as device:
-            nearstep.optim.of(name, given, device=device).step()
+            nearstep.optim.from_rule(name, given, device=device).step()
             opened += 1
     assert opened == 4
     (tmp_path / "rule.py").write_text(BACKWARDS)
     with nearstep.open(GOLDEN) as device:
         with pytest.raises(ArgumentError, match=r"cannot have it as well .*must have one order"):
-            nearstep.optim.of(f"{tmp_path / 'rule.py'}:BACKWARDS", parameters(32), device=device)
+            nearstep.optim.from_rule(
+                f"{tmp_path / 'rule.py'}:BACKWARDS", parameters(32), device=device
+            )
         with pytest.raises(ArgumentError, match=r"device's rules=adam,FILE.py:NAME of lion"):
             device.check_rule("lion")

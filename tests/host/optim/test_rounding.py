@@ -228,7 +228,7 @@ def test_what_the_kernel_was_built_without_is_refused():
 def test_an_optimizer_of_a_file_can_be_rounded_too():
     rule = f"{FILE}:ADAM_BF16"
     device = f"golden:axdimm?memory_bytes=1MiB&rules={rule}&stochastic_rounding=yes"
-    own = nearstep.optim.of(rule, parameters(), device=device, **HYPER, **STOCHASTIC)
+    own = nearstep.optim.from_rule(rule, parameters(), device=device, **HYPER, **STOCHASTIC)
     assert train(own) == train(make(URLS["one"]))
 
 

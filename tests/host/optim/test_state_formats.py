@@ -66,7 +66,7 @@ def test_bf16_parameters_train_as_with_torchs_fused_adamw(url, gradients):
     theirs = [torch.nn.Parameter(each.detach().clone()) for each in mine]
     torchs = torch.optim.AdamW(theirs, fused=True, **HYPER)
     device = device_of(url, ALL, f"gradient_formats={gradients}")
-    ours = nearstep.optim.of(ALL, mine, device=device, **HYPER)
+    ours = nearstep.optim.from_rule(ALL, mine, device=device, **HYPER)
     compared = 0
     for step in range(8):
         for one, other in zip(mine, theirs, strict=True):
@@ -169,7 +169,7 @@ def test_torch_rounds_once_at_the_end():
 
 def test_fp32_parameters_keep_moments_in_bf16(url):
     given = parameters(torch.float32)
-    optimizer = nearstep.optim.of(MOMENTS, given, device=device_of(url, MOMENTS), **HYPER)
+    optimizer = nearstep.optim.from_rule(MOMENTS, given, device=device_of(url, MOMENTS), **HYPER)
     states = [
         {"p": each.detach().reshape(-1).numpy().copy(), "m": zeros, "v": zeros}
         for each in given
@@ -204,9 +204,9 @@ def test_a_parameter_that_the_rule_cannot_keep_is_refused(url):
     device = device_of(url, ALL)
     for dtype in (torch.float32, torch.float16):
         with pytest.raises(ParameterError, match="of bf16, as the rule keeps them"):
-            nearstep.optim.of(ALL, parameters(dtype), device=device, **HYPER)
+            nearstep.optim.from_rule(ALL, parameters(dtype), device=device, **HYPER)
     given = parameters(torch.bfloat16)
-    optimizer = nearstep.optim.of(ALL, given, device=device, **HYPER)
+    optimizer = nearstep.optim.from_rule(ALL, given, device=device, **HYPER)
     before = given[0].detach().clone()
     given[3].data = given[3].data.float()
     for each in given:

@@ -209,7 +209,7 @@ def test_lion_trains_on_an_array_of_cards() -> None:
             torch.nn.Linear(20, 50), torch.nn.Tanh(), torch.nn.Linear(50, 5)
         )
         with nearstep.open(f"{url}&engine=numpy&memory_bytes=1MiB&rules={lion}") as device:
-            optimizer = nearstep.optim.of(lion, model.parameters(), lr=1e-2, device=device)
+            optimizer = nearstep.optim.from_rule(lion, model.parameters(), lr=1e-2, device=device)
             for _ in range(20):
                 optimizer.zero_grad()
                 loss = (model(inputs) - targets).square().mean()

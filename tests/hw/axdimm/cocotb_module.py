@@ -19,9 +19,9 @@ from nearstep_sim.models.dram.host import HostConfig, HostController
 from nearstep_sim.updater.stand_in import stand_in_results
 from nearstep_spec.axdimm.registers import IDENT, channel_maps
 from nearstep_spec.dram.timing import dram_timing
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
-CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
+CONFIG = UpdateKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
 LATENCIES = {"read_latency": HOST_READ_LATENCY, "write_latency": HOST_WRITE_LATENCY}
 
@@ -42,7 +42,7 @@ class Module(ModuleDriver):
         dut: object,
         *,
         dfi: Sequence[str] = ("dfi0", "dfi1"),
-        kernel: AdamKernelConfig = CONFIG,
+        kernel: UpdateKernelConfig = CONFIG,
         **host: object,
     ) -> None:
         self.dut = dut

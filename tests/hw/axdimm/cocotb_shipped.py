@@ -19,9 +19,9 @@ from cocotb_module import Module
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.axdimm.registers import IDENT
 from nearstep_spec.rule.rules import optimizer_named
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
-CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
+CONFIG = UpdateKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 PORTS = json.loads(os.environ["NEARSTEP_DFI"])
 """Names of the DFI ports, one for each channel."""
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))

@@ -14,12 +14,12 @@ from nearstep_sim.updater.stand_in import StandInUnit, stand_in_results
 from nearstep_spec.axdimm.registers import IDENT, channel_maps, window_base
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import Command
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.registers import ErrorCause
 
 from .adam_run import BASES, AdamRun
 
-CONFIG = AdamKernelConfig(functional_units=1, block_bytes=512, windows=1, bursts_ahead=8)
+CONFIG = UpdateKernelConfig(functional_units=1, block_bytes=512, windows=1, bursts_ahead=8)
 Run = partial(AdamRun, results=stand_in_results)
 
 
@@ -228,4 +228,4 @@ def test_shapes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"channels must be one of \(1, 2, 4\), not 3"):
         AxdimmModule(CONFIG, channels=3)
     with pytest.raises(ConfigError, match="lanes must be 16, a beat of the memory, not 8"):
-        AxdimmChannel(AdamKernelConfig(lanes=8))
+        AxdimmChannel(UpdateKernelConfig(lanes=8))

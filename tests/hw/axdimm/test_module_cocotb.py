@@ -15,7 +15,7 @@ from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.codec import digest
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 pytestmark = [pytest.mark.cocotb, pytest.mark.deep]
 
@@ -25,7 +25,7 @@ OPTIONS = {"functional_units": 1, "block_bytes": 512, "windows": 1, "bursts_ahea
 
 
 def test_one_driver_runs_both_channels() -> None:
-    config = AdamKernelConfig(**OPTIONS)
+    config = UpdateKernelConfig(**OPTIONS)
     source = Path(stand_in.__file__).read_text()
     text = verilog_of(
         f"{TOP} {config!r} {source}",
@@ -47,7 +47,7 @@ def test_one_driver_runs_both_channels() -> None:
 def test_a_shipped_top_gives_the_golden_bits(top: str, dfi: list[str], units: int) -> None:
     """The Verilog of `nearstep rtl`, with every unit of every channel."""
     kernel = {"functional_units": units}
-    dimm = DimmConfig(kernel=AdamKernelConfig(**kernel))
+    dimm = DimmConfig(kernel=UpdateKernelConfig(**kernel))
     text = verilog_of(f"{top} {digest(dimm)}", lambda: verilog(top, config=dimm))
     result = run_cocotb(
         top=top,

@@ -18,7 +18,7 @@ from nearstep_sim.synthesis import series7_area, series7_cells
 from nearstep_sim.verilate.build import tool_environment, verilator_root
 from nearstep_spec.boards.nitefury import CHIP, UPDATER_OPTIONS, NitefuryConfig
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 PRIMITIVES = """
 module IBUFDS_GTE2(output O, output ODIV2, input CEB, input I, input IB);
@@ -219,7 +219,7 @@ def test_open_tools_are_told_what_they_lack(files, tmp_path):
     ],
 )
 def test_a_card_of_another_shape_is_refused(changes, memory, text):
-    kernel = AdamKernelConfig(**{**UPDATER_OPTIONS, **changes})
+    kernel = UpdateKernelConfig(**{**UPDATER_OPTIONS, **changes})
     with pytest.raises(ConfigError, match=text):
         NitefuryConfig(card=SmartssdConfig(kernel=kernel, memory_bytes=memory))
 

@@ -9,7 +9,7 @@ from amaranth.sim import Simulator, SimulatorContext
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_sim.golden.registers import WHOLE_WORD, Answer, RegisterFile
 from nearstep_spec.csr.model import Access, RegisterMap, port_name
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 
@@ -142,7 +142,7 @@ def test_random_accesses_agree_with_the_golden_model(every_kind: RegisterMap, cu
 
 @pytest.mark.parametrize("lanes", [1, 16])
 def test_adam_bank_agrees_with_the_golden_model(lanes: int) -> None:
-    seen = random_accesses(adam_kernel_map(AdamKernelConfig(lanes=lanes)), seed=2, count=400)
+    seen = random_accesses(adam_kernel_map(UpdateKernelConfig(lanes=lanes)), seed=2, count=400)
     print(seen)
     assert min(seen.values()) > 10
 

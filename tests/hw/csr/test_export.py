@@ -22,11 +22,11 @@ from nearstep_spec.csr.export import (
 )
 from nearstep_spec.csr.model import Access, Kind, RegisterMap
 from nearstep_spec.smartssd.config import UPDATER
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 FAMILIES = {
-    "axdimm": adam_kernel_map(AdamKernelConfig()),
+    "axdimm": adam_kernel_map(UpdateKernelConfig()),
     "axdimm-arbiter": DimmConfig().maps()["arbiter0"][1],
     "smartssd": adam_kernel_map(UPDATER),
     "coarse": device_map(CoarseConfig()),
@@ -37,9 +37,9 @@ FAMILIES = {
 COMPILERS = pytest.mark.parametrize(("compiler", "standard"), [("g++", "c++11"), ("cc", "c11")])
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 CONFIGS = {
-    "default": AdamKernelConfig(),
-    "paper": AdamKernelConfig(order="paper", lanes=4, functional_units=2, windows=1),
-    "wide": AdamKernelConfig(windows=8, block_bytes=4096, address_width=40),
+    "default": UpdateKernelConfig(),
+    "paper": UpdateKernelConfig(order="paper", lanes=4, functional_units=2, windows=1),
+    "wide": UpdateKernelConfig(windows=8, block_bytes=4096, address_width=40),
 }
 
 

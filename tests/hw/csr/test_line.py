@@ -8,7 +8,7 @@ from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.line import BLOCK_LINES, LineDecoder
 from nearstep_sim.golden.registers import RegisterFile
 from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES, Access, port_name
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 WORDS = LINE_BYTES // WORD_BYTES
@@ -22,7 +22,7 @@ def test_lines_read_and_write_what_the_golden_registers_do() -> None:
     seed = 20
     print("seed", seed)
     rng = random.Random(seed)
-    register_map = adam_kernel_map(AdamKernelConfig(windows=2))
+    register_map = adam_kernel_map(UpdateKernelConfig(windows=2))
     bank = CsrBank(register_map, line=True)
     golden = RegisterFile(register_map)
     lines = register_map.size // LINE_BYTES

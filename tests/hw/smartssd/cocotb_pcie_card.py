@@ -32,12 +32,12 @@ from nearstep_spec.rule.adam import adam_scalars
 from nearstep_spec.rule.optimizer import Form
 from nearstep_spec.rule.rules import optimizer_named
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, ErrorCause, update_rule
 
 OPTIONS = json.loads(os.environ["NEARSTEP_CONFIG"])
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
-KERNEL = AdamKernelConfig(
+KERNEL = UpdateKernelConfig(
     **{k: tuple(v) if isinstance(v, list) else v for k, v in OPTIONS["kernel"].items()}
 )
 CONFIG = SmartssdConfig(

@@ -6,12 +6,12 @@ from itertools import pairwise
 from nearstep_hw.smartssd.card import SmartssdCard
 from nearstep_sim.bench.axi_sample import Address, WriteBeat
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 from ..axi_port import AxiPins
 from ..updater.shell_bench import MEMORY_BYTES, PLACE_BYTES, ShellBench
 
-KERNEL = AdamKernelConfig(lanes=2, functional_units=1, block_bytes=64)
+KERNEL = UpdateKernelConfig(lanes=2, functional_units=1, block_bytes=64)
 BEAT, SIZE = 8, 3
 BAR = 5 * PLACE_BYTES  # no array of a run lies from here on
 READY = {"r": 1, "b": 1}

@@ -20,7 +20,7 @@ from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.boards.nitefury import UPDATER_OPTIONS as NITEFURY_OPTIONS
 from nearstep_spec.boards.nitefury import NitefuryConfig
 from nearstep_spec.smartssd.config import UPDATER_OPTIONS, SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 SERIES7_TOP = "smartssd_series7_card"
 TOP = "pcie_card"
@@ -59,7 +59,7 @@ SHORTEST = {"pairs_and_scans", "a_run_that_fails_interrupts_too"}
 def small(**kernel: object) -> SmartssdConfig:
     """A card of few bytes, so that a bench can look at all of its memory."""
     return SmartssdConfig(
-        kernel=AdamKernelConfig(**{**KERNEL, **kernel}),
+        kernel=UpdateKernelConfig(**{**KERNEL, **kernel}),
         memory_bytes=1 << 16,
         subgroup_elements=1024,
     )

@@ -21,11 +21,11 @@ from nearstep_sim.golden import rule as golden
 from nearstep_sim.updater.stand_in import stand_in_results
 from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.rule.adam import ORDERS
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.operands import array_bytes, operands
 from nearstep_spec.updater.registers import ARRAYS, adam_kernel_map, update_rule
 
-CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
+CONFIG = UpdateKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 IS_STAND_IN = os.environ["NEARSTEP_UNIT"] == "stand_in"
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
 MEMORY_BYTES = max(1 << 16, 128 * CONFIG.block_bytes)  # four arrays of up to 31 blocks

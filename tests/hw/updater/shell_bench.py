@@ -14,13 +14,13 @@ from amaranth.hdl import ClockDomain, ClockSignal, Module, ResetInserter, Signal
 from amaranth.sim import Simulator, SimulatorContext
 from numpy.typing import NDArray
 
-from nearstep_hw.updater.shell import KernelShell
+from nearstep_hw.updater.kernel_core import KernelCore
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.updater.golden import make_engines
 from nearstep_sim.updater.golden_channel import GoldenChannel
-from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, UpdateKernelConfig
 from nearstep_spec.updater.operands import operands
 from nearstep_spec.updater.registers import COUNTERS, adam_kernel_map, update_rule
 
@@ -57,13 +57,13 @@ class ShellBench:
     """
 
     def __init__(
-        self, config: AdamKernelConfig, top: object | None = None, *, seed: int = 1
+        self, config: UpdateKernelConfig, top: object | None = None, *, seed: int = 1
     ) -> None:
         print(f"seed {seed}")
         self.config = config
         self.rng = np.random.default_rng(seed)
         self.map = adam_kernel_map(config)
-        self.shell = top or KernelShell(config, memory_bytes=MEMORY_BYTES)
+        self.shell = top or KernelCore(config, memory_bytes=MEMORY_BYTES)
         self.busy = (self.shell.kernel if top else self.shell).o_busy
         ids = 1 << len(self.shell.m_axi.ar.payload.id)
         numbers = self.rng.standard_normal(MEMORY_BYTES // 4).astype(np.float32)

@@ -7,12 +7,12 @@ from nearstep_hw.axi.schedule import BlockSchedule
 from nearstep_hw.updater.array_lengths import beat_number_width
 from nearstep_hw.updater.load import LoadPath
 from nearstep_hw.updater.store import StorePath
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 MEMORY_BYTES = 1 << 16
 SMALL = {"lanes": 2, "block_bytes": 2048, "address_width": 16}
-SCANNING = AdamKernelConfig(**SMALL, gradient_formats=("fp32", "bf16"), scan=True)
-PAIRED = AdamKernelConfig(
+SCANNING = UpdateKernelConfig(**SMALL, gradient_formats=("fp32", "bf16"), scan=True)
+PAIRED = UpdateKernelConfig(
     **SMALL,
     rules=("sgd_momentum",),
     parameter_format="bf16",
@@ -76,5 +76,5 @@ def test_other_kernels_count_as_many_beats_as_memory_has() -> None:
         {"address_width": 34, "gradient_formats": ("fp32", "bf16"), "scan": True},
         {"address_width": 64, "gradient_formats": ("fp32", "bf16"), "scan": True},
     ):
-        config = AdamKernelConfig(**options)
+        config = UpdateKernelConfig(**options)
         assert beat_number_width(config) == config.address_width - 6

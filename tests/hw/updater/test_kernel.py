@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
+from nearstep_hw.updater.update_kernel import UpdateKernel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.axi_memory import STALL_MODES
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
@@ -15,7 +15,7 @@ from nearstep_sim.updater import stand_in
 from nearstep_sim.updater.library import kernel_verilog
 from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_sim.verilate.build import verilog_of
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 pytestmark = pytest.mark.cocotb
@@ -39,14 +39,14 @@ def bench(
 
     The units are part of the kernel, or `instances` of a module beside it.
     """
-    config = AdamKernelConfig(**options)
+    config = UpdateKernelConfig(**options)
     source = Path(stand_in.__file__).read_text() if unit == "stand_in" else ""
 
     def generate() -> str:
         if not instances:
-            return to_verilog(AdamKernel(config, unit=UNITS[unit]), TOP)
+            return to_verilog(UpdateKernel(config, unit=UNITS[unit]), TOP)
         beside = {UNIT_MODULE: UNITS[unit](update_rule(config))}
-        return to_verilog(AdamKernel(config, unit=UnitInstance), TOP, beside)
+        return to_verilog(UpdateKernel(config, unit=UnitInstance), TOP, beside)
 
     verilog = verilog_of(f"{TOP} {unit} {instances} {config!r} {source}", generate)
     result = run_cocotb(
@@ -153,7 +153,7 @@ def test_the_shipped_kernel_gives_the_golden_bits_in_every_stall_mode(module: st
     """The Verilog of `nearstep rtl adam_kernel`, with its units."""
     result = run_cocotb(
         top=TOP,
-        verilog=kernel_verilog(AdamKernelConfig()),
+        verilog=kernel_verilog(UpdateKernelConfig()),
         test_module=HERE / f"{module}.py",
         testcase=",".join(f"{cases}/mode={mode}" for mode in STALL_MODES),
         env={"NEARSTEP_CONFIG": "{}", "NEARSTEP_UNIT": "adam", "NEARSTEP_SEED": "3"},

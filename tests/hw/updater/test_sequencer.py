@@ -8,9 +8,9 @@ from amaranth.hdl import Cat
 from amaranth.sim import Simulator
 
 from nearstep_hw.updater.free_sequencer import AROUND, FreeSequencer, results_depth
+from nearstep_hw.updater.kernel_core import unit_bank
 from nearstep_hw.updater.sequencer import UnitSequencer
-from nearstep_hw.updater.shell import unit_bank
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 INPUTS, OUTPUTS = ("p", "g"), ("p",)
@@ -18,7 +18,7 @@ INPUTS, OUTPUTS = ("p", "g"), ("p",)
 
 def run(sequencer, units, *, beats, latency=9, supply=1.0, room=1.0, stop=None, most=3000):
     """Beats that came out, with the cycles of everything; p ^ g is what the units make."""
-    config = AdamKernelConfig(lanes=2, functional_units=units, block_bytes=64, rules=("sgd",))
+    config = UpdateKernelConfig(lanes=2, functional_units=units, block_bytes=64, rules=("sgd",))
     assert update_rule(config).arrays_in == INPUTS
     dut = sequencer(config, unit=unit_bank(config), inputs=INPUTS, outputs=OUTPUTS, beats_width=10)
     rng = random.Random(7)

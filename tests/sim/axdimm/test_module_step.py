@@ -8,9 +8,9 @@ from nearstep_sim.axdimm.module import ModuleBench, ModuleError
 from nearstep_sim.axdimm.module_step import run_step
 from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_spec.dram.command import Command
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
-CONFIG = AdamKernelConfig(functional_units=1, block_bytes=512)  # that of `test_module`
+CONFIG = UpdateKernelConfig(functional_units=1, block_bytes=512)  # that of `test_module`
 MILLION = 1_000_000
 
 
@@ -53,7 +53,7 @@ def test_wrong_memory_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_channels_come_near_the_peak_at_once(
     density: str, least: float, least_per_s: float, units: int
 ) -> None:
-    step = run_step(AdamKernelConfig(functional_units=units), count=MILLION, density=density)
+    step = run_step(UpdateKernelConfig(functional_units=units), count=MILLION, density=density)
     for channel in step.channels:
         print(channel.efficiency, channel.settled_efficiency, channel.bus)
         assert channel.settled_efficiency >= least

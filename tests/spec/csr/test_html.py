@@ -12,7 +12,7 @@ from nearstep_spec.coarse.registers import device_maps
 from nearstep_spec.csr.export import html, to_systemrdl_space
 from nearstep_spec.csr.export.html import HtmlError, write_html
 from nearstep_spec.csr.model import RegisterMapError
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 SPACES = {"module": DimmConfig().maps(), "pool": device_maps(CoarseConfig(groups=2))}
@@ -38,8 +38,8 @@ def test_every_block_lies_at_its_address(name: str, tmp_path: Path) -> None:
 
 
 def test_two_maps_of_one_name_are_refused() -> None:
-    first = adam_kernel_map(AdamKernelConfig())
-    second = adam_kernel_map(AdamKernelConfig(lanes=4))
+    first = adam_kernel_map(UpdateKernelConfig())
+    second = adam_kernel_map(UpdateKernelConfig(lanes=4))
     assert first.name == second.name
     with pytest.raises(RegisterMapError, match="b: there is another map of the name 'adam'"):
         to_systemrdl_space("top", "All.", {"a": (0, first), "b": (4096, second)})

@@ -10,7 +10,7 @@ from nearstep_spec.rule.expr import fma
 from nearstep_spec.rule.optimizer import Flag, Form, Number, Numbers, Optimizer
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import BY_RULE, OPTIMIZERS, UnknownRuleError, optimizer_named
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.operands import operands
 from nearstep_spec.updater.registers import adam_kernel_map
 
@@ -45,7 +45,7 @@ def test_every_optimizer_is_found_and_has_the_registers_of_its_rules() -> None:
             values = form.registers(optimizer.defaults, 3, False)
             assert list(values) == list(form.rule.registers())
             checked += len(values)
-            config = AdamKernelConfig(rules=(next(iter(optimizer.by_rule)),))
+            config = UpdateKernelConfig(rules=(next(iter(optimizer.by_rule)),))
             assert {"p_address", "g_address"} <= {each.name for each in adam_kernel_map(config)}
     assert checked > 60
     assert set(BY_RULE) >= {"adam", "adam_amsgrad", "sgd", "sgd_momentum", "adagrad"}
@@ -116,12 +116,12 @@ def test_what_does_not_fit_together_is_told_with_the_line(
 def test_a_kernel_of_a_file_is_told_apart_by_what_the_rule_computes(tmp_path: Path) -> None:
     path, text = tmp_path / "mine.py", (EXAMPLES / "lion.py").read_text()
     path.write_text(text)
-    first = AdamKernelConfig(rules=(f"{path}:LION", "sgd"))
-    assert from_text(AdamKernelConfig, to_text(first)) == first
+    first = UpdateKernelConfig(rules=(f"{path}:LION", "sgd"))
+    assert from_text(UpdateKernelConfig, to_text(first)) == first
     path.write_text(f"{text}\n# a remark\n")
-    assert digest(AdamKernelConfig(rules=(f"{path}:LION", "sgd"))) == digest(first)
+    assert digest(UpdateKernelConfig(rules=(f"{path}:LION", "sgd"))) == digest(first)
     path.write_text(text.replace("g - m, m))", "m - g, m))"))  # of the same size, in this second
-    changed = AdamKernelConfig(rules=(f"{path}:LION", "sgd"))
+    changed = UpdateKernelConfig(rules=(f"{path}:LION", "sgd"))
     assert changed != first
     assert digest(changed) != digest(first)
     assert changed.programs[1] == first.programs[1]
@@ -129,7 +129,7 @@ def test_a_kernel_of_a_file_is_told_apart_by_what_the_rule_computes(tmp_path: Pa
     assert first.rule_set.names == changed.rule_set.names == ("lion", "sgd")
     names = {each.name for each in adam_kernel_map(first)}
     assert {"update_weight", "rule", "mode"} <= names
-    alone = {each.name for each in adam_kernel_map(AdamKernelConfig(rules=(f"{path}:LION",)))}
+    alone = {each.name for each in adam_kernel_map(UpdateKernelConfig(rules=(f"{path}:LION",)))}
     assert "mode" not in alone  # a register without fields
 
 
@@ -149,7 +149,7 @@ def test_a_rule_that_no_kernel_can_have_is_told(tmp_path: Path, source: str, mes
     path = tmp_path / "mine.py"
     path.write_text(f"from nearstep_spec.rule.rule import Rule\nMINE = {source}\n")
     with pytest.raises(ConfigError, match=message):
-        adam_kernel_map(AdamKernelConfig(rules=(f"{path}:MINE",)))
+        adam_kernel_map(UpdateKernelConfig(rules=(f"{path}:MINE",)))
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_formats_that_a_rule_cannot_have(
 def test_formats_are_part_of_what_a_rule_computes_and_of_the_registers() -> None:
     file = EXAMPLES / "adam_bf16.py"
     names = (f"{file}:ADAM_BF16", f"{file}:ADAM_ALL_BF16")
-    configs = [AdamKernelConfig(rules=(name,), gradient_scale=True) for name in names]
-    assert len({*(c.programs for c in configs), AdamKernelConfig().programs}) == 3
+    configs = [UpdateKernelConfig(rules=(name,), gradient_scale=True) for name in names]
+    assert len({*(c.programs for c in configs), UpdateKernelConfig().programs}) == 3
     assert dict(configs[0].rule_set.whole.formats) == {"m": "bf16", "v": "bf16"}
     registers = [adam_kernel_map(config)["state_formats"] for config in configs]
     resets = [[f.reset for f in each.fields if f.name != "stochastic"] for each in registers]

@@ -3,9 +3,9 @@
 import pytest
 
 from nearstep_spec.smartssd.config import UPDATER, SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
-SMALL = AdamKernelConfig(lanes=4, block_bytes=512, address_width=20)
+SMALL = UpdateKernelConfig(lanes=4, block_bytes=512, address_width=20)
 
 
 def test_default_has_the_beat_of_512_bits_and_every_rule() -> None:

@@ -6,21 +6,21 @@ import pytest
 
 from nearstep_spec.csr.model import LINE_BYTES
 from nearstep_spec.rule.adam import ORDERS
-from nearstep_spec.updater.config import LANES, AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import LANES, ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.registers import Order, Stream, adam_kernel_map, update_rule
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def test_default_is_the_shape_of_the_paper() -> None:
-    config = AdamKernelConfig()
+    config = UpdateKernelConfig()
     assert (config.lanes, config.units, config.data_width) == (16, 16, 512)
     assert (config.block_beats, config.burst_beats, config.fifo_beats) == (256, 64, 512)
 
 
 @pytest.mark.parametrize("lanes", LANES)
 def test_bursts_fit_axi_and_the_page(lanes: int) -> None:
-    config = AdamKernelConfig(lanes=lanes)
+    config = UpdateKernelConfig(lanes=lanes)
     assert config.burst_beats <= 256
     assert config.burst_bytes <= 4096
     assert config.block_bytes % config.burst_bytes == 0
@@ -54,12 +54,12 @@ def test_impossible_configuration_says_what_is_allowed(
     arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        AdamKernelConfig(**arguments)
+        UpdateKernelConfig(**arguments)
 
 
 def test_a_fifth_array_is_of_the_map_only_where_a_rule_has_it() -> None:
-    four = adam_kernel_map(AdamKernelConfig())
-    five = adam_kernel_map(AdamKernelConfig(rules=("adam", "adam_amsgrad"), windows=5))
+    four = adam_kernel_map(UpdateKernelConfig())
+    five = adam_kernel_map(UpdateKernelConfig(rules=("adam", "adam_amsgrad"), windows=5))
     added = {"v_max_address", "rule", *(register.name for register in five if "4" in register.name)}
     assert {register.name for register in five} - {register.name for register in four} == added
     streams = [set(kernel["error"].field("stream").values.__members__) for kernel in (four, five)]
@@ -69,7 +69,7 @@ def test_a_fifth_array_is_of_the_map_only_where_a_rule_has_it() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_scalars_and_switches_are_those_of_the_rule(order: str) -> None:
-    config = AdamKernelConfig(order=order)
+    config = UpdateKernelConfig(order=order)
     rule, kernel = update_rule(config), adam_kernel_map(config)
     assert {register.name for register in kernel} >= set(rule.scalars)
     assert tuple(field.name for field in kernel["mode"].fields) == rule.switches
@@ -78,9 +78,9 @@ def test_scalars_and_switches_are_those_of_the_rule(order: str) -> None:
 
 
 def test_formats_and_scale_of_gradients_can_be_read_from_the_registers() -> None:
-    plain = adam_kernel_map(AdamKernelConfig())
+    plain = adam_kernel_map(UpdateKernelConfig())
     mixed = adam_kernel_map(
-        AdamKernelConfig(gradient_formats=("bf16", "fp32"), gradient_scale=True)
+        UpdateKernelConfig(gradient_formats=("bf16", "fp32"), gradient_scale=True)
     )
     read = [
         (
@@ -95,14 +95,14 @@ def test_formats_and_scale_of_gradients_can_be_read_from_the_registers() -> None
 
 
 def test_formats_of_states_are_of_the_kernel_and_leave_what_rules_compute() -> None:
-    plain = AdamKernelConfig(rules=("adam", "adam_amsgrad"))
-    narrow = AdamKernelConfig(
+    plain = UpdateKernelConfig(rules=("adam", "adam_amsgrad"))
+    narrow = UpdateKernelConfig(
         rules=("adam", "adam_amsgrad"), state_format="bf16", stochastic_rounding=True
     )
     assert narrow.programs == plain.programs
     assert dict(narrow.rule_set.whole.formats) == {"m": "bf16", "v": "bf16", "v_max": "bf16"}
     assert narrow.stochastic == ("m", "v", "v_max")
-    both = AdamKernelConfig(parameter_format="bf16", state_format="fp16")
+    both = UpdateKernelConfig(parameter_format="bf16", state_format="fp16")
     assert dict(both.rule_set.whole.formats) == {"p": "bf16", "m": "fp16", "v": "fp16"}
     assert both.stochastic == ("p",)
     assert {register.name for register in adam_kernel_map(narrow)} - {
@@ -116,7 +116,7 @@ def test_formats_of_states_are_of_the_kernel_and_leave_what_rules_compute() -> N
     assert [field.lsb for field in kernel["rounding"].fields] == [
         4 * narrow.states.index(name) for name in narrow.stochastic
     ]
-    without = adam_kernel_map(AdamKernelConfig(state_format="bf16"))
+    without = adam_kernel_map(UpdateKernelConfig(state_format="bf16"))
     assert without["state_formats"].field("stochastic").reset == 0
 
 
@@ -138,12 +138,12 @@ def test_formats_of_states_are_of_the_kernel_and_leave_what_rules_compute() -> N
 )
 def test_formats_that_there_are_not_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        AdamKernelConfig(**options)
+        UpdateKernelConfig(**options)
 
 
 @pytest.mark.parametrize("windows", [1, 4, 8])
 def test_start_is_alone_and_lines_are_not_shared_between_writers(windows: int) -> None:
-    kernel = adam_kernel_map(AdamKernelConfig(windows=windows))
+    kernel = adam_kernel_map(UpdateKernelConfig(windows=windows))
     assert [r.name for r in kernel if r.offset // LINE_BYTES == 1] == ["start"]
     lines: dict[int, set[tuple[bool, bool]]] = {}
     for register in kernel:

@@ -9,7 +9,7 @@ import pytest
 from nearstep_spec.codec import CodecError, digest, from_text, to_text
 from nearstep_spec.rule.file import RuleFileError
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.decompressor import Decompressor, DecompressorError, load
 from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import adam_kernel_map
@@ -92,16 +92,16 @@ def test_the_first_wrong_record_is_found() -> None:
 
 
 def test_a_kernel_has_it_alone() -> None:
-    config = AdamKernelConfig(compression=(TERNARY,))
+    config = UpdateKernelConfig(compression=(TERNARY,))
     assert config.decompressor is not None
     assert config.decompressors == (config.decompressor.digest,)
-    assert AdamKernelConfig(compression=("fused", "scatter")).decompressors == ()
+    assert UpdateKernelConfig(compression=("fused", "scatter")).decompressors == ()
     with pytest.raises(ConfigError, match=r"compression must be some of .*FILE\.py:NAME alone"):
-        AdamKernelConfig(compression=("fused", TERNARY))
+        UpdateKernelConfig(compression=("fused", TERNARY))
     with pytest.raises(ConfigError, match=r"compression cannot be .*must be a Decompressor"):
-        AdamKernelConfig(compression=(f"{EXAMPLE}:wrong",))
+        UpdateKernelConfig(compression=(f"{EXAMPLE}:wrong",))
     with pytest.raises(ConfigError, match="even number of lanes"):
-        AdamKernelConfig(compression=(TERNARY,), lanes=1)
+        UpdateKernelConfig(compression=(TERNARY,), lanes=1)
 
 
 def test_a_card_takes_it_as_text() -> None:
@@ -113,10 +113,10 @@ def test_a_card_takes_it_as_text() -> None:
 
 
 def test_registers_tell_which_one_it_is() -> None:
-    config = AdamKernelConfig(compression=(TERNARY,))
+    config = UpdateKernelConfig(compression=(TERNARY,))
     known, plain = (
         adam_kernel_map(config),
-        adam_kernel_map(AdamKernelConfig(compression=("fused",))),
+        adam_kernel_map(UpdateKernelConfig(compression=("fused",))),
     )
     names = {each.name: each for each in known.registers}
     assert names["decompressor"].fields[0].reset == load(TERNARY).mark
@@ -128,13 +128,13 @@ def test_another_file_is_another_configuration(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_bytes(EXAMPLE.read_bytes())
     name = f"{path}:TERNARY"
-    first = AdamKernelConfig(compression=(name,))
+    first = UpdateKernelConfig(compression=(name,))
     again = pickle.loads(pickle.dumps(first))
     assert again == first
     assert again.decompressor.digest == first.decompressor.digest
     asleep = pickle.dumps(first)
     path.write_text(EXAMPLE.read_text().replace("GROUP = 16  #", "GROUP = 16  # of"))
-    second = AdamKernelConfig(compression=(name,))
+    second = UpdateKernelConfig(compression=(name,))
     assert (first != second, digest(first) != digest(second)) == (True, True)
     # A configuration keeps what the file was when it was made; one that comes back has to find it.
     assert first.decompressor.digest != second.decompressor.digest

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
 from nearstep.coarse.rings import Pending, RingJob
-from nearstep.coarse.service.kept import hyper_of
+from nearstep.coarse.service.key_value import hyper_of
 from nearstep.coarse.service.messages import Open
 from nearstep.coarse.service.plan import IDENTITIES, Job, Layout, plan
 from nearstep.coarse.service.session import Room, Session, Shard
 from nearstep.coarse.split import Part
-from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, StoredParameters, Together
+from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, AllOf, StoredParameters
 from nearstep.errors import ArgumentError
 
 
@@ -177,7 +177,7 @@ class DeviceExchange:
         rings.submit(pending)
         return pending
 
-    def update(self, shard: Shard) -> Together:
+    def update(self, shard: Shard) -> AllOf:
         """Start the update of a shard, whose gradients are summed, on all devices.
 
         Raises

@@ -47,7 +47,7 @@ from nearstep.coarse.service.messages import (
 from nearstep.coarse.service.order import ArrivalOrder
 from nearstep.coarse.service.plan import Job
 from nearstep.coarse.service.session import Session, Shard
-from nearstep.coarse.stored import Together
+from nearstep.coarse.stored import AllOf
 from nearstep.errors import NearstepError, WaitTimeoutError
 
 LOG = logging.getLogger(__name__)
@@ -61,15 +61,15 @@ JOBS_A_RING = 2
 
 
 @dataclass(frozen=True)
-class Gone:
+class Disconnected:
     """A client's connection has ended."""
 
     reason: str
 
 
-class Posted(NamedTuple):
+class Event(NamedTuple):
     session: Session
-    message: Message | Gone | Loaded
+    message: Message | Disconnected | Loaded
 
 
 class Pushed(NamedTuple):
@@ -99,7 +99,7 @@ class UpdateTask:
     owner: TrainingJob
     exchange: DeviceExchange
     shard: Shard
-    pending: Together | None = None
+    pending: AllOf | None = None
     slices: int = 0
 
 
@@ -145,7 +145,7 @@ class Engine:
         self.silence_s = silence_s
         self.jobs: dict[str, TrainingJob] = {}
         self.lost_proxies: set[int] = set()
-        self._inbox: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._ready: deque[Task] = deque()
         self._running: list[Task] = []
         self._updates: deque[UpdateTask] = deque()
@@ -156,9 +156,9 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, session: Session, message: Message | Gone | Loaded) -> None:
+    def post(self, session: Session, message: Message | Disconnected | Loaded) -> None:
         """Have a message carried out; from any thread."""
-        self._inbox.put(Posted(session, message))
+        self._inbox.put(Event(session, message))
 
     def stop(self) -> None:
         """End all jobs, and the thread."""
@@ -222,14 +222,14 @@ class Engine:
                 else:
                     self._lose(job, rank, f"was silent for {silent:.1f} s")
 
-    def _carry_out(self, session: Session, message: Message | Gone | Loaded) -> None:
+    def _carry_out(self, session: Session, message: Message | Disconnected | Loaded) -> None:
         job = self.jobs.get(session.job)
         if isinstance(message, Hello):
             self._join(session)
             return
         if job is None or job.sessions.get(session.rank) is not session:
             return session.close()  # of a job that has ended
-        if isinstance(message, Gone):
+        if isinstance(message, Disconnected):
             if not session.left:
                 return self._lose(job, session.rank, message.reason)
             job.part(session)
@@ -406,7 +406,7 @@ class Engine:
         updates = [each for each in self._updates if each.pending is not None]
         under_way: list[Task | UpdateTask] = [*self._running[:1], *updates]
         pending = [each.pending for each in under_way if each.pending is not None]
-        if any(isinstance(each, Together) and each.ended for each in pending):
+        if any(isinstance(each, AllOf) and each.ended for each in pending):
             return
         try:
             polls = [poll for each in pending for poll in each.polls]

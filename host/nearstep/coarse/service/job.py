@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
-from nearstep.coarse.service.kept import KeptValues, hyper_of
-from nearstep.coarse.service.mail import Mail
+from nearstep.coarse.service.key_value import KeptValues, hyper_of
+from nearstep.coarse.service.mailbox import Mail
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,

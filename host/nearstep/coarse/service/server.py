@@ -13,7 +13,7 @@ from typing import Self, get_args
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.routing import SHARD_ALIGNMENT
-from nearstep.coarse.service.engine import Engine, Gone, Scheduling
+from nearstep.coarse.service.engine import Disconnected, Engine, Scheduling
 from nearstep.coarse.service.errors import FrameError, HandshakeError, StalledError
 from nearstep.coarse.service.handshake import nonce, proof
 from nearstep.coarse.service.messages import (
@@ -235,7 +235,7 @@ class Server:
         except Exception as error:
             reason = f"sent what the service failed with: {type(error).__name__}: {error}"
         if session is not None:
-            self.engine.post(session, Gone(reason))
+            self.engine.post(session, Disconnected(reason))
         self._acquaint(connection)
         connection.close()
         self._connections.discard(connection)

@@ -15,11 +15,11 @@ from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.placement import Arenas, Launch
 from nearstep.run import Run
-from nearstep.smartssd.peer import PeerToPeer, Then
+from nearstep.smartssd.peer import ChainedCompletion, PeerToPeer
 from nearstep.storage.aligned import ALIGNMENT, AlignedPool
+from nearstep.torch.cards.host_changes import HostChangeCheck
 from nearstep.torch.cards.landing import PieceInbox
-from nearstep.torch.cards.looks import Look
-from nearstep.torch.cards.read_ahead import ReadAhead
+from nearstep.torch.cards.prefetcher import Prefetcher
 from nearstep.torch.cards.segment import CardSegment, is_state, segment_of
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.launcher import Accelerator
@@ -150,12 +150,12 @@ class TransferHandler:
         self,
         device: Device,
         peer: PeerToPeer,
-        ahead: ReadAhead,
+        ahead: Prefetcher,
         slots: Slots,
         traffic: Traffic,
         accelerator: Accelerator,
         *,
-        look: Look | None = None,
+        look: HostChangeCheck | None = None,
         naive: bool,
     ) -> None:
         self.graph = Graph()
@@ -239,7 +239,7 @@ class TransferHandler:
         self, channel: int, starts: Sequence[Callable[[], Run]], gradient: Buffer
     ) -> Completion:
         runs = self._accelerator.begin(channel, starts)
-        return Then(runs, partial(self._end_loans, gradient))
+        return ChainedCompletion(runs, partial(self._end_loans, gradient))
 
     def _end_loans(self, room: Buffer) -> None:
         """The gradients in this room are the host's again."""
@@ -362,10 +362,10 @@ class TransferHandler:
             part = room[low - first : high - first]
             if target is not None:
                 landed = partial(inbox.landed, launch, start, stop)
-                return Then(part.submit_dma_read(target), landed)
+                return ChainedCompletion(part.submit_dma_read(target), landed)
             out = self._pool.empty(part.size, part.dtype)
             land = partial(inbox.land, launch, start, stop, channel, out)
-            return Then(part.submit_dma_read(out), land)
+            return ChainedCompletion(part.submit_dma_read(out), land)
 
         def fetch() -> Completion | None:
             start, stop = subgroup.start, subgroup.stop

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.placement import Extent, Launch
 from nearstep.torch import convert
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.step import Update
 from nearstep.torch.transfers import Inbox, Wanted
 
@@ -118,7 +118,7 @@ class PieceInbox(Inbox):
 def _landing(update: Update) -> Landing:
     resident, extent = update.resident, update.resident.extent
     array = resident.wanted.array
-    if isinstance(resident, Resident) and not resident.is_small and array == "p":
+    if isinstance(resident, DeviceParameter) and not resident.is_small and array == "p":
         found = convert.landing(resident.parameter)
         if found is not None:
             return Landing(found, sums=True)

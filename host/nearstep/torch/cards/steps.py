@@ -11,9 +11,9 @@ from nearstep.smartssd.device import SmartssdDevice
 from nearstep.smartssd.peer import PeerToPeer
 from nearstep.storage.store import Store
 from nearstep.torch.cards.handler import Slots, Subgroup, TransferHandler, states_of, subgroups
+from nearstep.torch.cards.host_changes import HostChangeChecks
 from nearstep.torch.cards.landing import PieceInbox
-from nearstep.torch.cards.looks import Looks
-from nearstep.torch.cards.read_ahead import ReadAhead
+from nearstep.torch.cards.prefetcher import Prefetcher
 from nearstep.torch.cards.segment import segment_of
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.pairs import PairList
@@ -61,8 +61,8 @@ class CardSteps(Steps):
         super().__init__(device, placement, settings, traffic)
         self._naive = naive
         self._peer = PeerToPeer(device.backend, store)
-        self.ahead = ReadAhead(self._peer, traffic)
-        self.looks = Looks()
+        self.ahead = Prefetcher(self._peer, traffic)
+        self.looks = HostChangeChecks()
         held = min(MOST_HELD, device.card.memory_bytes // device.card.subgroup_bytes)
         self._slots = Slots(device, device.card.subgroup, 1 if naive else held)
         weakref.finalize(self, self._slots.free)
@@ -105,7 +105,7 @@ class CardSteps(Steps):
                 timeline = self._execute(handler, found, add)
         finally:
             handler.close()
-            self.ahead.drop()
+            self.ahead.cancel()
         outbox.sent()
         if self._device.cycles is not None:
             self.timeline = timeline
@@ -132,7 +132,7 @@ class CardSteps(Steps):
         added = [add(each) for each in found[:first]]
         reads_ahead = self._device.cycles is None and not self._naive
         written = any(segment_of(each.launch.segment).dirty for each in found)
-        self.ahead.settle(handler.first if reads_ahead else (), written=written)
+        self.ahead.discard_stale(handler.first if reads_ahead else (), written=written)
         try:
             with execution.growing():
                 execution.admit()

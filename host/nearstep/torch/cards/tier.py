@@ -10,14 +10,14 @@ from torch import Tensor
 
 from nearstep.placement import padded
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep.torch.cards.looks import Expected, Looks
-from nearstep.torch.cards.read_ahead import ReadAhead
-from nearstep.torch.cards.resident import CardResident
+from nearstep.torch.cards.host_changes import Expected, HostChangeChecks
+from nearstep.torch.cards.parameter import CardParameter
+from nearstep.torch.cards.prefetcher import Prefetcher
 from nearstep.torch.cards.segment import CardSegment, is_state
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.overflow.undo import Undo
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.traffic import Traffic
 
 
@@ -33,7 +33,7 @@ class CardTier(DriveTier[CardSegment]):
     looks : at the host's parameters.
     """
 
-    resident = CardResident
+    resident = CardParameter
     recovers = True
 
     def __init__(
@@ -41,8 +41,8 @@ class CardTier(DriveTier[CardSegment]):
         drives: HeldStore,
         device: SmartssdDevice,
         traffic: Traffic,
-        ahead: ReadAhead,
-        looks: Looks,
+        ahead: Prefetcher,
+        looks: HostChangeChecks,
     ) -> None:
         super().__init__(drives)
         self._device = device
@@ -86,12 +86,12 @@ class CardTier(DriveTier[CardSegment]):
     def begin(self) -> None:
         """Nothing is in memory before the first step."""
 
-    def prepare(self, residents: Iterable[Resident], *, anew: bool = False) -> None:
+    def prepare(self, residents: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         self._ahead.use(self.store)
         beside = self._looks.beside and not anew and self._device.cycles is None
         if not self.is_dirty:  # else a generation comes first, and what was read counts no more
             self._ahead.begin()
-        later: list[tuple[CardResident, Expected]] = []
+        later: list[tuple[CardParameter, Expected]] = []
         for resident in map(_of_card, residents):
             expected = resident.begin_look() if beside and not self.is_dirty else None
             if expected is None:
@@ -105,10 +105,10 @@ class CardTier(DriveTier[CardSegment]):
         self._looks.begin([expected for _, expected in later])
         self._looks.beside = not self.is_dirty
 
-    def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:
+    def keep(self, undo: Undo, residents: Iterable[DeviceParameter]) -> None:
         """The drives have the parameters as they are."""
 
-    def restore(self, residents: Iterable[Resident]) -> None:
+    def restore(self, residents: Iterable[DeviceParameter]) -> None:
         if not self._looks.passed:
             return  # the host has them as they were, and perhaps not as the drives have them
         for each in residents:
@@ -132,9 +132,9 @@ class CardTier(DriveTier[CardSegment]):
 
     def forget(self) -> None:
         """Nothing stays in the memory of a card."""
-        self._looks.drop()
-        self._ahead.drop()
+        self._looks.cancel()
+        self._ahead.cancel()
 
 
-def _of_card(resident: Resident) -> CardResident:
-    return cast(CardResident, resident)
+def _of_card(resident: DeviceParameter) -> CardParameter:
+    return cast(CardParameter, resident)

@@ -25,7 +25,7 @@ from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import Gloo
-from nearstep.torch.distributed.moves import Moves
+from nearstep.torch.distributed.point_to_point import PointToPoint
 from nearstep.torch.distributed.tensors import (
     check_list,
     check_parts,
@@ -98,7 +98,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._release = release
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
-        self._moves = Moves(self._connected.result)
+        self._moves = PointToPoint(self._connected.result)
         self._executor = ThreadPoolExecutor(1, "coarse collectives")
         self._seekers = ThreadPoolExecutor(1, "coarse recv of any source")
         self._seeking: dict[int, int] = defaultdict(int)

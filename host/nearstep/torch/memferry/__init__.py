@@ -2,6 +2,6 @@
 
 from nearstep.torch.memferry.layers import model_fingerprint
 from nearstep.torch.memferry.profiler import profile
-from nearstep.torch.memferry.watch import Profiling
+from nearstep.torch.memferry.tracer import Profiling
 
 __all__ = ["Profiling", "model_fingerprint", "profile"]

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
+from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import UnsupportedOptionError
-from nearstep.torch.held import HeldGradient
 from nearstep.torch.offload.buckets import Assignment, Bucket, first_buckets, later_buckets
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.cache import ParameterCache
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import AveragingError, LostWorkerError
-from nearstep.torch.offload.space import Space
 
-Deliver = Callable[[Sequence[tuple[DeviceCopy, Tensor]]], None]
+Deliver = Callable[[Sequence[tuple[ComputeCopy, Tensor]]], None]
 """Gives owners gradients."""
 
 REASON = "the engine averages gradients, each bucket when it is complete"
@@ -49,8 +49,8 @@ class Averager:
     def __init__(
         self,
         ddp: DistributedDataParallel,
-        space: Space,
-        copies: Sequence[DeviceCopy],
+        space: ParameterCache,
+        copies: Sequence[ComputeCopy],
         deliver: Deliver,
     ) -> None:
         self._ddp = ddp
@@ -63,9 +63,9 @@ class Averager:
         self._finds_unused = ddp.find_unused_parameters
         self._rebuilt = self._finds_unused
         self._order: list[int] = []
-        self._nodes: dict[DeviceCopy, Node] = {}
-        self._unused: Sequence[DeviceCopy] = ()
-        self._ready: set[DeviceCopy] = set()
+        self._nodes: dict[ComputeCopy, Node] = {}
+        self._unused: Sequence[ComputeCopy] = ()
+        self._ready: set[ComputeCopy] = set()
         self._next = 0
         self._expects = self._failed = False
         self._bytes = self.peak = 0
@@ -75,11 +75,11 @@ class Averager:
         self._buckets = [Bucket([self._copies[index] for index in each]) for each in buckets]
         self._bucket_of = {copy: each for each in self._buckets for copy in each.copies}
 
-    def takes(self, copy: DeviceCopy) -> bool:
+    def takes(self, copy: ComputeCopy) -> bool:
         """Whether a gradient that backward has made is to be averaged."""
         return self._expects and copy in self._index
 
-    def add(self, copy: DeviceCopy, gradient: Tensor) -> None:
+    def add(self, copy: ComputeCopy, gradient: Tensor) -> None:
         """Take a gradient, which counts no more afterwards; average what is complete.
 
         Raises
@@ -108,7 +108,7 @@ class Averager:
             self._failed = True
             raise
 
-    def _fill(self, copy: DeviceCopy, gradient: Tensor | None) -> None:
+    def _fill(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
         """Put a gradient into its bucket; None is of a parameter that this worker has not used."""
         if copy in self._ready:
             raise AveragingError(copy.name, "was to be averaged twice in one backward")
@@ -127,7 +127,7 @@ class Averager:
             self._space.ledger.add_gradient(room)
         with torch.no_grad():
             if held is not None:
-                assert isinstance(held, HeldGradient), "what is averaged is not compressed"
+                assert isinstance(held, DeviceGradient), "what is averaged is not compressed"
                 before = held.fetch(copy.parameter)
                 gradient = before if gradient is None else before.add_(gradient)
             elif gradient is None:
@@ -146,7 +146,7 @@ class Averager:
         if not bucket.absent:
             self._give(bucket, bucket.copies)
 
-    def _give(self, bucket: Bucket, copies: Sequence[DeviceCopy]) -> None:
+    def _give(self, bucket: Bucket, copies: Sequence[ComputeCopy]) -> None:
         """Have owners get what is in a bucket, which ends."""
         found = [(copy, bucket.view(copy)) for copy in copies]
         bucket.buffer = None
@@ -242,7 +242,7 @@ class Averager:
             reached = _reached(outputs)
             self._unused = [copy for copy in self._copies if self._node(copy) not in reached]
 
-    def _node(self, copy: DeviceCopy) -> Node | None:
+    def _node(self, copy: ComputeCopy) -> Node | None:
         """What adds to the gradient of a parameter; None if it has been frozen all the time."""
         with torch._C.DisableTorchFunctionSubclass():
             if copy not in self._nodes and copy.parameter.requires_grad:

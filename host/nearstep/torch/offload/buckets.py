@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.compute_copy import ComputeCopy
 
 Assignment = Sequence[Sequence[int]]
 """Indices of parameters by bucket, in the order in which buckets are averaged."""
@@ -110,9 +110,9 @@ class Bucket:
     absent : of which parameters this worker has made no gradient.
     """
 
-    def __init__(self, copies: Sequence[DeviceCopy]) -> None:
+    def __init__(self, copies: Sequence[ComputeCopy]) -> None:
         self.copies = copies
-        self._offsets: dict[DeviceCopy, int] = {}
+        self._offsets: dict[ComputeCopy, int] = {}
         self._elements = 0
         for copy in copies:
             self._offsets[copy] = self._elements
@@ -126,7 +126,7 @@ class Bucket:
         """Wait for all gradients."""
         self.buffer = None
         self.pending = len(self.copies)
-        self.absent: list[DeviceCopy] = []
+        self.absent: list[ComputeCopy] = []
 
     def open(self) -> None:
         """Make the tensor."""
@@ -135,7 +135,7 @@ class Bucket:
             device = first.parameter.device
             self.buffer = torch.empty(self._elements, dtype=first.like.dtype, device=device)
 
-    def view(self, copy: DeviceCopy) -> Tensor:
+    def view(self, copy: ComputeCopy) -> Tensor:
         """The part of a parameter, of its shape."""
         assert self.buffer is not None, "it is open"
         like, offset = copy.like, self._offsets[copy]

@@ -27,18 +27,18 @@ from nearstep.torch.checks import check_parameter
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.formats import Formats
 from nearstep.torch.layout import Layout
-from nearstep.torch.lease import Lease
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.access_hooks import AccessHooks
+from nearstep.torch.offload.cache import ParameterCache
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import BudgetError, NestedInitError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.parameter import SET_DATA, OffloadedParameter, Place
-from nearstep.torch.offload.space import Space
-from nearstep.torch.offload.uses import Uses
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.waiting import Waiting, waiting
+from nearstep.torch.unclaimed import UnclaimedParameter, waiting
 
 NO_STATE = Layout(counts=False, moments=MappingProxyType({}))
 
@@ -67,7 +67,7 @@ class InitReport:
     releases: int
 
 
-class WaitingCopy(DeviceCopy):
+class WaitingCopy(ComputeCopy):
     """The copy of a parameter that waits for an engine.
 
     No node of autograd is kept for it: a parameter that nobody refers to is to be dropped.
@@ -77,16 +77,16 @@ class WaitingCopy(DeviceCopy):
         """Nothing is done with gradients."""
 
 
-class WaitingSpace(Space):
+class WaitingSpace(ParameterCache):
     """Parameters that are here for one operation each, or as long as something refers to them."""
 
     def __init__(self, budget: int | None) -> None:
         ledger = Ledger(budget=sys.maxsize if budget is None else budget)
         super().__init__((), ledger, UseOrder((), 1), prefetches=False)
-        self._present: MutableSet[DeviceCopy] = weakref.WeakSet()
-        self._by_storage: MutableMapping[int, DeviceCopy] = weakref.WeakValueDictionary()
+        self._present: MutableSet[ComputeCopy] = weakref.WeakSet()
+        self._by_storage: MutableMapping[int, ComputeCopy] = weakref.WeakValueDictionary()
 
-    def add(self, copy: DeviceCopy) -> None:
+    def add(self, copy: ComputeCopy) -> None:
         """Count a parameter that has been made.
 
         Raises
@@ -108,7 +108,7 @@ class WaitingSpace(Space):
         for copy in [each for each in self._present if each.can_go] if self._present else ():
             self.release(copy)
 
-    def forget(self, copy: DeviceCopy) -> None:
+    def forget(self, copy: ComputeCopy) -> None:
         """A parameter is another's to look after."""
         if copy in self._present:
             self._forget(copy)
@@ -116,12 +116,12 @@ class WaitingSpace(Space):
             self.ledger.add_parameter(-copy.nbytes)
             copy.storage = None
 
-    def release(self, copy: DeviceCopy) -> None:
+    def release(self, copy: ComputeCopy) -> None:
         """Have a parameter go."""
         with torch._C.DisableTorchFunction():
             super().release(copy)
 
-    def _fetch(self, copy: DeviceCopy) -> None:
+    def _fetch(self, copy: ComputeCopy) -> None:
         with torch._C.DisableTorchFunction():
             self._count()
             copy.nbytes = copy.like.untyped_storage().nbytes()  # before, what it was a view of
@@ -132,7 +132,7 @@ class WaitingSpace(Space):
         self.ledger.parameters = sum(each.nbytes for each in self._present)
 
 
-class WaitingUses(Uses):
+class UnclaimedAccessHooks(AccessHooks):
     """Uses of parameters that wait for an engine.
 
     Parameters
@@ -149,7 +149,7 @@ class WaitingUses(Uses):
         self._twin = twin
 
     @contextmanager
-    def of(self, func: Callable[..., Any], copies: Sequence[DeviceCopy]) -> Iterator[None]:
+    def of(self, func: Callable[..., Any], copies: Sequence[ComputeCopy]) -> Iterator[None]:
         """Have parameters here during a call, and go again.
 
         Raises
@@ -166,13 +166,13 @@ class WaitingUses(Uses):
             if func != SET_DATA:
                 self._flush()
 
-    def watch(self, result: Any, uses: Sequence[tuple[DeviceCopy, object]]) -> None:
+    def watch(self, result: Any, uses: Sequence[tuple[ComputeCopy, object]]) -> None:
         """What refers to a parameter's memory keeps it here."""
 
-    def requires_grad_changed(self, copies: Iterable[DeviceCopy]) -> None:
+    def requires_grad_changed(self, copies: Iterable[ComputeCopy]) -> None:
         """Nothing is done with gradients."""
 
-    def rebind(self, copies: Iterable[DeviceCopy]) -> None:
+    def rebind(self, copies: Iterable[ComputeCopy]) -> None:
         """Parameters have been given other memory."""
         with torch._C.DisableTorchFunction():
             super().rebind(copies)
@@ -183,7 +183,7 @@ class WaitingUses(Uses):
         return self._twin(parameter)
 
 
-class Flush(TorchFunctionMode):
+class EvictBeforeOp(TorchFunctionMode):
     """Before every function of torch, those that make tensors included: parameters go of which the
     last one has left views that are gone by now."""
 
@@ -211,11 +211,11 @@ class Home:
     """
 
     def __init__(self, device: str | Device) -> None:
-        self.lease = Lease.of(device)
+        self.lease = SharedDevice.of(device)
         self.formats = Formats.of(self.lease.device.config)
         self.traffic = Traffic()
 
-    def resident(self, parameter: Tensor) -> Resident:
+    def resident(self, parameter: Tensor) -> DeviceParameter:
         """A place for a parameter: in a segment of its own, which an optimizer can complete.
 
         Raises
@@ -233,7 +233,9 @@ class Home:
             segment.reserve({"p": 0.0})
         extent = Extent(segment, 0, count)
         label = "a parameter"
-        return Resident(parameter, label, extent, NO_STATE, self.traffic, formats, narrow=False)
+        return DeviceParameter(
+            parameter, label, extent, NO_STATE, self.traffic, formats, narrow=False
+        )
 
     def place_of(self, _: Tensor) -> None:
         """They may be anywhere."""
@@ -276,7 +278,7 @@ class Init:
         self._budget = None if budget is None else budget_bytes(budget, 0)
         self._home = Home(device)
         self._space = WaitingSpace(self._budget)
-        self._uses = WaitingUses(self._space, self._twin)
+        self._uses = UnclaimedAccessHooks(self._space, self._twin)
         self._places: weakref.WeakSet[Place] = weakref.WeakSet()
         self._bytes = self._count = 0
         self._thread: int | None = None
@@ -314,7 +316,7 @@ class Init:
             Init._opened, self._entered = self, True
         self._thread = threading.get_ident()
         self._hook = register_module_parameter_registration_hook(self._registered)
-        self._mode = Flush(self._space)
+        self._mode = EvictBeforeOp(self._space)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -375,7 +377,7 @@ class Init:
             self._count += 1
             copy = WaitingCopy(self._count, name, parameter, self._home)
             copy.resident.label = name
-            found = Waiting(copy.resident, self._home.lease)
+            found = UnclaimedParameter(copy.resident, self._home.lease)
             try:
                 self._space.add(copy)
             except BudgetError:
@@ -417,7 +419,7 @@ class Init:
                 end_waiting(copy.parameter)
                 found.resident.extent.segment.free()
 
-    def _waiting(self) -> list[DeviceCopy]:
+    def _waiting(self) -> list[ComputeCopy]:
         return [each.copy for each in list(self._places) if waiting(each.copy.parameter)]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import UnsupportedOptionError
-from nearstep.torch.held import HeldGradient
-from nearstep.torch.held_pairs import HeldPairs
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import EarlyUpdateError
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.sparse_gradient import SparseGradient
 
 
 class EarlyUpdates:
@@ -45,18 +45,18 @@ class EarlyUpdates:
                 "in-backward",
                 "what lies on drives is whole again after a step, use updates='at-step'",
             )
-        self.copies: Sequence[DeviceCopy] = ()
+        self.copies: Sequence[ComputeCopy] = ()
         self._optimizer = optimizer
         self._modules: dict[Tensor, Sequence[Tensor]] = {}
         for module in model.modules():
             own = list(module.parameters(recurse=False))
             for parameter in own:
                 self._modules.setdefault(parameter, own)
-        self._waiting: dict[Tensor, DeviceCopy] = {}
-        self._updated: list[DeviceCopy] = []
+        self._waiting: dict[Tensor, ComputeCopy] = {}
+        self._updated: list[ComputeCopy] = []
         self._options: list[dict[str, Any]] = []
 
-    def arrived(self, copy: DeviceCopy, update: Callable[[Sequence[DeviceCopy]], None]) -> None:
+    def arrived(self, copy: ComputeCopy, update: Callable[[Sequence[ComputeCopy]], None]) -> None:
         """The owner of a parameter has got its gradient: call `update` with those of its module, if
         it was the last."""
         self._waiting[copy.parameter] = copy
@@ -86,7 +86,9 @@ class EarlyUpdates:
         found = self._waiting.get(parameter)
         return found is not None and found.resident.held is not None
 
-    def _not_yet_applied(self, found: Sequence[DeviceCopy]) -> Sequence[HeldGradient | HeldPairs]:
+    def _not_yet_applied(
+        self, found: Sequence[ComputeCopy]
+    ) -> Sequence[DeviceGradient | SparseGradient]:
         """Gradients of other parameters: of this backward, and of steps before that were not
         reset."""
         own = set(found)

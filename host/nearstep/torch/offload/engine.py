@@ -19,14 +19,15 @@ from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import UnsupportedOptionError
-from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.memferry.attribution import memory_of
 from nearstep.torch.memferry.policy import in_place, plan_for
-from nearstep.torch.memferry.watch import Profiling, Watch
+from nearstep.torch.memferry.tracer import ModelTracer, Profiling
+from nearstep.torch.offload.access_hooks import AccessHooks
 from nearstep.torch.offload.averaging import Averager
 from nearstep.torch.offload.buckets import first_buckets, largest_bucket
+from nearstep.torch.offload.cache import ParameterCache
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.construction import end_waiting
-from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
 from nearstep.torch.offload.errors import (
     BudgetError,
@@ -52,11 +53,10 @@ from nearstep.torch.offload.queued import QueuedSteps
 from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.report import Report
 from nearstep.torch.offload.shadow import Shadow
-from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.streams import Streams
-from nearstep.torch.offload.uses import Uses
 from nearstep.torch.offload.wrapper import Wrapper, check_wrapper, unwrapped
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.traffic import Traffic
 from nearstep_spec.platform.machine import Platform
 
@@ -118,7 +118,7 @@ class Engine:
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
         copies = [
-            DeviceCopy(
+            ComputeCopy(
                 index, name, parameter, optimizer, _like(parameter), places.get(parameter, NOTHING)
             )
             for index, (parameter, name) in enumerate(self._names.parameters.items())
@@ -127,7 +127,7 @@ class Engine:
         watch = None
         if policy == "memferry" and self.plan is None:
             how = profile if isinstance(profile, Profiling) else Profiling()
-            watch = Watch(model, how, self._key)
+            watch = ModelTracer(model, how, self._key)
         self._start: dict[str, Any] = optimizer.traffic.as_dict()
         if self._wrapper is not None:
             self._wrapper.take()
@@ -140,7 +140,7 @@ class Engine:
             raise
 
     def _open(
-        self, copies: list[DeviceCopy], policy: Policy, watch: Watch | None, *, warns: bool
+        self, copies: list[ComputeCopy], policy: Policy, watch: ModelTracer | None, *, warns: bool
     ) -> None:
         for copy in copies:
             end_waiting(copy.parameter)
@@ -150,7 +150,7 @@ class Engine:
         ledger = Ledger()
         device = self._names.device
         streams = None if device.type == "cpu" else Streams(device)
-        self._space = Space(
+        self._space = ParameterCache(
             copies, ledger, order, prefetches=policy != "on-demand", streams=streams
         )
         if streams is not None:
@@ -163,7 +163,7 @@ class Engine:
             self._space.give_up = self._early.give_up
         if self._wrapper is not None:
             self._average(self._wrapper, copies)
-        self._uses = Uses(self._space, self._gradients)
+        self._uses = AccessHooks(self._space, self._gradients)
         self._places: list[Place] = []
         self._space.watch = watch
         self._space.release_all()
@@ -188,7 +188,7 @@ class Engine:
         self._optimizer.around_update = self._around_update
         self.closed = False
 
-    def _average(self, wrapper: Wrapper, copies: Sequence[DeviceCopy]) -> None:
+    def _average(self, wrapper: Wrapper, copies: Sequence[ComputeCopy]) -> None:
         """Average gradients over the workers of a wrapper."""
         by_parameter = {copy.parameter: copy for copy in copies}
         own = [by_parameter[each] for each in wrapper.parameters]
@@ -196,7 +196,7 @@ class Engine:
         self._gradients.averages = self._averager
         wrapper.use(self._averager)
 
-    def _check_held(self, copies: Sequence[DeviceCopy], smallest: int) -> None:
+    def _check_held(self, copies: Sequence[ComputeCopy], smallest: int) -> None:
         """Raise `BudgetError` if what something refers to, and so cannot go, leaves no room."""
         stay = [
             copy
@@ -257,7 +257,7 @@ class Engine:
             if not copy.present:
                 copy.fetch()
             held = copy.resident.held
-            if isinstance(held, HeldPairs):
+            if isinstance(held, SparseGradient):
                 if held.spent:
                     copy.resident.release_gradient()
             elif held is not None:
@@ -402,11 +402,11 @@ class Engine:
             check_wrapper(model, self._wrapper)
             self._names.check()
 
-    def _arrived(self, copy: DeviceCopy) -> None:
+    def _arrived(self, copy: ComputeCopy) -> None:
         if self._early is not None:
             self._early.arrived(copy, self._update_early)
 
-    def _update_early(self, copies: Sequence[DeviceCopy]) -> None:
+    def _update_early(self, copies: Sequence[ComputeCopy]) -> None:
         stay = [copy for copy in copies if copy.present and not self._space.released(copy)]
         with self._apart(stay):
             self._optimizer.update_held()
@@ -486,7 +486,7 @@ class Engine:
         return {each: replace(found, is_apart=True) for each, found in places.items()}
 
     @contextmanager
-    def _apart(self, stay: Sequence[DeviceCopy]) -> Iterator[None]:
+    def _apart(self, stay: Sequence[ComputeCopy]) -> Iterator[None]:
         """Update on the device alone: parameters that have to stay here are fetched afterwards."""
         for copy in stay:
             copy.settle()
@@ -495,7 +495,7 @@ class Engine:
                 yield
         except BaseException:
             for copy in stay:
-                copy.resident.stay()
+                copy.resident.keep()
             raise
         for copy in stay:
             copy.refresh()
@@ -511,6 +511,6 @@ def _bucket(wrapper: Wrapper | None, places: Mapping[Tensor, InPlace]) -> int:
 
 
 def _like(parameter: Tensor) -> Tensor | None:
-    """`DeviceCopy.like` of a parameter that `init` has sent away."""
+    """`ComputeCopy.like` of a parameter that `init` has sent away."""
     found = waiting_copy(parameter)
     return None if found is None or found.present else found.like

@@ -11,7 +11,7 @@ from nearstep.errors import ArgumentError
 from nearstep.memferry.plan import Plan
 from nearstep.memferry.profile import Profile
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.memferry.watch import Profiling
+from nearstep.torch.memferry.tracer import Profiling
 from nearstep.torch.offload.construction import Init
 from nearstep.torch.offload.engine import Engine, Policy, Updates
 from nearstep.torch.offload.names import check_optimizer

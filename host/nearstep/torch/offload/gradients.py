@@ -13,18 +13,18 @@ from torch import Tensor
 
 from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
-from nearstep.torch.chosen import Chosen, choose, flat
 from nearstep.torch.compression import Compressed, Compression
+from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import GradientError
-from nearstep.torch.held import HeldGradient
-from nearstep.torch.held_pairs import HeldPairs
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.cache import ParameterCache
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import BudgetError
 from nearstep.torch.offload.pipeline import Departure, Pipeline
-from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.streams import Download, Streams
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.select import Chosen, flat, select_largest
+from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.work.operation import Operation
 
 OWN_REFERENCES = 3
@@ -35,10 +35,10 @@ OWN_REFERENCES = 3
 class Averages(Protocol):
     """Takes gradients that are averaged with those of other workers (`averaging.Averager`)."""
 
-    def takes(self, copy: DeviceCopy) -> bool:
+    def takes(self, copy: ComputeCopy) -> bool:
         """Whether a gradient that backward has made is to be averaged."""
 
-    def add(self, copy: DeviceCopy, gradient: Tensor) -> None:
+    def add(self, copy: ComputeCopy, gradient: Tensor) -> None:
         """Take a gradient."""
 
     def abandon(self) -> None:
@@ -64,17 +64,17 @@ class Gradients:
         can be added to them.
     """
 
-    def __init__(self, space: Space, arrived: Callable[[DeviceCopy], None]) -> None:
+    def __init__(self, space: ParameterCache, arrived: Callable[[ComputeCopy], None]) -> None:
         self._space = space
         self._arrived = arrived
         self._passes: set[int] = set()
-        self._given_up: DeviceCopy | None = None
+        self._given_up: ComputeCopy | None = None
         self.averages: Averages | None = None
         self.compresses: DeviceOptimizer | None = None
         self.keeps_whole = False
         space.spill = self._spill
 
-    def expect(self, uses: Iterable[tuple[DeviceCopy, object]]) -> None:
+    def expect(self, uses: Iterable[tuple[ComputeCopy, object]]) -> None:
         """Have room for gradients that backward is about to make, of parameters with their uses.
 
         Raises
@@ -105,7 +105,7 @@ class Gradients:
             torch.autograd.Variable._execution_engine.queue_callback(_Pass(self, task))
         return task
 
-    def arriving(self, copy: DeviceCopy) -> None:
+    def arriving(self, copy: ComputeCopy) -> None:
         """Backward has made a gradient, and adds it to what is here next: have room for it, where
         torch has not told before that it would be made, as of `autograd.Function`.
 
@@ -117,7 +117,7 @@ class Gradients:
         if not copy.reserved:
             self.expect([(copy, object())])
 
-    def take_given_up(self) -> DeviceCopy | None:
+    def take_given_up(self) -> ComputeCopy | None:
         """Outside backward: end what has failed; one of the parameters that it had updated, the
         next time None."""
         if torch._C._current_graph_task_id() >= 0:
@@ -127,7 +127,7 @@ class Gradients:
         found, self._given_up = self._given_up, None
         return found
 
-    def complete(self, copy: DeviceCopy) -> None:
+    def complete(self, copy: ComputeCopy) -> None:
         """Backward has made a gradient, and added it to what is here: it goes to its owner.
 
         Raises
@@ -159,7 +159,7 @@ class Gradients:
             self._send(copy, gradient)
             self._arrived(copy)
 
-    def _average(self, averages: Averages, copy: DeviceCopy, gradient: Tensor) -> None:
+    def _average(self, averages: Averages, copy: ComputeCopy, gradient: Tensor) -> None:
         if gradient.requires_grad:
             expected = "no part of a graph (create_graph), to be averaged"
             raise GradientError(copy.name, expected, "one")
@@ -168,7 +168,7 @@ class Gradients:
             self._space.check_old(copy, "another backward has made a gradient of it")
             averages.add(copy, gradient)
 
-    def deliver(self, averaged: Sequence[tuple[DeviceCopy, Tensor]]) -> None:
+    def deliver(self, averaged: Sequence[tuple[ComputeCopy, Tensor]]) -> None:
         """Have owners get gradients in place of those that there are."""
         for copy, gradient in averaged:
             copy.resident.release_gradient()
@@ -182,7 +182,7 @@ class Gradients:
             for copy, _ in averaged:  # those that something has kept from going
                 self._recount(copy, copy.raw_gradient())
 
-    def read(self, copy: DeviceCopy) -> Tensor | None:
+    def read(self, copy: ComputeCopy) -> Tensor | None:
         """What `grad` of a parameter is.
 
         Raises
@@ -193,7 +193,7 @@ class Gradients:
         held = copy.resident.held
         if held is None:
             return copy.raw_gradient()
-        if isinstance(held, HeldPairs):
+        if isinstance(held, SparseGradient):
             expected = "left unread until optimizer.zero_grad(), since backward compresses it"
             raise GradientError(copy.name, expected, "read")
         self._space.check_old(copy, "its gradient is read before optimizer.step()")
@@ -206,7 +206,7 @@ class Gradients:
         self._recount(copy, gradient)
         return gradient
 
-    def assign(self, copy: DeviceCopy, gradient: Tensor | None) -> None:
+    def assign(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
         """Set `grad` of a parameter.
 
         Raises
@@ -222,9 +222,9 @@ class Gradients:
         copy.resident.release_gradient()
         self._recount(copy, gradient)
 
-    def _send(self, copy: DeviceCopy, gradient: Tensor) -> None:
+    def _send(self, copy: ComputeCopy, gradient: Tensor) -> None:
         pipeline, streams = self._space.pipeline, self._space.streams
-        is_whole = self.keeps_whole or isinstance(copy.resident.held, HeldGradient)
+        is_whole = self.keeps_whole or isinstance(copy.resident.held, DeviceGradient)
         if self.compresses is not None and not is_whole:
             self._compress(self.compresses, copy, gradient)
             return
@@ -244,7 +244,7 @@ class Gradients:
         copy.set_raw_gradient(None)
         self._recount(copy, None)
 
-    def _compress(self, optimizer: DeviceOptimizer, copy: DeviceCopy, gradient: Tensor) -> None:
+    def _compress(self, optimizer: DeviceOptimizer, copy: ComputeCopy, gradient: Tensor) -> None:
         """Keep what is to be sent of a gradient, which goes.
 
         On an accelerator it is chosen there if nothing else stays. If something does, which is
@@ -260,7 +260,7 @@ class Gradients:
                 held = optimizer.hold_pairs(parameter, make)
                 held.land()
             elif _is_smaller(compression, gradient):
-                chosen = choose(compression, flat(gradient, gradient.device), None)
+                chosen = select_largest(compression, flat(gradient, gradient.device), None)
                 index, value = streams.download(chosen.index), streams.download(chosen.value)
                 for each, part in ((index, chosen.index), (value, chosen.value)):
                     downloads[each] = part.numel() * part.element_size()
@@ -282,7 +282,7 @@ class Gradients:
             self._space.ledger.add_gradient(nbytes)
             streams.depart(each, nbytes, partial(self._downloaded, copy, held, nbytes))
 
-    def _begin_to_send(self, pipeline: Pipeline, copy: DeviceCopy, gradient: Tensor) -> None:
+    def _begin_to_send(self, pipeline: Pipeline, copy: ComputeCopy, gradient: Tensor) -> None:
         """Send a gradient, which counts until it has arrived."""
         operations: list[Operation] = []
 
@@ -300,7 +300,7 @@ class Gradients:
         gone, lost = partial(self._gone, nbytes), partial(self._keep, copy, held, gradient, nbytes)
         pipeline.depart(Departure(operations, nbytes, gone, lost))
 
-    def _begin_download(self, streams: Streams, copy: DeviceCopy, gradient: Tensor) -> None:
+    def _begin_download(self, streams: Streams, copy: ComputeCopy, gradient: Tensor) -> None:
         """Send a gradient, which counts until it is on the host; or write it there by a kernel, and
         it counts no more, since memory is others' in the order of its stream."""
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -318,7 +318,7 @@ class Gradients:
         streams.depart(download, nbytes, partial(self._downloaded, copy, held, nbytes))
 
     def _downloaded(
-        self, copy: DeviceCopy, held: HeldGradient | HeldPairs | None, nbytes: int
+        self, copy: ComputeCopy, held: DeviceGradient | SparseGradient | None, nbytes: int
     ) -> None:
         """A gradient is on the host: its owner gets it, unless it has been reset or set since."""
         self._gone(nbytes)
@@ -335,7 +335,11 @@ class Gradients:
         self._space.ledger.add_gradient(-nbytes)
 
     def _keep(
-        self, copy: DeviceCopy, held: HeldGradient | HeldPairs | None, gradient: Tensor, nbytes: int
+        self,
+        copy: ComputeCopy,
+        held: DeviceGradient | SparseGradient | None,
+        gradient: Tensor,
+        nbytes: int,
     ) -> None:
         """A gradient has not arrived: it is here, and counts, unless it has been reset or set
         since."""
@@ -345,7 +349,7 @@ class Gradients:
             copy.set_raw_gradient(gradient)
             self._recount(copy, gradient)
 
-    def _recount(self, copy: DeviceCopy, gradient: Tensor | None) -> None:
+    def _recount(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
         """Count the gradient of a parameter that is here; what was expected becomes that."""
         counted = 0
         if gradient is not None and gradient.layout is torch.strided:
@@ -360,7 +364,7 @@ class Gradients:
         copy.reserved -= moved
         copy.counted = counted
 
-    def _expect_no_more(self, copy: DeviceCopy) -> None:
+    def _expect_no_more(self, copy: ComputeCopy) -> None:
         self._space.ledger.add_gradient(-copy.reserved)
         copy.reserved = 0
         copy.uses.clear()
@@ -427,9 +431,9 @@ class _Pass:
             self._gradients.fail_pass(self._task)
 
 
-def _check_alone(copy: DeviceCopy) -> None:
+def _check_alone(copy: ComputeCopy) -> None:
     """Raise `GradientError` if there is a compressed gradient, to which nothing can be added."""
-    if isinstance(copy.resident.held, HeldPairs):
+    if isinstance(copy.resident.held, SparseGradient):
         expected = (
             "reset (optimizer.zero_grad()) before another backward, or made in "
             "engine.accumulate(), since it was compressed"
@@ -457,7 +461,7 @@ def _after(
     return make
 
 
-def _can_go(copy: DeviceCopy, gradient: Tensor) -> bool:
+def _can_go(copy: ComputeCopy, gradient: Tensor) -> bool:
     try:
         check_gradient(copy.name, copy.parameter, gradient)
     except GradientError:

@@ -11,12 +11,12 @@ from torch.nn import Parameter
 from nearstep.torch.checks import is_on_host_or_accelerator, label
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import ChangedModelError
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.parameter import OffloadedParameter, waiting_copy
 from nearstep.torch.optimizer import DeviceOptimizer
-from nearstep.torch.waiting import waiting
+from nearstep.torch.unclaimed import waiting
 
 
 def named(model: nn.Module, optimizer: DeviceOptimizer) -> Iterator[tuple[str, Tensor]]:
@@ -105,7 +105,7 @@ def _needed(parameter: Tensor, in_place: InPlace) -> int:
     return held + (0 if in_place.spares_gradient else gradient)
 
 
-def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, DeviceCopy]) -> int:
+def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, ComputeCopy]) -> int:
     """Most bytes of gradients that the own parameters of a module have on the compute device."""
     return max(
         sum(

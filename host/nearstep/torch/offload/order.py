@@ -13,7 +13,7 @@ Use = tuple[int, bool]
 class UseOrder:
     """Expects a period, from one step to the next, to be like the one before.
 
-    Uses that do not come as expected are no error: the next one is looked for from where the last
+    A use that is not the expected one is no error: the next one is looked for from where the last
     one was found, then from the beginning.
 
     Parameters

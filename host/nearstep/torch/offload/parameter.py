@@ -18,12 +18,12 @@ from torch.nn import Parameter
 
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.cache import ParameterCache
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import LostEngineError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.saved import SavedHooks, is_dense
-from nearstep.torch.offload.space import Space
-from nearstep.torch.waiting import Waiting
+from nearstep.torch.unclaimed import UnclaimedParameter
 
 _TENSOR: Any = Tensor
 
@@ -54,7 +54,7 @@ METADATA = _metadata()
 """Functions that need no element of a tensor."""
 
 LAYOUT = frozenset({Tensor.stride, Tensor.is_contiguous})
-"""Functions whose answer is that of `DeviceCopy.like`."""
+"""Functions whose answer is that of `ComputeCopy.like`."""
 
 REQUIRES_GRAD = frozenset({_TENSOR.requires_grad_, _TENSOR.requires_grad.__set__})
 
@@ -82,7 +82,7 @@ ADDRESSES = frozenset({_TENSOR.data_ptr, _TENSOR.untyped_storage, _TENSOR.storag
 """Functions whose answer says where memory is, and does not keep it there."""
 
 
-class Uses(Protocol):
+class AccessHooks(Protocol):
     """What happens when a function of torch is called with parameters.
 
     Attributes
@@ -92,29 +92,29 @@ class Uses(Protocol):
     saving : parameters of which the next `detach` makes a tensor with memory of its own.
     """
 
-    space: Space
+    space: ParameterCache
     gradients: Gradients
     saved: SavedHooks
-    saving: set[DeviceCopy]
+    saving: set[ComputeCopy]
 
     def of(
-        self, func: Callable[..., Any], copies: Sequence[DeviceCopy]
+        self, func: Callable[..., Any], copies: Sequence[ComputeCopy]
     ) -> AbstractContextManager[None]:
         """Have parameters here during a call."""
 
-    def watch(self, result: Any, uses: Sequence[tuple[DeviceCopy, object]]) -> None:
+    def watch(self, result: Any, uses: Sequence[tuple[ComputeCopy, object]]) -> None:
         """Look after what a function returned."""
 
-    def requires_grad_changed(self, copies: Iterable[DeviceCopy]) -> None:
+    def requires_grad_changed(self, copies: Iterable[ComputeCopy]) -> None:
         """Parameters may require a gradient that did not."""
 
-    def check_data(self, copy: DeviceCopy, value: Tensor) -> None:
+    def check_data(self, copy: ComputeCopy, value: Tensor) -> None:
         """Raise `ParameterError` unless a parameter may have this as its data."""
 
-    def make_room(self, copy: DeviceCopy, value: Tensor) -> None:
+    def make_room(self, copy: ComputeCopy, value: Tensor) -> None:
         """Have room for the memory of what is to be a parameter's data."""
 
-    def rebind(self, copies: Iterable[DeviceCopy]) -> None:
+    def rebind(self, copies: Iterable[ComputeCopy]) -> None:
         """Parameters have been given other memory."""
 
     def twin(self, parameter: OffloadedParameter) -> Parameter:
@@ -134,8 +134,8 @@ class Place:
     copy
     """
 
-    uses: Uses
-    copy: DeviceCopy
+    uses: AccessHooks
+    copy: ComputeCopy
 
 
 class OffloadedParameter(Parameter):
@@ -146,7 +146,7 @@ class OffloadedParameter(Parameter):
 
     _place: Callable[[], Place | None]
     _kept: Place
-    _waiting: Waiting
+    _waiting: UnclaimedParameter
 
     @property
     def place(self) -> Place:
@@ -184,7 +184,7 @@ class OffloadedParameter(Parameter):
         if func is torch.autograd.grad:
             return func(*map(_as_edges, args), **{k: _as_edges(v) for k, v in kwargs.items()})
         found = list(dict.fromkeys(_instances((args, kwargs), OffloadedParameter)))
-        engines: dict[Uses, list[DeviceCopy]] = {}
+        engines: dict[AccessHooks, list[ComputeCopy]] = {}
         for each in found:
             engines.setdefault(each.place.uses, []).append(each.place.copy)
         uses, copies = next(iter(engines.items()))
@@ -259,8 +259,8 @@ class ParameterView(Tensor):
     What operations save of it for backward is only where it is.
     """
 
-    _uses: Uses
-    _of: DeviceCopy
+    _uses: AccessHooks
+    _of: ComputeCopy
     _use: object
 
     @classmethod
@@ -279,7 +279,7 @@ class ParameterView(Tensor):
         found = list(
             {id(each): each for each in _instances((args, kwargs), ParameterView)}.values()
         )
-        engines: dict[Uses, list[tuple[DeviceCopy, object]]] = {}
+        engines: dict[AccessHooks, list[tuple[ComputeCopy, object]]] = {}
         for each in found:
             engines.setdefault(each._uses, []).append((each._of, each._use))
         result = plainly(func, args, kwargs, found, engines)
@@ -290,7 +290,7 @@ class ParameterView(Tensor):
         return result
 
     @classmethod
-    def of(cls, tensor: Tensor, uses: Uses, copy: DeviceCopy, use: object) -> Self:
+    def of(cls, tensor: Tensor, uses: AccessHooks, copy: ComputeCopy, use: object) -> Self:
         """Make a tensor one."""
         tensor.__class__ = cls
         assert isinstance(tensor, cls)
@@ -310,7 +310,7 @@ class ParameterView(Tensor):
         return twin.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
-def waiting_copy(parameter: Tensor) -> DeviceCopy | None:
+def waiting_copy(parameter: Tensor) -> ComputeCopy | None:
     """That of a parameter which `init` has sent, and which no engine looks after yet."""
     place: Place | None = getattr(parameter, "_kept", None)
     return None if place is None else place.copy
@@ -321,7 +321,7 @@ def plainly(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     found: Iterable[Tensor],
-    engines: Iterable[Uses],
+    engines: Iterable[AccessHooks],
 ) -> Any:
     """Call a function with parameters that are here as what torch takes them for: so that other
     subclasses, and modes, have their turn as ever."""
@@ -339,7 +339,7 @@ def plainly(
 
 
 def expose(
-    func: Callable[..., Any], result: Any, engines: Mapping[Uses, Iterable[DeviceCopy]]
+    func: Callable[..., Any], result: Any, engines: Mapping[AccessHooks, Iterable[ComputeCopy]]
 ) -> None:
     """Note that parameters may be changed from now on, or have been, without their version."""
     unknown = isinstance(func, OpOverload | OpOverloadPacket) and not str(func).startswith("aten.")
@@ -357,7 +357,7 @@ def tensors(result: Any) -> Iterator[Tensor]:
     return _instances(result, Tensor)
 
 
-def views(result: Any, uses: Uses) -> Iterator[tuple[Tensor, DeviceCopy]]:
+def views(result: Any, uses: AccessHooks) -> Iterator[tuple[Tensor, ComputeCopy]]:
     """Tensors of a result on the memory of parameters, with these."""
     for each in tensors(result):
         if type(each) is Tensor and is_dense(each):

@@ -17,7 +17,7 @@ from nearstep.run import Run
 from nearstep.torch.computation import Computation, is_in_backward
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.offload.machine import Machine
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.step import Key, Start
 from nearstep.torch.step_graph import BUS, kernel_cycles, lane, run_parts
 from nearstep.torch.traffic import Traffic
@@ -70,7 +70,7 @@ class Reading:
             stripes.scatter(array, out, self.extent.start, channel)
         return out
 
-    def land(self, resident: Resident) -> None:
+    def land(self, resident: DeviceParameter) -> None:
         """Wait for the array, and have it be the parameter, which has memory again.
 
         Raises

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from nearstep.torch.bundle import Bundle
+from nearstep.torch.flat_bucket import FlatBucket
 from nearstep.torch.offload.pipeline import Pipeline
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.step import StepInputs, Steps
 from nearstep.torch.transfers import Inbox, Outbox
 
@@ -52,8 +52,8 @@ class QueuedSteps(Steps):
             self._pipeline.update(" to ".join(names), launch, step.start, factor, step.started)
         return Inbox(())
 
-    def _name(self, resident: Resident | Bundle) -> str:
-        if isinstance(resident, Bundle):
+    def _name(self, resident: DeviceParameter | FlatBucket) -> str:
+        if isinstance(resident, FlatBucket):
             return "others"
         return self._names.get(resident.parameter, resident.label)
 

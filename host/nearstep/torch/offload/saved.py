@@ -12,9 +12,9 @@ from torch.nn import Parameter
 from nearstep.torch.checks import is_on_host_or_accelerator
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.cache import ParameterCache
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import EarlyUpdateError
-from nearstep.torch.offload.space import Space
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
@@ -26,7 +26,7 @@ PASSED_BY = frozenset({"torch.utils.checkpoint", "torch.autograd.graph", __name_
 class SavedView(NamedTuple):
     """A view of a parameter, which is fetched when backward wants it."""
 
-    copy: DeviceCopy
+    copy: ComputeCopy
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -60,7 +60,7 @@ class SavedHooks:
     space
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: ParameterCache) -> None:
         self._space = space
 
     def around(self) -> torch.autograd.graph.saved_tensors_hooks | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nearstep.memferry.cost import Mode
-from nearstep.torch.offload.copy import DeviceCopy, Memory
+from nearstep.torch.offload.compute_copy import ComputeCopy, Memory
 from nearstep.torch.offload.mapped import apart
 
 ALIGNMENT = 64
@@ -73,7 +73,7 @@ class Shadow:
 
     def __init__(
         self,
-        copies: Sequence[DeviceCopy],
+        copies: Sequence[ComputeCopy],
         budget: int,
         gradients: int,
         device: torch.device,
@@ -86,8 +86,8 @@ class Shadow:
         self.needs = sum(sizes) + gradients
         fits = self.needs <= budget
         self.nbytes = sum(sizes) if fits else 0
-        self._vector: dict[DeviceCopy, _Slot] = {}
-        self._host: dict[DeviceCopy, _Slot] = {}
+        self._vector: dict[ComputeCopy, _Slot] = {}
+        self._host: dict[ComputeCopy, _Slot] = {}
         self.vector, start = _aligned(self.nbytes, device), 0
         for copy, size in zip(fetched, sizes, strict=True) if fits else ():
             self._vector[copy] = _Slot(self.vector[start : start + _nbytes(copy.like)])
@@ -107,7 +107,7 @@ class Shadow:
             for copy in named
         }
 
-    def in_vector(self, copy: DeviceCopy) -> Memory:
+    def in_vector(self, copy: ComputeCopy) -> Memory:
         """Memory on the compute device that a parameter is loaded into."""
         return partial(self._load, self._vector.get(copy))
 
@@ -117,7 +117,7 @@ class Shadow:
             self.loads += slot.nbytes
         return found
 
-    def on_host(self, copy: DeviceCopy) -> Memory:
+    def on_host(self, copy: ComputeCopy) -> Memory:
         """Memory of the host that a parameter is read from in place."""
         return partial(self._place, self._host.get(copy), torch.device("cpu"))
 
@@ -170,7 +170,7 @@ class _Slot:
             return empty.set_(storage, 0, like.size(), like.stride())
 
 
-def _partition(copy: DeviceCopy) -> Mode:
+def _partition(copy: ComputeCopy) -> Mode:
     if not copy.in_place.forward:
         return Mode.GFGB
     return Mode.DHA if copy.in_place.backward else Mode.DFGB

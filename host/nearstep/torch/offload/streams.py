@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nearstep.torch.offload.errors import CaptureError
 from nearstep.torch.offload.mapped import mapped
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 
 WORDS = {2: torch.int16, 4: torch.int32}
 """Integers by their bytes: what has their bits whole, whatever number it may be."""
@@ -87,7 +87,7 @@ class Upload:
     staged: Tensor
     arrival: Arrival
 
-    def land(self, resident: Resident) -> None:
+    def land(self, resident: DeviceParameter) -> None:
         """The parameter is what goes there."""
         resident.arrived(self.staged)
 

@@ -18,7 +18,7 @@ from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.traffic import Traffic
 
 if TYPE_CHECKING:
-    from nearstep.torch.resident import Resident
+    from nearstep.torch.parameter import DeviceParameter
 
 GRADIENTS = ("g", "g_fp16", "g_bf16")
 """Arrays that do not outlast a step, unless the device was told to keep gradients."""
@@ -83,7 +83,7 @@ class DriveSegment(Segment):
         super().__init__(device, size, line, MappingProxyType(dict(dtypes)))
         self._drives = drives
         self.traffic = traffic
-        self.residents: list[Resident] = []
+        self.residents: list[DeviceParameter] = []
         self.dirty: set[str] = set()
         self.unit = -1
         self.in_step = False

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from nearstep.storage.drive_errors import StorageError, UncertainCommitError
 from nearstep.storage.store import Store
-from nearstep.torch.held import HeldGradient
+from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
 from nearstep.torch.overflow.held_store import HeldStore
 from nearstep.torch.overflow.undo import Undo
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 
 AnySegment = TypeVar("AnySegment", bound=DriveSegment)
 
@@ -39,7 +39,7 @@ class DriveTier(ABC, Generic[AnySegment]):
         failed: the drives have all that there was.
     """
 
-    resident: type[Resident] = Resident
+    resident: type[DeviceParameter] = DeviceParameter
     recovers = False
 
     def __init__(self, drives: HeldStore) -> None:
@@ -123,12 +123,12 @@ class DriveTier(ABC, Generic[AnySegment]):
     def has_changed_away(self) -> bool:
         """Whether any of that is of a parameter that the host has not."""
         return any(
-            "p" in segment.dirty and any(resident.away for resident in segment.residents)
+            "p" in segment.dirty and any(resident.offloaded for resident in segment.residents)
             for segment in self.segments
         )
 
     @abstractmethod
-    def prepare(self, residents: Iterable[Resident], *, anew: bool = False) -> None:
+    def prepare(self, residents: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         """A step of these begins; what it finds on the drives becomes a generation first.
 
         Parameters
@@ -138,11 +138,11 @@ class DriveTier(ABC, Generic[AnySegment]):
         """
 
     @abstractmethod
-    def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:
+    def keep(self, undo: Undo, residents: Iterable[DeviceParameter]) -> None:
         """An update of these begins, which may have to be undone."""
 
     @abstractmethod
-    def restore(self, residents: Iterable[Resident]) -> None:
+    def restore(self, residents: Iterable[DeviceParameter]) -> None:
         """After `go_back` and `Undo.restore` of an update that had begun: have what else the host
         had of these."""
 
@@ -210,7 +210,7 @@ class DriveTier(ABC, Generic[AnySegment]):
 
     def forget_gradients(self, segment: AnySegment) -> None:
         """Those that the device need not keep any more leave the drives."""
-        if any(isinstance(resident.held, HeldGradient) for resident in segment.residents):
+        if any(isinstance(resident.held, DeviceGradient) for resident in segment.residents):
             return
         for name in segment.on_drives.intersection(GRADIENTS):
             segment.remove(name)

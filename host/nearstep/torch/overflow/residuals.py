@@ -14,7 +14,7 @@ from nearstep.placement import Extent
 from nearstep.storage.aligned import AlignedPool
 from nearstep.torch import convert
 from nearstep.torch.overflow.drive_segment import HELD_BACK, DriveSegment, Written
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState
 
 WRITTEN_ELEMENTS = 1 << 18
@@ -64,7 +64,7 @@ def write_residuals(
     return written
 
 
-def read_residual(resident: Resident, state: ParameterState) -> None:
+def read_residual(resident: DeviceParameter, state: ParameterState) -> None:
     """Have the residual of a parameter as the drives have it.
 
     Raises

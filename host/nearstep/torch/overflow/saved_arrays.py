@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nearstep.storage.generation_view import GenerationView
 from nearstep.stripes import Stripes
 from nearstep.torch.overflow.errors import ResumeError
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 
 CARRIED_ELEMENTS = 1 << 20
 """Elements that are copied at once."""
@@ -43,7 +43,7 @@ class SavedArrays(ABC):
         """
 
 
-class WholeArrays(SavedArrays):
+class StripedArrays(SavedArrays):
     """Of each parameter a tensor, striped over the drives of the host."""
 
     def has(self, key: str, array: str) -> bool:
@@ -53,7 +53,7 @@ class WholeArrays(SavedArrays):
         self._view.read(f"{key}.{array}", out, start * out.itemsize)
 
 
-class DealtArrays(SavedArrays):
+class ShardedArrays(SavedArrays):
     """Of each flat array a tensor on the drive of each card.
 
     Parameters
@@ -90,10 +90,10 @@ class DealtArrays(SavedArrays):
 def saved_arrays(view: GenerationView) -> SavedArrays:
     """What a generation has."""
     layout = view.meta.get("layout")
-    return WholeArrays(view) if layout is None else DealtArrays(view, layout)
+    return StripedArrays(view) if layout is None else ShardedArrays(view, layout)
 
 
-def carry(saved: SavedArrays, key: str, resident: Resident, arrays: Iterable[str]) -> None:
+def reshard(saved: SavedArrays, key: str, resident: DeviceParameter, arrays: Iterable[str]) -> None:
     """Copy arrays of one parameter to the drives that it has now, which have room for them.
 
     Raises

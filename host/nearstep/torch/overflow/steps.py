@@ -16,20 +16,20 @@ from nearstep.storage.drive_errors import DriveTimeoutError, StorageError, Uncer
 from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.attached import AttachedOptimizer
-from nearstep.torch.bundle import Bundle
-from nearstep.torch.cards.looks import ChangedParameterError
+from nearstep.torch.cards.host_changes import ChangedParameterError
 from nearstep.torch.cards.sets import REPLACES
-from nearstep.torch.held import HeldGradient
+from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.flat_bucket import FlatBucket
 from nearstep.torch.overflow.drive_segment import GRADIENTS, HELD_BACK, DriveSegment
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.opening import keys
 from nearstep.torch.overflow.ranks import Made
 from nearstep.torch.overflow.residuals import read_residual, write_residuals
-from nearstep.torch.overflow.saved_arrays import carry, saved_arrays
+from nearstep.torch.overflow.saved_arrays import reshard, saved_arrays
 from nearstep.torch.overflow.saved_step import SavedStep, digest, pack, unpack
 from nearstep.torch.overflow.undo import Undo
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Update
@@ -49,7 +49,7 @@ class FailedStep(NamedTuple):
     """
 
     undo: Undo
-    residents: Sequence[Resident]
+    residents: Sequence[DeviceParameter]
     generation: int
     is_lost: bool | None
     recovers: bool
@@ -65,7 +65,7 @@ class OverflowSteps(AttachedOptimizer):
         """Send, update and fetch; None if the step is to be skipped."""
 
     @abstractmethod
-    def _keep(self, resident: Resident, state: ParameterState) -> None:
+    def _keep(self, resident: DeviceParameter, state: ParameterState) -> None:
         """Show the state to the user, and to checkpoints, if there is any."""
 
     @abstractmethod
@@ -308,7 +308,7 @@ class OverflowSteps(AttachedOptimizer):
             self._interrupt(residents, error)
 
     def _lose_gradients(self, error: BaseException | None) -> None:
-        held = [r for r in self._residents.values() if isinstance(r.held, HeldGradient)]
+        held = [r for r in self._residents.values() if isinstance(r.held, DeviceGradient)]
         for resident in held:
             resident.release_gradient()
         if held and error is not None:
@@ -382,10 +382,12 @@ class OverflowSteps(AttachedOptimizer):
             if found is not None and found.residual:
                 wanted.append(HELD_BACK)
             resident.extent.segment.reserve(dict.fromkeys(wanted, 0.0))
-            carry(arrays, names[parameter], resident, wanted)
+            reshard(arrays, names[parameter], resident, wanted)
         return True
 
-    def _interrupt(self, residents: Iterable[Resident | Bundle], error: BaseException) -> None:
+    def _interrupt(
+        self, residents: Iterable[DeviceParameter | FlatBucket], error: BaseException
+    ) -> None:
         self._interrupted = type(error).__name__
         for resident in residents:
             resident.interrupt(self._interrupted)

@@ -22,7 +22,7 @@ from nearstep.torch.overflow.opening import moved_together
 from nearstep.torch.overflow.options import Overflow
 from nearstep.torch.overflow.segment import DriveArray, OverflowSegment
 from nearstep.torch.overflow.undo import Undo
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.traffic import Traffic
 
 Reading = tuple[NDArray[Any], Sequence[Completion]]
@@ -98,13 +98,13 @@ class Tier(DriveTier[OverflowSegment]):
         super().add(segment)
         self._plan.units = len(self.segments)
 
-    def prepare(self, residents: Iterable[Resident], *, anew: bool = False) -> None:
+    def prepare(self, residents: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         """Parameters that were changed go to memory, with what else a step sends."""
 
-    def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:
+    def keep(self, undo: Undo, residents: Iterable[DeviceParameter]) -> None:
         undo.keep(residents)
 
-    def restore(self, residents: Iterable[Resident]) -> None:
+    def restore(self, residents: Iterable[DeviceParameter]) -> None:
         """All that there was has been kept."""
 
     def bring(self, segment: OverflowSegment, arrays: Mapping[str, float]) -> None:
@@ -177,7 +177,9 @@ class Tier(DriveTier[OverflowSegment]):
     def write_masters(self) -> None:
         for segment in self.segments:
             for resident in segment.residents:
-                if not resident.away:  # to memory, if it is there: a commit writes that to drives
+                if (
+                    not resident.offloaded
+                ):  # to memory, if it is there: a commit writes that to drives
                     resident.extent.write("p", resident.host_master())
 
     def _comes(self, segment: OverflowSegment, name: str) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearstep.torch.resident import Resident
-from nearstep.torch.state import Memento
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.state import Savepoint
 
 
 class Undo:
@@ -21,16 +21,18 @@ class Undo:
     residents : of all parameters.
     """
 
-    def __init__(self, states: MutableMapping[Tensor, Any], residents: Iterable[Resident]) -> None:
+    def __init__(
+        self, states: MutableMapping[Tensor, Any], residents: Iterable[DeviceParameter]
+    ) -> None:
         self._states = states
-        self._found = [(p, state, Memento.of(state)) for p, state in states.items()]
+        self._found = [(p, state, Savepoint.of(state)) for p, state in states.items()]
         self._residents = [(each, each.memento()) for each in residents]
         self._parameters: list[tuple[Tensor, Tensor]] = []
 
-    def keep(self, residents: Iterable[Resident]) -> None:
+    def keep(self, residents: Iterable[DeviceParameter]) -> None:
         """Copy the parameters that the host has, before an update."""
         for each in residents:
-            if not each.away:
+            if not each.offloaded:
                 self._parameters.append((each.parameter, each.parameter.detach().clone()))
 
     def restore(self) -> None:

@@ -8,7 +8,7 @@ from nearstep_hw.rule.technology import TECHNOLOGIES, Technology
 from nearstep_spec.blockwise import CODES, GROUP, SIGNED
 from nearstep_spec.fp import FP32
 from nearstep_spec.technology import TECHNOLOGIES as NAMES
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.operands import Operand
 
 CODE_WIDTH = exact_log2(CODES)
@@ -34,7 +34,7 @@ class BlockwiseShape:
     technology: str = NAMES[0]
 
     @classmethod
-    def of(cls, config: AdamKernelConfig, operand: Operand) -> "BlockwiseShape":
+    def of(cls, config: UpdateKernelConfig, operand: Operand) -> "BlockwiseShape":
         """That of a state of a kernel."""
         return cls(
             lanes=config.lanes,

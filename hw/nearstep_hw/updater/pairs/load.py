@@ -16,7 +16,7 @@ from nearstep_hw.updater.pairs.isolated import IsolatedDecompressor
 from nearstep_hw.updater.pairs.layout import COUNT_WIDTH
 from nearstep_hw.updater.widen import FORMAT_WIDTH
 from nearstep_spec.updater.compression import PairCause
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, GradientFormat, Stream
 
 INDEX_STREAM, VALUE_STREAM = range(2)
@@ -64,7 +64,7 @@ class PairLoad(wiring.Component):
     i_clear : forgets everything; only when `o_idle`.
     """
 
-    def __init__(self, config: AdamKernelConfig) -> None:
+    def __init__(self, config: UpdateKernelConfig) -> None:
         self.config = config
         self.schedule = BlockSchedule(
             streams=2,

@@ -22,7 +22,7 @@ from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import DramTiming, dram_timing
 from nearstep_spec.errors import NearstepError
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
 
 ELEMENT_BYTES = 4
@@ -31,7 +31,7 @@ ARRAYS = ("p", "g", "m", "v")
 BEATS_PER_ELEMENT_BEAT = 7  # four arrays read, three written
 FOLDER = Path(__file__).parent
 ADDRESS_BITS = 34  # of the kernel's port, at least: 16 GiB
-BURSTS_AHEAD = AdamKernelConfig().bursts_ahead
+BURSTS_AHEAD = UpdateKernelConfig().bursts_ahead
 DEBT_BITS = 4  # of a rank in `i_debt`
 _MESSAGE_BYTES = 512
 
@@ -336,8 +336,8 @@ def run_kernel(
 
 def _kernel(
     channel: Channel, block_bytes: int, functional_units: int, bursts_ahead: int
-) -> AdamKernelConfig:
-    return AdamKernelConfig(
+) -> UpdateKernelConfig:
+    return UpdateKernelConfig(
         block_bytes=block_bytes,
         functional_units=functional_units,
         bursts_ahead=bursts_ahead,

@@ -7,9 +7,9 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.csr.axi_lite import AxiLiteSignature
 from nearstep_hw.dram.controller import DramController
-from nearstep_hw.updater.adam_kernel import AdamKernel
+from nearstep_hw.updater.update_kernel import UpdateKernel
 from nearstep_spec.rule.rule import Rule
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 LATENCY = 78  # of the functional unit in the default order
 WIDTH = 32
@@ -66,8 +66,8 @@ class KernelOnChannel(wiring.Component):
     dfi, i_enable, o_idle, i_debt, o_debt : of the controller, as are those of the slots.
     """
 
-    def __init__(self, config: AdamKernelConfig, controller: DramController) -> None:
-        self.kernel = AdamKernel(config, unit=StandInUnit)
+    def __init__(self, config: UpdateKernelConfig, controller: DramController) -> None:
+        self.kernel = UpdateKernel(config, unit=StandInUnit)
         self.controller = controller
         super().__init__(
             {

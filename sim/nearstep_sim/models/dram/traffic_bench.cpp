@@ -1,6 +1,6 @@
 // The DDR4 controller between traffic like the Adam kernel's and the DDR4 rank model.
 //
-// The traffic is that of KernelShell seen from the bus: blocks of four arrays read round robin into
+// The traffic is that of KernelCore seen from the bus: blocks of four arrays read round robin into
 // landing space of two blocks each, three results stored from two blocks each, a burst announced
 // only with its landing space or its data at hand. It follows in C++ what the kernel does in RTL, so
 // that block sizes and rates can be swept without a build for each. Every beat that is read is

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.service import Client, Server, folder, kept
+from nearstep.coarse.service import Client, Server, folder, key_value
 from nearstep.coarse.service import server as module
 from nearstep.coarse.service.errors import HandshakeError, RefusedError
 from nearstep.coarse.service.messages import Challenge, FromClient, Welcome
@@ -175,13 +175,13 @@ def test_clients_save_and_load_in_the_folder_of_the_service_alone(serve, tmp_pat
 def test_a_file_that_is_slow_to_read_stops_no_other_job(serve, tmp_path, monkeypatch) -> None:
     service = serve(2)
     go_on = threading.Event()
-    load: Callable[..., kept.Arrays] = kept.load
+    load: Callable[..., key_value.Arrays] = key_value.load
 
-    def slow(*arguments) -> kept.Arrays:
+    def slow(*arguments) -> key_value.Arrays:
         assert go_on.wait(BOUND_S)
         return load(*arguments)
 
-    monkeypatch.setattr(kept, "load", slow)
+    monkeypatch.setattr(key_value, "load", slow)
 
     def action(client: Client) -> dict[str, int]:
         client.keep("a", np.arange(9, dtype=np.uint8))

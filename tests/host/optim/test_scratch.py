@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nearstep.torch.recycled import Recycled
+from nearstep.torch.scratch import ScratchPool
 
 
 def place(array):
@@ -13,7 +13,7 @@ def place(array):
 
 
 def test_memory_is_used_again_by_an_array_of_the_same_size():
-    memory = Recycled()
+    memory = ScratchPool()
     array = memory.empty(100)
     assert (array.shape, array.dtype, array.flags.writeable) == ((100,), np.float32, True)
     before = place(array)
@@ -26,7 +26,7 @@ def test_memory_is_used_again_by_an_array_of_the_same_size():
 
 def test_memory_that_is_in_use_is_not_given_away():
     """Not while there is a view of numpy's or of torch's, of any depth."""
-    memory = Recycled()
+    memory = ScratchPool()
     keep = [
         lambda array: array,
         lambda array: array[3:9],

@@ -38,7 +38,7 @@ class Expected(NamedTuple):
     fingerprint: int
 
 
-class Look(Completion):
+class HostChangeCheck(Completion):
     """Parameters that a thread looks at.
 
     Parameters
@@ -90,7 +90,7 @@ class Look(Completion):
         return self
 
 
-class Looks:
+class HostChangeChecks:
     """At the parameters of one optimizer, once a step.
 
     A step may begin before it is known whether the host has changed a parameter: until then it
@@ -104,25 +104,25 @@ class Looks:
 
     def __init__(self) -> None:
         self.beside = True
-        self._look: Look | None = None
-        self._last: Look | None = None
+        self._look: HostChangeCheck | None = None
+        self._last: HostChangeCheck | None = None
 
     def begin(self, expected: Sequence[Expected]) -> None:
         """Begin to look at these."""
-        self.drop()
-        self._look = self._last = Look(expected) if expected else None
+        self.cancel()
+        self._look = self._last = HostChangeCheck(expected) if expected else None
 
     @property
     def passed(self) -> bool:
         """Whether nothing of the host is to be left as it is any more."""
         return self._last is None or self._last.done
 
-    def take(self) -> Look | None:
+    def take(self) -> HostChangeCheck | None:
         """What the operations have to wait for that change the host's parameters."""
         look, self._look = self._look, None
         return look
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Nobody wants to know any more."""
         look = self.take()
         if look is not None:

@@ -15,7 +15,7 @@ class _Touch(NamedTuple):
     transfer: Transfer
 
 
-class UnderWay:
+class InFlight:
     """Transfers that have not ended. Only the thread that has the store's lock uses it."""
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ class Profiling:
     host_params_per_s: float = 1e9
 
 
-class Watch(TorchDispatchMode):
+class ModelTracer(TorchDispatchMode):
     """Profiles a model from the first forward that autograd records until it is asked.
 
     What counts is what modules of the model compute in such a forward, functions of torch that get
@@ -216,7 +216,7 @@ class Call:
     """
 
     def __init__(
-        self, module: nn.Module, watch: Callable[[], Watch | None], number: int | None
+        self, module: nn.Module, watch: Callable[[], ModelTracer | None], number: int | None
     ) -> None:
         self._module: Callable[[], Any] = weakref.ref(module)
         self._watch = watch

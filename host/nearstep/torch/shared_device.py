@@ -10,7 +10,7 @@ from nearstep.errors import ArgumentError
 from nearstep.updater.device import KernelDevice
 
 
-class Lease:
+class SharedDevice:
     """The right to use a device; one that was opened by its name is closed with the last lease.
 
     Attributes

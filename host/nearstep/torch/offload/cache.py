@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nearstep.torch.computation import is_in_backward
-from nearstep.torch.memferry.watch import Watch
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.memferry.tracer import ModelTracer
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError, TransformError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
@@ -39,7 +39,7 @@ class Counts:
     gradients: int = 0
 
 
-class Space:
+class ParameterCache:
     """Memory of the compute device that parameters and their gradients share.
 
     Parameters
@@ -63,7 +63,7 @@ class Space:
 
     def __init__(
         self,
-        copies: Sequence[DeviceCopy],
+        copies: Sequence[ComputeCopy],
         ledger: Ledger,
         order: UseOrder,
         *,
@@ -79,15 +79,15 @@ class Space:
         self.pipeline: Pipeline | None = None
         self.streams = streams
         self.sent = 0
-        self._used: Sequence[DeviceCopy] = ()
-        self._computed: dict[DeviceCopy, Operation] = {}
+        self._used: Sequence[ComputeCopy] = ()
+        self._computed: dict[ComputeCopy, Operation] = {}
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
         self.shadow: Shadow | None = None
-        self.watch: Watch | None = None
-        self._direct: MutableSet[DeviceCopy] = set()  # here, as what is in place: not counted
-        self._present: MutableSet[DeviceCopy] = {copy for copy in copies if copy.present}
-        self._by_storage: MutableMapping[int, DeviceCopy] = {}
+        self.watch: ModelTracer | None = None
+        self._direct: MutableSet[ComputeCopy] = set()  # here, as what is in place: not counted
+        self._present: MutableSet[ComputeCopy] = {copy for copy in copies if copy.present}
+        self._by_storage: MutableMapping[int, ComputeCopy] = {}
         for copy in self._present:
             self._know(copy)
         self._largest = max((copy.nbytes for copy in copies), default=0)
@@ -105,7 +105,7 @@ class Space:
         self.shadow = shadow
         self._reserve = self._largest_gradient
 
-    def rebind(self, copy: DeviceCopy) -> None:
+    def rebind(self, copy: ComputeCopy) -> None:
         """Look at the memory of a parameter, which is here, anew."""
         before = copy.nbytes
         self._forget(copy)
@@ -115,7 +115,7 @@ class Space:
         if copy not in self._direct:
             self.ledger.add_parameter(copy.nbytes - before)
 
-    def follow(self, copy: DeviceCopy) -> None:
+    def follow(self, copy: ComputeCopy) -> None:
         """Go over to another place on the owner, if the optimizer has made one.
 
         Raises
@@ -126,24 +126,24 @@ class Space:
             with self.using([copy]):
                 copy.move()
 
-    def _know(self, copy: DeviceCopy) -> None:
+    def _know(self, copy: ComputeCopy) -> None:
         assert copy.storage is not None, "it is here"
         self._by_storage[copy.storage._cdata] = copy
 
-    def _forget(self, copy: DeviceCopy) -> None:
+    def _forget(self, copy: ComputeCopy) -> None:
         assert copy.storage is not None, "it is here"
         self._by_storage.pop(copy.storage._cdata, None)
 
-    def owner_of(self, tensor: Tensor) -> DeviceCopy | None:
+    def owner_of(self, tensor: Tensor) -> ComputeCopy | None:
         """The parameter whose memory a plain tensor is in."""
         return self.owner_at(tensor.untyped_storage()._cdata)
 
-    def owner_at(self, storage: int) -> DeviceCopy | None:
+    def owner_at(self, storage: int) -> ComputeCopy | None:
         """The parameter whose memory a storage is, by torch's number of it."""
         return self._by_storage.get(storage)
 
     @contextmanager
-    def using(self, copies: Sequence[DeviceCopy]) -> Iterator[None]:
+    def using(self, copies: Sequence[ComputeCopy]) -> Iterator[None]:
         """Have parameters here as long as the context lasts.
 
         Raises
@@ -201,7 +201,7 @@ class Space:
             self._used = [copy for copy in self._used if copy.present and not copy.can_go]
         self.reap()
 
-    def _uses(self, copies: Sequence[DeviceCopy]) -> None:
+    def _uses(self, copies: Sequence[ComputeCopy]) -> None:
         """The program computes with parameters from here on."""
         if self.pipeline is None or not copies:
             return
@@ -210,7 +210,7 @@ class Space:
         self._used = list(dict.fromkeys([*self._used, *copies]))
         for copy in copies:
             if copy in self._direct:
-                copy.resident.begin_bring(partial(self.pipeline.read_beside, copy.name))
+                copy.resident.begin_pull(partial(self.pipeline.read_beside, copy.name))
 
     def reap(self) -> None:
         """Count no more what is gone."""
@@ -258,7 +258,7 @@ class Space:
         for copy in [each for each in self._present if each.reading is not None]:
             self._drop(copy, copy.lose)
 
-    def check_old(self, copy: DeviceCopy, reason: str) -> None:
+    def check_old(self, copy: ComputeCopy, reason: str) -> None:
         """Raise `EarlyUpdateError` if backward has updated a parameter, and `step()` has not yet
         been called."""
         if copy.updated:
@@ -337,12 +337,12 @@ class Space:
         self.ledger.add_gradient(nbytes)
         self._reserve = max(self._reserve, self._new_gradients)
 
-    def release(self, copy: DeviceCopy) -> None:
+    def release(self, copy: ComputeCopy) -> None:
         """Have a parameter go."""
         self._drop(copy, copy.release)
         self.counts.releases += 1
 
-    def _drop(self, copy: DeviceCopy, drop: Callable[[], None]) -> None:
+    def _drop(self, copy: ComputeCopy, drop: Callable[[], None]) -> None:
         cdata = copy.storage._cdata if copy.storage is not None else 0
         drop()
         self._by_storage.pop(cdata, None)
@@ -357,13 +357,13 @@ class Space:
         else:
             self.pipeline.depart(Departure([computed], copy.nbytes, gone, gone))
 
-    def released(self, copy: DeviceCopy) -> bool:
+    def released(self, copy: ComputeCopy) -> bool:
         """Have a parameter go if it may; whether it has gone."""
         if copy.can_go:
             self.release(copy)
         return not copy.present
 
-    def release_all(self) -> Sequence[DeviceCopy]:
+    def release_all(self) -> Sequence[ComputeCopy]:
         """Have all go that may and are not in place; those that stay."""
         for copy in [each for each in self.copies if each.can_go and each not in self._direct]:
             self.release(copy)
@@ -375,7 +375,7 @@ class Space:
             if copy.in_place.forward and copy not in self._direct:
                 self._put_in_place(copy)
 
-    def _put_in_place(self, copy: DeviceCopy) -> None:
+    def _put_in_place(self, copy: ComputeCopy) -> None:
         if copy.can_go:
             self.release(copy)
         if not copy.present:
@@ -395,7 +395,7 @@ class Space:
         for copy in [each for each in self.copies if each in self._direct and each.can_go]:
             self.release(copy)
 
-    def _switch(self, copy: DeviceCopy) -> None:
+    def _switch(self, copy: ComputeCopy) -> None:
         """Before a use: to the host's memory, or away from there to be fetched, as the copy's
         `in_place` has it."""
         in_backward = is_in_backward()
@@ -405,7 +405,7 @@ class Space:
         elif copy in self._direct and copy.can_go:
             self.release(copy)
 
-    def _fetch(self, copy: DeviceCopy) -> None:
+    def _fetch(self, copy: ComputeCopy) -> None:
         self.make_room(copy.nbytes, copy.name)
         computed = self._computed.get(copy) if copy.in_place.forward else None
         memory = None if self.shadow is None else self.shadow.in_vector(copy)
@@ -415,7 +415,7 @@ class Space:
         self._present.add(copy)
         self.ledger.add_parameter(copy.nbytes)
 
-    def _victim(self) -> DeviceCopy | None:
+    def _victim(self) -> ComputeCopy | None:
         distance = self.order.distance
         ordered = sorted(self._present, key=lambda each: (-distance(each.index), each.index))
         return next((copy for copy in ordered if copy.can_go), None)

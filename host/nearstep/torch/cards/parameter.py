@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from nearstep.torch import convert
-from nearstep.torch.cards.looks import Expected
-from nearstep.torch.resident import Resident
+from nearstep.torch.cards.host_changes import Expected
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.transfers import Outbox, send_all
 
 
-class CardResident(Resident):
+class CardParameter(DeviceParameter):
     """A parameter on the host, and its range of the flat array on the drives."""
 
     _looked = False
@@ -25,7 +25,7 @@ class CardResident(Resident):
         ------
         ParameterError, StorageError
         """
-        if not self.away:
+        if not self.offloaded:
             self.check_size()
             send_all(super().send_master_if_changed)
         self._looked = True
@@ -39,11 +39,11 @@ class CardResident(Resident):
         ------
         ParameterError
         """
-        if self.away or not isinstance(self.left, int) or not self.parameter.is_cpu:
+        if self.offloaded or not isinstance(self.last_seen, int) or not self.parameter.is_cpu:
             return None
         self.check_size()
         self._looked = True
-        return Expected(self.label, convert.part_sums(self.parameter), self.left)
+        return Expected(self.label, convert.part_sums(self.parameter), self.last_seen)
 
     def send_master_if_changed(self, outbox: Outbox) -> None:
         looked, self._looked = self._looked, False
@@ -53,6 +53,6 @@ class CardResident(Resident):
     def read_again(self) -> None:
         """Have the host's parameter as the drives have it."""
         self._looked = False
-        if not self.away:
+        if not self.offloaded:
             with torch.no_grad():
                 self._read_into(self.parameter)

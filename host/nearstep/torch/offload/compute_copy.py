@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.offload.streams import Arrival
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.sparse_gradient import SparseGradient
 
 if TYPE_CHECKING:
     from nearstep.torch.offload.pipeline import Pipeline, Reading
@@ -25,7 +25,7 @@ GRAD: Any = Tensor.grad
 """The property of torch."""
 
 OWN_STORAGE_REFERENCES = 2
-"""To the memory of a parameter that is here: the tensor's, and that of `DeviceCopy.storage`."""
+"""To the memory of a parameter that is here: the tensor's, and that of `ComputeCopy.storage`."""
 
 
 Memory = Callable[[Tensor], Tensor]
@@ -36,17 +36,17 @@ Memory = Callable[[Tensor], Tensor]
 class Owner(Protocol):
     """What has places for parameters on a device."""
 
-    def resident(self, parameter: Tensor) -> Resident:
+    def resident(self, parameter: Tensor) -> DeviceParameter:
         """The place of a parameter, made if there is none."""
 
-    def place_of(self, parameter: Tensor) -> Resident | None:
+    def place_of(self, parameter: Tensor) -> DeviceParameter | None:
         """The place where a parameter should be; None if it may be anywhere."""
 
     def write_failed(self, error: Exception) -> None:
         """Go on after a parameter or a gradient could not be sent."""
 
 
-class DeviceCopy:
+class ComputeCopy:
     """A parameter whose memory on the compute device goes while its owner, the optimizer's device,
     has it alone.
 
@@ -96,7 +96,7 @@ class DeviceCopy:
         self.name = name
         self.parameter = parameter
         self.optimizer = optimizer
-        self.resident: Resident = optimizer.resident(parameter)
+        self.resident: DeviceParameter = optimizer.resident(parameter)
         self.present = True
         self.storage: torch.UntypedStorage | None
         self.pins = 0
@@ -189,7 +189,7 @@ class DeviceCopy:
         with torch._C.DisableTorchFunctionSubclass():
             self.resident.check_size()
             try:
-                self.resident.settle(unchanged=self._is_unchanged)
+                self.resident.push(unchanged=self._is_unchanged)
             except Exception as error:
                 self.optimizer.write_failed(error)
                 raise
@@ -262,7 +262,7 @@ class DeviceCopy:
             else:
                 with torch._C.DisableTorchFunctionSubclass():
                     empty.fill_(torch.nan)
-                    self.reading = self.resident.begin_bring(
+                    self.reading = self.resident.begin_pull(
                         partial(pipeline.read, self.name, after=after)
                     )
         except BaseException:
@@ -309,7 +309,7 @@ class DeviceCopy:
         if self.arrival is not None:
             self.arrival.gather()
         with torch._C.DisableTorchFunctionSubclass():
-            self.resident.bring()
+            self.resident.pull()
 
     def _set_data(self, data: Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():
@@ -324,7 +324,7 @@ class DeviceCopy:
         """Go over to that place, with a parameter that is here."""
         before, self.resident = self.resident, self.optimizer.resident(self.parameter)
         self.exposed = True  # the new place has not got it
-        if isinstance(before.held, HeldPairs):  # positions in the parameter alone
+        if isinstance(before.held, SparseGradient):  # positions in the parameter alone
             self.resident.held, before.held = before.held, None
         elif before.held is not None:
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

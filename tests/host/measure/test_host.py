@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from nearstep.measure import this
+from nearstep.measure import host
 from nearstep.measure.arithmetic import copy_bytes_per_s, dtypes_of, matmul_flops
 from nearstep.measure.drives import BLOCK_BYTES
 from nearstep.measure.errors import MeasureError
-from nearstep.measure.this import Sizes, gpus, keep, measure, steps
+from nearstep.measure.host import Sizes, gpus, keep, measure, steps
 from nearstep_spec.cache import clear
 from nearstep_spec.platform.dump import dump
 from nearstep_spec.platform.load import load, measured_path, parse
@@ -67,7 +67,7 @@ def test_a_gpu_has_a_part_and_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """What runs on the GPU is replaced: how a description is made of it needs none."""
     direct_or_skip(tmp_path)
     gpu = torch.device("cuda", 0)
-    rates = {(gpu, this.CPU): 12e9, (this.CPU, gpu): 13e9, (gpu, gpu): 450e9, (this.CPU,) * 2: 9e9}
+    rates = {(gpu, host.CPU): 12e9, (host.CPU, gpu): 13e9, (gpu, gpu): 450e9, (host.CPU,) * 2: 9e9}
     for name, fake in {
         "gpus": lambda: [gpu],
         "matmul_flops": lambda device, dtype, most: (1e12, most),
@@ -76,7 +76,7 @@ def test_a_gpu_has_a_part_and_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "_name": str,
         "_memory_bytes": lambda device: 1 << 30,
     }.items():
-        monkeypatch.setattr(this, name, fake)
+        monkeypatch.setattr(host, name, fake)
     seen: list[str] = []
     platform = measure(tmp_path, SMALL, seen.append)
     assert len(seen) == steps()

@@ -30,7 +30,7 @@ class Place(NamedTuple):
     nbytes: int
 
 
-class ReadAhead:
+class Prefetcher:
     """Reads subgroups, the first ones of a step ahead of it.
 
     A drive need not rest while the host looks for parameters that were changed: it reads what the
@@ -63,7 +63,7 @@ class ReadAhead:
         ------
         DriveTimeoutError : what was read before does not end.
         """
-        self.drop()
+        self.cancel()
         self._begins = True
         self._generation = self._peer.store.generation
         there = self._peer.store.tensors
@@ -75,7 +75,7 @@ class ReadAhead:
             except (DeviceError, StorageError):
                 return  # the step itself comes to it, after what has to be kept
 
-    def settle(self, first: Iterable[tuple[str, int, Buffer]], *, written: bool) -> None:
+    def discard_stale(self, first: Iterable[tuple[str, int, Buffer]], *, written: bool) -> None:
         """A step, or another unit of one, is about to begin.
 
         Parameters
@@ -94,7 +94,7 @@ class ReadAhead:
             self._begins, self._first = False, places
         stale = written or self._peer.store.generation != self._generation
         if stale or not wanted.issuperset(self._under_way):
-            self.drop()
+            self.cancel()
 
     def load(self, key: str, offset: int, room: Buffer) -> Completion:
         """Begin to read a tensor from byte `offset` on into a buffer, unless that has been done.
@@ -107,7 +107,7 @@ class ReadAhead:
         begun = self._under_way.pop(place, None)
         return self._begin(place, room) if begun is None else begun
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Nobody wants what has been begun.
 
         Raises

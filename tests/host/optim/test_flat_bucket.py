@@ -331,7 +331,7 @@ def test_padding_makes_no_parameter_look_changed(pair, monkeypatch):
     def fails(*_):
         raise AssertionError("a parameter was looked at by itself")
 
-    monkeypatch.setattr("nearstep.torch.resident.Resident.send_master_if_changed", fails)
+    monkeypatch.setattr("nearstep.torch.parameter.DeviceParameter.send_master_if_changed", fails)
     for _ in range(2):
         pair.give_gradients()
         pair.optimizer.step()

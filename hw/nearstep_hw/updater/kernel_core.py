@@ -48,7 +48,7 @@ from nearstep_spec.updater.config import (
     ELEMENT_BYTES,
     HALF_BYTES,
     INDEX,
-    AdamKernelConfig,
+    UpdateKernelConfig,
 )
 from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import (
@@ -64,7 +64,7 @@ from nearstep_spec.updater.registers import (
 EVENTS = tuple(name for name in COUNTERS if name != "committed")
 
 
-def unit_bank(config: AdamKernelConfig) -> UnitBankSignature:
+def unit_bank(config: UpdateKernelConfig) -> UnitBankSignature:
     """The port to the functional units of a kernel."""
     rule = update_rule(config)
     return UnitBankSignature(
@@ -78,12 +78,12 @@ def unit_bank(config: AdamKernelConfig) -> UnitBankSignature:
     )
 
 
-def pairs_clock(config: AdamKernelConfig) -> dict[str, Member]:
+def pairs_clock(config: UpdateKernelConfig) -> dict[str, Member]:
     """The members of a shell's clock for pairs."""
     return {"i_pairs_clk": In(1), "o_pairs_enable": Out(1)} if config.compression else {}
 
 
-class KernelShell(wiring.Component):
+class KernelCore(wiring.Component):
     """Everything of an update kernel but the functional units: registers, movers, FIFOs, control.
 
     Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn, taken through the
@@ -128,7 +128,7 @@ class KernelShell(wiring.Component):
     """
 
     def __init__(
-        self, config: AdamKernelConfig, *, line: bool = False, memory_bytes: int | None = None
+        self, config: UpdateKernelConfig, *, line: bool = False, memory_bytes: int | None = None
     ) -> None:
         self.config = config
         self.memory_bytes = memory_bytes

@@ -26,7 +26,7 @@ PART_ELEMENTS = 1 << 14
 """Elements that are fetched at once where gradients are added up."""
 
 
-class HeldGradient:
+class DeviceGradient:
     """The gradient of one parameter, in the array of the device that steps read it from.
 
     Parameters

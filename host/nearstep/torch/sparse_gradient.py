@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from nearstep.torch.compression import Compressed
+from nearstep.torch.dtensor import local
 from nearstep.torch.errors import GradientError
-from nearstep.torch.spread import local
 
 _GRAD: Any = Tensor.grad
 """The property of torch: that of a parameter that is offloaded looks for this one."""
 
 
-class HeldPairs:
+class SparseGradient:
     """What is to be sent of the gradient of one parameter, which is gone, and what stays of it.
 
     It is of one step: what a second one would send is chosen among what is gone.

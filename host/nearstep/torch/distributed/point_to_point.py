@@ -14,7 +14,7 @@ from nearstep.coarse.service.errors import RefusedError
 from nearstep.torch.distributed.tensors import bytes_of, flat
 
 
-class Moves:
+class PointToPoint:
     """Those of one process. What is refused, such as for lack of memory, all that take part raise.
 
     Parameters

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearstep.torch import chosen, convert
+from nearstep.torch import convert, select
 from nearstep.torch.compression import Compression
 from nearstep.torch.topk import BLOCK, kept_of
 from nearstep.torch.topk import take_largest as take_largest_of_array
@@ -27,7 +27,7 @@ def assert_equal(compression, gradient, before):
     given = [each.tobytes() for each in (gradient, before) if each is not None]
     expected = compression.compress(gradient, before)
     residual = None if before is None else torch.from_numpy(before)
-    made = chosen.choose(compression, torch.from_numpy(gradient), residual)
+    made = select.select_largest(compression, torch.from_numpy(gradient), residual)
     assert [each.tobytes() for each in (gradient, before) if each is not None] == given
     value_bytes = {"fp32": 4, "fp16": 2, "bf16": 2}[compression.format]
     assert made.nbytes == expected.index.size * (4 + value_bytes)
@@ -49,14 +49,14 @@ def assert_equal(compression, gradient, before):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_is_what_the_host_keeps(kind, monkeypatch):
-    monkeypatch.setattr(chosen, "BLOCKS_AT_ONCE", 2)
+    monkeypatch.setattr(select, "BLOCKS_AT_ONCE", 2)
     compared = 0
     shares = SHARES if kind == "ties" else [0.05, 1.0]
     sizes = [*SIZES, 5 * BLOCK + 777] if kind == "ties" else SIZES
     for size in sizes:
         array = contents(kind, size)
         for share in shares:
-            kept = chosen.take_largest(torch.from_numpy(array), share).numpy()
+            kept = select.take_largest(torch.from_numpy(array), share).numpy()
             np.testing.assert_array_equal(kept, take_largest_of_array(array, None, None, share)[0])
             compared += kept.size
     print(f"seed {SEED}: {compared} positions compared")
@@ -72,7 +72,7 @@ def test_every_pattern_has_its_place():
         bits &= np.uint32(rng.integers(0, 1 << 32))
         bits |= np.uint32(rng.integers(0, 1 << 32)) & np.uint32(rng.integers(0, 1 << 32))
         array, share = bits.view(np.float32), int(rng.integers(1, size + 1)) / size
-        kept = chosen.take_largest(torch.from_numpy(array), share)
+        kept = select.take_largest(torch.from_numpy(array), share)
         assert kept.tolist() == by_sorting(array, share), turn
 
 
@@ -99,7 +99,9 @@ def test_a_gradient_of_any_layout_is_taken_in_logical_order(dtype):
     gradient = torch._neg_view(torch.randn(70, 90).to(dtype).t())
     compression = Compression(share=0.1, format="bf16")
     expected = compression.compress(convert.to_float32(gradient), None)
-    found = chosen.choose(compression, chosen.flat(gradient, gradient.device), None).compressed()
+    found = select.select_largest(
+        compression, select.flat(gradient, gradient.device), None
+    ).compressed()
     assert found.index.size == 630
     np.testing.assert_array_equal(found.index, expected.index)
     assert found.value.tobytes() == expected.value.tobytes()

@@ -14,15 +14,15 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
-from nearstep.torch.chosen import choose, flat
-from nearstep.torch.coded import Coded, decoded, flat_arrays, tensors
 from nearstep.torch.compression import Compressed, Compression
+from nearstep.torch.device_gradient import DeviceGradient, Write, write_at_once
+from nearstep.torch.dtensor import local
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.formats import Formats, copy_array, gradient_array
-from nearstep.torch.held import HeldGradient, Write, write_at_once
-from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.layout import Layout
-from nearstep.torch.spread import local
+from nearstep.torch.quantized import Coded, decoded, flat_arrays, tensors
+from nearstep.torch.select import flat, select_largest
+from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted, send_all
@@ -31,7 +31,7 @@ Reading = TypeVar("Reading")
 """A fetch that has begun."""
 
 
-class Resident:
+class DeviceParameter:
     """A parameter on the host and its extent on the device; moves data between the two.
 
     The host's copy is the one that the user sees and may change at any time. So each time before a
@@ -57,7 +57,7 @@ class Resident:
     left : what the last step left in the host's parameter: an array on the device with the same
         contents, by name; a fingerprint; or, of a small parameter, what was fetched. None if that
         is not known.
-    away : the device alone has the parameter (`settle`): steps neither send nor fetch it.
+    away : the device alone has the parameter (`push`): steps neither send nor fetch it.
     held : its gradient, if that is on the device until a step, or has been compressed for one.
     """
 
@@ -78,12 +78,12 @@ class Resident:
         self.extent = extent
         self.layout = layout
         self.interrupted: str | None = None
-        self.away = False
-        self.held: HeldGradient | HeldPairs | None = None
+        self.offloaded = False
+        self.held: DeviceGradient | SparseGradient | None = None
         self._current = "p"  # array with the contents of a parameter that is away
         self._traffic = traffic
         self._formats = formats
-        self.left: str | int | NDArray[Any] | None = None
+        self.last_seen: str | int | NDArray[Any] | None = None
         self._lent: list[str] = []
         self._landing: NDArray[np.float32] | None = None  # for the step that looked for it
         self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
@@ -107,7 +107,7 @@ class Resident:
     @property
     def is_on_host(self) -> bool:
         """Whether the host has all bits of the master."""
-        return not (self.away or self.keeps_master)
+        return not (self.offloaded or self.keeps_master)
 
     def host_master(self) -> NDArray[Any]:
         """The master of a parameter that is not away, as the host has it and the last step left it,
@@ -123,7 +123,7 @@ class Resident:
     def lose_master(self) -> None:
         """The memory of the master is gone: the next step sends it, if the host has it."""
         if self.is_on_host:
-            self.left = self._home = self._seen = None
+            self.last_seen = self._home = self._seen = None
 
     def resume(self) -> None:
         """Make what the device has the parameter, as a step would have left it."""
@@ -135,11 +135,11 @@ class Resident:
 
     def memento(self) -> tuple[object, ...]:
         """What `restore` needs to go back to now."""
-        return (self.left, self._home, self._loaded_master, self._is_new, self._current)
+        return (self.last_seen, self._home, self._loaded_master, self._is_new, self._current)
 
     def restore(self, memento: tuple[Any, ...]) -> None:
         """Go back to then. The memory of the master is gone."""
-        self.left, self._home, self._loaded_master, self._is_new, self._current = memento
+        self.last_seen, self._home, self._loaded_master, self._is_new, self._current = memento
         self.lose_master()
 
     def fetch(self, key: str) -> Mapping[str, Tensor]:
@@ -213,7 +213,7 @@ class Resident:
         ParameterError : the parameter has been given another number of elements.
         """
         self.check_size()
-        if self.away:
+        if self.offloaded:
             array = self.extent.read("p")
             self._traffic.masters_up += array.nbytes
         elif self._loaded_master is not None:
@@ -227,7 +227,7 @@ class Resident:
     def load_master(self, value: Tensor | None) -> None:
         """Have the next step send the parameter, with a saved master's bits where they agree."""
         self.interrupted = None
-        if self.away:
+        if self.offloaded:
             if not self.keeps_master or self._p != "fp32":
                 return
             with torch.no_grad():
@@ -239,7 +239,7 @@ class Resident:
             self._traffic.masters_down += master.nbytes
             self._current = "p"
             return
-        self.left = self._home = None
+        self.last_seen = self._home = None
         self._loaded_master = None
         if value is not None and self._p == "fp32":
             self._loaded_master = convert.to_float32(value).copy()
@@ -250,11 +250,11 @@ class Resident:
         A device that works on the host's memory takes a large fp32 parameter where it is: there is
         no other master, nothing to send and nothing to fetch. `check_size` has been called.
         """
-        if self.away or self._lend_parameter() or self._is_as_left:
+        if self.offloaded or self._lend_parameter() or self._is_as_left:
             return
         self._send_master(outbox)
 
-    def settle(self, *, unchanged: bool = False) -> None:
+    def push(self, *, unchanged: bool = False) -> None:
         """Have the device know the parameter as the host has it, and from then on alone: it is
         `away`, and its memory may go.
 
@@ -264,19 +264,19 @@ class Resident:
         ----------
         unchanged : nothing has changed the parameter since it came: that need not be looked for.
         """
-        if self.away:
+        if self.offloaded:
             return
         if not unchanged and not self._is_as_left:
             send_all(self._send_master)
             self._current = "p"
-        self.away = True
-        self.left = self._home = self._landing = self._seen = None
+        self.offloaded = True
+        self.last_seen = self._home = self._landing = self._seen = None
 
-    def stay(self) -> None:
-        """After `settle`: the parameter's memory has not gone, and counts again as it is."""
-        self.away = False
+    def keep(self) -> None:
+        """After `push`: the parameter's memory has not gone, and counts again as it is."""
+        self.offloaded = False
 
-    def bring(self) -> None:
+    def pull(self) -> None:
         """Fetch the parameter, which is away, into the memory that it has got again.
 
         To autograd this is no change.
@@ -287,11 +287,11 @@ class Resident:
 
     def arrived(self, copy: Tensor) -> None:
         """The parameter, which was away, has got what `copy` has."""
-        self.away = False
+        self.offloaded = False
         exact = self._current != "p" or not self.keeps_master
         self._leave(self._current if exact else None, copy)
 
-    def begin_bring(self, read: Callable[[Extent, str], Reading]) -> Reading:
+    def begin_pull(self, read: Callable[[Extent, str], Reading]) -> Reading:
         """Begin to fetch the parameter, which is away: `land` takes what is read.
 
         Parameters
@@ -304,7 +304,7 @@ class Resident:
         return reading
 
     def land(self, array: NDArray[Any]) -> None:
-        """End a `bring` that was begun, into memory that the parameter has got again."""
+        """End a `pull` that was begun, into memory that the parameter has got again."""
         with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
             self._store_into(array, self.parameter)
         self.arrived(self.parameter)
@@ -349,7 +349,7 @@ class Resident:
         self._lent.append("p")
         if self._home is None:
             self._traffic.masters_down += array.nbytes
-        self.left, self._home, self._loaded_master = None, array, None
+        self.last_seen, self._home, self._loaded_master = None, array, None
         return True
 
     def _sent_master(self) -> None:
@@ -404,7 +404,7 @@ class Resident:
         """The optimizer is gone, and with it every array but the master."""
         self._current = "p"
         self.held = self.interrupted = None
-        self.left = self._home = self._landing = self._seen = self._loaded_master = None
+        self.last_seen = self._home = self._landing = self._seen = self._loaded_master = None
 
     def hold_gradient(
         self,
@@ -417,18 +417,18 @@ class Resident:
         Parameters
         ----------
         gradient
-        write, wait : as of `HeldGradient`, of a first gradient.
+        write, wait : as of `DeviceGradient`, of a first gradient.
         """
         self.count_to_host(gradient)
-        assert not isinstance(self.held, HeldPairs), "nothing is added to what was compressed"
+        assert not isinstance(self.held, SparseGradient), "nothing is added to what was compressed"
         if self.held is not None:
             self.held.add(gradient)
             return
         form = self.gradient_format(gradient)
         array = gradient_array(form)
-        self.held = HeldGradient(self.extent, array, form, gradient, self._traffic, write, wait)
+        self.held = DeviceGradient(self.extent, array, form, gradient, self._traffic, write, wait)
 
-    def take_gradient(self, held: HeldGradient, *, negated: bool) -> str:
+    def take_gradient(self, held: DeviceGradient, *, negated: bool) -> str:
         """Make a gradient that the device keeps ready for a step; its format."""
         self._is_new = False
         held.ready(negated=negated)
@@ -464,7 +464,7 @@ class Resident:
         part = local(gradient)
         if not part.is_cpu:
             left = None if residual is None else flat(residual, part.device)
-            chosen = choose(compression, flat(part, part.device), left)
+            chosen = select_largest(compression, flat(part, part.device), left)
             self._traffic.gradients_to_host += chosen.nbytes
             return chosen.compressed()
         before = None if residual is None else convert.to_float32(residual)
@@ -480,7 +480,7 @@ class Resident:
 
     def fetch_parameter(self, inbox: Inbox) -> None:
         """Take over what a step left: the master, rounded to the parameter's format."""
-        if self.away:
+        if self.offloaded:
             self._current = self.wanted.array
             convert.mark_changed(self.parameter)
             return
@@ -509,7 +509,7 @@ class Resident:
         if array.dtype == np.float32 and self.parameter.dtype != torch.float32:
             self._leave(None)
         else:
-            self.left, self._home = array, None
+            self.last_seen, self._home = array, None
 
     def _store(self, array: NDArray[Any]) -> None:
         target, self._landing = self._landing, None
@@ -527,15 +527,17 @@ class Resident:
     @property
     def _is_as_left(self) -> bool:
         """Whether the host's parameter is what the last step left there, bit for bit."""
-        if isinstance(self.left, np.ndarray):
+        if isinstance(self.last_seen, np.ndarray):
             self._landing = self._found_landing()
             words = convert.to_words(self.parameter) if self._landing is None else self._landing
-            return words.dtype == self.left.dtype and words.tobytes() == self.left.tobytes()
-        if isinstance(self.left, str):
+            return (
+                words.dtype == self.last_seen.dtype and words.tobytes() == self.last_seen.tobytes()
+            )
+        if isinstance(self.last_seen, str):
             words = convert.to_words(self.parameter)
-            same_format = words.dtype == self.extent.segment.dtype_of(self.left)
-            return same_format and bool(self.extent.holds(self.left, words))
-        return self.left is not None and convert.fingerprint(self.parameter) == self.left
+            same_format = words.dtype == self.extent.segment.dtype_of(self.last_seen)
+            return same_format and bool(self.extent.holds(self.last_seen, words))
+        return self.last_seen is not None and convert.fingerprint(self.parameter) == self.last_seen
 
     def _found_landing(self) -> NDArray[np.float32] | None:
         """`convert.landing` of the parameter: that of the step before, if it still is."""
@@ -561,16 +563,16 @@ class Resident:
         self._home = None
         asked = array is not None and self.extent.segment.compares and not self._moves
         if array is not None and asked:
-            self.left = array
+            self.last_seen = array
         elif fingerprint is not None:
-            self.left = fingerprint
+            self.last_seen = fingerprint
         else:
-            self.left = convert.fingerprint(self.parameter if copy is None else copy)
+            self.last_seen = convert.fingerprint(self.parameter if copy is None else copy)
 
     @property
     def _known(self) -> bool:
         """Whether there is a master that the last step left."""
-        return self.left is not None or self._home is not None
+        return self.last_seen is not None or self._home is not None
 
     def _merged(self) -> NDArray[np.float32]:
         if self._home is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import (
@@ -51,14 +51,14 @@ class Member(NamedTuple):
     group: int
     position: int
     alike: object
-    resident: Resident
+    resident: DeviceParameter
     state: ParameterState
 
     @property
     def fits(self) -> bool:
         """Whether it may be in a bundle: fp32 as the device has it, all of its state there."""
         resident, state = self.resident, self.state
-        left, layout = resident.left, resident.layout
+        left, layout = resident.last_seen, resident.layout
         return (
             resident.is_small
             and is_plain(resident.parameter)
@@ -83,8 +83,8 @@ class Member(NamedTuple):
         )
 
 
-class Bundle:
-    """Parameters of one group whose extents are neighbours; moves data as a `Resident` does.
+class FlatBucket:
+    """Parameters of one group whose extents are neighbours; moves data as a `DeviceParameter` does.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Bundle:
         for resident in residents:
             at = resident.extent.start - first.start
             ranges.append(slice(at, at + resident.extent.count))
-            self._left[ranges[-1]] = resident.left
+            self._left[ranges[-1]] = resident.last_seen
             is_padding[ranges[-1]] = False
         self._padding = np.flatnonzero(is_padding)
         self._lefts = [self._left[each] for each in ranges]
@@ -141,10 +141,10 @@ class Bundle:
 
     def _adopt(self) -> None:
         for resident, left in zip(self._residents, self._lefts, strict=True):
-            resident.left = left
+            resident.last_seen = left
 
     @property
-    def first(self) -> tuple[Resident, ParameterState]:
+    def first(self) -> tuple[DeviceParameter, ParameterState]:
         """Of the first parameter: what holds for it holds for all."""
         return self._residents[0], self._states[0]
 
@@ -172,7 +172,7 @@ class Bundle:
                 return None
             gradients.append(gradient)
         held = map(is_, map(states.get, self.parameters), self._states)
-        left = (each.left for each in self._residents)
+        left = (each.last_seen for each in self._residents)
         keeps = all(held) and all(map(is_, left, self._lefts))
         return gradients if keeps and self._is_on_device and self._is_even else None
 
@@ -201,8 +201,10 @@ class Bundle:
         return self._held.issuperset(keys)
 
     def send(self, gradients: list[Tensor], outbox: Outbox, *, negated: bool) -> None:
-        """Send the gradients, their negations if `negated`, and parameters that were changed on
-        the host; see `Resident.send_master_if_changed` and `Resident.send_gradient`."""
+        """Send the gradients, negated if `negated`, and parameters that the host changed.
+
+        `DeviceParameter.send_master_if_changed` and `DeviceParameter.send_gradient` say more.
+        """
         torch._foreach_copy_(self._room_views, self.parameters)
         if not np.array_equal(self._room.view(np.uint32), self._left.view(np.uint32)):
             self._changed = True
@@ -238,7 +240,7 @@ class Bundle:
         self._traffic.parameters_up += 4 * self.elements
 
     def end_loan(self) -> None:
-        """The step has ended, see `Resident.end_loan`."""
+        """The step has ended, see `DeviceParameter.end_loan`."""
         if self._is_lent:
             self._is_lent = False
             self.extent.end_loan("g")
@@ -253,23 +255,23 @@ class Bundle:
             resident.interrupt(name)
 
 
-class Bundled(NamedTuple):
+class ReadyBucket(NamedTuple):
     """A bundle that can be used in a step, and the gradients."""
 
-    bundle: Bundle
+    bundle: FlatBucket
     gradients: list[Tensor]
 
 
-class Bundles:
+class FlatBuckets:
     """The bundles of one optimizer, which change with what its steps find."""
 
     def __init__(self) -> None:
-        self._bundles: list[Bundle] = []
+        self._bundles: list[FlatBucket] = []
         self._groups: list[list[Tensor]] = []
 
     def ready(
         self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]
-    ) -> list[Bundled]:
+    ) -> list[ReadyBucket]:
         """Those that the next step can use.
 
         There is none if a group has other parameters than when they were made: one may be in a
@@ -278,7 +280,7 @@ class Bundles:
         if not self._bundles or not self._are(groups):
             return []
         found = ((each, each.gradients(states)) for each in self._bundles)
-        return [Bundled(each, gradients) for each, gradients in found if gradients is not None]
+        return [ReadyBucket(each, gradients) for each, gradients in found if gradients is not None]
 
     def _are(self, groups: Sequence[Mapping[str, Any]]) -> bool:
         return len(groups) == len(self._groups) and all(
@@ -288,14 +290,14 @@ class Bundles:
 
     def keep(
         self,
-        used: Iterable[Bundle],
+        used: Iterable[FlatBucket],
         members: Iterable[Member],
         groups: Iterable[Mapping[str, Any]],
         traffic: Traffic,
     ) -> None:
         """After a step that used some bundles and updated other parameters, each in its group once:
         make bundles of what can be in one."""
-        made = [Bundle(each, traffic) for each in _runs(members) if len(each) > 1]
+        made = [FlatBucket(each, traffic) for each in _runs(members) if len(each) > 1]
         self._bundles = [*used, *made]
         if made:
             self._groups = [list(group["params"]) for group in groups]

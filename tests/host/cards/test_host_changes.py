@@ -24,7 +24,7 @@ BLOCKS = 1200
 
 
 class Late:
-    """Looks that end only after the drives have written something.
+    """Checks that end only after the drives have written something.
 
     Attributes
     ----------

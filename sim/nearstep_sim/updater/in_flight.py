@@ -29,7 +29,7 @@ _Next = Callable[[Any], int]
 """Fills in a `PeerEnd` that nobody has been told of; 0 if there is none."""
 
 
-class UnderWay:
+class InFlight:
     """Transfers by the number that the device's DMA engine knows them by.
 
     Parameters

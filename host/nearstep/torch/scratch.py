@@ -18,7 +18,7 @@ def empty(size: int) -> NDArray[np.float32]:
     return room[first : first + size]
 
 
-class Recycled:
+class ScratchPool:
     """Gives arrays the memory of earlier ones that nobody refers to any more.
 
     Large arrays that are made anew in each step would get new pages from the operating system each

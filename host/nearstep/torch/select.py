@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearstep.torch import convert
 from nearstep.torch.compression import Compressed, Compression
-from nearstep.torch.spread import local
+from nearstep.torch.dtensor import local
 from nearstep.torch.topk import BLOCK, NOTHING, kept_of_block
 
 BLOCKS_AT_ONCE = 64
@@ -98,7 +98,7 @@ def _largest_of(rows: Tensor, count: int, first: int) -> Tensor:
     return (starts + kept.sort(dim=1).values).view(-1)
 
 
-def choose(compression: Compression, gradient: Tensor, residual: Tensor | None) -> Chosen:
+def select_largest(compression: Compression, gradient: Tensor, residual: Tensor | None) -> Chosen:
     """What `Compression.compress` does, where the gradient is.
 
     Of a sum that is NaN the bits besides are those that the accelerator makes.

@@ -14,15 +14,15 @@ from torch.nn import Parameter
 
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.cache import ParameterCache
+from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import EarlyUpdateError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.parameter import OffloadedParameter, ParameterView, tensors, views
 from nearstep.torch.offload.saved import SavedHooks
-from nearstep.torch.offload.space import Space
 
 
-class Uses:
+class AccessHooks:
     """What happens when a function of torch is called with parameters.
 
     Parameters
@@ -37,15 +37,15 @@ class Uses:
     saving : parameters of which the next `detach` makes a tensor with memory of its own.
     """
 
-    def __init__(self, space: Space, gradients: Gradients) -> None:
+    def __init__(self, space: ParameterCache, gradients: Gradients) -> None:
         self.space = space
         self.gradients = gradients
         self.saved = SavedHooks(space)
-        self.saving: set[DeviceCopy] = set()
-        self._hooked: dict[DeviceCopy, Any] = {}
+        self.saving: set[ComputeCopy] = set()
+        self._hooked: dict[ComputeCopy, Any] = {}
 
     @contextmanager
-    def of(self, func: Callable[..., Any], copies: Sequence[DeviceCopy]) -> Iterator[None]:
+    def of(self, func: Callable[..., Any], copies: Sequence[ComputeCopy]) -> Iterator[None]:
         """Have parameters here during a call.
 
         Raises
@@ -60,7 +60,7 @@ class Uses:
         with self.space.using(copies), nullcontext() if watch is None else watch.seeing():
             yield
 
-    def watch(self, result: Any, uses: Sequence[tuple[DeviceCopy, object]]) -> None:
+    def watch(self, result: Any, uses: Sequence[tuple[ComputeCopy, object]]) -> None:
         """Have backward say so before it comes to what a function returned, and know results on the
         memory of parameters again."""
         if not torch.is_grad_enabled():
@@ -76,14 +76,14 @@ class Uses:
                 if node is not None:
                     node.register_prehook(partial(_expect, self.gradients, growing))
 
-    def requires_grad_changed(self, copies: Iterable[DeviceCopy]) -> None:
+    def requires_grad_changed(self, copies: Iterable[ComputeCopy]) -> None:
         """Parameters may require a gradient that did not."""
         for copy in copies:
             copy.watch_gradient()
             self.hook(copy)
             self.space.follow(copy)
 
-    def hook(self, copy: DeviceCopy) -> None:
+    def hook(self, copy: ComputeCopy) -> None:
         """Have a parameter's gradient go when it is complete, if it requires one."""
         if copy.parameter.requires_grad and copy not in self._hooked:
             complete = partial(_complete, weakref.ref(self.gradients), weakref.ref(copy))
@@ -101,7 +101,7 @@ class Uses:
                 handle.remove()
         self._hooked.clear()
 
-    def check_data(self, copy: DeviceCopy, value: Tensor) -> None:
+    def check_data(self, copy: ComputeCopy, value: Tensor) -> None:
         """Raise `ParameterError` unless a parameter may have this as its data."""
         own = copy.parameter
         for what, expected, actual in (
@@ -112,7 +112,7 @@ class Uses:
             if expected != actual:
                 raise ParameterError(copy.name, f"of {what} {expected} while offloaded", actual)
 
-    def make_room(self, copy: DeviceCopy, value: Tensor) -> None:
+    def make_room(self, copy: ComputeCopy, value: Tensor) -> None:
         """Have room for the memory of what is to be a parameter's data.
 
         Raises
@@ -129,7 +129,7 @@ class Uses:
         """A copy of a parameter: a plain one."""
         return parameter.plain()
 
-    def rebind(self, copies: Iterable[DeviceCopy]) -> None:
+    def rebind(self, copies: Iterable[ComputeCopy]) -> None:
         """Parameters have been given other memory."""
         for copy in copies:
             self.space.rebind(copy)
@@ -137,14 +137,14 @@ class Uses:
 
 @eager
 def _expect(
-    gradients: Gradients, uses: Sequence[tuple[DeviceCopy, object]], _: Sequence[Tensor]
+    gradients: Gradients, uses: Sequence[tuple[ComputeCopy, object]], _: Sequence[Tensor]
 ) -> None:
     gradients.expect(uses)
 
 
 @eager
 def _arriving(
-    gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Any
+    gradients: Callable[[], Gradients | None], copy: Callable[[], ComputeCopy | None], _: Any
 ) -> None:
     found, of = gradients(), copy()
     if found is not None and of is not None:
@@ -153,7 +153,7 @@ def _arriving(
 
 @eager
 def _complete(
-    gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Tensor
+    gradients: Callable[[], Gradients | None], copy: Callable[[], ComputeCopy | None], _: Tensor
 ) -> None:
     found, of = gradients(), copy()
     if found is not None and of is not None:

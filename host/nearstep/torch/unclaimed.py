@@ -10,15 +10,15 @@ from torch import Tensor
 from nearstep.device import Device
 from nearstep.placement import Placement
 from nearstep.torch.layout import Layout
-from nearstep.torch.lease import Lease
-from nearstep.torch.resident import Resident
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.traffic import Traffic
 
 
-class Waiting:
+class UnclaimedParameter:
     """A parameter's place on a device, which an optimizer there may adopt.
 
-    The memory goes back to the device with the `Resident`.
+    The memory goes back to the device with the `DeviceParameter`.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Waiting:
     resident
     """
 
-    def __init__(self, resident: Resident, lease: Lease) -> None:
+    def __init__(self, resident: DeviceParameter, lease: SharedDevice) -> None:
         self.resident = resident
         self._lease = lease
         self._adopter: weakref.ref[Any] | None = None
@@ -59,7 +59,7 @@ class Waiting:
         traffic: Traffic,
         *,
         narrow: bool = False,
-    ) -> Resident:
+    ) -> DeviceParameter:
         """Make it an optimizer's; its memory is part of a placement until that is freed."""
         extent = self.resident.extent
         placement.adopt(extent.segment, extent.end)
@@ -69,12 +69,12 @@ class Waiting:
         return self.resident
 
 
-def waiting(parameter: Tensor) -> Waiting | None:
+def waiting(parameter: Tensor) -> UnclaimedParameter | None:
     """What is known of a parameter that `nearstep.offload.init` has sent, and that no engine looks
     after yet."""
-    found: Waiting | None = getattr(parameter, "_waiting", None)
+    found: UnclaimedParameter | None = getattr(parameter, "_waiting", None)
     return found
 
 
-def _free(segment: Any, _: Lease) -> None:
+def _free(segment: Any, _: SharedDevice) -> None:
     segment.free()

@@ -7,12 +7,12 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import KernelShell
+from nearstep_hw.updater.kernel_core import KernelCore
 from nearstep_hw.updater.unit_row import UnitMaker, connect_units, outside_ports
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 
-class AdamKernel(wiring.Component):
+class UpdateKernel(wiring.Component):
     """The Adam kernel with AXI4-Lite registers: what is synthesised.
 
     Flat Verilog ports, with W = 32 `config.units`:
@@ -47,17 +47,17 @@ class AdamKernel(wiring.Component):
     s_axil : AXI4-Lite registers, see `adam_kernel_map`.
     m_axi : AXI4 to memory.
     fu : the functional units, if they are outside.
-    i_pairs_clk, o_pairs_enable : see `KernelShell`; if the units are outside and the kernel takes
+    i_pairs_clk, o_pairs_enable : see `KernelCore`; if the units are outside and the kernel takes
         pairs.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """
 
     def __init__(
-        self, config: AdamKernelConfig, *, unit: UnitMaker | None = FunctionalUnit
+        self, config: UpdateKernelConfig, *, unit: UnitMaker | None = FunctionalUnit
     ) -> None:
         self.unit = unit
-        self.shell = KernelShell(config)
+        self.shell = KernelCore(config)
         super().__init__(
             {
                 "s_axil": In(AxiLiteSignature()),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nearstep_sim.bench.axi_memory import DECERR, SLVERR, BurstError
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
@@ -25,8 +25,8 @@ from .shell_bench import MEMORY_BYTES, PLACE_BYTES, ShellBench
 BLOCK, BEAT = 16, 8  # elements, bytes
 SMALL = {"lanes": 2, "functional_units": 1, "block_bytes": 4 * BLOCK}
 KERNELS = {
-    "ultrascale_plus": AdamKernelConfig(**SMALL),
-    "ecp5": AdamKernelConfig(**SMALL, technology="ecp5", windows=1),  # a cycle for each window
+    "ultrascale_plus": UpdateKernelConfig(**SMALL),
+    "ecp5": UpdateKernelConfig(**SMALL, technology="ecp5", windows=1),  # a cycle for each window
 }
 READS = {"p": Stream.P_READ, "g": Stream.G_READ, "m": Stream.M_READ, "v": Stream.V_READ}
 KINDS = ("read", "write", "valid")
@@ -241,7 +241,7 @@ def test_what_a_run_is_told_may_not_change_in_it():
     bench.simulate(runs)
 
 
-RICH = AdamKernelConfig(
+RICH = UpdateKernelConfig(
     **SMALL,
     rules=("adam", "sgd_momentum"),
     gradient_formats=("fp32", "fp16", "bf16"),
