@@ -7,6 +7,10 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
+from nearstep.torch.errors import check_torch
+
+check_torch(torch.__version__)  # before its newer names are used: here, and by those who import it
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

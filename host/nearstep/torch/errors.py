@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from nearstep.errors import ArgumentError, NearstepError
+
+LOWEST = (2, 11)
+"""The first release of torch whose fused steps are known to have the bits of a device's."""
+
+
+class TorchVersionError(NearstepError, ImportError):
+    """A release of torch that is too old."""
+
+    def __init__(self, version: str) -> None:
+        self.expected = ".".join(map(str, LOWEST))
+        self.actual = version
+        super().__init__(
+            f"torch must be {self.expected} or newer, not {version}: pip install 'nearstep[torch]'"
+        )
+
+
+def check_torch(version: str) -> None:
+    """Check that nearstep works with a release of torch.
+
+    Raises
+    ------
+    TorchVersionError
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is not None and (int(found[1]), int(found[2])) < LOWEST:
+        raise TorchVersionError(version)
 
 
 class UnsupportedOptionError(ArgumentError):

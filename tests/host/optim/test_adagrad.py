@@ -15,6 +15,8 @@ from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import ArgumentError, BusResponseError
 from nearstep.torch.errors import HyperparameterError, StateError, UnsupportedOptionError
 
+from .conftest import late_adagrad
+
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 
 pytestmark = pytest.mark.skipif(
@@ -110,6 +112,7 @@ def test_state_from_the_beginning_as_in_torch(pair, give_gradients, assert_equal
     assert list(optimizer.state[ours[0]]) == ["step", "sum"]
 
 
+@late_adagrad
 def test_groups_that_are_added_later_start_like_torchs(
     pair, make_parameters, give_gradients, assert_equal_bits
 ):
@@ -197,6 +200,7 @@ def test_checkpoints_are_interchangeable_with_torchs(
         assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@late_adagrad
 @pytest.mark.parametrize("how", ["load nothing", "clear all", "clear one", "delete"])
 def test_state_that_is_thrown_away_starts_again_from_the_initial_value(
     how, pair, give_gradients, assert_equal_bits

@@ -8,7 +8,7 @@ import torch
 import nearstep
 from nearstep.torch.errors import HyperparameterError
 
-from .conftest import like_torch
+from .conftest import late_adagrad, like_torch
 from .scaling import KINDS, SCALERS, pair, scaled, scalers
 
 
@@ -19,7 +19,10 @@ def device(scaling_device):
 
 @like_torch
 @pytest.mark.parametrize("scaler", SCALERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=late_adagrad) if kind == "Adagrad" else kind for kind in KINDS],
+)
 def test_training_with_a_scaler_is_torchs_with_its_fused_step(
     kind, scaler, device, make_parameters, give_gradients, assert_equal_bits
 ):

@@ -6,6 +6,7 @@
 Ref: COARSE paper, sections III and IV-B.
 """
 
+from nearstep.torch import eager  # noqa: F401 - it refuses an old torch
 from nearstep.torch.distributed.dual import dual_hook, measure_dual
 from nearstep.torch.distributed.fallback import GlooFallbackWarning
 from nearstep.torch.distributed.hook import ddp_hook
