@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nearstep.torch import eager
 from nearstep.errors import NearstepError
+from nearstep.torch import eager
 from nearstep.torch.errors import LOWEST, TorchVersionError, check_torch
 
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
