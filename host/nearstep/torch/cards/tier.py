@@ -129,6 +129,7 @@ class CardTier(DriveTier[CardSegment]):
         for segment in self.segments:
             self.forget_gradients(segment)
         super().commit(meta)
+        self._ahead.use(self.store)  # another one, if the commit was in doubt
 
     def forget(self) -> None:
         """Nothing stays in the memory of a card."""
