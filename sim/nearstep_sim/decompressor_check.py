@@ -235,18 +235,18 @@ def command(
     )
     with reported(failed=(TypeError,)):  # its unit is none
         bench = RecordBench(user, lanes=LANES)
-    with reported(failed=(DecompressorError,)), working(name, total=4 + area) as told:
+    with reported(failed=(DecompressorError,)), working(name, total=4 + area) as progress:
         with closing(bench):
-            told(f"{name}: compressed again")
+            progress(f"{name}: compressed again")
             trips = round_trips(user, trips=runs, seed=seed)
-            told(f"{name}: {runs} runs")
+            progress(f"{name}: {runs} runs")
             exact = exactness(bench, runs=runs, seed=seed)
             rows = _exact_rows(trips, exact, seed)
             if exact.passed:  # of wrong results there is no rate
-                told(f"{name}: rates")
+                progress(f"{name}: rates")
                 rows += _rate_rows(rates(bench, seed=seed))
         if area:
-            told(f"{name}: synthesis")
+            progress(f"{name}: synthesis")
             rows.append(("area", _area(user)))
     for title, text in rows:
         typer.echo(f"  {title:11}{text}")

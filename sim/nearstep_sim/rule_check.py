@@ -174,7 +174,7 @@ def check(
     *,
     vectors: int = 200_000,
     seed: int = 1,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Check:
     """Build the functional unit of `rule`, Verilate it, and compare it with the numpy model.
 
@@ -183,12 +183,12 @@ def check(
     rule : with at least one array that is read.
     vectors : elements sent through the unit at full rate; a sixteenth of them again with stalls.
     seed
-    told : is called with what begins.
+    progress : is called with what begins.
     """
     unit = FunctionalUnit(rule)
-    told(f"{rule.name}: {vectors} vectors")
+    progress(f"{rule.name}: {vectors} vectors")
     exactness = _exactness(unit, vectors, seed)
-    told(f"{rule.name}: throughput")
+    progress(f"{rule.name}: throughput")
     return Check(rule, unit.latency, exactness, _throughput(unit, seed))
 
 
@@ -279,11 +279,11 @@ def command(
             failed = True
             continue
         typer.echo(f"{rule.name}: {', '.join(rule.arrays_in)} -> {', '.join(rule.arrays_out)}")
-        with working(rule.name, total=3 + area_) as told:
-            done = check(rule, vectors=vectors, seed=seed, told=told)
+        with working(rule.name, total=3 + area_) as progress:
+            done = check(rule, vectors=vectors, seed=seed, progress=progress)
             rows = _report(done)
             if area_:
-                told(f"{rule.name}: synthesis")
+                progress(f"{rule.name}: synthesis")
                 cells = area(rule)
                 rows.append(
                     ("area", f"{cells.dsp} DSP48E2, {cells.lut} LUT, {cells.ff} FF a unit (xcup)")

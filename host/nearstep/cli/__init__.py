@@ -106,7 +106,7 @@ def main() -> None:
         try:
             _app()(prog_name="nearstep")
         finally:
-            sys.stdout.flush()  # a full disk is told here, or else by the interpreter as it ends
+            sys.stdout.flush()  # a full disk is an error here, not at the interpreter's end
     except ModuleNotFoundError as error:
         raise SystemExit(f"{error}: see `nearstep doctor`") from None
     except (NearstepError, OSError, RecursionError, MemoryError, OverflowError) as error:

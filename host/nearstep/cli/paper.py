@@ -72,19 +72,19 @@ def axdimm(
     rates: list[Rate] = []
     rows: list[Row] = []
     parts = len(chosen) + kernel * (len(axdimm_kernel.DEVICES) + 1)
-    with working("Table 5" if kernel else "Table 6", total=parts) as told:
+    with working("Table 5" if kernel else "Table 6", total=parts) as progress:
         if kernel:
             rates += axdimm_kernel.PRINTED
             for rate in axdimm_kernel.measured():
                 rates.append(rate)
-                told("Table 5")
+                progress("Table 5")
             core = axdimm_kernel.this_core()
             rates += [core] if core else []
-            told("Table 6")
+            progress("Table 6")
         printed = {name: axdimm_training.TABLE_6[name] for name in chosen}
         for row in axdimm_training.table_6(printed, policy=policy):
             rows.append(row)
-            told("Table 6")
+            progress("Table 6")
     give_json(plain(rates, rows), as_json, output)
     if not as_json:
         if rates:

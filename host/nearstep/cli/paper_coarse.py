@@ -63,14 +63,14 @@ def command(
     dual: list[dict[str, Any]] = []
     sums: list[Cost] = []
     pipelines = pushed() if timeline else []
-    with working("timelines") as told:
+    with working("timelines") as progress:
         for share, gpu in shares.items() if timeline else ():
             for run in runs(gpu):
                 dual.append({"gpu": share, **_dual(run)})
-                told(f"timelines: {run.model} on {run.machine}")
+                progress(f"timelines: {run.model} on {run.machine}")
         for cost in costs() if timeline else ():
             sums.append(cost)
-            told(f"timelines: {cost.fabric.members} devices")
+            progress(f"timelines: {cost.fabric.members} devices")
         if image is not None:
             draw(rows, next(runs(shares["fitted"])), pipelines, sums, image)
     written = {

@@ -35,14 +35,14 @@ def command(
     found: list[Row] = []
     changed: list[Sensitivity] = []
     evaluation = Evaluation()
-    with working("section V") as told:
+    with working("section V") as progress:
         for row in evaluation.rows() if rows else ():
             found.append(row)
-            told(f"section V: {row.name}")
+            progress(f"section V: {row.name}")
         under = memferry.evaluations()
         for each in memferry.sensitivity(names, under) if sensitivity else ():
             changed.append(each)
-            told(f"assumptions: {each.variant}")
+            progress(f"assumptions: {each.variant}")
         full = sensitivity and names == memferry.MODELS_OF_FIGURE_9
         memory = {name: [*each.memory()] for name, each in under.items()} if full else {}
     plans = [_gaps(evaluation, name) for name in names]

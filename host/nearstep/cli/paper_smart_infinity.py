@@ -58,17 +58,17 @@ def command(
         raise typer.BadParameter(str(error), param_hint="--bench") from None
     rows: list[Row] = []
     changed: list[Sensitivity] = []
-    with working("Smart-Infinity") as told:
+    with working("Smart-Infinity") as progress:
         evaluation = Evaluation()
         for row in evaluation.rows(parts):
             rows.append(row)
-            told(row.name)
+            progress(row.name)
         rows += benches
         if sensitivity is None:
             sensitivity = set(parts) == set(smart_infinity.PARTS)
         for each in smart_infinity.sensitivity() if sensitivity else ():
             changed.append(each)
-            told(f"assumptions: {each.variant}")
+            progress(f"assumptions: {each.variant}")
         if image is not None:
             draw(evaluation, image)
     found = errors(rows) if any(row.speedup for row in rows) else None

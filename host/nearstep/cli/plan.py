@@ -86,11 +86,11 @@ def command(
     )
     with (
         reported(wrong=(ValueError, OSError), failed=(PlanError,)),
-        working("profiling", total=2) as told,
+        working("profiling", total=2) as progress,
     ):
         setup = {"batch": batch, "sequence": sequence, "dtype": dtype, "gpu": gpu}
         found = _profile(source, platform, {**setup, "host_params_per_s": host_rate})
-        told(f"planning {len(found.layers)} layers")
+        progress(f"planning {len(found.layers)} layers")
         made = _plan(found, use, budget, reserve, by, keep)  # type: ignore[arg-type]
     timeline = _timeline(made, system)
     show(made, timeline, system)

@@ -28,7 +28,7 @@ def timeline_of(
     steps: int = 2,
     compression: float | None = None,
     max_grad_norm: float | None = None,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Timeline:
     """The last of some steps on parameters of these sizes, with gradients at random.
 
@@ -39,7 +39,7 @@ def timeline_of(
     optimizer : one of `OPTIMIZERS`.
     steps : at least 1. The first sends the parameters, too.
     compression, max_grad_norm : as the optimizers take them.
-    told : is called with what begins.
+    progress : is called with what begins.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def timeline_of(
             parameters, device=device, compression=compression, max_grad_norm=max_grad_norm
         )
         for step in range(1, steps + 1):
-            told(f"step {step} of {steps}")
+            progress(f"step {step} of {steps}")
             for parameter in parameters:
                 parameter.grad = torch.randn(parameter.shape, generator=generator)
             made.step()
@@ -107,7 +107,7 @@ def command(
         elements = [int(size) for size in sizes.split(",")]
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--sizes") from None
-    with reported(), working(f"opening {url}", total=steps + 1) as told:
+    with reported(), working(f"opening {url}", total=steps + 1) as progress:
         timeline = timeline_of(
             url,
             elements,
@@ -115,7 +115,7 @@ def command(
             steps=steps,
             compression=compression,
             max_grad_norm=max_grad_norm,
-            told=told,
+            progress=progress,
         )
     text = f"{timeline.makespan} cycles, {timeline.makespan / timeline.limit:.3f} of the busiest"
     with reported():

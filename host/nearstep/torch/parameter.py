@@ -256,7 +256,7 @@ class DeviceParameter:
 
     def push(self, *, unchanged: bool = False) -> None:
         """Have the device know the parameter as the host has it, and from then on alone: it is
-        `away`, and its memory may go.
+        `offloaded`, and its memory may be freed.
 
         `check_size` has been called.
 

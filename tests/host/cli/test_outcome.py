@@ -247,6 +247,8 @@ def test_the_page_has_every_command_and_what_its_statuses_mean() -> None:
 
 
 def test_what_takes_long_says_what_it_is_doing() -> None:
-    told: list[str] = []
-    timeline_of("sim:axdimm?lanes=1&block_bytes=512&memory=ideal", [16], steps=2, told=told.append)
-    assert told == ["step 1 of 2", "step 2 of 2"]
+    said: list[str] = []
+    timeline_of(
+        "sim:axdimm?lanes=1&block_bytes=512&memory=ideal", [16], steps=2, progress=said.append
+    )
+    assert said == ["step 1 of 2", "step 2 of 2"]

@@ -57,7 +57,7 @@ class Prefetcher:
     def begin(self) -> None:
         """Begin to read what the step before has read first.
 
-        Nobody else uses that memory until `settle` or `drop`.
+        Nobody else uses that memory until `discard_stale` or `cancel`.
 
         Raises
         ------
