@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nearstep
-from nearstep.torch.sequence import SequentialSteps
+from nearstep.torch.homes.home import DeviceHome
 from nearstep_sim.axdimm.dimm import DimmBackend
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&fu=native"
@@ -37,8 +37,7 @@ def sizes_of(parameters: int) -> list[int]:
 def optimizer_of(parameters: list[torch.Tensor], device: nearstep.Device, kind: str) -> Any:
     optimizer = nearstep.optim.AdamW(parameters, lr=1e-3, device=device)
     if kind == "sequence":
-        given = optimizer.device, optimizer._placement, optimizer._settings, optimizer._traffic
-        optimizer._steps = SequentialSteps(*given)
+        optimizer._steps.home = DeviceHome(optimizer.device, overlaps=False)
     return optimizer
 
 

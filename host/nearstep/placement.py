@@ -119,6 +119,10 @@ class Segment:
         first = layout.offset(start)
         return block, first, first + layout.nbytes(stop - start)
 
+    def is_coded(self, array: str) -> bool:
+        """Whether an array is in 8 bits."""
+        return array in self._coded
+
     def runs_on(self, count: int) -> bool:
         """Whether a run may go on behind an extent of `count` elements: if no padding has a scale
         together with any of them."""

@@ -22,17 +22,17 @@ from torch import Tensor
 from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
+from nearstep.torch.exchange import (
+    SMALL_ELEMENTS,
+    TOGETHER_ELEMENTS,
+    Results,
+    Sending,
+    Sends,
+    Target,
+)
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.transfers import (
-    SMALL_ELEMENTS,
-    TOGETHER_ELEMENTS,
-    Inbox,
-    Outbox,
-    Sending,
-    Wanted,
-)
 
 _FP32 = torch.float32
 
@@ -200,7 +200,7 @@ class FlatBucket:
         """Whether these moments are on the device already."""
         return self._held.issuperset(keys)
 
-    def send(self, gradients: list[Tensor], outbox: Outbox, *, negated: bool) -> None:
+    def send(self, gradients: list[Tensor], sends: Sends, *, negated: bool) -> None:
         """Send the gradients, negated if `negated`, and parameters that the host changed.
 
         `DeviceParameter.send_master_if_changed` and `DeviceParameter.send_gradient` say more.
@@ -209,13 +209,13 @@ class FlatBucket:
         if not np.array_equal(self._room.view(np.uint32), self._left.view(np.uint32)):
             self._changed = True
             for resident in self._residents:
-                resident.send_master_if_changed(outbox)
+                resident.send_master_if_changed(sends)
         torch._foreach_copy_(self._room_views, gradients)
         array = convert.negated(self._room) if negated else self._room
         if not self.is_small and self.extent.lend("g", array):
             self._is_lent = True
         else:
-            outbox.send(Sending(self.extent, "g", array))
+            sends.send(Sending(self.extent, "g", array))
         self._traffic.gradients_down += 4 * self.elements
 
     @property
@@ -223,16 +223,16 @@ class FlatBucket:
         """Whether it is copied together with its neighbours."""
         return self.extent.count < SMALL_ELEMENTS
 
-    @property
-    def wanted(self) -> Wanted:
-        """What a step leaves for `fetch_parameter`."""
-        return Wanted(self.extent, "p")
+    is_fetched = True
+    """Whether a step fetches the parameters."""
 
-    def fetch_parameter(self, inbox: Inbox) -> None:
-        """Take over what a step left."""
-        found = inbox.take(self.wanted, self._left)
-        if found is not self._left:
-            self._left[:] = found
+    def target(self, *, direct: bool, fingerprints: bool) -> Target:
+        """Memory for the result of a step."""
+        return Target(np.empty(self.extent.count, np.float32), sums=False)
+
+    def take_result(self, results: Results) -> None:
+        """Take over the result of a step."""
+        results.take(self.extent, self._left)
         self._left[self._padding] = 0.0
         torch._foreach_copy_(self.parameters, self._left_views)
         if self._changed:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from nearstep.placement import Placement
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.storage.blocks import BLOCK_BYTES
-from nearstep.torch.cards.steps import CardSteps
 from nearstep.torch.cards.tier import CardTier
+from nearstep.torch.execution import StepExecutor
+from nearstep.torch.homes.peer import PeerHome
 from nearstep.torch.layout import Layout
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.held_store import HeldStore
@@ -17,7 +18,6 @@ from nearstep.torch.overflow.opening import OpenStore
 from nearstep.torch.overflow.options import Overflow
 from nearstep.torch.overflow.tier import Tier
 from nearstep.torch.settings import Settings
-from nearstep.torch.step import Steps
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.device import KernelDevice
 
@@ -38,7 +38,7 @@ class OnDrives(NamedTuple):
 
     opened: OpenStore
     tier: DriveTier[Any]
-    steps: Steps | None
+    steps: StepExecutor | None
 
 
 def on_drives(
@@ -71,8 +71,9 @@ def on_drives(
             cards=True,
         )
         drives = HeldStore(opened.store, owns=opened.owns)
-        steps = CardSteps(device, placement, settings, traffic, opened.store, naive=settings.naive)
-        tier = CardTier(drives, device, traffic, steps.ahead, steps.looks)
+        home = PeerHome(device, traffic, opened.store, naive=settings.naive)
+        steps = StepExecutor(device, placement, settings, traffic, home)
+        tier = CardTier(drives, device, traffic, home.prefetcher, home.checks)
         tier.source, tier.replaces = opened.source, opened.replaces
         return OnDrives(opened, tier, steps)
     opened = OpenStore(options, title, groups, moments)

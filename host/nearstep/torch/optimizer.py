@@ -21,9 +21,10 @@ from nearstep.torch.checks import check_parameter, label
 from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import StateError, UnsupportedOptionError
+from nearstep.torch.execution import StepExecutor
 from nearstep.torch.flat_bucket import FlatBuckets
 from nearstep.torch.formats import Formats
-from nearstep.torch.graphs import steps_of
+from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.on_drives import on_drives
 from nearstep.torch.overflow.opening import given_groups
 from nearstep.torch.parameter import DeviceParameter
@@ -32,7 +33,6 @@ from nearstep.torch.scratch import ScratchPool
 from nearstep.torch.settings import Settings, scans
 from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.state import ParameterState
-from nearstep.torch.step import Steps
 from nearstep.torch.stepping import SteppingOptimizer
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.unclaimed import waiting
@@ -346,7 +346,7 @@ class DeviceOptimizer(SteppingOptimizer):
             self._held_only = False
 
     @contextmanager
-    def stepping_by(self, steps: Callable[[Steps], Steps]) -> Iterator[None]:
+    def stepping_by(self, steps: Callable[[StepExecutor], StepExecutor]) -> Iterator[None]:
         """Make steps in another way in this `with` statement.
 
         Parameters
@@ -385,7 +385,10 @@ class DeviceOptimizer(SteppingOptimizer):
         self._tier = None
         self._residual_memory = ScratchPool()
         self._bundles = FlatBuckets()
-        self._steps = steps_of(self._lease.device, self._placement, self._settings, self._traffic)
+        home = DeviceHome(self._lease.device)
+        self._steps = StepExecutor(
+            self._lease.device, self._placement, self._settings, self._traffic, home
+        )
         self.around_update = nullcontext
         self._held_only = False
         self._interrupted = None

@@ -36,11 +36,18 @@ class PairList(NamedTuple):
     data: Sequence[NDArray[np.generic]]
     rooms: Sequence[Buffer]
 
-    def lines(self) -> Iterator[tuple[Buffer, NDArray[np.generic]]]:
-        """Whole lines, and what is to be written there: what remains of the last one is 0."""
+    def writes(self, *, lines: bool) -> Iterator[tuple[Buffer, NDArray[np.generic]]]:
+        """What is to be written, and where.
+
+        Parameters
+        ----------
+        lines : write whole lines, with 0 in the rest of the last one.
+        """
         for room, data in zip(self.rooms, self.data, strict=True):
-            if room.size:
+            if room.size and lines:
                 yield room, np.pad(data, (0, room.size - data.size))
+            elif room.size:
+                yield room[: data.size], data
 
 
 class PairSpace:

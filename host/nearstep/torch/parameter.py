@@ -18,6 +18,7 @@ from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.device_gradient import DeviceGradient, Write, write_at_once
 from nearstep.torch.dtensor import local
 from nearstep.torch.errors import InterruptedStepError, ParameterError
+from nearstep.torch.exchange import SMALL_ELEMENTS, Results, Sending, Sends, Target, send_now
 from nearstep.torch.formats import Formats, copy_array, gradient_array
 from nearstep.torch.layout import Layout
 from nearstep.torch.quantized import Coded, decoded, flat_arrays, tensors
@@ -25,7 +26,6 @@ from nearstep.torch.select import flat, select_largest
 from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted, send_all
 
 Reading = TypeVar("Reading")
 """A fetch that has begun."""
@@ -244,7 +244,7 @@ class DeviceParameter:
         if value is not None and self._p == "fp32":
             self._loaded_master = convert.to_float32(value).copy()
 
-    def send_master_if_changed(self, outbox: Outbox) -> None:
+    def send_master_if_changed(self, sends: Sends) -> None:
         """Make the host's parameter the master, unless it is what the last step left there.
 
         A device that works on the host's memory takes a large fp32 parameter where it is: there is
@@ -252,7 +252,7 @@ class DeviceParameter:
         """
         if self.offloaded or self._lend_parameter() or self._is_as_left:
             return
-        self._send_master(outbox)
+        self._send_master(sends)
 
     def push(self, *, unchanged: bool = False) -> None:
         """Have the device know the parameter as the host has it, and from then on alone: it is
@@ -267,7 +267,7 @@ class DeviceParameter:
         if self.offloaded:
             return
         if not unchanged and not self._is_as_left:
-            send_all(self._send_master)
+            send_now(self._send_master)
             self._current = "p"
         self.offloaded = True
         self.last_seen = self._home = self._landing = self._seen = None
@@ -327,7 +327,7 @@ class DeviceParameter:
         plain = array.dtype == np.float32
         (convert.store if plain else convert.store_words)(array, tensor)
 
-    def _send_master(self, outbox: Outbox) -> None:
+    def _send_master(self, sends: Sends) -> None:
         parameter = self.parameter
         master: NDArray[Any]
         if self._loaded_master is not None:
@@ -338,7 +338,7 @@ class DeviceParameter:
             master = convert.to_float32(parameter)
         else:
             master = convert.to_words(parameter)
-        outbox.send(Sending(self.extent, "p", master, self._sent_master))
+        sends.send(Sending(self.extent, "p", master, self._sent_master))
         self._traffic.masters_down += master.nbytes
 
     def _lend_parameter(self) -> bool:
@@ -369,7 +369,7 @@ class DeviceParameter:
         """
         return self._formats.copy_of(self.parameter.dtype) if self._narrow else None
 
-    def send_gradient(self, gradient: Tensor, outbox: Outbox, *, negated: bool = False) -> None:
+    def send_gradient(self, gradient: Tensor, sends: Sends, *, negated: bool = False) -> None:
         """Send a gradient of any of `convert.FORMATS`, as `gradient_format` says; its
         negation if `negated`.
 
@@ -386,7 +386,7 @@ class DeviceParameter:
         if not self.is_small and self.extent.lend(name, array):
             self._lent.append(name)
         else:
-            outbox.send(Sending(self.extent, name, array))
+            sends.send(Sending(self.extent, name, array))
         self._traffic.gradients_down += array.nbytes
         self.count_to_host(gradient)
 
@@ -473,38 +473,58 @@ class DeviceParameter:
         return compression.compress(whole, before, take=take, memory=memory)
 
     @property
-    def wanted(self) -> Wanted:
-        """What a step leaves for `fetch_parameter`."""
+    def result(self) -> str:
+        """Array that has the parameter behind a step: the master, or a copy in its format."""
         form = self.copy_format
-        return Wanted(self.extent, "p" if form is None else copy_array(form))
+        return "p" if form is None else copy_array(form)
 
-    def fetch_parameter(self, inbox: Inbox) -> None:
-        """Take over what a step left: the master, rounded to the parameter's format."""
+    @property
+    def is_fetched(self) -> bool:
+        """Whether a step fetches the parameter: the host has memory for it, which the device does
+        not update itself."""
+        return not self.offloaded and "p" not in self._lent
+
+    def target(self, *, direct: bool, fingerprints: bool) -> Target:
+        """Memory for the result of a step.
+
+        Parameters
+        ----------
+        direct : the parameter's own, if it takes the result as it is.
+        fingerprints : make the fingerprint of such a parameter while it is filled.
+        """
+        if direct and not self.is_small and self.result == "p":
+            found = convert.landing(self.parameter)
+            if found is not None:
+                return Target(found, sums=fingerprints)
+        dtype = self.extent.segment.dtype_of(self.result)
+        return Target(np.empty(self.extent.count, dtype), sums=False)
+
+    def take_result(self, results: Results) -> None:
+        """Take over the result of a step: the master, rounded to the parameter's format."""
         if self.offloaded:
-            self._current = self.wanted.array
+            self._current = self.result
             convert.mark_changed(self.parameter)
-            return
-        if self.is_small:
-            self._take_parameter(inbox.take(self.wanted))
             return
         if "p" in self._lent:
             convert.mark_changed(self.parameter)
             self._traffic.parameters_up += 4 * self.extent.count
             return
-        wanted = self.wanted
-        array = convert.landing(self.parameter) if wanted.array == "p" else None
+        if self.is_small:
+            self._take_parameter(results.take(self.extent))
+            return
+        array = convert.landing(self.parameter) if self.result == "p" else None
         if array is None:
-            self._store(inbox.take(wanted))
+            self._store(results.take(self.extent))
         else:
-            inbox.take(wanted, array)
+            results.take(self.extent, array)
             convert.mark_changed(self.parameter)
             self._traffic.parameters_up += array.nbytes
-        of_format = wanted.array != "p" or not self.keeps_master
-        left = None if array is None else inbox.fingerprint(wanted)
-        self._leave(wanted.array if of_format else None, fingerprint=left)
+        of_format = self.result != "p" or not self.keeps_master
+        left = None if array is None else results.fingerprint(self.extent)
+        self._leave(self.result if of_format else None, fingerprint=left)
 
     def _take_parameter(self, array: NDArray[Any]) -> None:
-        """`fetch_parameter` of a small parameter: what is `wanted` has been fetched."""
+        """`take_result` of a small parameter: its result has been fetched."""
         self._store(array)
         if array.dtype == np.float32 and self.parameter.dtype != torch.float32:
             self._leave(None)

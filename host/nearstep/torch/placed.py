@@ -12,20 +12,20 @@ from torch.nn.parameter import is_lazy
 from nearstep.placement import Extent, Segment
 from nearstep.torch import convert
 from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.execution import StepExecutor
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.overflow.steps import OverflowSteps
 from nearstep.torch.pairs import PairSpace
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState
 from nearstep.torch.state import ParameterState
-from nearstep.torch.step import Steps
 from nearstep.torch.unclaimed import waiting
 
 
 class PlacedOptimizer(OverflowSteps):
     """Gives parameters their memory, and makes, takes over and checks their state."""
 
-    _steps: Steps
+    _steps: StepExecutor
 
     def resident(self, parameter: Tensor) -> DeviceParameter:
         """The place of a parameter on the device: that of its state if it has one, or else will
@@ -111,7 +111,7 @@ class PlacedOptimizer(OverflowSteps):
         """Have room for the pairs of all extents of a segment, if gradients are compressed."""
         compression, segment = self._settings.compression, extents[0].segment
         if compression is not None:
-            space = PairSpace(segment, extents, compression, self._steps.cut)
+            space = PairSpace(segment, extents, compression, self._steps.home.cut)
             self._steps.pair_spaces[segment] = space
 
     def _adopt(
@@ -133,7 +133,7 @@ class PlacedOptimizer(OverflowSteps):
                 compression = self._settings.compression
                 if compression is not None:
                     extents = [found.resident.extent]
-                    spaces[segment] = PairSpace(segment, extents, compression, self._steps.cut)
+                    spaces[segment] = PairSpace(segment, extents, compression, self._steps.home.cut)
         except BaseException:
             for found in here.values():
                 found.resident.extent.segment.free_besides("p")

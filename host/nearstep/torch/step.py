@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from nearstep.placement import Extent, Launch, Placement, Segment
+from nearstep.placement import Extent
 from nearstep.run import Run
-from nearstep.torch.clip_coefficient import gradient_factor, gradient_norm
 from nearstep.torch.compression import Compressed
 from nearstep.torch.device_gradient import DeviceGradient
-from nearstep.torch.errors import GradientError
+from nearstep.torch.exchange import Sends
 from nearstep.torch.flat_bucket import FlatBucket
 from nearstep.torch.formats import copy_array
-from nearstep.torch.pairs import PairList, PairSpace
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.settings import Settings
 from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import ParameterState
-from nearstep.torch.traffic import Traffic
-from nearstep.torch.transfers import Inbox, Outbox
-from nearstep.updater.device import KernelDevice
 from nearstep.updater.rounding import Numbering
-from nearstep.updater.run import ScanRun
-from nearstep.work.clock import Clock
-from nearstep.work.timeline import Timeline
 
 Arrays = Mapping[str, Any]
 """Arguments of a run by array: buffers, and pairs in the place of a compressed gradient."""
@@ -42,7 +31,7 @@ of the elements, `NUMBERING`."""
 NUMBERING = "numbering"
 
 
-class Key(NamedTuple):
+class RunKey(NamedTuple):
     """What neighbours have in common that share a run.
 
     Attributes
@@ -99,7 +88,7 @@ class Update:
     compressed : the gradient, if it is compressed; others have been sent.
     """
 
-    key: Key
+    key: RunKey
     resident: DeviceParameter | FlatBucket
     state: ParameterState
     arrays: Mapping[str, float]
@@ -120,7 +109,7 @@ class Scaling(NamedTuple):
     found: Tensor | None
 
 
-Start = Callable[[Arrays, Key, GradientOptions], Run]
+Start = Callable[[Arrays, RunKey, GradientOptions], Run]
 """Starts the rule of a group."""
 
 
@@ -130,7 +119,7 @@ class StepInputs(NamedTuple):
     Attributes
     ----------
     updates : what it updates, as often as a parameter is in its group.
-    outbox : what goes to the device first.
+    sends : arrays that are sent to the device first.
     scaling
     start
     started : each run of a rule is added to it as it is started.
@@ -138,109 +127,15 @@ class StepInputs(NamedTuple):
     """
 
     updates: Mapping[Extent, Update]
-    outbox: Outbox
+    sends: Sends
     scaling: Scaling
     start: Start
     started: list[Run]
     fetches: bool
 
 
-class Steps(ABC):
-    """Makes the steps of one optimizer, whose parameters have been prepared.
-
-    Attributes
-    ----------
-    pair_spaces : room for compressed gradients.
-    timeline : of the last step; None before the first, and on a device without a clock.
-    clock : of the device, if others go by it, too.
-    """
-
-    def __init__(
-        self, device: KernelDevice, placement: Placement, settings: Settings, traffic: Traffic
-    ) -> None:
-        self.pair_spaces: dict[Segment, PairSpace] = {}
-        self.timeline: Timeline | None = None
-        self.clock: Clock | None = None
-        self._device = device
-        self._placement = placement
-        self._settings = settings
-        self._traffic = traffic
-
-    @property
-    def cut(self) -> int | None:
-        """Elements of the smallest piece that launches may be cut into; None if they are not."""
-        return None
-
-    @abstractmethod
-    def outbox(self) -> Outbox:
-        """Where the arrays of a step are sent."""
-
-    @abstractmethod
-    def make(self, step: StepInputs) -> Inbox | None:
-        """Make a step: what is in the outbox goes to the device, is looked at if that is wanted,
-        and the rules run.
-
-        Returns
-        -------
-        Inbox | None : the results; None if the step is to be skipped: nothing has been updated.
-
-        Raises
-        ------
-        GradientError : there is a bound, and the norm is not finite: nothing has been updated.
-        DeviceError : no run goes on.
-        """
-
-    def _launches(self, updates: Mapping[Extent, Update]) -> list[Launch]:
-        """Updates as runs."""
-        keyed = ((extent, update.key) for extent, update in updates.items())
-        return list(self._placement.launches(keyed))
-
-    def _pair_lists(
-        self, launch: Launch, updates: Mapping[Extent, Update], cuts: Sequence[Sequence[range]]
-    ) -> list[PairList]:
-        """Compressed gradients of a launch, counted as sent."""
-        compressed = {
-            extent: cast(Compressed, updates[extent].compressed) for extent in launch.extents
-        }
-        lists = list(self.pair_spaces[launch.segment].lists(launch, compressed, cuts))
-        for each in lists:
-            pairs = each.pairs
-            self._traffic.gradients_down += pairs.index.nbytes + pairs.value.nbytes
-            self._traffic.pairs += pairs.size
-        return lists
-
-    def _looks(self, scaling: Scaling) -> bool:
-        """Whether gradients are looked at before the first update."""
-        return self._settings.max_grad_norm is not None or scaling.found is not None
-
-    def _factor(self, scans: Iterable[ScanRun], scaling: Scaling) -> float | None:
-        """The factor that undoes the scale and bounds the norm; None if the step is to be skipped.
-
-        Parameters
-        ----------
-        scans : that have ended: in the order of the launches, those of one in that of the channels.
-            In this order their sums are added.
-
-        Raises
-        ------
-        GradientError
-        """
-        not_finite, squares = False, 0.0
-        for run in scans:
-            not_finite |= run.found_inf
-            squares += run.sum_of_squares
-        if not_finite and scaling.found is not None:
-            scaling.found.fill_(1.0)
-            return None
-        bound = self._settings.max_grad_norm
-        norm = gradient_norm(squares, scaling.scale)
-        if bound is not None and not math.isfinite(norm):
-            raise GradientError("all parameters together", "of a finite norm", norm)
-        return gradient_factor(norm, bound, scaling.scale)
-
-
 def starter(
-    start: Start, arrays: Arrays, key: Key, factor: float, numbering: Numbering
+    start: Start, arrays: Arrays, key: RunKey, factor: float, numbering: Numbering
 ) -> Callable[[], Run]:
     """Start the rule on the arrays of one run, whose elements have these indices, and which
     multiplies its gradients by `factor`."""
@@ -253,3 +148,8 @@ def starter(
         options["copy_out"] = arrays[copy_array(key.copy_format)]
         options["copy_out_format"] = key.copy_format
     return partial(start, arrays, key, options)
+
+
+def result_array(key: RunKey) -> str:
+    """Array of a run that the host fetches."""
+    return "p" if key.copy_format is None else copy_array(key.copy_format)

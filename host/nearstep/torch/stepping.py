@@ -18,6 +18,7 @@ from nearstep.torch.compression import Compressed
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.exchange import Sends
 from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, Member, ReadyBucket
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.parameter import DeviceParameter
@@ -26,8 +27,7 @@ from nearstep.torch.saved import SavedState
 from nearstep.torch.scratch import ScratchPool
 from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import RESIDUAL, ParameterState
-from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Scaling, StepInputs, Update
-from nearstep.torch.transfers import Outbox
+from nearstep.torch.step import Arrays, Given, GradientOptions, RunKey, Scaling, StepInputs, Update
 from nearstep.torch.work import Checked, Work
 
 
@@ -219,23 +219,23 @@ class SteppingOptimizer(PlacedOptimizer):
         updates: dict[Extent, Update] = {}
         started: list[Run] = []
         try:
-            outbox = self._steps.outbox()
+            sends = self._steps.sends()
             for each, found in zip(work.gradients, work.checked, strict=True):
-                extent, update = self._prepare(each, found, work.arrays[each.group], outbox)
+                extent, update = self._prepare(each, found, work.arrays[each.group], sends)
                 updates[extent] = update
             for (bundle, given), phase in zip(work.bundled, work.phases, strict=True):
                 own = work.arrays[bundle.group]
-                updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, outbox)
+                updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, sends)
             fetches = not all(resident.offloaded for resident, _, _ in work.checked)
             fetches = fetches or bool(work.bundled)
-            inputs = StepInputs(updates, outbox, work.scaling, self._start_group, started, fetches)
-            inbox = self._steps.make(inputs)
-            if inbox is None:
+            inputs = StepInputs(updates, sends, work.scaling, self._start_group, started, fetches)
+            results = self._steps.make(inputs)
+            if results is None:
                 return None
             written = [self._written(each) for each in work.arrays]
             counts: list[Tensor] = []
             for update in updates.values():
-                update.resident.fetch_parameter(inbox)
+                update.resident.take_result(results)
                 if isinstance(update.resident, DeviceParameter):
                     counts += self._finish(update, update.resident, written[update.key.group])
             if counts:
@@ -255,13 +255,13 @@ class SteppingOptimizer(PlacedOptimizer):
         return updates
 
     def _prepare(
-        self, given: Given, checked: Checked, arrays: Mapping[str, float], outbox: Outbox
+        self, given: Given, checked: Checked, arrays: Mapping[str, float], sends: Sends
     ) -> tuple[Extent, Update]:
         """Send what a parameter's update needs; of a gradient that is compressed, not yet."""
         group = self.param_groups[given.group]
         resident, phase, found = checked
         state = self._ready_state(resident, group, found, arrays)
-        resident.send_master_if_changed(outbox)
+        resident.send_master_if_changed(sends)
         compression = self._settings.compression
         maximize, scales = bool(group["maximize"]), self.device.config.gradient_scale
         compressed = None
@@ -280,7 +280,7 @@ class SteppingOptimizer(PlacedOptimizer):
         elif compression is None:
             form = resident.gradient_format(gradient)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
-            resident.send_gradient(gradient, outbox, negated=negated)
+            resident.send_gradient(gradient, sends, negated=negated)
         else:
             form = compression.format
             resident.begin_use()
@@ -288,7 +288,7 @@ class SteppingOptimizer(PlacedOptimizer):
         copy_format = resident.copy_format
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})
-        key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
+        key = RunKey(given.group, phase, form, copy_format, given.times, maximize and scales)
         return resident.extent, Update(key, resident, state, arrays, compressed)
 
     def _finish(
@@ -309,7 +309,7 @@ class SteppingOptimizer(PlacedOptimizer):
             self._keep(resident, update.state)
         return counts
 
-    def _start_group(self, arrays: Arrays, key: Key, gradient: GradientOptions) -> Run:
+    def _start_group(self, arrays: Arrays, key: RunKey, gradient: GradientOptions) -> Run:
         return self._start(arrays, self.param_groups[key.group], key.phase, gradient)
 
     def _written(self, arrays: Container[str]) -> list[str]:
@@ -344,14 +344,14 @@ class SteppingOptimizer(PlacedOptimizer):
         gradients: list[Tensor],
         phase: Hashable,
         arrays: Mapping[str, float],
-        outbox: Outbox,
+        sends: Sends,
     ) -> Update:
         """Send what the update of a bundle needs."""
         maximize = bool(self.param_groups[bundle.group]["maximize"])
         scales = self.device.config.gradient_scale
         bundle.extent.segment.reserve({**arrays, "g": 0.0})
-        bundle.send(gradients, outbox, negated=maximize and not scales)
-        key = Key(bundle.group, phase, "fp32", None, 1, maximize and scales)
+        bundle.send(gradients, sends, negated=maximize and not scales)
+        key = RunKey(bundle.group, phase, "fp32", None, 1, maximize and scales)
         return Update(key, bundle, bundle.first[1], arrays, None)
 
     def _keep_bundles(

@@ -137,7 +137,7 @@ def test_a_run_that_fails_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("nearstep.torch.parameter.DeviceParameter.fetch_parameter", fail)
+        patched.setattr("nearstep.torch.parameter.DeviceParameter.take_result", fail)
         with pytest.raises(ZeroDivisionError):
             train(model, optimizer)
     with pytest.raises(InterruptedStepError):

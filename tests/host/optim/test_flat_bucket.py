@@ -13,7 +13,7 @@ import torch
 import nearstep
 from nearstep.errors import DeviceError
 from nearstep.torch.errors import GradientError, MissingOptionError, StateError
-from nearstep.torch.transfers import SMALL_ELEMENTS, TOGETHER_ELEMENTS
+from nearstep.torch.exchange import SMALL_ELEMENTS, TOGETHER_ELEMENTS
 
 from .conftest import on_all
 
@@ -401,7 +401,7 @@ def test_a_step_that_fails_interrupts_every_parameter(pair, monkeypatch):
 
     pair.give_gradients()
     with monkeypatch.context() as patch:
-        patch.setattr("nearstep.torch.transfers.Extent.read", fails)
+        patch.setattr("nearstep.buffer.Buffer.submit_read", fails)
         with pytest.raises(DeviceError, match="broken"):
             pair.optimizer.step()
     assert all(map(_same, before, pair.bundled))

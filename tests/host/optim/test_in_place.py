@@ -12,7 +12,7 @@ import torch
 import nearstep
 from nearstep.backends.emulated import Injection
 from nearstep.errors import BusResponseError
-from nearstep.torch.transfers import SMALL_ELEMENTS
+from nearstep.torch.exchange import SMALL_ELEMENTS
 
 from .conftest import bits, like_torch
 from .test_residency import CHANGES, through_data

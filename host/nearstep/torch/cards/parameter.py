@@ -6,8 +6,8 @@ import torch
 
 from nearstep.torch import convert
 from nearstep.torch.cards.host_changes import Expected
+from nearstep.torch.exchange import Sends, send_now
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.transfers import Outbox, send_all
 
 
 class CardParameter(DeviceParameter):
@@ -27,7 +27,7 @@ class CardParameter(DeviceParameter):
         """
         if not self.offloaded:
             self.check_size()
-            send_all(super().send_master_if_changed)
+            send_now(super().send_master_if_changed)
         self._looked = True
 
     def begin_look(self) -> Expected | None:
@@ -45,10 +45,10 @@ class CardParameter(DeviceParameter):
         self._looked = True
         return Expected(self.label, convert.part_sums(self.parameter), self.last_seen)
 
-    def send_master_if_changed(self, outbox: Outbox) -> None:
+    def send_master_if_changed(self, sends: Sends) -> None:
         looked, self._looked = self._looked, False
         if not looked:
-            super().send_master_if_changed(outbox)
+            super().send_master_if_changed(sends)
 
     def read_again(self) -> None:
         """Have the host's parameter as the drives have it."""

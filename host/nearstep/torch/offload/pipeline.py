@@ -15,11 +15,11 @@ from nearstep.buffer import Buffer
 from nearstep.placement import Extent, Launch
 from nearstep.run import Run
 from nearstep.torch.computation import Computation, is_in_backward
-from nearstep.torch.launcher import Accelerator
+from nearstep.torch.execution import Accelerator, kernel_cycles, run_parts
+from nearstep.torch.homes.home import BUS, lane
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.step import Key, Start
-from nearstep.torch.step_graph import BUS, kernel_cycles, lane, run_parts
+from nearstep.torch.step import RunKey, Start
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.device import KernelDevice
 from nearstep.work.operation import Operation, Range
@@ -279,7 +279,7 @@ class Pipeline:
         self, name: str, launch: Launch, start: Start, factor: float, started: list[Run]
     ) -> None:
         """Begin the runs of a launch, one on each channel."""
-        key = cast(Key, launch.key)
+        key = cast(RunKey, launch.key)
         for channel, part in launch.parts.items():
             reads, writes, starts = run_parts(
                 part, key, start, factor, started, launch.numbering(channel)

@@ -1,0 +1,283 @@
+"""Arrays that a step sends to the device, and results that it puts on the host."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.placement import Extent, Segment, padded
+from nearstep.torch import convert
+from nearstep.torch.blocks import Block
+
+SMALL_ELEMENTS = 1 << 14
+"""Arrays of fewer elements are copied together."""
+
+TOGETHER_ELEMENTS = 1 << 20
+"""Copies of more elements are not made longer."""
+
+
+class Sending(NamedTuple):
+    """An array that a step sends to the device.
+
+    Attributes
+    ----------
+    extent
+    array : name of the array on the device.
+    data : of shape (count,).
+    sent : called when the device has the array.
+    """
+
+    extent: Extent
+    array: str
+    data: NDArray[Any]
+    sent: Callable[[], None] | None = None
+
+
+class Cut(NamedTuple):
+    """Neighbours that are sent to one array together.
+
+    Attributes
+    ----------
+    segment
+    array
+    start, stop : elements of the segment; whole lines, padding included.
+    parts : arrays that have elements of the range.
+    """
+
+    segment: Segment
+    array: str
+    start: int
+    stop: int
+    parts: Sequence[Sending]
+
+    def data(self, channel: int) -> NDArray[Any]:
+        """A channel's share of the range, to be read only; padding is 0."""
+        stripes = self.segment.stripes
+        if stripes.channels == 1 and len(self.parts) == 1:
+            extent, _, array, _ = self.parts[0]
+            if extent.start <= self.start and self.stop <= extent.start + extent.count:
+                return array.reshape(-1)[self.start - extent.start : self.stop - extent.start]
+        first, last = stripes.span(self.start, self.stop, channel)
+        data = np.zeros(last - first, self.segment.dtype_of(self.array))
+        for extent, _, array, _ in self.parts:
+            start, stop = max(extent.start, self.start), min(extent.start + extent.count, self.stop)
+            part = array.reshape(-1)[start - extent.start : max(start, stop) - extent.start]
+            at = stripes.before(start, channel) - first
+            ours = stripes.gather(part, start, channel)
+            data[at : at + ours.size] = ours
+        return data
+
+
+class Sends:
+    """Arrays that a step sends; nobody changes them before `sent`.
+
+    Parameters
+    ----------
+    at_once : write large arrays to the device when they are added, and send only small neighbours
+        together; the host need not keep all arrays of a step. False: everything waits for `cut`.
+    """
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self._at_once = at_once
+        self._sendings: defaultdict[tuple[Segment, str], list[Sending]] = defaultdict(list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to send."""
+        return not self._sendings
+
+    def send(self, sending: Sending) -> None:
+        """Add an array. Padding behind it may be overwritten."""
+        extent, array, data, sent = sending
+        if extent.count and not (self._at_once and extent.count >= SMALL_ELEMENTS):
+            self._sendings[extent.segment, array].append(sending)
+            return
+        if extent.count:
+            extent.write(array, data)
+        if sent is not None:
+            sent()
+
+    def sort(self) -> None:
+        """Put all arrays, which have been added, into the order of the device."""
+        for sendings in self._sendings.values():
+            sendings.sort(key=lambda each: each.extent.start)
+
+    def cut(self, segment: Segment, start: int, stop: int) -> Iterator[Cut]:
+        """Elements [start, stop) of a segment that are sent: they begin and end with an extent, or
+        between two lines."""
+        for (where, array), sendings in self._sendings.items():
+            if where is not segment:
+                continue
+            group: list[Sending] = []
+            at = bisect_left(sendings, start + 1, key=lambda each: each.extent.end)
+            while at < len(sendings) and sendings[at].extent.start < stop:
+                if group and not self._joins(group, sendings[at]):
+                    yield _cut(segment, array, start, stop, group)
+                    group = []
+                group.append(sendings[at])
+                at += 1
+            if group:
+                yield _cut(segment, array, start, stop, group)
+
+    def _joins(self, group: Sequence[Sending], sending: Sending) -> bool:
+        """Whether a transfer goes on with another array: its next neighbour."""
+        if group[-1].extent.end != sending.extent.start:
+            return False
+        size = sending.extent.end - group[0].extent.start
+        return not self._at_once or size <= TOGETHER_ELEMENTS
+
+    def sent(self) -> None:
+        """The device has all arrays."""
+        for sendings in self._sendings.values():
+            for each in sendings:
+                if each.sent is not None:
+                    each.sent()
+        self._sendings.clear()
+
+
+def send_now(fill: Callable[[Sends], None]) -> None:
+    """Send what `fill` adds, one array after the other."""
+    sends = Sends()
+    fill(sends)
+    for sendings in sends._sendings.values():
+        for each in sendings:
+            each.extent.write(each.array, each.data)
+    sends.sent()
+
+
+def _cut(segment: Segment, array: str, start: int, stop: int, group: Sequence[Sending]) -> Cut:
+    first, last = group[0].extent.start, group[-1].extent.end
+    whole = padded(stop, segment.line)
+    return Cut(segment, array, max(first, start), min(last, whole), tuple(group))
+
+
+class Target:
+    """Memory on the host for the result of one extent, which transfers fill piece by piece.
+
+    Parameters
+    ----------
+    words : of shape (elements,).
+    sums : `words` are the parameter's memory, whose fingerprint is made of the parts as they are
+        filled, so that nobody waits for the fingerprint at the end of the step.
+    """
+
+    def __init__(self, words: NDArray[Any], *, sums: bool) -> None:
+        self.words = words
+        self._sums = convert.PartSums(words) if sums else None
+        size, step = words.size, convert.SUMMED
+        self._missing = [min(step, size - at) for at in range(0, size, step)] if sums else []
+
+    def filled(self, start: int, stop: int) -> None:
+        """Elements [start, stop) have their final values."""
+        if self._sums is None:
+            return
+        step = convert.SUMMED
+        for number in range(start // step, -(-stop // step)):
+            low, high = max(start, number * step), min(stop, (number + 1) * step)
+            self._missing[number] -= high - low
+            if not self._missing[number]:
+                self._sums.make(number)
+
+    @property
+    def fingerprint(self) -> int | None:
+        """`convert.fingerprint` of the array; None if it is not known."""
+        return None if self._sums is None or any(self._missing) else self._sums.fingerprint
+
+
+class Results:
+    """Results of a step: the parameters, or copies in 16 bits, that the host fetches.
+
+    Parameters
+    ----------
+    targets : memory for the extents that are fetched; others stay on the device.
+    """
+
+    def __init__(self, targets: Mapping[Extent, Target]) -> None:
+        self._targets = targets
+        self._shares: Counter[tuple[Extent, int]] = Counter()
+
+    def runs(
+        self, block: Block, *, apart: int | None
+    ) -> Iterator[tuple[int, int, Sequence[Extent]]]:
+        """Stretches of a block that are fetched: first element, the one behind the last, extents.
+
+        Parameters
+        ----------
+        apart : extents of at least so many elements are fetched alone; None: neighbours of any
+            size are fetched together.
+        """
+        run: list[Extent] = []
+        for extent in block.launch.extents:
+            if extent.end <= block.start or extent.start >= block.stop:
+                continue
+            if extent not in self._targets:
+                if run:
+                    yield self._run(block, run)
+                run = []
+                continue
+            alone = apart is not None and max(extent.count, run[-1].count if run else 0) >= apart
+            full = apart is not None and run and extent.end - run[0].start > TOGETHER_ELEMENTS
+            if run and (alone or full):
+                yield self._run(block, run)
+                run = []
+            run.append(extent)
+        if run:
+            yield self._run(block, run)
+
+    def _run(self, block: Block, run: Sequence[Extent]) -> tuple[int, int, Sequence[Extent]]:
+        last = run[-1]
+        stop = block.stop if last is block.launch.extents[-1] else min(block.stop, last.end)
+        return max(block.start, run[0].start), stop, tuple(run)
+
+    def memory(self, start: int, stop: int, extents: Sequence[Extent]) -> NDArray[Any] | None:
+        """Memory for elements [start, stop) of a segment of one channel, if one extent has all of
+        them; None: `put` takes each channel's share. `filled` is to be called afterwards."""
+        extent = extents[0]
+        if extent.segment.stripes.channels > 1 or len(extents) > 1:
+            return None
+        if start < extent.start or stop > extent.start + extent.count:
+            return None
+        return self._targets[extent].words[start - extent.start : stop - extent.start]
+
+    def filled(self, start: int, stop: int, extents: Sequence[Extent]) -> None:
+        """Elements [start, stop) of a segment have their final values."""
+        for extent in extents:
+            low, high = max(start, extent.start), min(stop, extent.start + extent.count)
+            if low < high:
+                self._targets[extent].filled(low - extent.start, high - extent.start)
+
+    def put(
+        self, start: int, stop: int, extents: Sequence[Extent], channel: int, part: NDArray[Any]
+    ) -> None:
+        """Take a channel's share of elements [start, stop) of a segment."""
+        stripes = extents[0].segment.stripes
+        first, last = stripes.span(start, stop, channel)
+        for extent in extents:
+            low, high = max(start, extent.start), min(stop, extent.start + extent.count)
+            if low < high:
+                at, end = stripes.span(low, high, channel)
+                out = self._targets[extent].words[low - extent.start : high - extent.start]
+                if stripes.channels == 1:
+                    out[:] = part[at - first : end - first]
+                else:
+                    stripes.scatter(part[at - first : end - first], out, low, channel)
+        self._shares[extents[0], start] += last - first
+        if self._shares[extents[0], start] == stop - start:
+            self.filled(start, stop, extents)
+
+    def take(self, extent: Extent, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """A result, of shape (count,), in `out` if given; else to be read only."""
+        found = self._targets[extent].words
+        if out is None or out.ctypes.data == found.ctypes.data:
+            return found
+        out[:] = found
+        return out
+
+    def fingerprint(self, extent: Extent) -> int | None:
+        """`convert.fingerprint` of a result in the parameter's memory; None if it is not known."""
+        return self._targets[extent].fingerprint

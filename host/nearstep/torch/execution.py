@@ -1,0 +1,637 @@
+"""A step as one graph of operations: blocks are loaded, sent, run, stored and fetched."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import zip_longest
+from typing import Any, NamedTuple, TypeVar, cast
+
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Completion
+from nearstep.buffer import Buffer
+from nearstep.placement import Arenas, Extent, Launch, Placement, Segment, padded
+from nearstep.run import Run
+from nearstep.torch.blocks import Block, Piece
+from nearstep.torch.clip_coefficient import gradient_factor, gradient_norm
+from nearstep.torch.compression import Compressed
+from nearstep.torch.errors import GradientError
+from nearstep.torch.exchange import Results, Sends
+from nearstep.torch.formats import gradient_array
+from nearstep.torch.homes.home import BUS, DeviceHome, Share, lane
+from nearstep.torch.pairs import PairList, PairSpace
+from nearstep.torch.settings import Settings
+from nearstep.torch.step import RunKey, Scaling, Start, StepInputs, Update, result_array, starter
+from nearstep.torch.traffic import Traffic
+from nearstep.updater.accelerated import AcceleratedRuns
+from nearstep.updater.device import KernelDevice
+from nearstep.updater.pairs import Pairs
+from nearstep.updater.rounding import Numbering
+from nearstep.updater.run import KernelRun, ScanRun
+from nearstep.work.clock import Clock
+from nearstep.work.errors import WorkError
+from nearstep.work.executor import Execution
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Operation, Range
+from nearstep.work.timeline import Timeline
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+Work = Sequence[Sequence[Piece]]
+"""By channel: pieces, in the order in which the channel updates them."""
+
+Lists = Mapping[tuple[Launch, int, int], PairList]
+"""Compressed gradients of a run, by launch, first element, and channel."""
+
+
+class Accelerator:
+    """Starts runs as operations of a graph, each channel by itself.
+
+    Parameters
+    ----------
+    device
+    traffic : time is added to it.
+    max_cycles : bound on each run.
+    """
+
+    def __init__(self, device: KernelDevice, traffic: Traffic, max_cycles: int | None) -> None:
+        self._device = device
+        self._traffic = traffic
+        self._max_cycles = max_cycles
+        self._working = 0
+        self._begun = 0.0
+
+    def begin(self, channel: int, starts: Sequence[Callable[[], Run]]) -> AcceleratedRuns:
+        """Give a channel to its kernel for some runs, one after the other.
+
+        Raises
+        ------
+        ArgumentError, ModeError, BusyError, DeviceError : the channel is the host's.
+        """
+        first, *others = starts
+        with ExitStack() as inside:
+            inside.enter_context(self._timed())
+            inside.enter_context(self._device.acceleration(channel))
+            return AcceleratedRuns(first(), others, inside.pop_all(), self._max_cycles)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Time in which a channel works counts once, however many do."""
+        if not self._working:
+            self._begun = time.perf_counter()
+        self._working += 1
+        try:
+            yield
+        finally:
+            self._working -= 1
+            if not self._working:
+                self._traffic.run_seconds += time.perf_counter() - self._begun
+
+
+class StepGraph:
+    """Adds the operations of one step to a graph, and executes them.
+
+    A channel belongs to the host or to its kernel: each operation holds its channel, and a transfer
+    what the home's transfers share.
+
+    Parameters
+    ----------
+    home : where the blocks are updated.
+    device
+    traffic
+    max_cycles : bound on each run.
+    sends : arrays that the step sends.
+    lists : compressed gradients.
+    clock : of the device. None: a new one.
+    """
+
+    def __init__(
+        self,
+        home: DeviceHome,
+        device: KernelDevice,
+        traffic: Traffic,
+        max_cycles: int | None,
+        sends: Sends,
+        lists: Lists,
+        clock: Clock | None,
+    ) -> None:
+        self._home = home
+        self._device = device
+        self._traffic = traffic
+        self._sends = sends
+        self._lists = lists
+        self._lists_sent = False
+        self._accelerator = Accelerator(device, traffic, max_cycles)
+        self._clock = home.clock() if clock is None else clock
+        self._graph = Graph()
+        home.open(self._graph)
+        self._sent: list[Operation] = []
+        self._ran: list[Operation] = []
+        self._late: dict[int, Callable[[], None]] = {}
+        self._timelines: list[Timeline] = []
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of the operations that have ended."""
+        return Timeline.joined(self._timelines) if self._timelines else None
+
+    def scan(self, launches: Sequence[Launch]) -> Sequence[ScanRun]:
+        """Send all arrays, and scan all gradients.
+
+        Returns
+        -------
+        Sequence[ScanRun] : in the order of the launches, those of one in that of the channels.
+
+        Raises
+        ------
+        DeviceError
+        """
+        runs: dict[tuple[int, int], list[ScanRun]] = {}
+
+        def turn(channel: int) -> Iterator[None]:
+            starts: list[Callable[[], Run]] = []
+            gradients = []
+            for number, launch in enumerate(launches):
+                block = Block(launch, launch.start, launch.stop)
+                if not block.has(channel):
+                    continue
+                share = self._home.share(block, channel, number, ())
+                self._send("", share)
+                gradient = self._gradient(share)
+                g = gradient.value if isinstance(gradient, Pairs) else gradient
+                form = cast(RunKey, launch.key).gradient_format
+                if g.size:
+                    kept = runs[number, channel] = []
+                    scan = partial(self._device.scan, g, gradient_format=form)
+                    starts.append(partial(_kept, scan, kept))
+                    gradients.append(g)
+            yield
+            if starts:
+                self._graph.add(
+                    "scan",
+                    lane(channel),
+                    reads=map(Range.of, gradients),
+                    after=() if self._home.overlaps else self._sent,
+                    action=partial(self._accelerator.begin, channel, starts),
+                )
+
+        self._take_turns(map(turn, range(self._device.channel_count)))
+        self._execute((), _no_turns)
+        self._sends.sent()
+        self._lists_sent = True
+        ended = [run for _, kept in sorted(runs.items()) for run in kept]
+        self._traffic.scans += len(ended)
+        self._count_runs(ended)
+        return ended
+
+    def update(
+        self,
+        work: Work,
+        states: Callable[[Launch], Sequence[str]],
+        start: Start,
+        factor: float,
+        started: list[Run],
+        results: Results | None,
+    ) -> None:
+        """Send what is to be sent, run the rules, and fetch the results.
+
+        Parameters
+        ----------
+        work
+        states : arrays of a launch that the home loads and stores.
+        start
+        factor : of the gradients.
+        started : each run is appended when it is started.
+        results : None: the results stay where they are.
+
+        Raises
+        ------
+        DeviceError, StorageError, ChangedParameterError
+        """
+
+        def turn(number: int, channel: int, piece: Piece) -> Iterator[None]:
+            home, graph = self._home, self._graph
+            shares = [
+                home.share(block, channel, number, states(block.launch))
+                for block in piece
+                if block.has(channel)
+            ]
+            if not shares:
+                return
+            if channel in self._late:
+                self._late.pop(channel)()
+            for share in shares:
+                home.load(graph, share, gradient=self._kept_gradient(share))
+                self._send(str(number), share)
+            yield
+            parts = [self._run_parts(share, start, factor, started) for share in shares]
+            starts = [each for part in parts for each in part.starts]
+            run = graph.add(
+                f"run {number}",
+                *home.holds(channel, lane(channel)),
+                reads=[Range.of(each) for part in parts for each in part.reads],
+                writes=[Range.of(each) for part in parts for each in part.writes],
+                after=() if home.overlaps else self._sent,
+                action=lambda: home.running(self._accelerator.begin(channel, starts), shares),
+            )
+            self._ran.append(run)
+            for share in shares:
+                home.store(graph, share)
+            yield
+            if results is not None and home.fetches_late:
+                self._late[channel] = partial(self._fetch, str(number), shares, results)
+            elif results is not None:
+                self._fetch(str(number), shares, results)
+
+        def turns(number: int) -> Iterator[Iterator[None]]:
+            for channel, own in enumerate(work):
+                if number < len(own):
+                    yield turn(number, channel, own[number])
+
+        self._execute(range(max(map(len, work), default=0)), turns)
+        self._sends.sent()
+        self._count_runs(run for run in started if isinstance(run, KernelRun))
+
+    def _take_turns(self, turns: Iterable[Iterator[None]]) -> None:
+        """Add the operations of each channel: one channel after the other where transfers overlap
+        runs; else the transfers of all, the runs of all, the fetches of all."""
+        if self._home.overlaps:
+            for turn in turns:
+                for _ in turn:
+                    pass
+        else:
+            for _ in zip_longest(*turns):
+                pass
+
+    def _kept_gradient(self, share: Share) -> str | None:
+        """Array of the gradient, if no list of pairs has it."""
+        if (share.block.launch, share.block.start, share.channel) in self._lists:
+            return None
+        return gradient_array(cast(RunKey, share.block.launch.key).gradient_format)
+
+    def _send(self, name: str, share: Share) -> None:
+        """Add transfers of what the host sends to one block: parameters and gradients, whole or as
+        pairs."""
+        block = share.block
+        segment = block.launch.segment
+        for cut in self._sends.cut(segment, block.start, block.stop):
+            low, high = segment.stripes.span(cut.start, cut.stop, share.channel)
+            room = share.rooms[cut.array]
+            low, high = low - share.first, min(high - share.first, room.size)
+            if low < high:
+                data = partial(_first, cut.data, share.channel, high - low)
+                self._write(f"{cut.array} {name}", share, room[low:high], data)
+        pairs = self._lists.get((block.launch, block.start, share.channel))
+        if pairs is not None and not self._lists_sent:
+            for room, listed in pairs.writes(lines=self._home.overlaps):
+                self._write(f"pairs {name}", share, room, partial(_given, listed))
+
+    def _write(
+        self, name: str, share: Share, room: Buffer, data: Callable[[], NDArray[Any]]
+    ) -> None:
+        home = self._home
+        self._sent.append(
+            self._graph.add(
+                f"send {name}".strip(),
+                *home.holds(share.channel, *home.lanes(share.channel, down=True)),
+                writes=[Range.of(room)],
+                action=lambda: home.write(room, data()),
+                transfer=home.transfer(share.channel, room, down=True),
+            )
+        )
+
+    def _run_parts(self, share: Share, start: Start, factor: float, started: list[Run]) -> RunParts:
+        launch = share.block.launch
+        numbering = launch.segment.numbering(share.block.start, share.channel)
+        key, gradient = cast(RunKey, launch.key), self._gradient(share)
+        return run_parts(share.parts, key, start, factor, started, numbering, gradient)
+
+    def _fetch(self, name: str, shares: Sequence[Share], results: Results) -> None:
+        home = self._home
+        for share in shares:
+            array = result_array(cast(RunKey, share.block.launch.key))
+            if array not in share.rooms:
+                continue
+            for start, stop, extents in results.runs(share.block, apart=home.apart):
+                room = self._room(share, array, start, stop)
+                if not room.size:
+                    continue
+                whole = results.memory(start, stop, extents) is not None
+                read = partial(self._read, share, array, extents, results)
+                self._graph.add(
+                    f"fetch {array} {name}",
+                    *home.holds(share.channel, *home.lanes(share.channel, down=False)),
+                    reads=[Range.of(room)],
+                    after=(*home.looked, *(() if home.overlaps else self._ran)),
+                    action=partial(home.fetch, read, share, start, stop, whole=whole),
+                    priority=home.fetch_priority,
+                    transfer=home.transfer(share.channel, room, down=False),
+                )
+
+    def _read(
+        self,
+        share: Share,
+        array: str,
+        extents: Sequence[Extent],
+        results: Results,
+        start: int,
+        stop: int,
+    ) -> Completion:
+        """Begin to fetch elements [start, stop) of a segment into the results."""
+        room = self._room(share, array, start, stop)
+        target = results.memory(start, stop, extents)
+        if target is not None:
+            done = partial(results.filled, start, stop, extents)
+            return self._home.read(room[: stop - start], target, done)
+        out = self._home.scratch(room.size, room.dtype)
+        return self._home.read(
+            room, out, partial(results.put, start, stop, extents, share.channel, out)
+        )
+
+    def _room(self, share: Share, array: str, start: int, stop: int) -> Buffer:
+        """A channel's elements [start, stop) of an array, to the end of their last line."""
+        segment = share.block.launch.segment
+        low, high = segment.stripes.span(start, padded(stop, segment.line), share.channel)
+        room = share.rooms[array]
+        return room[low - share.first : min(high - share.first, room.size)]
+
+    def _gradient(self, share: Share) -> Buffer | Pairs:
+        launch = share.block.launch
+        listed = self._lists.get((launch, share.block.start, share.channel))
+        if listed is not None:
+            return listed.pairs
+        return share.parts[gradient_array(cast(RunKey, launch.key).gradient_format)]
+
+    def _execute(
+        self, numbers: Sequence[int], turns: Callable[[int], Iterable[Iterator[None]]]
+    ) -> None:
+        """Run the operations of the graph, and those of pieces of these numbers, which are added as
+        the home has room for them.
+
+        Raises
+        ------
+        Exception : that of the operation which failed first, with a note of what became of the
+            others.
+        """
+        graph, home = self._graph, self._home
+        execution = Execution(graph, self._clock)
+
+        def add(number: int) -> Sequence[Operation]:
+            begun = len(graph)
+            self._take_turns(turns(number))
+            return graph[begun:]
+
+        ahead = len(numbers) if home.ahead is None else home.ahead
+        added = [add(each) for each in numbers[:ahead]]
+        while self._late:
+            self._late.pop(next(iter(self._late)))()
+        home.begin()
+        try:
+            with execution.growing():
+                execution.admit()
+                for number in numbers[ahead:]:
+                    added.append(add(number))
+                    execution.admit()
+                    execution.wait(added.pop(0))
+                execution.finish()
+        except WorkError as failed:
+            _, cause = next(iter(failed.failed.items()))
+            cause.add_note(str(failed))
+            raise cause from None
+        self._graph, self._sent, self._ran = Graph(), [], []
+        if self._device.cycles is not None:
+            timeline = execution.timeline
+            self._timelines.append(timeline)
+            cycles = kernel_cycles(timeline, self._device.channel_count)
+            self._traffic.cycles = (self._traffic.cycles or 0) + cycles
+            self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
+
+    def _count_runs(self, runs: Iterable[KernelRun]) -> None:
+        """Count the cycles of runs on a device whose kernels count them, and which has no clock."""
+        if self._device.cycles is not None:
+            return
+        sums: Counter[int] = Counter()
+        for run in runs:
+            if run.cycles is not None:
+                sums[run.channel] += run.cycles
+        if sums:
+            self._traffic.cycles = (self._traffic.cycles or 0) + max(sums.values())
+
+
+class RunParts(NamedTuple):
+    """Runs of a rule on one channel.
+
+    Attributes
+    ----------
+    reads, writes : memory that the runs use.
+    starts : each starts one run.
+    """
+
+    reads: Sequence[Buffer]
+    writes: Sequence[Buffer]
+    starts: Sequence[Callable[[], Run]]
+
+
+def run_parts(
+    part: Arenas,
+    key: RunKey,
+    start: Start,
+    factor: float,
+    started: list[Run],
+    numbering: Numbering,
+    gradient: Buffer | Pairs | None = None,
+) -> RunParts:
+    """Runs on the arrays of one channel.
+
+    Parameters
+    ----------
+    part : arrays of the channel.
+    key
+    start
+    factor : of the gradients.
+    started : each run is appended when it is started.
+    numbering : indices of the elements.
+    gradient : None: the array of its format.
+    """
+    if gradient is None:
+        gradient = part[gradient_array(key.gradient_format)]
+    pairs = isinstance(gradient, Pairs)
+    reads = [gradient.index, gradient.value] if isinstance(gradient, Pairs) else [gradient]
+    writes = [each for each in part.values() if pairs or each is not gradient]
+    begin = partial(_kept, starter(start, {**part, "g": gradient}, key, factor, numbering), started)
+    return RunParts(reads, writes, [begin] * key.times)
+
+
+def kernel_cycles(timeline: Timeline, channels: int) -> int:
+    """Cycles in which the kernel has the channel that it has longest."""
+    lanes = timeline.lanes
+    return max(
+        sum(e.duration for e in lanes.get(lane(channel), ()) if BUS not in e.operation.holds)
+        for channel in range(channels)
+    )
+
+
+def _kept(start: Callable[[], AnyRun], kept: list[AnyRun]) -> AnyRun:
+    kept.append(start())
+    return kept[-1]
+
+
+def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDArray[Any]:
+    return data(channel)[:count]
+
+
+def _given(data: NDArray[Any]) -> NDArray[Any]:
+    return data
+
+
+def _no_turns(_: int) -> Iterable[Iterator[None]]:
+    return ()
+
+
+class StepExecutor:
+    """Makes the steps of one optimizer, whose parameters have been prepared.
+
+    Parameters
+    ----------
+    device
+    placement
+    settings
+    traffic
+    home : where the blocks of a step are updated.
+
+    Attributes
+    ----------
+    pair_spaces : room for compressed gradients.
+    timeline : of the last step; None before the first, and on a device without a clock.
+    clock : of the device, if others go by it, too.
+    home
+    """
+
+    def __init__(
+        self,
+        device: KernelDevice,
+        placement: Placement,
+        settings: Settings,
+        traffic: Traffic,
+        home: DeviceHome,
+    ) -> None:
+        self.pair_spaces: dict[Segment, PairSpace] = {}
+        self.timeline: Timeline | None = None
+        self.clock: Clock | None = None
+        self.home = home
+        self._device = device
+        self._placement = placement
+        self._settings = settings
+        self._traffic = traffic
+
+    def sends(self) -> Sends:
+        """Where the arrays of a step are added."""
+        return Sends(at_once=self.home.at_once)
+
+    def make(self, step: StepInputs) -> Results | None:
+        """Make a step: send all arrays, scan the gradients if that is wanted, and run the rules.
+
+        Returns
+        -------
+        Results | None : None if the step is to be skipped: nothing has been updated.
+
+        Raises
+        ------
+        GradientError : there is a bound, and the norm is not finite: nothing has been updated.
+        DeviceError : no run goes on.
+        StorageError, ChangedParameterError : of homes on drives.
+        """
+        step.sends.sort()
+        updates, home, settings = step.updates, self.home, self._settings
+        launches = self._launches(updates)
+        compresses, looks = settings.compression is not None, self._looks(step.scaling)
+        # A norm is summed in the order of the pairs, which pieces would change.
+        work = home.pieces(launches, whole=compresses and looks)
+        lists = self._lists(work, updates) if compresses else {}
+        results = self._results(updates) if step.fetches else None
+        bound, clock = settings.max_cycles, self.clock
+        graph = StepGraph(home, self._device, self._traffic, bound, step.sends, lists, clock)
+        before = len(step.started)
+        try:
+            with self._device.reserved():
+                factor = self._factor(graph.scan(launches) if looks else (), step.scaling)
+                if factor is None:
+                    return None
+                graph.update(
+                    work,
+                    lambda launch: home.states(updates[launch.extents[0]].arrays),
+                    step.start,
+                    factor,
+                    step.started,
+                    results,
+                )
+        finally:
+            self.timeline = graph.timeline
+            home.close()
+        self._traffic.launches += len(step.started) - before
+        return results or Results({})
+
+    def _launches(self, updates: Mapping[Extent, Update]) -> list[Launch]:
+        """Updates as runs."""
+        keyed = ((extent, update.key) for extent, update in updates.items())
+        return list(self._placement.launches(keyed))
+
+    def _results(self, updates: Mapping[Extent, Update]) -> Results:
+        home = self.home
+        wanted = {e: u.resident for e, u in updates.items() if u.resident.is_fetched}
+        return Results(
+            {
+                extent: resident.target(direct=home.direct, fingerprints=home.fingerprints)
+                for extent, resident in wanted.items()
+            }
+        )
+
+    def _lists(self, work: Work, updates: Mapping[Extent, Update]) -> Lists:
+        """Compressed gradients of each run, counted as sent."""
+        cuts: dict[Launch, list[list[range]]] = {}
+        for channel, own in enumerate(work):
+            for block in (each for piece in own for each in piece):
+                ranges = cuts.setdefault(block.launch, [[] for _ in work])
+                ranges[channel].append(range(block.start, block.stop))
+        lists: dict[tuple[Launch, int, int], PairList] = {}
+        for launch, ranges in cuts.items():
+            compressed = {e: cast(Compressed, updates[e].compressed) for e in launch.extents}
+            for each in self.pair_spaces[launch.segment].lists(launch, compressed, ranges):
+                lists[launch, each.cut.start, each.channel] = each
+                self._traffic.gradients_down += each.pairs.index.nbytes + each.pairs.value.nbytes
+                self._traffic.pairs += each.pairs.size
+        return lists
+
+    def _looks(self, scaling: Scaling) -> bool:
+        """Whether gradients are looked at before the first update."""
+        return self._settings.max_grad_norm is not None or scaling.found is not None
+
+    def _factor(self, scans: Iterable[ScanRun], scaling: Scaling) -> float | None:
+        """The factor that undoes the scale and bounds the norm; None if the step is to be skipped.
+
+        Parameters
+        ----------
+        scans : that have ended: in the order of the launches, those of one in that of the channels.
+            In this order their sums are added.
+
+        Raises
+        ------
+        GradientError
+        """
+        not_finite, squares = False, 0.0
+        for run in scans:
+            not_finite |= run.found_inf
+            squares += run.sum_of_squares
+        if not_finite and scaling.found is not None:
+            scaling.found.fill_(1.0)
+            return None
+        bound = self._settings.max_grad_norm
+        norm = gradient_norm(squares, scaling.scale)
+        if bound is not None and not math.isfinite(norm):
+            raise GradientError("all parameters together", "of a finite norm", norm)
+        return gradient_factor(norm, bound, scaling.scale)

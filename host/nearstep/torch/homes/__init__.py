@@ -1,0 +1,1 @@
+"""Homes: where the arrays of an optimizer are kept, and where blocks of them are updated."""

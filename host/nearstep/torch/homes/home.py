@@ -1,0 +1,221 @@
+"""What a step asks of the home of the arrays: memory for a block, and transfers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Completion
+from nearstep.buffer import Buffer
+from nearstep.placement import Arenas, Launch, padded
+from nearstep.smartssd.peer import ChainedCompletion
+from nearstep.torch.blocks import Block, Piece, pieces
+from nearstep.torch.exchange import SMALL_ELEMENTS
+from nearstep.updater.device import KernelDevice
+from nearstep.work.clock import Clock
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Operation, Transfer
+
+FEWEST = 1 << 14
+"""A step of n * FEWEST elements is cut into sqrt(n) pieces.
+
+Nothing covers the first transfer, which is the shorter the more pieces there are. But each piece
+costs two changes of mode and a start, some 1,000 cycles: on a DIMM of DDR4-1600 as much as a
+transfer of some 8,000 elements."""
+
+BUS = "bus"
+"""Resource that all transfers of a device hold, one after the other."""
+
+
+def lane(channel: int) -> str:
+    """Name of a channel as a resource."""
+    return f"channel {channel}"
+
+
+class Share(NamedTuple):
+    """A channel's share of a block, in memory of the device.
+
+    Attributes
+    ----------
+    block
+    channel
+    number : of the piece in the step.
+    first : the channel's first element of the block in the segment.
+    rooms : arrays that transfers use, by name; they may end with the line of the last element.
+    parts : arrays that runs use, by name: those elements alone.
+    states : arrays that the home loads and stores.
+    """
+
+    block: Block
+    channel: int
+    number: int
+    first: int
+    rooms: Arenas
+    parts: Arenas
+    states: Sequence[str]
+
+
+class DeviceHome:
+    """Arrays stay in the memory of the device, whose kernels update them there.
+
+    On a device with a clock transfers to one channel overlap runs of the others: the launches of a
+    step are cut into pieces, and of each piece the channels get their gradients, run, and give
+    their parameters back in turn. Without a clock a step is one piece: all is sent, all runs, all
+    is fetched.
+
+    Parameters
+    ----------
+    device
+    overlaps : None: if the device has a clock.
+
+    Attributes
+    ----------
+    overlaps : transfers are added between runs. False: everything is sent before the first run, and
+        everything runs before the first fetch.
+    at_once : large arrays are sent when the step is prepared, each by itself.
+    apart : elements of arrays that are fetched alone; None: neighbours of any size are fetched
+        together.
+    direct : results are put into the memory of the parameters: nothing can fail behind the first
+        fetch, or the home can roll back.
+    fetches_late : results of a piece are fetched before the channel's next piece is sent.
+    ahead : pieces that are added before the first is done; None: all.
+    looked : operations that fetches come after.
+    """
+
+    direct = at_once = False
+    fingerprints = False
+    fetches_late = True
+    fetch_priority = 0
+    apart: int | None = None
+    ahead: int | None = None
+    looked: Sequence[Operation] = ()
+
+    def __init__(self, device: KernelDevice, *, overlaps: bool | None = None) -> None:
+        self._device = device
+        self.overlaps = device.cycles is not None if overlaps is None else overlaps
+        if not self.overlaps:
+            self.direct, self.at_once, self.apart = True, True, SMALL_ELEMENTS
+            self.fetches_late = False
+
+    @property
+    def cut(self) -> int | None:
+        """Elements of the smallest piece that launches are cut into; None: they are not cut."""
+        return self._rounded(1) if self.overlaps and self._device.channel_count > 1 else None
+
+    def clock(self) -> Clock:
+        """A new clock of the device."""
+        return Clock([self._device.backend])
+
+    def pieces(self, launches: Sequence[Launch], *, whole: bool) -> Sequence[Sequence[Piece]]:
+        """Pieces of each channel.
+
+        The first piece is the smaller, the earlier the channel gets it, so that channels do not
+        want the bus at the same time later.
+
+        Parameters
+        ----------
+        launches
+        whole : do not cut launches.
+        """
+        size, channels = None, self._device.channel_count
+        if self.cut is not None:
+            total = sum(launch.count for launch in launches)
+            size = max(self.cut, self._rounded(math.isqrt(total * FEWEST)))
+        return [
+            pieces(launches, size, (size or 0) * (channel + 1) // channels, whole=whole)
+            for channel in range(channels)
+        ]
+
+    def _rounded(self, elements: int) -> int:
+        """The next number of elements of which each channel has as many, in whole blocks."""
+        turn = self._device.stripe_bytes // 4 * self._device.channel_count
+        return -(-elements // turn) * turn
+
+    def share(self, block: Block, channel: int, number: int, states: Sequence[str]) -> Share:
+        """Memory of a channel's share of a block.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+        """
+        launch, segment = block.launch, block.launch.segment
+        whole = block.start == launch.start and block.stop == launch.stop
+        parts = launch.parts if whole else launch.cut(block.start, block.stop)
+        first, last = segment.stripes.span(block.start, padded(block.stop, segment.line), channel)
+        rooms = {
+            name: array[first:last]
+            for name, array in segment.arenas[channel].items()
+            if not segment.is_coded(name)
+        }
+        return Share(block, channel, number, first, rooms, parts[channel], states)
+
+    def states(self, arrays: Mapping[str, float]) -> Sequence[str]:
+        """Arrays of a rule that are loaded and stored, the parameters first."""
+        return ()
+
+    def open(self, graph: Graph) -> None:
+        """A step begins; add operations that fetches come after."""
+
+    def load(self, graph: Graph, share: Share, *, gradient: str | None) -> None:
+        """Add operations that load the states of a share, and a gradient that the home has kept."""
+
+    def store(self, graph: Graph, share: Share) -> None:
+        """Add operations that store the states of a share."""
+
+    def begin(self) -> None:
+        """The first pieces have been added; they are about to start."""
+
+    def close(self) -> None:
+        """The step has ended, or failed."""
+
+    def holds(self, channel: int, *lanes: str) -> Sequence[str]:
+        """Resources of an operation on a channel."""
+        return lanes
+
+    def lanes(self, channel: int, *, down: bool) -> Sequence[str]:
+        """Resources of a transfer between the host and a channel."""
+        return BUS, lane(channel)
+
+    def transfer(self, channel: int, room: Buffer, *, down: bool) -> Transfer | None:
+        """Links that a transfer shares with others, where these are modelled."""
+        return None
+
+    def write(self, room: Buffer, data: NDArray[Any]) -> Completion | None:
+        """Begin to send data."""
+        return room.submit_write(data)
+
+    def read(self, room: Buffer, out: NDArray[Any], done: Callable[[], None]) -> Completion:
+        """Begin to fetch data; call `done` when it is there."""
+        return ChainedCompletion(room.submit_read(out), done)
+
+    def scratch(self, size: int, dtype: np.dtype) -> NDArray[Any]:
+        """Memory of the host for a transfer."""
+        return np.empty(size, dtype)
+
+    def fetch(
+        self,
+        read: Callable[[int, int], Completion],
+        share: Share,
+        start: int,
+        stop: int,
+        *,
+        whole: bool,
+    ) -> Completion | None:
+        """Fetch elements [start, stop) of a segment.
+
+        Parameters
+        ----------
+        read : begins to fetch some of the elements.
+        share
+        start, stop
+        whole : the elements are fetched into the memory of a parameter.
+        """
+        return read(start, stop)
+
+    def running(self, runs: Completion, shares: Sequence[Share]) -> Completion:
+        """Runs that have been started on these shares."""
+        return runs

@@ -1,0 +1,305 @@
+"""Arrays on the drives of cards, which the cards' kernels update: the transfer handler."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Completion
+from nearstep.backends.peer import PeerBackend
+from nearstep.buffer import Buffer
+from nearstep.device import Device
+from nearstep.placement import Launch
+from nearstep.smartssd.device import SmartssdDevice
+from nearstep.smartssd.peer import ChainedCompletion, PeerToPeer
+from nearstep.storage.aligned import ALIGNMENT, AlignedPool
+from nearstep.storage.store import Store
+from nearstep.torch.blocks import Block, Piece, subgroups
+from nearstep.torch.cards.host_changes import HostChangeChecks
+from nearstep.torch.cards.prefetcher import Prefetcher
+from nearstep.torch.cards.segment import CardSegment, is_state, segment_of
+from nearstep.torch.formats import copy_array, gradient_array
+from nearstep.torch.homes.home import DeviceHome, Share
+from nearstep.torch.step import RunKey, result_array
+from nearstep.torch.traffic import Traffic
+from nearstep.work.clock import Clock
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Range, Transfer
+
+URGENT, LAZY, HOST = 0, 1, 2
+"""Priorities: on a drive parameters, which the next forward pass needs, and all else; what takes
+the host's time comes when the drive has its work."""
+
+COMMANDS = 2
+"""Transfers of a direction that a drive has at once, in their order."""
+
+FETCHED_BYTES = 1 << 20
+"""What is fetched of a card at once without a clock, where parameters have to be put to their
+places: memory for that, which the process holds."""
+
+MOST_HELD = 3
+"""Subgroups in the memory of a card, if there is room: one is read, one is updated, one is
+written."""
+
+
+class Slots:
+    """Memory of each card for subgroups: allocated once, for the largest (section IV-B).
+
+    Parameters
+    ----------
+    device
+    elements : of a subgroup, on each card.
+    count : subgroups that a card holds at once.
+    """
+
+    def __init__(self, device: Device, elements: int, count: int) -> None:
+        self.elements = elements
+        self.count = count
+        self._device = device
+        self._rooms: dict[tuple[int, int, str], Buffer] = {}
+
+    def room(self, number: int, channel: int, array: str, count: int, dtype: np.dtype) -> Buffer:
+        """Memory for the first `count` elements of an array of a subgroup.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+        """
+        if (0, channel, array) not in self._rooms:
+            for slot in range(self.count):
+                self._rooms[slot, channel, array] = self._device.alloc(
+                    self.elements, dtype, channel=channel, align=ALIGNMENT
+                )
+        return self._rooms[number % self.count, channel, array][:count]
+
+    def free(self) -> None:
+        """Free the memory; on a closed device there is nothing to do."""
+        for room in self._rooms.values():
+            if not room.device.closed:
+                room.free()
+        self._rooms.clear()
+
+
+class PeerHome(DeviceHome):
+    """Arrays are kept on the drives of cards; a card holds a few subgroups of them.
+
+    A subgroup is read from the drive, updated and written back, its parameters first; meanwhile the
+    drive reads the next one into another slot (figure 5b). The naive order has one subgroup after
+    the other (figure 5a).
+
+    Parameters
+    ----------
+    device
+    traffic
+    store : a drive for each card.
+    naive
+
+    Attributes
+    ----------
+    prefetcher : reads from the drives.
+    checks : of the host's parameters.
+
+    Ref: Smart-Infinity, section IV-B.
+    """
+
+    overlaps = direct = fingerprints = True
+    fetches_late = at_once = False
+    fetch_priority = HOST
+    apart = None
+
+    def __init__(
+        self, device: SmartssdDevice, traffic: Traffic, store: Store, *, naive: bool = False
+    ) -> None:
+        self._device = device
+        self._traffic = traffic
+        self._naive = naive
+        self._is_timed = device.cycles is not None
+        self._peer = PeerToPeer(device.backend, store)
+        self.prefetcher = Prefetcher(self._peer, traffic)
+        self.checks = HostChangeChecks()
+        held = min(MOST_HELD, device.card.memory_bytes // device.card.subgroup_bytes)
+        self._slots = Slots(device, device.card.subgroup, 1 if naive else held)
+        weakref.finalize(self, self._slots.free)
+        self.ahead = None if self._is_timed else self._slots.count
+        self._pool = AlignedPool()
+        self._lent: list[Buffer] = []
+        self._first: list[tuple[str, int, Buffer]] = []
+        self._segments: set[CardSegment] = set()
+        self._commands: Counter[str] = Counter()
+
+    @property
+    def cut(self) -> int:
+        return self._slots.elements * self._device.channel_count
+
+    def clock(self) -> Clock:
+        backend = self._device.backend
+        assert isinstance(backend, PeerBackend)
+        return Clock([backend], backend.hertz)
+
+    def pieces(self, launches: Sequence[Launch], *, whole: bool) -> Sequence[Sequence[Piece]]:
+        return [list(subgroups(launches, self.cut))] * self._device.channel_count
+
+    def states(self, arrays: Mapping[str, float]) -> Sequence[str]:
+        return sorted(filter(is_state, arrays), key=lambda name: name != "p")
+
+    def share(self, block: Block, channel: int, number: int, states: Sequence[str]) -> Share:
+        segment, key = segment_of(block.launch.segment), cast(RunKey, block.launch.key)
+        self._segments.add(segment)
+        first, last = block.span(channel)
+        names = [*states, gradient_array(key.gradient_format)]
+        if key.copy_format is not None:
+            names.append(copy_array(key.copy_format))
+        rooms = {
+            name: self._slots.room(number, channel, name, last - first, segment.dtype_of(name))
+            for name in names
+        }
+        return Share(block, channel, number, first, rooms, rooms, states)
+
+    def open(self, graph: Graph) -> None:
+        self._first, self._segments = [], set()
+        self._commands.clear()
+        check = self.checks.take()
+        self.looked = []
+        if check is not None:
+            self.looked = [graph.add("look", "parameters", action=lambda: check)]
+
+    def load(self, graph: Graph, share: Share, *, gradient: str | None) -> None:
+        segment = segment_of(share.block.launch.segment)
+        kept = [gradient] if gradient is not None and gradient in segment.on_drives else []
+        for array in (*share.states, *kept):
+            room = share.rooms[array]
+            place = segment.key(array, share.channel), share.first * room.dtype.itemsize, room
+            if share.number < self._slots.count:
+                self._first.append(place)
+            load = partial(self.prefetcher.load, *place)
+            self._move(graph, "read", share, array, URGENT, load, writes=[Range.of(room)])
+
+    def store(self, graph: Graph, share: Share) -> None:
+        for array in share.states:
+            save = partial(self._save, share, array)
+            urgent = URGENT if array == "p" else LAZY
+            reads = [Range.of(share.rooms[array])]
+            self._move(graph, "write", share, array, urgent, save, reads=reads)
+
+    def begin(self) -> None:
+        reads_ahead = not self._is_timed and not self._naive
+        written = any(each.dirty for each in self._segments)
+        self.prefetcher.discard_stale(self._first if reads_ahead else (), written=written)
+
+    def close(self) -> None:
+        """Forget what actions refer to, and end loans, as after an error.
+
+        Raises
+        ------
+        DriveTimeoutError : a read that nobody needs goes on.
+        """
+        self.looked, self._first = [], []
+        self._segments.clear()
+        while self._lent:
+            lent = self._lent.pop()
+            if not lent.device.closed:
+                lent.end_loan()
+        self.prefetcher.cancel()
+
+    def holds(self, channel: int, *lanes: str) -> Sequence[str]:
+        """Resources of an operation: in the naive order the only tasklet of the card, too."""
+        return (*lanes, f"tasklet {channel}") if self._naive else lanes
+
+    def lanes(self, channel: int, *, down: bool) -> Sequence[str]:
+        return (f"dma {channel} {'down' if down else 'up'}",)
+
+    def transfer(self, channel: int, room: Buffer, *, down: bool) -> Transfer | None:
+        backend = self._device.backend
+        assert isinstance(backend, PeerBackend)
+        route = backend.links.route(channel, 0 if down else 1)
+        return Transfer(nbytes=room.nbytes, route=route) if route else None
+
+    def write(self, room: Buffer, data: NDArray[Any]) -> Completion | None:
+        """Begin to send data; lend it until the run has ended, if the device takes loans."""
+        if not room.lend(data):
+            return room.submit_dma_write(data)
+        self._lent.append(room)
+        return None
+
+    def read(self, room: Buffer, out: NDArray[Any], done: Callable[[], None]) -> Completion:
+        return ChainedCompletion(room.submit_dma_read(out), done)
+
+    def scratch(self, size: int, dtype: np.dtype) -> NDArray[Any]:
+        return self._pool.empty(size, dtype)
+
+    def fetch(
+        self,
+        read: Callable[[int, int], Completion],
+        share: Share,
+        start: int,
+        stop: int,
+        *,
+        whole: bool,
+    ) -> Completion | None:
+        if self._is_timed or whole:
+            return read(start, stop)
+        array = share.rooms[result_array(cast(RunKey, share.block.launch.key))]
+        step = FETCHED_BYTES // array.dtype.itemsize * self._device.channel_count
+        for at in range(start, stop, step):
+            read(at, min(at + step, stop)).wait()
+        return None
+
+    def running(self, runs: Completion, shares: Sequence[Share]) -> Completion:
+        rooms = [
+            share.rooms[gradient_array(cast(RunKey, share.block.launch.key).gradient_format)]
+            for share in shares
+        ]
+        return ChainedCompletion(runs, partial(self._end_loans, rooms))
+
+    def _end_loans(self, rooms: Sequence[Buffer]) -> None:
+        """Give the gradients in these rooms back to the host."""
+        for room in rooms:
+            stop = room.address + room.nbytes
+            for lent in [each for each in self._lent if room.address <= each.address < stop]:
+                self._lent.remove(lent)
+                lent.end_loan()
+
+    def _move(
+        self,
+        graph: Graph,
+        direction: str,
+        share: Share,
+        array: str,
+        priority: int,
+        action: Callable[[], Completion],
+        *,
+        reads: Sequence[Range] = (),
+        writes: Sequence[Range] = (),
+    ) -> None:
+        """Add a transfer of the drive."""
+        graph.add(
+            f"{direction} {array} {share.number}",
+            *self.holds(share.channel, self._command(share.channel, direction, array)),
+            reads=reads,
+            writes=writes,
+            action=action,
+            priority=priority,
+        )
+
+    def _command(self, channel: int, direction: str, array: str) -> str:
+        """The next place in the drive's queue of a direction; without a clock one for each array,
+        since an end is seen late there."""
+        lane = f"drive {channel} {direction}"
+        if not self._is_timed:
+            return f"{lane} {array}"
+        number = self._commands[lane]
+        self._commands[lane] += 1
+        return f"{lane} {number % COMMANDS}"
+
+    def _save(self, share: Share, array: str) -> Completion:
+        segment, room = segment_of(share.block.launch.segment), share.rooms[array]
+        self._traffic.cards_to_drives += room.nbytes
+        segment.changed(array)
+        key = segment.key(array, share.channel)
+        return self._peer.save(key, share.first * room.dtype.itemsize, room)
