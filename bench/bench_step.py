@@ -37,7 +37,7 @@ def sizes_of(parameters: int) -> list[int]:
 def optimizer_of(parameters: list[torch.Tensor], device: nearstep.Device, kind: str) -> Any:
     optimizer = nearstep.optim.AdamW(parameters, lr=1e-3, device=device)
     if kind == "sequence":
-        optimizer._steps.home = DeviceHome(optimizer.device, overlaps=False)
+        optimizer.table.executor.home = DeviceHome(optimizer.device, overlaps=False)
     return optimizer
 
 

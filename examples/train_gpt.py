@@ -44,9 +44,9 @@ from trainer import OtherTaskError, Trainer
 import nearstep
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.drive_errors import StorageError
+from nearstep.torch.homes.errors import MemoryTooSmallError, NothingToResumeError
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload.errors import BudgetError
-from nearstep.torch.overflow.errors import MemoryTooSmallError, NothingToResumeError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
 

@@ -68,6 +68,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import torch
@@ -78,8 +79,8 @@ from nearstep.deepspeed.config import load
 from nearstep.device import Device
 from nearstep.torch import configured, options
 from nearstep.torch.configured import Training
-from nearstep.torch.of_rule import NamedOptimizer, RuleOptimizer
-from nearstep.torch.overflow.options import Drives, Resume
+from nearstep.torch.homes.options import Drives, Resume
+from nearstep.torch.optimizer import DeviceOptimizer, NamedOptimizer
 from nearstep.torch.scaler import GradScaler
 from nearstep.torch.settings import OnDevice
 from nearstep.torch.traffic import Traffic
@@ -97,7 +98,7 @@ __all__ = [
 ]
 
 
-class Adam(RuleOptimizer, optimizer="adam"):
+class Adam(DeviceOptimizer, optimizer="adam"):
     """`torch.optim.Adam` on a device; `nearstep.optim` says where it differs.
 
     The kernel needs the rule `adam`, for groups with `amsgrad` `adam_amsgrad`. As in torch, a
@@ -195,6 +196,8 @@ class Adam(RuleOptimizer, optimizer="adam"):
 class AdamW(Adam, optimizer="adamw"):
     """`torch.optim.AdamW` on a device: `Adam` with decoupled weight decay."""
 
+    _fixed = MappingProxyType({"decoupled_weight_decay": True})
+
     def __init__(
         self,
         params: ParamsT,
@@ -227,12 +230,8 @@ class AdamW(Adam, optimizer="adamw"):
             **on,
         )
 
-    def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-        super()._complete(group, defaults)
-        group["decoupled_weight_decay"] = True
 
-
-class SGD(RuleOptimizer, optimizer="sgd"):
+class SGD(DeviceOptimizer, optimizer="sgd"):
     """`torch.optim.SGD` on a device; `nearstep.optim` says where all of them differ.
 
     The kernel needs the rule `sgd` for groups without momentum, and `sgd_momentum` for groups
@@ -287,7 +286,7 @@ class SGD(RuleOptimizer, optimizer="sgd"):
         super().__init__(params, defaults, **on)
 
 
-class Adagrad(RuleOptimizer, optimizer="adagrad"):
+class Adagrad(DeviceOptimizer, optimizer="adagrad"):
     """`torch.optim.Adagrad` on a device; `nearstep.optim` says where all of them differ.
 
     The kernel needs the rule `adagrad`. As in torch, parameters have state from the beginning: a

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from nearstep.optim import Traffic
 from nearstep.storage.store import Store
-from nearstep.torch.overflow.opening import OpenStore
+from nearstep.torch.homes.opening import OpenStore
 from nearstep_sim.verilate.build import BuildError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -180,7 +180,7 @@ class StoredParameters:
         hyper : that differ from those given before.
         """
         changed = {**self.hyper, **hyper}
-        self.pool.device.check_arguments(self.optimizer, step=step, first=step == 1, **changed)
+        self.pool.device.arguments(self.optimizer, step=step, first=step == 1, **changed)
         wanted = set(initial_values(self.pool.device, self.optimizer, changed))
         if wanted != set(self.tensors):
             raise ArgumentError(

@@ -235,8 +235,10 @@ class Results:
         return max(block.start, run[0].start), stop, tuple(run)
 
     def memory(self, start: int, stop: int, extents: Sequence[Extent]) -> NDArray[Any] | None:
-        """Memory for elements [start, stop) of a segment of one channel, if one extent has all of
-        them; None: `put` takes each channel's share. `filled` is to be called afterwards."""
+        """Memory for elements [start, stop) of a segment of one channel, if one extent has them.
+
+        `filled` is to be called afterwards. None: `put` takes each channel's share.
+        """
         extent = extents[0]
         if extent.segment.stripes.channels > 1 or len(extents) > 1:
             return None

@@ -24,9 +24,9 @@ from nearstep.torch.errors import GradientError
 from nearstep.torch.exchange import Results, Sends
 from nearstep.torch.formats import gradient_array
 from nearstep.torch.homes.home import BUS, DeviceHome, Share, lane
-from nearstep.torch.pairs import PairList, PairSpace
+from nearstep.torch.pair_space import PairList, PairSpace
 from nearstep.torch.settings import Settings
-from nearstep.torch.step import RunKey, Scaling, Start, StepInputs, Update, result_array, starter
+from nearstep.torch.step import RunKey, Scaling, Start, StepInputs, StepItem, starter
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.device import KernelDevice
@@ -314,7 +314,7 @@ class StepGraph:
     def _fetch(self, name: str, shares: Sequence[Share], results: Results) -> None:
         home = self._home
         for share in shares:
-            array = result_array(cast(RunKey, share.block.launch.key))
+            array = cast(RunKey, share.block.launch.key).result
             if array not in share.rooms:
                 continue
             for start, stop, extents in results.runs(share.block, apart=home.apart):
@@ -547,13 +547,13 @@ class StepExecutor:
         StorageError, ChangedParameterError : of homes on drives.
         """
         step.sends.sort()
-        updates, home, settings = step.updates, self.home, self._settings
-        launches = self._launches(updates)
+        items, home, settings = step.items, self.home, self._settings
+        launches = self._launches(items)
         compresses, looks = settings.compression is not None, self._looks(step.scaling)
         # A norm is summed in the order of the pairs, which pieces would change.
         work = home.pieces(launches, whole=compresses and looks)
-        lists = self._lists(work, updates) if compresses else {}
-        results = self._results(updates) if step.fetches else None
+        lists = self._lists(work, items) if compresses else {}
+        results = self._results(items) if step.fetches else None
         bound, clock = settings.max_cycles, self.clock
         graph = StepGraph(home, self._device, self._traffic, bound, step.sends, lists, clock)
         before = len(step.started)
@@ -564,7 +564,7 @@ class StepExecutor:
                     return None
                 graph.update(
                     work,
-                    lambda launch: home.states(updates[launch.extents[0]].arrays),
+                    lambda launch: home.states(step.arrays[cast(RunKey, launch.key).group]),
                     step.start,
                     factor,
                     step.started,
@@ -576,14 +576,14 @@ class StepExecutor:
         self._traffic.launches += len(step.started) - before
         return results or Results({})
 
-    def _launches(self, updates: Mapping[Extent, Update]) -> list[Launch]:
-        """Updates as runs."""
-        keyed = ((extent, update.key) for extent, update in updates.items())
+    def _launches(self, items: Mapping[Extent, StepItem]) -> list[Launch]:
+        """Items as runs."""
+        keyed = ((extent, item.key) for extent, item in items.items())
         return list(self._placement.launches(keyed))
 
-    def _results(self, updates: Mapping[Extent, Update]) -> Results:
+    def _results(self, items: Mapping[Extent, StepItem]) -> Results:
         home = self.home
-        wanted = {e: u.resident for e, u in updates.items() if u.resident.is_fetched}
+        wanted = {e: i.resident for e, i in items.items() if i.resident.is_fetched}
         return Results(
             {
                 extent: resident.target(direct=home.direct, fingerprints=home.fingerprints)
@@ -591,7 +591,7 @@ class StepExecutor:
             }
         )
 
-    def _lists(self, work: Work, updates: Mapping[Extent, Update]) -> Lists:
+    def _lists(self, work: Work, items: Mapping[Extent, StepItem]) -> Lists:
         """Compressed gradients of each run, counted as sent."""
         cuts: dict[Launch, list[list[range]]] = {}
         for channel, own in enumerate(work):
@@ -600,7 +600,7 @@ class StepExecutor:
                 ranges[channel].append(range(block.start, block.stop))
         lists: dict[tuple[Launch, int, int], PairList] = {}
         for launch, ranges in cuts.items():
-            compressed = {e: cast(Compressed, updates[e].compressed) for e in launch.extents}
+            compressed = {e: cast(Compressed, items[e].compressed) for e in launch.extents}
             for each in self.pair_spaces[launch.segment].lists(launch, compressed, ranges):
                 lists[launch, each.cut.start, each.channel] = each
                 self._traffic.gradients_down += each.pairs.index.nbytes + each.pairs.value.nbytes

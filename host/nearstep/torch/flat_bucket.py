@@ -3,7 +3,7 @@
 What a step does to each parameter by itself takes longer than the update of a small one. So those
 that went through a step in the same way are kept together, with room for all of them: in the next
 step each is looked at, and then one call copies, compares or counts for all. Whatever is not as it
-was has them prepared by themselves, as before: a bundle raises nothing, and changes nothing before
+was has them prepared by themselves, as before: a bucket raises nothing, and changes nothing before
 it is known that it can be used.
 """
 
@@ -56,7 +56,7 @@ class Member(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it may be in a bundle: fp32 as the device has it, all of its state there."""
+        """Whether it may be in a bucket: fp32 as the device has it, all of its state there."""
         resident, state = self.resident, self.state
         left, layout = resident.last_seen, resident.layout
         return (
@@ -73,7 +73,7 @@ class Member(NamedTuple):
         )
 
     def joins(self, other: Member) -> bool:
-        """Whether it may be next to another in a bundle."""
+        """Whether it may be next to another in a bucket."""
         last, extent = other.resident.extent, self.resident.extent
         return (
             extent.joins(last)
@@ -239,6 +239,11 @@ class FlatBucket:
             self._adopt()
         self._traffic.parameters_up += 4 * self.elements
 
+    def count_step(self) -> None:
+        """A step has updated the parameters."""
+        if self.steps:  # without alpha torch would make each its own tensor of 1
+            torch._foreach_add_(self.steps, torch.ones((), device="cpu"), alpha=1)
+
     def end_loan(self) -> None:
         """The step has ended, see `DeviceParameter.end_loan`."""
         if self._is_lent:
@@ -256,17 +261,17 @@ class FlatBucket:
 
 
 class ReadyBucket(NamedTuple):
-    """A bundle that can be used in a step, and the gradients."""
+    """A bucket that can be used in a step, and the gradients."""
 
-    bundle: FlatBucket
+    bucket: FlatBucket
     gradients: list[Tensor]
 
 
 class FlatBuckets:
-    """The bundles of one optimizer, which change with what its steps find."""
+    """The buckets of one optimizer, which change with what its steps find."""
 
     def __init__(self) -> None:
-        self._bundles: list[FlatBucket] = []
+        self._buckets: list[FlatBucket] = []
         self._groups: list[list[Tensor]] = []
 
     def ready(
@@ -277,9 +282,9 @@ class FlatBuckets:
         There is none if a group has other parameters than when they were made: one may be in a
         group twice now.
         """
-        if not self._bundles or not self._are(groups):
+        if not self._buckets or not self._are(groups):
             return []
-        found = ((each, each.gradients(states)) for each in self._bundles)
+        found = ((each, each.gradients(states)) for each in self._buckets)
         return [ReadyBucket(each, gradients) for each, gradients in found if gradients is not None]
 
     def _are(self, groups: Sequence[Mapping[str, Any]]) -> bool:
@@ -295,16 +300,16 @@ class FlatBuckets:
         groups: Iterable[Mapping[str, Any]],
         traffic: Traffic,
     ) -> None:
-        """After a step that used some bundles and updated other parameters, each in its group once:
-        make bundles of what can be in one."""
+        """After a step that used some buckets and updated other parameters, each in its group once:
+        make buckets of what can be in one."""
         made = [FlatBucket(each, traffic) for each in _runs(members) if len(each) > 1]
-        self._bundles = [*used, *made]
+        self._buckets = [*used, *made]
         if made:
             self._groups = [list(group["params"]) for group in groups]
 
     def clear(self) -> None:
         """There are none."""
-        self._bundles.clear()
+        self._buckets.clear()
 
 
 def _runs(members: Iterable[Member]) -> Iterator[list[Member]]:

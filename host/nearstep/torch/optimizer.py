@@ -1,133 +1,168 @@
-"""What every optimizer on a device has in common; each adds its rule."""
+"""Optimizers of torch whose parameters and state a device updates, each of the data of one."""
 
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Self, overload
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, Unpack, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
-from nearstep.placement import Placement
+from nearstep.storage.store import Store
 from nearstep.torch import options
-from nearstep.torch.attached import labels_of
 from nearstep.torch.checks import check_parameter, label
+from nearstep.torch.compression import Compressed
 from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.eager import eager
-from nearstep.torch.errors import StateError, UnsupportedOptionError
+from nearstep.torch.errors import HyperparameterError, StateError, UnsupportedOptionError
 from nearstep.torch.execution import StepExecutor
-from nearstep.torch.flat_bucket import FlatBuckets
-from nearstep.torch.formats import Formats
-from nearstep.torch.homes.home import DeviceHome
-from nearstep.torch.on_drives import on_drives
-from nearstep.torch.overflow.opening import given_groups
+from nearstep.torch.homes.durable import DurableHome
+from nearstep.torch.homes.open_home import open_home
+from nearstep.torch.homes.opening import given_groups
+from nearstep.torch.homes.saved_step import digest
+from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState, Verbatim, export
-from nearstep.torch.scratch import ScratchPool
-from nearstep.torch.settings import Settings, scans
+from nearstep.torch.settings import OnDevice, Settings, scans
 from nearstep.torch.shared_device import SharedDevice
+from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import ParameterState
-from nearstep.torch.stepping import SteppingOptimizer
+from nearstep.torch.step import Scaling
+from nearstep.torch.table import StateTable, labels_of
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.unclaimed import waiting
+from nearstep.torch.unclaimed import unclaimed
+from nearstep.torch.update import Stepper
+from nearstep.updater.device import KernelDevice
 from nearstep.work.timeline import Timeline
+from nearstep_spec.rule import optimizer as rules
+from nearstep_spec.rule.file import is_in_file, load_with_digest
+from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
+
+_ON_DEVICE = (
+    inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, annotation="str | Device"),
+    *inspect.signature(Settings.given).parameters.values(),
+)
+"""Parameters that are in `OnDevice`, as signatures show them."""
 
 
-class DeviceOptimizer(SteppingOptimizer):
-    """An optimizer of torch whose parameters and state live on a device, where its steps run.
+class DeviceOptimizer(Optimizer):
+    """An optimizer of torch whose parameters and state are on a device, where its steps run.
 
-    A subclass has a layout of its state, checks its options, names the rule and the arrays of a
-    group, and starts the rule on a launch (`attached`). Which parameters have memory (`placed`),
-    and what a step sends and fetches (`stepping`, `overflow.steps`), is the same for all; here are
-    what a user calls, checkpoints and copies.
+    A subclass names an optimizer of nearstep, and has the constructor of torch's class; or is made
+    of any other (`NamedOptimizer`). What a step does is in `table` (where arrays are), `Stepper`
+    (what is updated) and the home of the table (how); here are what a user calls, checkpoints and
+    copies.
 
     Parameters
     ----------
     params
     defaults : options of a group, those of torch's optimizer.
-    device
-    settings
+    **on : arguments besides torch's, as of `nearstep.optim.Adam`.
+
+    Attributes
+    ----------
+    definition : the optimizer as data, which the device takes.
+    layout : state of a parameter.
+    table
+    around_update : entered by each step, after its closure, before anything else: by
+        `nearstep.offload`.
     """
 
+    definition: rules.Optimizer
+    layout: Layout
+    table: StateTable
     around_update: Callable[[], AbstractContextManager[None]]
-    """Entered by each step, after its closure, before anything else: by `nearstep.offload`."""
+    __signature__: ClassVar[inspect.Signature]
+    _named = ""  # what `rules=` in a device's name calls the rule, if that is one of a file
 
-    def __init__(
-        self,
-        params: ParamsT,
-        defaults: dict[str, Any],
-        device: str | Device,
-        settings: Settings,
-    ) -> None:
+    _fixed: Mapping[str, Any] = MappingProxyType({})  # options that a loaded group cannot change
+
+    def __init_subclass__(cls, optimizer: str = "") -> None:
+        if optimizer:
+            cls.definition = OPTIMIZERS[optimizer]
+            cls.layout = Layout.of(cls.definition)
+            own = list(inspect.signature(cls.__init__).parameters.values())[1:-1]
+            cls.__signature__ = inspect.Signature([*own, *_ON_DEVICE])
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any], **on: Unpack[OnDevice]) -> None:
+        name = type(self).__name__
+        for each in on:
+            if each not in OnDevice.__annotations__:
+                raise TypeError(f"{name}() got an unexpected keyword argument {each!r}")
+        given: dict[str, Any] = dict(on)
+        if "device" not in given:
+            raise TypeError(f"{name}() missing 1 required keyword-only argument: 'device'")
+        device: str | Device = given.pop("device")
+        settings = Settings.given(**given)
         options.reject_unsupported(defaults)
-        self._check_options(defaults)
-        self._attach(device, settings)
-        if self._settings.overflow is None:
+        self._attach(device, settings, defaults)
+        if self.settings.overflow is None:
             super().__init__(params, defaults)
             self._begin()
             return
         groups = given_groups(params)
-        opened, self._tier, steps = on_drives(
-            self.device,
-            self._placement,
-            self._settings,
-            self._traffic,
-            self.layout,
-            self._title,
-            groups,
-        )
-        if steps is not None:
-            self._steps = steps
+        opened, home = open_home(self.table, self.title, groups)
+        self.table.use(home)
         try:
             super().__init__(groups, defaults)
             self._begin()
+            home.begin_life(self)
         except BaseException:
             opened.give_up()
             raise
-        self._tier.source = None
         if opened.owns:
-            weakref.finalize(self, self._tier.drives.close)
+            weakref.finalize(self, home.drives.close)
         opened.settle()
 
+    def _attach(
+        self,
+        device: str | Device | SharedDevice,
+        settings: Settings,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.table = StateTable(
+            device, settings, self.definition, self.layout, defaults, self._named, self._fixed
+        )
+        self.layout = self.table.layout
+        self._stepper = Stepper(self.table)
+        self.around_update = nullcontext
+        self._report_inf: Tensor | None = None
+        weakref.finalize(self, self.table.placement.free)
+
+    def _begin(self) -> None:
+        """All parameters of the constructor are there: make the states that torch makes then."""
+        if not self.definition.from_start:
+            return
+        for group in self.param_groups:
+            arrays = self.table.rule.arrays(group)
+            for parameter in group["params"]:
+                resident = self.table.parameters.get(parameter)
+                if resident is not None:  # those that are lazy, or fixed, have none
+                    self.table.ready_state(self.state, resident, group, None, arrays)
+
     @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Whether `torch.amp.GradScaler` leaves the division by its scale to the step.
-
-        Where gradients are compressed it does not: their elements are compared, and what is left of
-        them is added up, without the scale.
-        """
-        return self._settings.compression is None and scans(self.device.config)
+    def device(self) -> KernelDevice:
+        """The device that the steps run on."""
+        return self.table.device
 
     @property
-    def looks_for_inf(self) -> bool:
-        """Whether a step can look for infinities and NaN on the device, and end if it finds one.
-
-        It cannot where other processes have other elements of a parameter: all would have to end.
-        """
-        if self._tier is not None:
-            return False  # updates begin before all gradients are on the device
-        parameters = (p for group in self.param_groups for p in group["params"])
-        return self._step_supports_amp_scaling and not any(map(is_sharded, parameters))
-
-    @eager
-    def report_inf_to(self, found: Tensor) -> None:
-        """Have the next step look for infinities and NaN.
-
-        If it finds one, it sets `found`, of one element, to 1, and updates nothing; nor does it
-        count as a step.
-        """
-        self._report_inf = found
+    def settings(self) -> Settings:
+        """What was given besides torch's options."""
+        return self.table.settings
 
     @property
     def traffic(self) -> Traffic:
         """Counters of what this optimizer has moved and launched. Live: copy it to keep it."""
-        return self._traffic
+        return self.table.traffic
 
     @property
     def timeline(self) -> Timeline | None:
@@ -136,7 +171,76 @@ class DeviceOptimizer(SteppingOptimizer):
 
         It refers to no data.
         """
-        return self._steps.timeline
+        return self.table.executor.timeline
+
+    @property
+    def _durable(self) -> DurableHome[Any] | None:
+        return self.table.home if isinstance(self.table.home, DurableHome) else None
+
+    @property
+    def store(self) -> Store | None:
+        """The drives that state is kept on, if it was given any.
+
+        Its generation is the last step. Nobody else writes to it.
+        """
+        return None if self._durable is None else self._durable.drives.last
+
+    @property
+    def memory_peak(self) -> int | None:
+        """With drives: most bytes of the device's memory that were in use at once since the
+        optimizer was made, or since its last step that failed; None without."""
+        return None if self._durable is None else self._durable.peak
+
+    @property
+    def title(self) -> str:
+        """What the optimizer is called on drives."""
+        return type(self).__name__
+
+    @property
+    def computes(self) -> str:
+        """What a generation on drives says of the arithmetic."""
+        formats = sorted(self.table.formats.state.items())
+        parts = [digest(self.definition, self._source), *(f"{k}:{v}" for k, v in formats)]
+        return " ".join(parts)
+
+    @property
+    def _source(self) -> str:
+        """What steps depend on besides the rules: of a file, SHA-256 of its text."""
+        return ""
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether `torch.amp.GradScaler` leaves the division by its scale to the step.
+
+        Where gradients are compressed it does not: their elements are compared, and what is left of
+        them is added up, without the scale.
+        """
+        return self.settings.compression is None and scans(self.device.config)
+
+    @property
+    def looks_for_inf(self) -> bool:
+        """Whether a step can look for infinities and NaN on the device, and end if it finds one.
+
+        It cannot where other processes have other elements of a parameter: all would have to end.
+        """
+        if self._durable is not None:
+            return False  # updates begin before all gradients are on the device
+        parameters = (p for group in self.param_groups for p in group["params"])
+        return self._step_supports_amp_scaling and not any(map(is_sharded, parameters))
+
+    @property
+    def scales(self) -> bool:
+        """Whether a scaler has told the step that is being made of the scale of the gradients."""
+        return self._report_inf is not None or getattr(self, "grad_scale", None) is not None
+
+    @eager
+    def report_inf_to(self, found: Tensor) -> None:
+        """Make the next step look for infinities and NaN.
+
+        If it finds one, it sets `found`, of one element, to 1, and updates nothing; nor does it
+        count as a step.
+        """
+        self._report_inf = found
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -180,16 +284,45 @@ class DeviceOptimizer(SteppingOptimizer):
             with torch.no_grad(), self.around_update():
                 self._update()
         except BaseException:
-            self._forget_scaling()  # GradScaler does so after steps that return
+            self._report_inf = None
+            for name in ("grad_scale", "found_inf"):  # GradScaler does so after steps that return
+                vars(self).pop(name, None)
             raise
         self._report_inf = None
         return loss
+
+    def _update(self, *, held_only: bool = False) -> None:
+        self._check_whole("step")
+        self.device.check_open("step")
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        factor = 1.0 if scale is None else options.scalar("grad_scale", scale)
+        found_inf = found is not None and bool(found)
+        if not (found_inf or (math.isfinite(factor) and factor > 0.0)):
+            raise HyperparameterError("grad_scale", "finite and above 0", factor)
+        scaling = Scaling(factor, self._report_inf)
+        if found_inf or not self._stepper.step(
+            self, self.param_groups, self.state, scaling, held_only=held_only
+        ):
+            self.traffic.skipped += 1
+
+    @eager
+    def update_held(self) -> None:
+        """Update, before the next step, parameters whose gradients the device keeps, but for those
+        that are to be left out.
+
+        Raises
+        ------
+        ArgumentError, OutOfDeviceMemoryError, DeviceError : as of `step`.
+        InterruptedStepError, ClosedDeviceError : as of `step`.
+        """
+        with torch.no_grad():
+            self._update(held_only=True)
 
     @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as torch does; those that the device keeps are not fetched for it
         unless they become zeros."""
-        for resident in self._residents.values() if set_to_none else ():
+        for resident in self.table.parameters.values() if set_to_none else ():
             if resident.held is not None and not resident.held.applied:
                 resident.release_gradient()
         super().zero_grad(set_to_none)
@@ -206,16 +339,19 @@ class DeviceOptimizer(SteppingOptimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self._check_group(group, self.defaults)
+            self.table.rule.check(group, self.settings, self.device)
             parameters = group["params"]
             for index, parameter in enumerate(parameters):
-                if waiting(parameter) is None:
+                if unclaimed(parameter) is None:
                     check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
-            self._settings.check_parameters(parameters)
+            self.settings.check_parameters(parameters)
             self._place(group, (p for p in parameters if p.requires_grad))
         except BaseException:
             self.param_groups.pop()
             raise
+
+    def _place(self, group: Mapping[str, Any], parameters: Any) -> None:
+        self.table.place(self, self.param_groups, group, parameters)
 
     @eager
     def state_dict(self) -> dict[str, Any]:
@@ -241,9 +377,8 @@ class DeviceOptimizer(SteppingOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` of this class or of torch's returned.
 
-        The state is sent to the device as fp32 and every parameter goes down with its next step.
-        What the checkpoint says about torch's way to compute (foreach, capturable) is not taken
-        over.
+        The state is sent to the device as fp32 and every parameter with its next step. What the
+        checkpoint says about torch's way to compute (foreach, capturable) is not taken over.
 
         Raises
         ------
@@ -260,9 +395,9 @@ class DeviceOptimizer(SteppingOptimizer):
     @eager
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole("copy or pickle the optimizer")
-        if self._tier is not None:
+        if self.store is not None:
             reason = "an optimizer with drives cannot be copied or pickled; use state_dict()"
-            raise UnsupportedOptionError("drives", self._tier.drives.last, reason)
+            raise UnsupportedOptionError("drives", self.store, reason)
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for parameter, value in self.state.items():
             state[parameter] = export(value) if isinstance(value, ParameterState) else value
@@ -270,7 +405,7 @@ class DeviceOptimizer(SteppingOptimizer):
             **super().__getstate__(),
             "state": state,
             "device": self.device.url,
-            "settings": self._settings,
+            "settings": self.settings,
         }
 
     @eager
@@ -278,35 +413,28 @@ class DeviceOptimizer(SteppingOptimizer):
         """Take over state from pickle, from a copy, or from `load_state_dict`."""
         state = dict(state)
         if "device" in state:
-            self._attach(state.pop("device"), state.pop("settings"))
-        labels = labels_of(state["param_groups"])
+            self._attach(state.pop("device"), state.pop("settings"), state["defaults"])
+        table, labels = self.table, labels_of(state["param_groups"])
         saved = {
             parameter: SavedState.of(self.layout, labels[parameter], parameter, value)
             for parameter, value in state["state"].items()
             if isinstance(parameter, Tensor) and len(value)
         }
-        defaults = (vars(self) | state)["defaults"]
         for group in state["param_groups"]:
-            self._complete(group, defaults)
-            self._check_group(group, defaults)
+            table.rule.complete(group)
+            table.rule.check(group, self.settings, self.device)
         super().__setstate__(state)
-        if self._interrupted is not None:
+        if table.interrupted is not None:
             self.device.reset()
-        if self._tier is not None:
-            self._load_on_drives(self._tier, saved)
-        else:
-            self._load(saved)
-        self._interrupted = None
 
-    def _load(self, saved: Mapping[Tensor, SavedState]) -> None:
-        for group in self.param_groups:
-            self._place(group, (p for p in group["params"] if p.requires_grad or p in saved))
-        for resident in self._residents.values():
-            resident.load_master(None)
-        for parameter, value in saved.items():
-            resident = self._residents[parameter]
-            del self.state[parameter]
-            self._keep(resident, self._restore(resident, value))
+        def load() -> None:
+            table.load_all(self, self.param_groups, self.state, saved)
+
+        if self._durable is not None:
+            self._durable.load_checkpoint(self, load)
+        else:
+            load()
+        table.interrupted = None
 
     @eager
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -315,50 +443,74 @@ class DeviceOptimizer(SteppingOptimizer):
         state = self.__getstate__()
         del state["device"]
         state = copy.deepcopy(state, memo)
-        twin.__setstate__({**state, "device": self._lease})
+        twin.__setstate__({**state, "device": self.table.lease})
         return twin
 
-    @property
-    def settings(self) -> Settings:
-        """What was given besides torch's options."""
-        return self._settings
-
-    @property
-    def scales(self) -> bool:
-        """Whether a scaler has told the step that is being made of the scale of the gradients."""
-        return self._report_inf is not None or getattr(self, "grad_scale", None) is not None
-
-    @eager
-    def update_held(self) -> None:
-        """Update, before the next step, parameters whose gradients the device keeps, but for those
-        that are to be left out.
+    def _check_whole(self, action: str) -> None:
+        """Raise unless the last step was whole, or could be rolled back.
 
         Raises
         ------
-        ArgumentError, OutOfDeviceMemoryError, DeviceError : as of `step`.
-        InterruptedStepError, ClosedDeviceError : as of `step`.
+        InterruptedStepError
+        StorageError : the drives do not answer yet.
         """
-        self._held_only = True
-        try:
-            with torch.no_grad():
-                self._update()
-        finally:
-            self._held_only = False
+        if self._durable is not None:
+            self._durable.check_whole(self.table)
+        self.table.check_whole(action)
+
+    def labels(self) -> dict[Tensor, str]:
+        """What parameters are called in errors."""
+        return labels_of(self.param_groups)
+
+    def resident(self, parameter: Tensor) -> DeviceParameter:
+        """Return the parameter on the device; allocate its extent if needed: that of its state, or,
+        of one that has none, an extent alone.
+
+        Raises
+        ------
+        ParameterError, OutOfDeviceMemoryError
+        """
+        found = self.place_of(parameter)
+        return self.table.place_one(self, parameter, self.param_groups) if found is None else found
+
+    def place_of(self, parameter: Tensor) -> DeviceParameter | None:
+        """Return the parameter on the device if it has state or will have it, since it is in a
+        group and requires a gradient; None of others.
+
+        Raises
+        ------
+        ParameterError, OutOfDeviceMemoryError
+        """
+        if parameter not in self.table.parameters and parameter.requires_grad:
+            for group in self.param_groups:
+                if any(each is parameter for each in group["params"]):
+                    self._place(group, [parameter])
+        return self.table.parameters.get(parameter)
+
+    def hold_pairs(
+        self, parameter: Tensor, make: Callable[[Tensor | None], Compressed]
+    ) -> SparseGradient:
+        """Keep a compressed gradient for the next step: as of `Stepper.hold_pairs`."""
+        return self._stepper.hold_pairs(self.state, parameter, make)
+
+    def compress(self, parameter: Tensor, gradient: Tensor, residual: Tensor | None) -> Compressed:
+        """Compress a gradient: as of `Stepper.compress`."""
+        return self._stepper.compress(parameter, gradient, residual)
 
     @contextmanager
     def stepping_by(self, steps: Callable[[StepExecutor], StepExecutor]) -> Iterator[None]:
-        """Make steps in another way in this `with` statement.
+        """Make steps by another executor in this `with` statement.
 
         Parameters
         ----------
-        steps : makes what makes them, from what has made them before.
+        steps : makes the executor, from the one before.
         """
-        before = self._steps
-        self._steps = steps(before)
+        before = self.table.executor
+        self.table.executor = steps(before)
         try:
             yield
         finally:
-            self._steps = before
+            self.table.executor = before
 
     def interrupt(self, cause: str) -> None:
         """Refuse further use until a checkpoint is loaded.
@@ -367,33 +519,81 @@ class DeviceOptimizer(SteppingOptimizer):
         ----------
         cause : name of the class of an error.
         """
-        self._interrupted = cause
+        self.table.interrupted = cause
 
-    def _attach(self, device: str | Device | SharedDevice, settings: Settings) -> None:
-        self._lease = device if isinstance(device, SharedDevice) else SharedDevice.of(device)
-        kernel = self._lease.device.config
-        self._settings = settings.on(self._lease.device)
-        self._settings.check(kernel)
-        if self._settings.stochastic and not self.definition.counts:
-            reason = f"{self.definition.name} counts no steps, whose random bits have to differ"
-            raise UnsupportedOptionError("rounding", "stochastic", reason)
-        self._formats = Formats.of(kernel)
-        self.layout = self.layout.on(self._formats.state)  # type: ignore[misc]
-        self._placement = Placement(self._lease.device)
-        self._residents: dict[Tensor, DeviceParameter] = {}
-        self._traffic = Traffic()
-        self._tier = None
-        self._residual_memory = ScratchPool()
-        self._bundles = FlatBuckets()
-        home = DeviceHome(self._lease.device)
-        self._steps = StepExecutor(
-            self._lease.device, self._placement, self._settings, self._traffic, home
-        )
-        self.around_update = nullcontext
-        self._held_only = False
-        self._interrupted = None
-        self._report_inf = None
-        weakref.finalize(self, self._placement.free)
+    def write_failed(self, error: Exception) -> None:
+        """Go on after a write to the drives that failed outside of a step.
+
+        What was written since the last generation is lost: gradients that the device was to keep,
+        which it keeps no more. If anything else was, the optimizer refuses steps until a checkpoint
+        is loaded.
+
+        Parameters
+        ----------
+        error : nothing is done unless it is one of the drives.
+        """
+        if self._durable is not None:
+            self._durable.write_failed(self.table, error)
+
+
+class NamedOptimizer(DeviceOptimizer):
+    """What `nearstep.optim.from_rule` makes.
+
+    Attributes
+    ----------
+    name : that it was made of.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: ParamsT,
+        hyper: Mapping[str, Any],
+        *,
+        maximize: bool,
+        **on: Unpack[OnDevice],
+    ) -> None:
+        self._define(name)
+        defaults: dict[str, Any] = {}
+        for key, kind in self.definition.hyper.items():
+            if key not in hyper and kind.default is None:
+                raise HyperparameterError(key, "given: it has no default", None)
+            defaults[key] = hyper.get(key, kind.default)
+            if isinstance(kind, rules.Flag) and not isinstance(defaults[key], bool):
+                raise HyperparameterError(key, "True or False", defaults[key])
+        unknown = [each for each in hyper if each not in defaults]
+        if unknown:
+            expected = f"of {', '.join(self.definition.hyper)}"
+            raise HyperparameterError(f"a hyper-parameter of {name}", expected, unknown[0])
+        common = {"maximize": maximize, "foreach": None, "differentiable": False, "fused": None}
+        super().__init__(params, {**defaults, **common}, **on)
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    @property
+    def _source(self) -> str:
+        return self._digest
+
+    def _define(self, name: str) -> None:
+        self.name = name
+        self._named = name if is_in_file(name) else ""
+        found = load_with_digest(name) if is_in_file(name) else (optimizer_named(name), "")
+        self.definition, self._digest = found
+        self.layout = Layout.of(self.definition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "optimizer": self.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        if "optimizer" in state:
+            self._define(state.pop("optimizer"))
+        super().__setstate__(state)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(type(self).__name__, self.name, 1)
 
 
 def _prepare_to_load(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from nearstep.torch.dtensor import local
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.exchange import SMALL_ELEMENTS, Results, Sending, Sends, Target, send_now
 from nearstep.torch.formats import Formats, copy_array, gradient_array
+from nearstep.torch.homes.host_changes import Expected
 from nearstep.torch.layout import Layout
 from nearstep.torch.quantized import Coded, decoded, flat_arrays, tensors
 from nearstep.torch.select import flat, select_largest
@@ -43,7 +44,9 @@ class DeviceParameter:
     Parameters
     ----------
     narrow : there are arrays of 16 bits.
-    moves : arrays on the device come and go, and cannot be asked what the host has.
+    moves : arrays on the device are evicted, and cannot be asked what the host has.
+    durable : the master outlasts the memory of the device, and changes of the host are sent, or
+        found, before a step is prepared (`push_changes`, `expected`).
 
     Attributes
     ----------
@@ -72,6 +75,7 @@ class DeviceParameter:
         *,
         narrow: bool,
         moves: bool = False,
+        durable: bool = False,
     ) -> None:
         self.parameter = parameter
         self.label = label
@@ -92,6 +96,8 @@ class DeviceParameter:
         self._seen: tuple[int, NDArray[np.float32]] | None = None
         self._narrow = narrow
         self._moves = moves
+        self._durable = durable
+        self._checked = False  # for changes of the host, for the step that follows
         self._p = formats.state_of("p")
         self.is_small = extent.count < SMALL_ELEMENTS
 
@@ -122,7 +128,7 @@ class DeviceParameter:
 
     def lose_master(self) -> None:
         """The memory of the master is gone: the next step sends it, if the host has it."""
-        if self.is_on_host:
+        if self.is_on_host and not self._durable:
             self.last_seen = self._home = self._seen = None
 
     def resume(self) -> None:
@@ -250,9 +256,46 @@ class DeviceParameter:
         A device that works on the host's memory takes a large fp32 parameter where it is: there is
         no other master, nothing to send and nothing to fetch. `check_size` has been called.
         """
-        if self.offloaded or self._lend_parameter() or self._is_as_left:
+        checked, self._checked = self._checked, False
+        if checked or self.offloaded or self._lend_parameter() or self._is_as_left:
             return
         self._send_master(sends)
+
+    def push_changes(self) -> None:
+        """Send the parameter now, if the host has changed it; the step that follows need not look.
+
+        Raises
+        ------
+        ParameterError, StorageError
+        """
+        self._checked = False
+        if not self.offloaded:
+            self.check_size()
+            send_now(self.send_master_if_changed)
+        self._checked = True
+
+    def expected(self) -> Expected | None:
+        """What shows that the host has not changed the parameter; the step that follows need not
+        look.
+
+        None: `push_changes` finds it at once.
+
+        Raises
+        ------
+        ParameterError
+        """
+        if self.offloaded or not isinstance(self.last_seen, int) or not self.parameter.is_cpu:
+            return None
+        self.check_size()
+        self._checked = True
+        return Expected(self.label, convert.part_sums(self.parameter), self.last_seen)
+
+    def read_again(self) -> None:
+        """Make the host's parameter what its home has."""
+        self._checked = False
+        if not self.offloaded:
+            with torch.no_grad():
+                self._read_into(self.parameter)
 
     def push(self, *, unchanged: bool = False) -> None:
         """Have the device know the parameter as the host has it, and from then on alone: it is

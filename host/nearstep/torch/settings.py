@@ -18,7 +18,7 @@ from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.convert import NAMES
 from nearstep.torch.dtensor import is_sharded, is_spread
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
-from nearstep.torch.overflow.options import Drives, Overflow, Resume
+from nearstep.torch.homes.options import Drives, Overflow, Resume
 from nearstep.updater.checks import is_real, real
 from nearstep.updater.rounding import Numbering, Rounding
 from nearstep_spec.blockwise import DYNAMIC8, SIGNED

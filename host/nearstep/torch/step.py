@@ -1,34 +1,36 @@
-"""What one step of an optimizer sends to its device and runs there."""
+"""What a step updates: items, and what its runs have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from nearstep.placement import Extent
+from nearstep.placement import Extent, Segment
 from nearstep.run import Run
 from nearstep.torch.compression import Compressed
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.exchange import Sends
 from nearstep.torch.flat_bucket import FlatBucket
-from nearstep.torch.formats import copy_array
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.saved import SavedState
 from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import ParameterState
+from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.rounding import Numbering
+
+if TYPE_CHECKING:
+    from nearstep.torch.rule import Phase
 
 Arrays = Mapping[str, Any]
 """Arguments of a run by array: buffers, and pairs in the place of a compressed gradient."""
 
-GradientOptions = Mapping[str, Any]
-"""How gradients come, and where a copy of the parameters goes: arguments of every rule. And indices
-of the elements, `NUMBERING`."""
-
-NUMBERING = "numbering"
+Gradient = Tensor | DeviceGradient | SparseGradient
+"""A gradient on the host, kept by the device, or compressed already."""
 
 
 class RunKey(NamedTuple):
@@ -37,7 +39,7 @@ class RunKey(NamedTuple):
     Attributes
     ----------
     group : index of the parameter group.
-    phase : what else the rule needs to know.
+    phase
     gradient_format
     copy_format : format of the copy of the parameters that the host fetches; None without one.
     times : runs: how often each is in its group.
@@ -45,54 +47,52 @@ class RunKey(NamedTuple):
     """
 
     group: int
-    phase: Hashable
+    phase: Phase
     gradient_format: str
     copy_format: str | None
     times: int
     negate: bool
 
+    @property
+    def result(self) -> str:
+        """Array that the host fetches."""
+        return "p" if self.copy_format is None else copy_array(self.copy_format)
 
-class Given(NamedTuple):
-    """A parameter to be updated.
+
+@dataclass(eq=False, slots=True)
+class StepItem:
+    """A parameter that a step updates, or a bucket of small ones.
 
     Attributes
     ----------
     group : index of the parameter group.
     position : of the parameter in it.
-    parameter
-    gradient : on the host, kept by the device, or compressed already.
-    times : how often it is in the group.
+    gradient : of a bucket: that of each parameter.
+    times : how often the parameter is in the group.
+    parameter : None of a bucket.
+    resident : the parameter, or the bucket, on the device.
+    found : state as it is before the step.
+    phase
+    key, state, compressed : of an item that is ready: what was sent of it.
     """
 
     group: int
     position: int
-    parameter: Tensor
-    gradient: Tensor | DeviceGradient | SparseGradient
-    times: int
+    gradient: Gradient | list[Tensor]
+    times: int = 1
+    parameter: Tensor | None = None
+    resident: DeviceParameter | FlatBucket = field(init=False)
+    found: ParameterState | SavedState | None = None
+    phase: Phase = field(init=False)
+    key: RunKey = field(init=False)
+    state: ParameterState = field(init=False)
+    compressed: Compressed | None = None
 
-    def once_more(self) -> Given:
-        """The same, found in the group again."""
-        return self._replace(times=self.times + 1)
-
-
-@dataclass(eq=False, slots=True)
-class Update:
-    """A parameter that a step updates, or a bundle of them.
-
-    Attributes
-    ----------
-    key
-    resident
-    state : of the first in a bundle.
-    arrays : arrays of the rule.
-    compressed : the gradient, if it is compressed; others have been sent.
-    """
-
-    key: RunKey
-    resident: DeviceParameter | FlatBucket
-    state: ParameterState
-    arrays: Mapping[str, float]
-    compressed: Compressed | None
+    @property
+    def single(self) -> DeviceParameter:
+        """The parameter on the device; the item is no bucket."""
+        assert isinstance(self.resident, DeviceParameter), "an item of one parameter"
+        return self.resident
 
 
 class Scaling(NamedTuple):
@@ -109,24 +109,71 @@ class Scaling(NamedTuple):
     found: Tensor | None
 
 
-Start = Callable[[Arrays, RunKey, GradientOptions], Run]
-"""Starts the rule of a group."""
-
-
-class StepInputs(NamedTuple):
-    """What a step is made of.
+@dataclass
+class StepPlan:
+    """A step, or a part of one; everything has been checked.
 
     Attributes
     ----------
-    updates : what it updates, as often as a parameter is in its group.
+    items
+    arrays : of the rule of each group, with their first values.
+    arguments : of runs, by group and phase.
+    scaling
+    """
+
+    items: Sequence[StepItem]
+    arrays: Sequence[Mapping[str, float]]
+    arguments: Mapping[tuple[int, Phase], RuleArguments]
+    scaling: Scaling
+
+    def singles(self) -> Sequence[DeviceParameter]:
+        """Parameters that are updated by themselves."""
+        return [i.resident for i in self.items if isinstance(i.resident, DeviceParameter)]
+
+    def of(self, segments: Sequence[Segment]) -> Sequence[tuple[Segment, StepPlan]]:
+        """The parts of the plan for each segment that has items, in the order of segments."""
+        found: dict[Segment, list[StepItem]] = {}
+        for item in self.items:
+            found.setdefault(item.resident.extent.segment, []).append(item)
+        return [(each, replace(self, items=found[each])) for each in segments if each in found]
+
+    def needed(self) -> dict[str, float]:
+        """Arrays of the segment that the items need, with their first values."""
+        needed: dict[str, float] = {}
+        for item in self.items:
+            for name, value in self.arrays[item.group].items():
+                if name != "g":
+                    needed[name] = value
+            gradient, resident = item.gradient, item.single
+            if isinstance(gradient, DeviceGradient):
+                needed[gradient_array(gradient.form)] = 0.0
+            elif isinstance(gradient, Tensor):
+                needed[gradient_array(resident.gradient_format(gradient))] = 0.0
+            if resident.copy_format is not None:
+                needed[copy_array(resident.copy_format)] = 0.0
+        return needed
+
+
+Start = Callable[[Arrays, RunKey, Mapping[str, Any], Numbering], Run]
+"""Starts the rule of a group on arrays whose elements have these indices."""
+
+
+class StepInputs(NamedTuple):
+    """What an executor makes a step of.
+
+    Attributes
+    ----------
+    items : by extent, ready.
+    arrays : as of `StepPlan`.
     sends : arrays that are sent to the device first.
     scaling
     start
-    started : each run of a rule is added to it as it is started.
-    fetches : what the rules leave goes to the host; if not, it stays where it is.
+    started : each run of a rule is appended when it is started.
+    fetches : the host fetches results.
     """
 
-    updates: Mapping[Extent, Update]
+    items: Mapping[Extent, StepItem]
+    arrays: Sequence[Mapping[str, float]]
     sends: Sends
     scaling: Scaling
     start: Start
@@ -142,14 +189,8 @@ def starter(
     options: dict[str, Any] = {
         "gradient_format": key.gradient_format,
         "gradient_scale": -factor if key.negate else factor,
-        NUMBERING: numbering,
     }
     if key.copy_format is not None:
         options["copy_out"] = arrays[copy_array(key.copy_format)]
         options["copy_out_format"] = key.copy_format
-    return partial(start, arrays, key, options)
-
-
-def result_array(key: RunKey) -> str:
-    """Array of a run that the host fetches."""
-    return "p" if key.copy_format is None else copy_array(key.copy_format)
+    return partial(start, arrays, key, options, numbering)

@@ -11,7 +11,7 @@ class Traffic:
     """What one optimizer has done since it was made, in bytes where not said otherwise.
 
     A step that begins anew, since it is found to have begun with parameters that the host had
-    changed (`nearstep.torch.cards`), counts once.
+    changed (`nearstep.torch.homes.peer`), counts once.
 
     In a plain training loop each step adds to `gradients_down` and `parameters_up` and to
     nothing else: four bytes for each element that was updated, or two of a format of 16 bits that

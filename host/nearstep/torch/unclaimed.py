@@ -69,7 +69,7 @@ class UnclaimedParameter:
         return self.resident
 
 
-def waiting(parameter: Tensor) -> UnclaimedParameter | None:
+def unclaimed(parameter: Tensor) -> UnclaimedParameter | None:
     """What is known of a parameter that `nearstep.offload.init` has sent, and that no engine looks
     after yet."""
     found: UnclaimedParameter | None = getattr(parameter, "_waiting", None)

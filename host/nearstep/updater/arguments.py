@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearstep.errors import ArgumentError
@@ -23,12 +23,14 @@ class RuleArguments:
     form : what it is a form of, with its arithmetic in the kernel's order.
     scalars : by register, switches included.
     given : the arguments that they follow from, as text.
+    step : t; None if none was given.
     """
 
     rule: str
     form: Form
     scalars: Mapping[str, float | int]
     given: str
+    step: int | None = None
 
     def check(self) -> None:
         """Raise `ArgumentError` unless binary32 registers hold the scalars."""
@@ -36,12 +38,8 @@ class RuleArguments:
 
     def also(self, name: str, value: float) -> RuleArguments:
         """These, and one register more that holds its argument as it is."""
-        return RuleArguments(
-            rule=self.rule,
-            form=self.form,
-            scalars={**self.scalars, name: value},
-            given=f"{self.given}, {name}={value}",
-        )
+        scalars, given = {**self.scalars, name: value}, f"{self.given}, {name}={value}"
+        return replace(self, scalars=scalars, given=given)
 
 
 def rule_arguments(
@@ -94,7 +92,7 @@ def rule_arguments(
             f"{form.rule.location}: the scalars of {rule} cannot be computed with "
             f"{', '.join(text)}: {type(error).__name__}: {error}"
         ) from error
-    return RuleArguments(rule=rule, form=chosen, scalars=scalars, given=", ".join(text))
+    return RuleArguments(rule=rule, form=chosen, scalars=scalars, given=", ".join(text), step=step)
 
 
 def _value(name: str, kind: Number | Flag, given: Mapping[str, Any]) -> Any:

@@ -123,6 +123,33 @@ class UpdatingDevice(Device, ABC):
         """
         known = self.optimizer(optimizer)
         arguments = rule_arguments(known, self.kernel_config.order, step=step, first=first, **hyper)
+        return self.run_rule(
+            arguments,
+            arrays,
+            gradient_format=gradient_format,
+            gradient_scale=gradient_scale,
+            copy_out=copy_out,
+            copy_out_format=copy_out_format,
+            rounding=rounding,
+        )
+
+    def run_rule(
+        self,
+        arguments: RuleArguments,
+        arrays: Mapping[str, Any],
+        *,
+        gradient_format: str | None = None,
+        gradient_scale: float = 1.0,
+        copy_out: Buffer | None = None,
+        copy_out_format: str | None = None,
+        rounding: Rounding | None = None,
+    ) -> UpdateRun:
+        """`update` with arguments that have been evaluated (`arguments`).
+
+        Raises
+        ------
+        ArgumentError, ModeError, BusyError, ResetNeededError, ClosedDeviceError : as `update`.
+        """
         states = {name: buffer for name, buffer in arrays.items() if name != GRADIENT}
         wanted = {name for name in arguments.form.rule.arrays_in if name != GRADIENT}
         for name in sorted(wanted ^ set(states)):
@@ -137,7 +164,9 @@ class UpdatingDevice(Device, ABC):
         if not isinstance(rounding, Rounding | None):
             raise ArgumentError(f"rounding must be a Rounding or None, not {rounding!r}")
         rule = arguments.form.rule
-        drawn = None if rounding is None else rounding.drawn(rule, step, self.kernel_config)
+        drawn = (
+            None if rounding is None else rounding.drawn(rule, arguments.step, self.kernel_config)
+        )
         return self._update(arguments, states, arrays[GRADIENT], gradient, copy, drawn)
 
     def alloc_blockwise(
@@ -329,17 +358,22 @@ class UpdatingDevice(Device, ABC):
             f"rule must be one that the kernel has ({', '.join(names)}), not {rule}: {advice}"
         )
 
-    def check_arguments(self, optimizer: str | Optimizer, **arguments: Any) -> None:
-        """Raise `ArgumentError` unless a run could have these numbers.
+    def arguments(self, optimizer: str | Optimizer, **given: Any) -> RuleArguments:
+        """Evaluate what a run computes with, and check that the kernel can take it.
 
         Parameters
         ----------
         optimizer : as in `update`.
-        **arguments : `step`, `first` and hyper-parameters, as there.
+        **given : `step`, `first` and hyper-parameters, as there.
+
+        Raises
+        ------
+        ArgumentError : the kernel does not have the rule, or registers do not hold the scalars.
         """
-        checked = rule_arguments(self.optimizer(optimizer), self.kernel_config.order, **arguments)
-        self._check_form(checked)
-        checked.check()
+        found = rule_arguments(self.optimizer(optimizer), self.kernel_config.order, **given)
+        self._check_form(found)
+        found.check()
+        return found
 
     def _check_form(self, arguments: RuleArguments) -> None:
         """Raise unless the kernel has the rule, with the same arithmetic."""

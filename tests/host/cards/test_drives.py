@@ -43,7 +43,7 @@ JOB = Job([(40, 16), (16,), (30, 20)])
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearstep.torch.overflow.opening.SPARE_BYTES", 1 << 17)
+    monkeypatch.setattr("nearstep.torch.homes.opening.SPARE_BYTES", 1 << 17)
 
 
 def places(folder: Path, cards: int = 2) -> list[Path]:

@@ -63,7 +63,7 @@ def test_a_card_that_fails_in_mid_step(array: str, write: bool) -> None:
     with prepared(URL) as (_, parameters, optimizer):
         device = optimizer.device
         seen: list[int] = []
-        update = device.update
+        update = device.run_rule
 
         def spy(rule: Any, arrays: Any, **options: Any) -> Any:
             if arrays[array].address >= device.backend.regions[1][0]:
@@ -75,10 +75,10 @@ def test_a_card_that_fails_in_mid_step(array: str, write: bool) -> None:
                     )
             return update(rule, arrays, **options)
 
-        device.update = spy
+        device.run_rule = spy
         with pytest.raises(DeviceError) as caught:
             JOB.step(optimizer, parameters, 1)
-        del device.update
+        del device.run_rule
         device.backend.heal()
         said = f"{caught.value} {getattr(caught.value, '__notes__', '')}"
         assert "updater1" in said or "card 1 of 2" in said, said

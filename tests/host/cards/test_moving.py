@@ -19,8 +19,8 @@ from nearstep.storage.drive_errors import (
     StorageError,
 )
 from nearstep.storage.store import Store
-from nearstep.torch.cards import sets
-from nearstep.torch.overflow.errors import NothingToResumeError, ResumeError
+from nearstep.torch.homes import sets
+from nearstep.torch.homes.errors import NothingToResumeError, ResumeError
 
 from ..overflow.jobs import URL as DIMM
 from ..overflow.jobs import Job, drives, everything
@@ -33,7 +33,7 @@ MEMORY = 1 << 16
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files without much room to spare: they are copied here."""
-    monkeypatch.setattr("nearstep.torch.overflow.opening.SPARE_BYTES", 1 << 17)
+    monkeypatch.setattr("nearstep.torch.homes.opening.SPARE_BYTES", 1 << 17)
 
 
 def url(folder: Path, cards: int, subgroup: int = 128, chunk: int = 512) -> str:
@@ -151,7 +151,7 @@ def cut_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     monkeypatch.setattr(Store, "create", counted(Store.create))
     monkeypatch.setattr(sets.os, "fsync", counted(os.fsync))
     # what is left over by a process that has been killed is not tidied up by it
-    monkeypatch.setattr("nearstep.torch.overflow.opening.OpenStore.give_up", leave)
+    monkeypatch.setattr("nearstep.torch.homes.opening.OpenStore.give_up", leave)
     return lambda: left
 
 

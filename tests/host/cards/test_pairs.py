@@ -86,13 +86,13 @@ def trained(
     with sent(change), drives(cards, 1200) as on:
         parameters = job.parameters()
         optimizer = job.make(parameters, url, drives=on.store, **options)
-        update = optimizer.device.update
+        update = optimizer.device.run_rule
 
         def spy(*arguments: Any, **named: Any) -> Any:
             runs.append(update(*arguments, **named))
             return runs[-1]
 
-        optimizer.device.update = spy
+        optimizer.device.run_rule = spy
         for step in range(STEPS):
             job.step(optimizer, parameters, step)
         found = everything(parameters, optimizer)

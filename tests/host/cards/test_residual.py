@@ -14,9 +14,9 @@ import nearstep
 from nearstep.storage.drive_errors import TornExtentError
 from nearstep.torch import convert
 from nearstep.torch.errors import HyperparameterError
-from nearstep.torch.overflow import residuals
-from nearstep.torch.overflow.drive_segment import HELD_BACK
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.homes import residuals
+from nearstep.torch.homes.errors import ResumeError
+from nearstep.torch.homes.segments import HELD_BACK
 
 from ..overflow.jobs import URL as DIMM
 from ..overflow.jobs import Job, bits, drives, everything
@@ -32,7 +32,7 @@ LEFT_OUT = {**SHARE, "save_residual": False}
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files without much room to spare, and residuals that are written in several parts."""
-    monkeypatch.setattr("nearstep.torch.overflow.opening.SPARE_BYTES", 1 << 17)
+    monkeypatch.setattr("nearstep.torch.homes.opening.SPARE_BYTES", 1 << 17)
     monkeypatch.setattr(residuals, "WRITTEN_ELEMENTS", 256)
 
 

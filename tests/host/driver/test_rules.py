@@ -232,7 +232,7 @@ def test_a_switch_is_a_truth_value(value):
             ),
             lambda: device.update("sgd", {"p": p, "g": g, "m": m}, momentum=0.9, nesterov=value),
             lambda: device.update("sgd", {"p": p, "g": g, "m": m}, momentum=0.9, first=value),
-            lambda: device.check_arguments(
+            lambda: device.arguments(
                 "adam",
                 step=1,
                 lr=0.1,

@@ -82,7 +82,7 @@ def test_groups_with_and_without_it_have_the_arrays_that_they_need(
     train(3, give_gradients, *both)
     assert_equal_bits(*both)
     assert [len(optimizer.state[p]) for p in ours] == [4, 3, 4]
-    arrays = [set(optimizer._residents[p].extent.segment.arenas[0]) for p in ours]
+    arrays = [set(optimizer.table.parameters[p].extent.segment.arenas[0]) for p in ours]
     assert ["v_max" in each for each in arrays] == [True, False, True]
 
 

@@ -178,7 +178,7 @@ def test_a_scan_that_fails_has_updated_nothing_and_the_step_may_be_repeated(
     give_gradients(ours, theirs)
     optimizer.step()
     reference.step()
-    at = optimizer._residents[ours[1]].extent.views("g")[0].address
+    at = optimizer.table.parameters[ours[1]].extent.views("g")[0].address
     device.backend.inject(Injection(kind="slverr", write=False, base=at, limit=at + 4))
     give_gradients(ours, theirs)
     with pytest.raises(BusResponseError):

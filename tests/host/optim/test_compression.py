@@ -437,7 +437,7 @@ def test_a_step_that_fails_half_way_is_healed_by_a_checkpoint(trained, give_grad
         optimizer.load_state_dict(saved)
 
     back()
-    at = optimizer._residents[ours[2]].extent.views("v")[0].address
+    at = optimizer.table.parameters[ours[2]].extent.views("v")[0].address
     backend = optimizer.device.backend
     backend.inject(Injection(kind="slverr", write=True, base=at, limit=at + 4))
     with pytest.raises(BusResponseError):

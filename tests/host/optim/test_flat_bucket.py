@@ -22,35 +22,35 @@ SHAPES = ((16,), (2, 8), (5,), (3, 7), (4, 1, 8), (33,))
 
 
 class Pair:
-    """An optimizer, and one that has no bundles; every action is done to both."""
+    """An optimizer, and one that has no buckets; every action is done to both."""
 
     def __init__(self, device, shapes=SHAPES, make=nearstep.optim.AdamW, **options):
         self.generator = torch.Generator().manual_seed(7)
         start = [torch.randn(shape, generator=self.generator) for shape in shapes]
-        self.bundled = [each.clone().requires_grad_() for each in start]
+        self.bucketed = [each.clone().requires_grad_() for each in start]
         self.alone = [each.clone().requires_grad_() for each in start]
-        self.optimizer = make(self.bundled, device=device, **options)
+        self.optimizer = make(self.bucketed, device=device, **options)
         self.reference = make(self.alone, device=device, **options)
         self.prepared = 0
         self._watch()
 
     def _watch(self):
         """Count the parameters that are prepared by themselves."""
-        prepare = self.optimizer._prepare
+        prepare = self.optimizer._stepper._prepare
 
-        def counted(*arguments):
-            self.prepared += 1
-            return prepare(*arguments)
+        def counted(group, states, item, *arguments):
+            self.prepared += item.parameter is not None
+            return prepare(group, states, item, *arguments)
 
-        self.optimizer._prepare = counted
-        self.reference._keep_bundles = lambda *_: None
+        self.optimizer._stepper._prepare = counted
+        self.reference._stepper._keep_buckets = lambda *_: None
 
     def both(self, action):
-        for each in ((self.optimizer, self.bundled), (self.reference, self.alone)):
+        for each in ((self.optimizer, self.bucketed), (self.reference, self.alone)):
             action(*each)
 
     def give_gradients(self):
-        for one, other in zip(self.bundled, self.alone, strict=True):
+        for one, other in zip(self.bucketed, self.alone, strict=True):
             gradient = torch.randn(one.shape, generator=self.generator)
             one.grad, other.grad = gradient, gradient.clone()
 
@@ -62,8 +62,8 @@ class Pair:
         return self.prepared
 
     def check(self):
-        assert all(map(_same, self.bundled, self.alone))
-        for p, q in zip(self.bundled, self.alone, strict=True):
+        assert all(map(_same, self.bucketed, self.alone))
+        for p, q in zip(self.bucketed, self.alone, strict=True):
             one, other = (
                 each.snapshot() for each in (self.optimizer.state[p], self.reference.state[q])
             )
@@ -97,7 +97,7 @@ def test_steps_have_the_bits_of_steps_one_by_one(maximize, device):
     pair.check()
 
 
-def test_a_bundle_may_be_as_large_as_a_large_parameter(device):
+def test_a_bucket_may_be_as_large_as_a_large_parameter(device):
     pair = Pair(device, [(SMALL_ELEMENTS - 1,)] * 3 + [(SMALL_ELEMENTS,), (16,), (17,)])
     assert pair.step() == 6
     assert pair.step() == 1, "the large one is by itself"
@@ -105,18 +105,18 @@ def test_a_bundle_may_be_as_large_as_a_large_parameter(device):
     pair.check()
 
 
-def test_bundles_are_bounded(device):
+def test_buckets_are_bounded(device):
     count = TOGETHER_ELEMENTS // SMALL_ELEMENTS + 2
     pair = Pair(device, [(SMALL_ELEMENTS - 1,)] * count)
     pair.step()
-    bundles = pair.optimizer._bundles._bundles
-    assert [each.extent.count <= TOGETHER_ELEMENTS for each in bundles] == [True, True]
+    buckets = pair.optimizer._stepper.buckets._buckets
+    assert [each.extent.count <= TOGETHER_ELEMENTS for each in buckets] == [True, True]
     assert pair.step() == 0
     pair.check()
 
 
 def test_nan_and_infinities_go_through(pair):
-    for parameters in (pair.bundled, pair.alone):
+    for parameters in (pair.bucketed, pair.alone):
         parameters[1].data[0, 0] = float("nan")
         parameters[3].data[0, 0] = -float("inf")
         parameters[4].data[0, 0, 0] = -0.0
@@ -289,8 +289,8 @@ def test_whatever_changes_between_steps_is_found(change, pair):
     pair.check()
 
 
-def test_a_change_of_a_parameter_alone_takes_it_out_of_no_bundle(pair):
-    scale_in_place(None, pair.bundled)
+def test_a_change_of_a_parameter_alone_takes_it_out_of_no_bucket(pair):
+    scale_in_place(None, pair.bucketed)
     scale_in_place(None, pair.alone)
     assert [pair.step(), pair.step()] == [0, 0]
     pair.check()
@@ -317,12 +317,12 @@ def test_gradients_come_in_any_form(change, pair):
 
 
 def test_a_wrong_gradient_is_refused_and_nothing_is_updated(pair):
-    before = [each.detach().clone() for each in pair.bundled]
+    before = [each.detach().clone() for each in pair.bucketed]
     pair.give_gradients()
-    pair.bundled[3].grad = torch.zeros(3, 7).to_sparse()
+    pair.bucketed[3].grad = torch.zeros(3, 7).to_sparse()
     with pytest.raises(GradientError, match="parameter 3 of group 0"):
         pair.optimizer.step()
-    assert all(map(_same, before, pair.bundled))
+    assert all(map(_same, before, pair.bucketed))
     pair.step()
     pair.check()
 
@@ -370,7 +370,7 @@ def test_a_rule_with_more_state_is_switched_on(many_rules):
 
 
 @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_a_copy_has_bundles_of_its_own(twin_of, pair):
+def test_a_copy_has_buckets_of_its_own(twin_of, pair):
     def twin(optimizer):
         made = twin_of(optimizer)
         for ours, theirs in zip(_parameters(made), _parameters(optimizer), strict=True):
@@ -379,7 +379,7 @@ def test_a_copy_has_bundles_of_its_own(twin_of, pair):
 
     pair.give_gradients()
     copies = [twin(pair.optimizer), twin(pair.reference)]
-    copies[1]._keep_bundles = lambda *_: None
+    copies[1]._stepper._keep_buckets = lambda *_: None
     for _ in range(3):
         for each in copies:
             each.step()
@@ -394,7 +394,7 @@ def _parameters(optimizer):
 
 def test_a_step_that_fails_interrupts_every_parameter(pair, monkeypatch):
     state = copy.deepcopy(pair.optimizer.state_dict())
-    before = [each.detach().clone() for each in pair.bundled]
+    before = [each.detach().clone() for each in pair.bucketed]
 
     def fails(*_):
         raise DeviceError("broken")
@@ -404,7 +404,7 @@ def test_a_step_that_fails_interrupts_every_parameter(pair, monkeypatch):
         patch.setattr("nearstep.buffer.Buffer.submit_read", fails)
         with pytest.raises(DeviceError, match="broken"):
             pair.optimizer.step()
-    assert all(map(_same, before, pair.bundled))
+    assert all(map(_same, before, pair.bucketed))
     with pytest.raises(nearstep.errors.NearstepError, match="DeviceError"):
         pair.optimizer.state_dict()
     pair.optimizer.load_state_dict(state)
@@ -412,10 +412,10 @@ def test_a_step_that_fails_interrupts_every_parameter(pair, monkeypatch):
     pair.reference.step()
     pair.optimizer.step()
     pair.reference.step()
-    assert all(map(_same, pair.bundled, pair.alone))
+    assert all(map(_same, pair.bucketed, pair.alone))
 
 
-def test_a_bundle_that_inference_mode_made_is_used_outside(device):
+def test_a_bucket_that_inference_mode_made_is_used_outside(device):
     pair = Pair(device)
     pair.step()
     pair.both(moment_read)
@@ -426,15 +426,15 @@ def test_a_bundle_that_inference_mode_made_is_used_outside(device):
 
 
 def test_autograd_notices_the_step(pair):
-    versions = [each._version for each in pair.bundled]
+    versions = [each._version for each in pair.bucketed]
     assert pair.step() == 0
-    assert [each._version for each in pair.bundled] == [each + 1 for each in versions]
+    assert [each._version for each in pair.bucketed] == [each + 1 for each in versions]
 
 
 def test_gradients_are_not_kept_after_the_step(pair):
     pair.step()
-    gone = [weakref.ref(each.grad) for each in pair.bundled]
-    for each in pair.bundled:
+    gone = [weakref.ref(each.grad) for each in pair.bucketed]
+    for each in pair.bucketed:
         each.grad = None
     gc.collect()
     assert [each() for each in gone] == [None] * len(gone)

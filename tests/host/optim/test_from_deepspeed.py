@@ -411,7 +411,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("nearstep.torch.configured.open_device", refuse)
     monkeypatch.setattr("nearstep.torch.shared_device.open_device", refuse)
-    monkeypatch.setattr("nearstep.torch.overflow.opening.Store", refuse)
+    monkeypatch.setattr("nearstep.torch.homes.opening.Store", refuse)
 
 
 @pytest.mark.usefixtures("untouched")

@@ -19,7 +19,7 @@ import nearstep
 from nearstep.backends.emulated import Injection
 from nearstep.errors import BusResponseError, BusyError, WaitTimeoutError
 from nearstep.placement import Placement
-from nearstep.torch import optimizer as optimizers
+from nearstep.torch import table as tables
 from nearstep.torch.blocks import pieces
 from nearstep.torch.errors import GradientError, InterruptedStepError
 from nearstep.torch.homes import home
@@ -43,7 +43,7 @@ def as_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Devices without a clock make graphs, too, of many pieces; or those with one do not."""
 
     def choose(yes: bool) -> None:
-        monkeypatch.setattr(optimizers, "DeviceHome", partial(DeviceHome, overlaps=yes))
+        monkeypatch.setattr(tables, "DeviceHome", partial(DeviceHome, overlaps=yes))
         monkeypatch.setattr(home, "FEWEST", 512)
 
     return choose
@@ -175,7 +175,7 @@ def test_a_graph_takes_fewer_cycles_than_a_sequence_and_always_the_same(
     as_graphs, make_parameters, monkeypatch
 ):
     def cycles(overlaps: bool) -> tuple[int, object]:
-        monkeypatch.setattr(optimizers, "DeviceHome", partial(DeviceHome, overlaps=overlaps))
+        monkeypatch.setattr(tables, "DeviceHome", partial(DeviceHome, overlaps=overlaps))
         with nearstep.open(SIM) as device:
             ps = make_parameters(LARGE)
             optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device)
@@ -197,7 +197,7 @@ def test_a_graph_takes_fewer_cycles_than_a_sequence_and_always_the_same(
 def test_a_small_step_takes_about_as_long_as_in_sequence(make_parameters, monkeypatch):
     found = {}
     for overlaps in (True, False):
-        monkeypatch.setattr(optimizers, "DeviceHome", partial(DeviceHome, overlaps=overlaps))
+        monkeypatch.setattr(tables, "DeviceHome", partial(DeviceHome, overlaps=overlaps))
         with nearstep.open(SIM) as device:
             ps = make_parameters(((300,), (7, 5)))
             optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device)
@@ -259,7 +259,7 @@ def test_a_failure_in_the_middle_is_typed_and_a_checkpoint_heals_it(failing):
     device, optimizer, ps = failing
     before, saved = [p.detach().clone() for p in ps], optimizer.state_dict()
     golden = device.cycles is None
-    where = optimizer._residents[ps[2]].extent.views("m")[1].address
+    where = optimizer.table.parameters[ps[2]].extent.views("m")[1].address
     kind, error = ("slverr", BusResponseError) if golden else ("never", WaitTimeoutError)
     device.backend.inject(Injection(kind=kind, write=False, base=where, limit=where + 64))
     with pytest.raises(error) as caught:
@@ -285,7 +285,7 @@ def test_a_step_that_could_not_start_a_run_may_be_repeated(failing, monkeypatch)
 
     give_normal(11)(ps, twins)
     with monkeypatch.context() as patch:
-        patch.setattr(device, "update", busy)
+        patch.setattr(device, "run_rule", busy)
         with pytest.raises(BusyError):
             optimizer.step()
     optimizer.step()
@@ -296,7 +296,7 @@ def test_a_step_that_could_not_start_a_run_may_be_repeated(failing, monkeypatch)
 def test_ctrl_c_in_the_middle_leaves_the_device_idle(failing, monkeypatch):
     device, optimizer, ps = failing
     before, saved = [p.detach().clone() for p in ps], optimizer.state_dict()
-    update, runs = device.update, []
+    update, runs = device.run_rule, []
 
     def press(*arguments, **options):
         if len(runs) == 3:
@@ -305,7 +305,7 @@ def test_ctrl_c_in_the_middle_leaves_the_device_idle(failing, monkeypatch):
         return runs[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(device, "update", press)
+        patch.setattr(device, "run_rule", press)
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
     assert len(runs) == 3

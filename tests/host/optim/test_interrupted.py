@@ -39,14 +39,14 @@ class Interrupted:
         )
         self.reference = torch.optim.AdamW(self.groups(self.theirs), lr=1e-2, fused=True)
         addresses = []
-        update = self.device.update
+        update = self.device.run_rule
 
         def spy(optimizer, arrays, **options):
             addresses.append({name: each.address for name, each in arrays.items()})
             return update(optimizer, arrays, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(self.device, "update", spy)
+            patch.setattr(self.device, "run_rule", spy)
             for _ in range(3):
                 give_gradients(self.ours, self.theirs)
                 self.optimizer.step()
@@ -143,7 +143,7 @@ def test_a_step_that_could_not_start_may_be_repeated(
 
     give_gradients(before.ours, before.theirs)
     with monkeypatch.context() as patch:
-        patch.setattr(before.device, "update", busy)
+        patch.setattr(before.device, "run_rule", busy)
         with pytest.raises(DeviceError):
             before.optimizer.step()
     before.optimizer.step()

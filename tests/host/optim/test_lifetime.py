@@ -78,10 +78,10 @@ def interrupted(optimizer):
     def fail(*_, **__):
         raise KeyboardInterrupt
 
-    optimizer._finish = fail
+    optimizer._stepper._finish = fail
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
-    del optimizer._finish
+    del optimizer._stepper._finish
 
 
 USES = [lambda _: None, step, read, reload, copied, scaled, scheduled, refused, interrupted]

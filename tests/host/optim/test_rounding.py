@@ -16,7 +16,7 @@ from torch import Tensor
 
 import nearstep
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.homes.errors import ResumeError
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rounding import Draw, round_stochastically
 from nearstep_sim.golden.rule import evaluate

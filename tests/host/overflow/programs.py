@@ -112,7 +112,7 @@ class FaultPoint:
             mock.patch.object(BlockFile, "write", around("write", BlockFile.write)),
             mock.patch.object(BlockFile, "flush", around("flush", lambda blocks: None)),
             mock.patch.object(os, "fsync"),
-            mock.patch("nearstep.torch.overflow.opening.SPARE_BYTES", 1 << 17),
+            mock.patch("nearstep.torch.homes.opening.SPARE_BYTES", 1 << 17),
         ):
             yield
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import nearstep
 from nearstep.torch.errors import UnsupportedOptionError
-from nearstep.torch.overflow.errors import MemoryTooSmallError
+from nearstep.torch.homes.errors import MemoryTooSmallError
 
 from .jobs import BF16, DIMM, OPTIMIZERS, URL, Job, bits, drives, everything, random_job
 

@@ -32,7 +32,7 @@ from nearstep.torch.errors import (
     InterruptedStepError,
     UnsupportedOptionError,
 )
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.homes.errors import ResumeError
 from nearstep_sim.models.drive import FailAt
 
 from .jobs import URL, Drives, Job, bits, drives, everything

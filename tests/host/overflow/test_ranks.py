@@ -11,7 +11,7 @@ import torch.distributed as dist
 from nearstep.storage.drive_errors import NoGenerationError, StorageError
 from nearstep.storage.drive_set import drives_in
 from nearstep.storage.store import Store
-from nearstep.torch.overflow.errors import RanksDifferError
+from nearstep.torch.homes.errors import RanksDifferError
 
 from ...on_a_drive import on_a_drive
 from ...processes import on_processes

@@ -8,13 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nearstep.backends.base import Completion
 from nearstep.buffer import Buffer
-from nearstep.placement import Arenas, Launch, padded
+from nearstep.placement import Arenas, Launch, Segment, padded
 from nearstep.smartssd.peer import ChainedCompletion
+from nearstep.torch import convert
 from nearstep.torch.blocks import Block, Piece, pieces
 from nearstep.torch.exchange import SMALL_ELEMENTS
+from nearstep.torch.formats import Formats
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.step import StepPlan
+from nearstep.torch.traffic import Traffic
 from nearstep.updater.device import KernelDevice
 from nearstep.work.clock import Clock
 from nearstep.work.graph import Graph
@@ -171,6 +177,61 @@ class DeviceHome:
 
     def close(self) -> None:
         """The step has ended, or failed."""
+
+    is_durable = False
+    """Whether steps are committed to drives."""
+
+    moves = False
+    """Whether arrays in memory of the device are evicted, so that the device cannot be asked what
+    the host has."""
+
+    keeps_masters = False
+    """Whether parameters outlast the memory of the device."""
+
+    def segments_of(
+        self,
+        formats: Formats,
+        traffic: Traffic,
+        groups: Sequence[Mapping[str, Any]],
+        parameters: Sequence[Tensor],
+        arrays: Mapping[str, float],
+        labels: Mapping[Tensor, str],
+        *,
+        narrow: bool,
+    ) -> Sequence[tuple[Segment, Sequence[Tensor]]]:
+        """Make segments for new parameters, with those that each has, in order.
+
+        Parameters
+        ----------
+        formats : of the kernel.
+        traffic : counters.
+        groups : of the optimizer.
+        parameters
+        arrays : columns of the parameters.
+        labels : what parameters are called in errors.
+        narrow : there are arrays of 16 bits.
+
+        Raises
+        ------
+        MemoryTooSmallError, StorageError
+        """
+        if not parameters:
+            return []
+        line = formats.line(narrow=narrow)
+        size = sum(padded(convert.size(p), line) for p in parameters)
+        segment = Segment(self._device, size, line, formats.dtypes, formats.coded)
+        return [(segment, parameters)]
+
+    def kept(self, arrays: Mapping[str, float]) -> Mapping[str, float]:
+        """Columns that are allocated with the segment."""
+        return arrays
+
+    def add(self, segment: Segment, parameters: Sequence[DeviceParameter]) -> None:
+        """A segment has the extents of these parameters."""
+
+    def step(self, owner: Any, plan: StepPlan, apply: Callable[[StepPlan], bool]) -> bool:
+        """Make a step by `apply`, of the whole plan or of its parts; False if it was skipped."""
+        return apply(plan)
 
     def holds(self, channel: int, *lanes: str) -> Sequence[str]:
         """Resources of an operation on a channel."""

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nearstep.backends.base import Completion
 from nearstep.backends.peer import PeerBackend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
-from nearstep.placement import Launch
+from nearstep.placement import Launch, Segment
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.smartssd.peer import ChainedCompletion, PeerToPeer
 from nearstep.storage.aligned import ALIGNMENT, AlignedPool
-from nearstep.storage.store import Store
 from nearstep.torch.blocks import Block, Piece, subgroups
-from nearstep.torch.cards.host_changes import HostChangeChecks
-from nearstep.torch.cards.prefetcher import Prefetcher
-from nearstep.torch.cards.segment import CardSegment, is_state, segment_of
-from nearstep.torch.formats import copy_array, gradient_array
-from nearstep.torch.homes.home import DeviceHome, Share
-from nearstep.torch.step import RunKey, result_array
+from nearstep.torch.formats import Formats, copy_array, gradient_array
+from nearstep.torch.homes.durable import DurableHome
+from nearstep.torch.homes.home import Share
+from nearstep.torch.homes.host_changes import Expected, HostChangeChecks
+from nearstep.torch.homes.opening import OpenStore
+from nearstep.torch.homes.prefetcher import Prefetcher
+from nearstep.torch.homes.segments import ShardedSegment, is_state
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.step import RunKey
 from nearstep.torch.traffic import Traffic
 from nearstep.work.clock import Clock
 from nearstep.work.graph import Graph
@@ -86,7 +89,7 @@ class Slots:
         self._rooms.clear()
 
 
-class PeerHome(DeviceHome):
+class PeerHome(DurableHome[ShardedSegment]):
     """Arrays are kept on the drives of cards; a card holds a few subgroups of them.
 
     A subgroup is read from the drive, updated and written back, its parameters first; meanwhile the
@@ -97,7 +100,7 @@ class PeerHome(DeviceHome):
     ----------
     device
     traffic
-    store : a drive for each card.
+    opened : a store with a drive for each card.
     naive
 
     Attributes
@@ -108,19 +111,25 @@ class PeerHome(DeviceHome):
     Ref: Smart-Infinity, section IV-B.
     """
 
-    overlaps = direct = fingerprints = True
-    fetches_late = at_once = False
+    fingerprints = keeps_masters = recovers = True
     fetch_priority = HOST
-    apart = None
 
     def __init__(
-        self, device: SmartssdDevice, traffic: Traffic, store: Store, *, naive: bool = False
+        self,
+        device: SmartssdDevice,
+        opened: OpenStore,
+        traffic: Traffic,
+        *,
+        naive: bool = False,
     ) -> None:
-        self._device = device
+        super().__init__(device, opened)
+        self.overlaps = self.direct = True
+        self.fetches_late = self.at_once = False
+        self.apart = None
         self._traffic = traffic
         self._naive = naive
         self._is_timed = device.cycles is not None
-        self._peer = PeerToPeer(device.backend, store)
+        self._peer = PeerToPeer(device.backend, opened.store)
         self.prefetcher = Prefetcher(self._peer, traffic)
         self.checks = HostChangeChecks()
         held = min(MOST_HELD, device.card.memory_bytes // device.card.subgroup_bytes)
@@ -130,7 +139,7 @@ class PeerHome(DeviceHome):
         self._pool = AlignedPool()
         self._lent: list[Buffer] = []
         self._first: list[tuple[str, int, Buffer]] = []
-        self._segments: set[CardSegment] = set()
+        self._segments: set[ShardedSegment] = set()
         self._commands: Counter[str] = Counter()
 
     @property
@@ -149,7 +158,7 @@ class PeerHome(DeviceHome):
         return sorted(filter(is_state, arrays), key=lambda name: name != "p")
 
     def share(self, block: Block, channel: int, number: int, states: Sequence[str]) -> Share:
-        segment, key = segment_of(block.launch.segment), cast(RunKey, block.launch.key)
+        segment, key = _sharded(block.launch.segment), cast(RunKey, block.launch.key)
         self._segments.add(segment)
         first, last = block.span(channel)
         names = [*states, gradient_array(key.gradient_format)]
@@ -161,6 +170,83 @@ class PeerHome(DeviceHome):
         }
         return Share(block, channel, number, first, rooms, rooms, states)
 
+    @property
+    def peak(self) -> int:
+        return self._device.capacity_bytes - self._device.free_bytes
+
+    def layout(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
+        """Cards, elements of a block, and of each segment the parameters, by name: first element
+        and elements."""
+        blocks = {segment.stripes.block for segment in self.segments}
+        return {
+            "cards": self._device.channel_count,
+            "block": max(blocks, default=1),
+            "segments": [
+                {
+                    names[each.parameter]: [each.extent.start, each.extent.count]
+                    for each in segment.parameters
+                }
+                for segment in self.segments
+            ],
+        }
+
+    def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+        return [list(parameters)] if parameters else []
+
+    def segment(
+        self,
+        formats: Formats,
+        traffic: Traffic,
+        counts: Sequence[int],
+        line: int,
+        keys: Sequence[str],
+    ) -> ShardedSegment:
+        number, dtypes = len(self.segments), formats.dtypes
+        return ShardedSegment(self._device, counts, line, dtypes, self.drives, traffic, number)
+
+    def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
+        self.prefetcher.use(self.drives.store)
+        beside = self.checks.beside and not anew and not self._is_timed
+        if not self._is_dirty:  # else a generation comes first, and what was read counts no more
+            self.prefetcher.begin()
+        later: list[tuple[DeviceParameter, Expected]] = []
+        for each in parameters:
+            expected = each.expected() if beside and not self._is_dirty else None
+            if expected is None:
+                each.push_changes()
+            else:
+                later.append((each, expected))
+        if self._is_dirty:
+            for each, _ in later:
+                each.push_changes()
+            later = []
+        self.checks.begin([expected for _, expected in later])
+        self.checks.beside = not self._is_dirty
+
+    def restore(self, parameters: Iterable[DeviceParameter]) -> None:
+        if not self.checks.passed:
+            return  # the host has them as they were, and perhaps not as the drives have them
+        for each in parameters:
+            each.read_again()
+
+    def bring(self, segment: ShardedSegment, arrays: Mapping[str, float]) -> None:
+        segment.reserve({k: v for k, v in arrays.items() if is_state(k)})
+
+    def write_masters(self) -> None:
+        for segment in self.segments:
+            for each in segment.parameters:
+                each.push_changes()
+
+    def commit(self, meta: Mapping[str, Any]) -> None:
+        for segment in self.segments:
+            self.forget_gradients(segment)
+        super().commit(meta)
+        self.prefetcher.use(self.drives.store)  # another one, if the commit was in doubt
+
+    def forget(self) -> None:
+        self.checks.cancel()
+        self.prefetcher.cancel()
+
     def open(self, graph: Graph) -> None:
         self._first, self._segments = [], set()
         self._commands.clear()
@@ -170,7 +256,7 @@ class PeerHome(DeviceHome):
             self.looked = [graph.add("look", "parameters", action=lambda: check)]
 
     def load(self, graph: Graph, share: Share, *, gradient: str | None) -> None:
-        segment = segment_of(share.block.launch.segment)
+        segment = _sharded(share.block.launch.segment)
         kept = [gradient] if gradient is not None and gradient in segment.on_drives else []
         for array in (*share.states, *kept):
             room = share.rooms[array]
@@ -244,7 +330,7 @@ class PeerHome(DeviceHome):
     ) -> Completion | None:
         if self._is_timed or whole:
             return read(start, stop)
-        array = share.rooms[result_array(cast(RunKey, share.block.launch.key))]
+        array = share.rooms[cast(RunKey, share.block.launch.key).result]
         step = FETCHED_BYTES // array.dtype.itemsize * self._device.channel_count
         for at in range(start, stop, step):
             read(at, min(at + step, stop)).wait()
@@ -298,8 +384,14 @@ class PeerHome(DeviceHome):
         return f"{lane} {number % COMMANDS}"
 
     def _save(self, share: Share, array: str) -> Completion:
-        segment, room = segment_of(share.block.launch.segment), share.rooms[array]
+        segment, room = _sharded(share.block.launch.segment), share.rooms[array]
         self._traffic.cards_to_drives += room.nbytes
         segment.changed(array)
         key = segment.key(array, share.channel)
         return self._peer.save(key, share.first * room.dtype.itemsize, room)
+
+
+def _sharded(segment: Segment) -> ShardedSegment:
+    """The segment of a launch, of which all are sharded."""
+    assert isinstance(segment, ShardedSegment)
+    return segment

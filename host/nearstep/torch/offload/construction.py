@@ -38,7 +38,7 @@ from nearstep.torch.offload.parameter import SET_DATA, OffloadedParameter, Place
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.unclaimed import UnclaimedParameter, waiting
+from nearstep.torch.unclaimed import UnclaimedParameter, unclaimed
 
 NO_STATE = Layout(counts=False, moments=MappingProxyType({}))
 
@@ -414,13 +414,13 @@ class Init:
         """What was made is lost, and the device's memory is free, but for what an optimizer has
         adopted."""
         for copy in self._waiting():
-            found = waiting(copy.parameter)
+            found = unclaimed(copy.parameter)
             if found is not None and not found.is_adopted:
                 end_waiting(copy.parameter)
                 found.resident.extent.segment.free()
 
     def _waiting(self) -> list[ComputeCopy]:
-        return [each.copy for each in list(self._places) if waiting(each.copy.parameter)]
+        return [each.copy for each in list(self._places) if unclaimed(each.copy.parameter)]
 
 
 def end_waiting(parameter: Tensor) -> None:

@@ -16,7 +16,7 @@ from nearstep.torch.offload.errors import ChangedModelError
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.parameter import OffloadedParameter, waiting_copy
 from nearstep.torch.optimizer import DeviceOptimizer
-from nearstep.torch.unclaimed import waiting
+from nearstep.torch.unclaimed import unclaimed
 
 
 def named(model: nn.Module, optimizer: DeviceOptimizer) -> Iterator[tuple[str, Tensor]]:
@@ -118,7 +118,7 @@ def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, ComputeCopy]) ->
 
 
 def _check(name: str, parameter: Tensor, *, owned: bool) -> None:
-    if type(parameter) is not Parameter and waiting(parameter) is None:
+    if type(parameter) is not Parameter and unclaimed(parameter) is None:
         raise ParameterError(name, "of class Parameter", type(parameter).__name__)
     if not is_on_host_or_accelerator(parameter):
         raise ParameterError(name, "on the CPU or an accelerator", f"on {parameter.device}")
@@ -131,7 +131,7 @@ def _check(name: str, parameter: Tensor, *, owned: bool) -> None:
 
 
 def _check_waiting(name: str, parameter: Tensor, optimizer: DeviceOptimizer) -> None:
-    found = waiting(parameter)
+    found = unclaimed(parameter)
     if found is None or found.is_free(optimizer.device):
         return
     if optimizer.place_of(parameter) is not found.resident:
@@ -156,7 +156,7 @@ def _check_memory(parameters: Mapping[Tensor, str]) -> None:
     """Raise `ParameterError` for parameters that are views of one memory."""
     names: dict[int, str] = {}
     for parameter, name in parameters.items():
-        if waiting(parameter) is not None:  # it is on the device, in a place of its own
+        if unclaimed(parameter) is not None:  # it is on the device, in a place of its own
             continue
         storage = parameter.untyped_storage()
         other = names.setdefault(storage._cdata, name)

@@ -44,8 +44,8 @@ class QueuedSteps(StepExecutor):
             return self._made_by_others(step)
         factor = self._factor((), step.scaling)
         assert factor is not None, "nothing was looked at"
-        for launch in self._launches(step.updates):
-            ends = [step.updates[launch.extents[each]].resident for each in (0, -1)]
+        for launch in self._launches(step.items):
+            ends = [step.items[launch.extents[each]].resident for each in (0, -1)]
             names = dict.fromkeys(self._name(each) for each in ends)
             self._pipeline.update(" to ".join(names), launch, step.start, factor, step.started)
         return Results({})

@@ -13,7 +13,7 @@ from nearstep.backends.base import Completion
 from nearstep.placement import Extent
 from nearstep.storage.aligned import AlignedPool
 from nearstep.torch import convert
-from nearstep.torch.overflow.drive_segment import HELD_BACK, DriveSegment, Written
+from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState
 
@@ -47,7 +47,7 @@ def write_residuals(
     for segment in segments:
         is_held = False
         unsaved: list[tuple[Extent, Tensor]] = []
-        for resident in segment.residents:
+        for resident in segment.parameters:
             state = states.get(resident.parameter)
             if not save or not isinstance(state, ParameterState) or state.residual is None:
                 continue
@@ -80,7 +80,7 @@ class _Writer:
     """Writes an array in stretches of at most `most` elements that end at multiples of it, so that
     what drives write whole is whole: they read first what is written in part."""
 
-    def __init__(self, place: Written, most: int) -> None:
+    def __init__(self, place: StoredArray, most: int) -> None:
         self._place = place
         self._most = most
         self._pool = AlignedPool()

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from nearstep.torch.errors import StateError
-from nearstep.torch.overflow.errors import ResumeError
-from nearstep.torch.overflow.opening import describe, keys
+from nearstep.torch.homes.errors import ResumeError
+from nearstep.torch.homes.opening import describe, keys
 from nearstep.torch.saved import count
 from nearstep.torch.state import ParameterState
 from nearstep_spec.rule.optimizer import Optimizer
@@ -42,7 +42,7 @@ class SavedStep(NamedTuple):
     ----------
     groups : options of each.
     states
-    layout : where the arrays lie: of `nearstep.torch.overflow.drive_tier.DriveTier`.
+    layout : where the arrays lie: of `nearstep.torch.homes.durable.DurableHome`.
     """
 
     groups: Sequence[dict[str, Any]]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.storage.generation_view import GenerationView
 from nearstep.stripes import Stripes
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.parameter import DeviceParameter
 
 CARRIED_ELEMENTS = 1 << 20
@@ -59,7 +59,7 @@ class ShardedArrays(SavedArrays):
     Parameters
     ----------
     view
-    layout : as of `nearstep.torch.cards.tier.CardTier.layout`.
+    layout : as of `nearstep.torch.homes.peer.PeerHome.layout`.
     """
 
     def __init__(self, view: GenerationView, layout: Mapping[str, Any]) -> None:

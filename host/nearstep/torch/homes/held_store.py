@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearstep.storage.store import Store
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.homes.errors import ResumeError
 
 
 class HeldStore:

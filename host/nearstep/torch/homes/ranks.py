@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from nearstep.torch.overflow.errors import RanksDifferError
+from nearstep.torch.homes.errors import RanksDifferError
 
 TIMEOUT_S = 120.0
 """Seconds after which a rank that does not resume is named."""

@@ -21,11 +21,11 @@ from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
-from nearstep.torch.cards.sets import moved_from, remove
-from nearstep.torch.overflow import ranks
-from nearstep.torch.overflow.drive_segment import HELD_BACK
-from nearstep.torch.overflow.errors import NothingToResumeError, ResumeError
-from nearstep.torch.overflow.options import COMMON, Drives, Overflow
+from nearstep.torch.homes import ranks
+from nearstep.torch.homes.errors import NothingToResumeError, ResumeError
+from nearstep.torch.homes.options import COMMON, Drives, Overflow
+from nearstep.torch.homes.segments import HELD_BACK
+from nearstep.torch.homes.sets import moved_from, remove
 
 GENERATIONS = 3
 """That are on the drives at once: the last one, the one before, and the one that is written."""

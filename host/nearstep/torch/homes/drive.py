@@ -1,29 +1,26 @@
-"""Moves arrays between the memory of a device and drives, as a plan says."""
+"""Arrays that the memory of the device does not hold, on drives of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from nearstep.backends.base import Completion
-from nearstep.device import Device
 from nearstep.plan.overflow import Array, OverflowPlan
 from nearstep.plan.residency import NoRoomError
 from nearstep.storage.aligned import AlignedPool
-from nearstep.torch.overflow.drive_segment import GRADIENTS
-from nearstep.torch.overflow.drive_tier import DriveTier
-from nearstep.torch.overflow.errors import MemoryTooSmallError
-from nearstep.torch.overflow.held_store import HeldStore
-from nearstep.torch.overflow.opening import moved_together
-from nearstep.torch.overflow.options import Overflow
-from nearstep.torch.overflow.segment import DriveArray, OverflowSegment
-from nearstep.torch.overflow.undo import Undo
+from nearstep.torch.formats import Formats
+from nearstep.torch.homes.durable import DurableHome, HostSavepoint, Owner
+from nearstep.torch.homes.errors import MemoryTooSmallError
+from nearstep.torch.homes.opening import OpenStore, moved_together
+from nearstep.torch.homes.options import Overflow
+from nearstep.torch.homes.segments import GRADIENTS, StoredArray, StripedSegment
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.traffic import Traffic
+from nearstep.updater.device import KernelDevice
 
 Reading = tuple[NDArray[Any], Sequence[Completion]]
 """An array that is being read, padding included, and what to wait for."""
@@ -32,32 +29,28 @@ WRITES = 4
 """Arrays that are being written at once while a step goes on."""
 
 
-class Tier(DriveTier[OverflowSegment]):
-    """Memory of a device and drives, of one optimizer.
+class DriveHome(DurableHome[StripedSegment]):
+    """Each array of each unit of parameters is in memory of the device or on the drives.
 
-    Each array of each unit of parameters is in memory or on the drives. What is in both is the
-    same in both.
+    What is in both is the same in both.
 
     Parameters
     ----------
-    options
-    drives
-    memory : bytes of all channels.
     device
-    traffic
+    opened : the store.
+    options
+    memory : bytes of all channels.
     """
 
     def __init__(
-        self, options: Overflow, drives: HeldStore, memory: int, device: Device, traffic: Traffic
+        self, device: KernelDevice, opened: OpenStore, options: Overflow, memory: int
     ) -> None:
-        super().__init__(drives)
+        super().__init__(device, opened)
         self._options = options
         self._memory = memory
-        self._device = device
-        self._traffic = traffic
         self._begun = False
         self._largest = (0, "")
-        self._ahead: dict[OverflowSegment, dict[str, Reading]] = {}
+        self._ahead: dict[StripedSegment, dict[str, Reading]] = {}
         self._writes: list[tuple[Completion, object]] = []
         self._pool = AlignedPool()
         self._plan = self._fresh()
@@ -73,42 +66,45 @@ class Tier(DriveTier[OverflowSegment]):
         return self._plan.peak * self._device.channel_count
 
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-        return moved_together(parameters)
+        return moved_together(parameters) if parameters else []
 
     def segment(
-        self, counts: Sequence[int], line: int, dtypes: Mapping[str, np.dtype], keys: Sequence[str]
-    ) -> OverflowSegment:
-        return OverflowSegment(self._device, counts, line, dtypes, keys, self.drives, self._traffic)
+        self,
+        formats: Formats,
+        traffic: Traffic,
+        counts: Sequence[int],
+        line: int,
+        keys: Sequence[str],
+    ) -> StripedSegment:
+        dtypes = formats.dtypes
+        return StripedSegment(self._device, counts, line, dtypes, self.drives, traffic, keys)
 
-    def check_room(self, segment: OverflowSegment, arrays: Sequence[str], label: str) -> None:
+    def check_room(self, segment: StripedSegment, arrays: Sequence[str], label: str) -> None:
         """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together; of those
-        that are there before `begin`, then, and for the largest."""
+        that are there before `begin_life`, then, and for the largest."""
         needed = sum(map(segment.nbytes, arrays)) * self._device.channel_count
         if self._begun and needed > self._memory:
             raise MemoryTooSmallError(label, needed, self._memory)
         self._largest = max(self._largest, (needed, label))
 
-    def begin(self) -> None:
-        """All parameters of the constructor are there. Raises `MemoryTooSmallError`."""
+    def begin_life(self, owner: Owner) -> None:
         self._begun = True
         if self._largest[0] > self._memory:
             raise MemoryTooSmallError(self._largest[1], self._largest[0], self._memory)
+        super().begin_life(owner)
 
-    def add(self, segment: OverflowSegment) -> None:
-        super().add(segment)
+    def add(self, segment: Any, parameters: Sequence[DeviceParameter]) -> None:
+        super().add(segment, parameters)
         self._plan.units = len(self.segments)
 
-    def prepare(self, residents: Iterable[DeviceParameter], *, anew: bool = False) -> None:
-        """Parameters that were changed go to memory, with what else a step sends."""
+    def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
+        """Parameters that were changed are sent with what else a step sends."""
 
-    def keep(self, undo: Undo, residents: Iterable[DeviceParameter]) -> None:
-        undo.keep(residents)
+    def keep(self, savepoint: HostSavepoint, parameters: Iterable[DeviceParameter]) -> None:
+        savepoint.keep(parameters)
 
-    def restore(self, residents: Iterable[DeviceParameter]) -> None:
-        """All that there was has been kept."""
-
-    def bring(self, segment: OverflowSegment, arrays: Mapping[str, float]) -> None:
-        """Have arrays of a unit in memory, since they are about to be updated.
+    def bring(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
+        """Load arrays of a unit into memory, since they are about to be updated.
 
         Raises
         ------
@@ -120,14 +116,14 @@ class Tier(DriveTier[OverflowSegment]):
         try:
             moves = self._plan.update(items, made)
         except NoRoomError:
-            self.check_room(segment, list(arrays), segment.residents[0].label)
+            self.check_room(segment, list(arrays), segment.parameters[0].label)
             raise
         for move in moves:
             if move.kind in ("evict", "drop"):
-                gone = self.segments[move.array.unit]
-                if move.kind == "evict" or move.array.name in gone.dirty:
-                    self._write(gone, move.array.name)
-                gone.release(move.array.name)
+                evicted = self.segments[move.array.unit]
+                if move.kind == "evict" or move.array.name in evicted.dirty:
+                    self._write(evicted, move.array.name)
+                evicted.release(move.array.name)
         loads = [move.array.name for move in moves if move.kind == "load"]
         ahead = self._ahead.pop(segment, {})
         reads = [(name, *(ahead.get(name) or self._read(segment, name))) for name in loads]
@@ -139,7 +135,7 @@ class Tier(DriveTier[OverflowSegment]):
             segment.whole.write(name, flat)
             segment.dirty = dirty
 
-    def prefetch(self, segment: OverflowSegment, arrays: Mapping[str, float]) -> None:
+    def prefetch(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Begin to read what `bring` is going to need, the next time that it is called for a unit.
 
         What is not in memory now will not be there before that.
@@ -176,40 +172,38 @@ class Tier(DriveTier[OverflowSegment]):
 
     def write_masters(self) -> None:
         for segment in self.segments:
-            for resident in segment.residents:
-                if (
-                    not resident.offloaded
-                ):  # to memory, if it is there: a commit writes that to drives
-                    resident.extent.write("p", resident.host_master())
+            for each in segment.parameters:
+                if not each.offloaded:  # to memory, if it is there: a commit writes that to drives
+                    each.extent.write("p", each.host_master())
 
-    def _comes(self, segment: OverflowSegment, name: str) -> bool:
-        """Whether an array has to come from the drives for an update."""
+    def _comes(self, segment: StripedSegment, name: str) -> bool:
+        """Whether an array is loaded from the drives for an update."""
         if name in GRADIENTS:
             return name in segment.on_drives
         return name != "p" or segment.needs_master
 
-    def _array(self, segment: OverflowSegment, name: str) -> Array:
+    def _array(self, segment: StripedSegment, name: str) -> Array:
         return Array(segment.unit, name, segment.nbytes(name), name in GRADIENTS)
 
-    def _read(self, segment: OverflowSegment, name: str) -> Reading:
+    def _read(self, segment: StripedSegment, name: str) -> Reading:
         flat = self._pool.empty(segment.whole.count, segment.dtype_of(name))
         if segment.has_padding:
             flat.fill(0)
-        return flat, DriveArray(segment, name).submit_read(0, flat)
+        return flat, StoredArray(segment, name).begin_read(0, flat)
 
-    def _write(self, segment: OverflowSegment, name: str) -> None:
+    def _write(self, segment: StripedSegment, name: str) -> None:
         """Begin to write an array that is in memory; of parameters that the host has, from there:
-        what it lends to the device is nowhere else."""
-        place, flat = DriveArray(segment, name), None
-        for number, (start, count) in enumerate(segment.spans):
-            if name == "p" and segment.residents[number].is_on_host:
-                data = segment.residents[number].host_master()
+        what the host lends to the device is nowhere else."""
+        place, flat = StoredArray(segment, name), None
+        for each, (start, count) in zip(segment.parameters, segment.spans, strict=True):
+            if name == "p" and each.is_on_host:
+                data = each.host_master()
             else:
                 if flat is None:
                     flat = self._pool.empty(segment.whole.count, segment.dtype_of(name))
                     segment.whole.read(name, flat)
                 data = flat[start : start + count]
-            self._writes.append((place.submit_write(number, data), data))
+            self._writes += [(each, data) for each in place.begin_write(start, data)]
         segment.dirty.discard(name)
         self._wait(WRITES)
 

@@ -24,7 +24,7 @@ from nearstep.storage.drive_errors import (
 from nearstep.storage.generation import read_slots
 from nearstep.storage.header import HEADER_BLOCK, read_header
 from nearstep.storage.store import Store
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.homes.errors import ResumeError
 
 NAME = re.compile(r"card[0-9]+of([0-9]+)\.nearstep")
 """Files in the place of drives, of so many cards."""

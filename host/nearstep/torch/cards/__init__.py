@@ -1,1 +1,0 @@
-"""Optimizer state on the drives of cards, which their own kernels update."""

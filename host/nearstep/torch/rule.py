@@ -1,0 +1,162 @@
+"""The data of an optimizer, applied to the options of parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nearstep.torch import options
+from nearstep.torch.errors import HyperparameterError, StateError
+from nearstep.torch.layout import Layout
+from nearstep.torch.saved import count
+from nearstep.torch.settings import Settings
+from nearstep.torch.state import ParameterState
+from nearstep.updater.arguments import RuleArguments
+from nearstep.updater.device import KernelDevice
+from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
+
+
+class Phase(NamedTuple):
+    """What a run needs to know of a parameter besides its group.
+
+    Attributes
+    ----------
+    step : t, from 1; 0 if no steps are counted.
+    first : the step makes state that there is not yet.
+    """
+
+    step: int
+    first: bool
+
+
+class BoundRule:
+    """An optimizer as data, with the defaults of one optimizer of torch.
+
+    Parameters
+    ----------
+    definition
+    layout : state of a parameter.
+    defaults : options of groups that were given none.
+    named : what `rules=` in a device's name calls the rule, if it is one of a file.
+    fixed : options that a loaded group cannot change.
+    """
+
+    def __init__(
+        self,
+        definition: Optimizer,
+        layout: Layout,
+        defaults: Mapping[str, Any],
+        named: str,
+        fixed: Mapping[str, Any],
+    ) -> None:
+        self.definition = definition
+        self.layout = layout
+        self.defaults = defaults
+        self._named = named
+        self._fixed = fixed
+
+    def complete(self, group: dict[str, Any]) -> None:
+        """Add the options that a loaded group lacks, as one that was saved by an older torch."""
+        options.normalise(group, self.defaults)
+        for name, kind in self.definition.hyper.items():
+            if isinstance(kind, Flag):
+                group.setdefault(name, kind.default)
+        group.update(self._fixed)
+
+    def check(self, group: Mapping[str, Any], settings: Settings, device: KernelDevice) -> None:
+        """Check that the device can make steps with the options of a group.
+
+        Raises
+        ------
+        UnsupportedOptionError, MissingOptionError, HyperparameterError
+        ArgumentError : the kernel does not have the rule.
+        """
+        options.reject_unsupported(group)
+        options.check_complete(group, self.defaults)
+        settings.check_maximize(group["maximize"], device.config)
+        values = self._values(group)
+        for name, kind in self.definition.hyper.items():
+            if isinstance(kind, Flag):
+                continue
+            several = isinstance(kind, Numbers)
+            parts = {f"{name}[{i}]": each for i, each in enumerate(values[name])} if several else {}
+            for label, value in (parts or {name: values[name]}).items():
+                if not kind.holds(value):
+                    shown = value if several else group[name]
+                    raise HyperparameterError(label, kind.expected, shown)
+        conflict = self.definition.conflict
+        found = None if conflict is None else conflict(values)
+        if found is not None:
+            name, expected = found
+            raise HyperparameterError(name, expected, group[name])
+        device.check_rule(self.form(group).rule.name, self._named)
+
+    def _value(self, group: Mapping[str, Any], name: str) -> Any:
+        """A hyper-parameter of a group as numbers or a truth value of Python."""
+        kind = self.definition.hyper[name]
+        if isinstance(kind, Flag):
+            return bool(group[name])
+        if isinstance(kind, Numbers):
+            return options.several(name, group[name], len(kind.default))
+        return options.scalar(name, group[name])
+
+    def _values(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._value(group, name) for name in self.definition.hyper}
+
+    def form(self, group: Mapping[str, Any]) -> Form:
+        """The form of the rule that the options of a group ask for."""
+        for form in self.definition.choices:
+            if not form.when or self._value(group, form.when):
+                break
+        return form
+
+    def arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
+        """Arrays of the rule of a group, each with the value of its elements before the first
+        step."""
+        initial = {
+            array: options.scalar(name, self.defaults[name])
+            for array, name in self.definition.initial.items()
+        }
+        return {name: initial.get(name, 0.0) for name in self.form(group).rule.arrays_in}
+
+    def first_moments(self, group: Mapping[str, Any]) -> Sequence[str]:
+        """Keys of the moments that state has before the first step."""
+        form = self.form(group)
+        return self.layout.required if form.starts else self.definition.keys(form)
+
+    def written(self, arrays: Iterable[str]) -> list[str]:
+        """Keys of the moments that a rule with these arrays writes."""
+        names = set(arrays)
+        return [key for key, name in self.layout.moments.items() if name in names]
+
+    def phase(
+        self, group: Mapping[str, Any], label: str, state: ParameterState, times: int
+    ) -> Phase:
+        """The phase of a parameter.
+
+        Neighbours in one phase share a run. A parameter that is in its group several `times` has
+        as many runs, each with the t of the last, as in torch's fused step.
+
+        Raises
+        ------
+        StateError : there is no state that the step needs, and the step cannot make it.
+        """
+        form = self.form(group)
+        extra = self.definition.extra[form.rule.name]
+        missing = [key for key in extra if not state.has_moment(key)] if extra else []
+        if missing and not form.starts:
+            raise StateError(label, f"have {missing[0]!r} for {form.when}", sorted(state))
+        step = count(label, state.step) + times if self.definition.counts else 0
+        return Phase(step, bool(missing))
+
+    def arguments(
+        self, group: Mapping[str, Any], phase: Phase, device: KernelDevice
+    ) -> RuleArguments:
+        """What the runs of a group compute with, of parameters in one phase.
+
+        Raises
+        ------
+        ArgumentError : registers do not hold the scalars.
+        """
+        values = {STEP: phase.step or 1, FIRST: phase.first, **self._values(group)}
+        return device.arguments(self.definition, **values)

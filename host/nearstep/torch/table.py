@@ -1,0 +1,330 @@
+"""The state table of an optimizer: its arrays as columns over one index space of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from nearstep.device import Device
+from nearstep.placement import Extent, Placement, Segment
+from nearstep.torch import convert
+from nearstep.torch.checks import label
+from nearstep.torch.errors import InterruptedStepError, UnsupportedOptionError
+from nearstep.torch.execution import StepExecutor
+from nearstep.torch.formats import Formats, copy_array, gradient_array
+from nearstep.torch.homes.home import DeviceHome
+from nearstep.torch.pair_space import PairSpace
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.rule import BoundRule
+from nearstep.torch.saved import SavedState
+from nearstep.torch.settings import Settings
+from nearstep.torch.shared_device import SharedDevice
+from nearstep.torch.state import ParameterState
+from nearstep.torch.traffic import Traffic
+from nearstep.torch.unclaimed import unclaimed
+from nearstep.updater.device import KernelDevice
+from nearstep_spec.rule.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from nearstep.torch.layout import Layout
+
+Groups = Sequence[Mapping[str, Any]]
+"""Parameter groups of an optimizer of torch."""
+
+States = MutableMapping[Tensor, Any]
+"""`Optimizer.state`."""
+
+
+class StateTable:
+    """Columns of an optimizer: parameters, gradients, moments and copies of all parameters.
+
+    The index space has the parameters in the order in which they got memory, each from a line on
+    (`nearstep.placement`). Each column has a format, and a home, where its elements are kept.
+
+    Parameters
+    ----------
+    device : name of a device, an open one, or one that another table uses.
+    settings : how the optimizer uses it.
+    definition, layout : of the optimizer.
+    defaults, named, fixed : as of `BoundRule`.
+
+    Attributes
+    ----------
+    settings : on the device.
+    formats : of the kernel.
+    layout : state of a parameter, as the device keeps it.
+    rule
+    traffic
+    parameters : that have an extent.
+    home : where the columns are kept.
+    executor : makes the steps.
+    interrupted : name of the error of a step that failed half way; further use is refused until a
+        checkpoint is loaded.
+
+    Raises
+    ------
+    UnsupportedOptionError, HyperparameterError : the device cannot do what the settings ask for.
+    ArgumentError, UrlError, OptionError : the device cannot be opened, or has no kernel.
+    """
+
+    def __init__(
+        self,
+        device: str | Device | SharedDevice,
+        settings: Settings,
+        definition: Optimizer,
+        layout: Layout,
+        defaults: Mapping[str, Any],
+        named: str = "",
+        fixed: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.lease = device if isinstance(device, SharedDevice) else SharedDevice.of(device)
+        kernel = self.device.config
+        self.settings = settings.on(self.device)
+        self.settings.check(kernel)
+        if self.settings.stochastic and not definition.counts:
+            reason = f"{definition.name} counts no steps, whose random bits have to differ"
+            raise UnsupportedOptionError("rounding", "stochastic", reason)
+        self.formats = Formats.of(kernel)
+        self.layout = layout.on(self.formats.state)
+        self.rule = BoundRule(definition, self.layout, defaults, named, fixed)
+        self.placement = Placement(self.device)
+        self.traffic = Traffic()
+        self.parameters: dict[Tensor, DeviceParameter] = {}
+        self.interrupted: str | None = None
+        self.use(DeviceHome(self.device))
+
+    @property
+    def device(self) -> KernelDevice:
+        """The device that the steps run on."""
+        return self.lease.device
+
+    def use(self, home: DeviceHome) -> None:
+        """Keep the columns in a home."""
+        self.home = home
+        self.executor = StepExecutor(self.device, self.placement, self.settings, self.traffic, home)
+
+    def check_whole(self, action: str) -> None:
+        """Raise `InterruptedStepError` after a step that failed half way."""
+        if self.interrupted is not None:
+            raise InterruptedStepError(action, self.interrupted)
+
+    def interrupt(self, parameters: Iterable[Any], error: BaseException) -> None:
+        """A step of these parameters failed half way."""
+        self.interrupted = type(error).__name__
+        for each in parameters:
+            each.interrupt(self.interrupted)
+
+    def recover(self) -> None:
+        """The step that failed half way has been rolled back."""
+        self.interrupted = None
+        for each in self.parameters.values():
+            each.interrupted = None
+
+    def place_one(self, owner: object, parameter: Tensor, groups: Groups) -> DeviceParameter:
+        """Allocate an extent for a parameter alone, without a gradient or state.
+
+        Raises
+        ------
+        ParameterError, OutOfDeviceMemoryError
+        """
+        name = labels_of(groups).get(parameter, "a parameter outside the optimizer")
+        formats = self.formats
+        formats.check(name, parameter)
+        found = unclaimed(parameter)
+        if found is not None and found.is_free(self.device):
+            return found.adopt(owner, self.placement, name, self.layout, self.traffic)
+        (extent,) = self.placement.place(
+            [convert.size(parameter)],
+            {"p": 0.0},
+            line=formats.line(narrow=False),
+            dtypes=formats.dtypes,
+            coded=formats.coded,
+        )
+        return DeviceParameter(
+            parameter, name, extent, self.layout, self.traffic, formats, narrow=False
+        )
+
+    def place(
+        self, owner: object, groups: Groups, group: Mapping[str, Any], parameters: Iterable[Tensor]
+    ) -> None:
+        """Allocate extents for parameters of a group that have none yet, next to each other.
+
+        Parameters
+        ----------
+        owner : the optimizer.
+        groups : all groups.
+        group
+        parameters
+
+        Raises
+        ------
+        ParameterError, UnsupportedOptionError, OutOfDeviceMemoryError, MemoryTooSmallError,
+            StorageError
+        """
+        known = self.parameters
+        new = list(dict.fromkeys(p for p in parameters if p not in known and not is_lazy(p)))
+        if not new:
+            return
+        formats, labels = self.formats, labels_of(groups)
+        for p in new:
+            formats.check(labels[p], p)
+        arrays = {name: v for name, v in self.rule.arrays(group).items() if name != "g"}
+        narrow = any(formats.narrow(p.dtype) for p in new)
+        for dtype in {p.dtype: None for p in new}:
+            if self.settings.compression is None:
+                arrays[gradient_array(formats.gradient_of(dtype))] = 0.0
+            copied = formats.copy_of(dtype)
+            if copied is not None:
+                arrays[copy_array(copied)] = 0.0
+        new = self._adopt(owner, new, labels, arrays, narrow=narrow)
+        for segment, unit in self.home.segments_of(
+            formats, self.traffic, groups, new, arrays, labels, narrow=narrow
+        ):
+            counts = [convert.size(p) for p in unit]
+            extents = self.placement.place_in(segment, counts, self.home.kept(arrays))
+            self._reserve_pairs(extents)
+            for p, extent in zip(unit, extents, strict=True):
+                self.parameters[p] = DeviceParameter(
+                    p,
+                    labels[p],
+                    extent,
+                    self.layout,
+                    self.traffic,
+                    formats,
+                    narrow=narrow,
+                    moves=self.home.moves,
+                    durable=self.home.keeps_masters,
+                )
+            self.home.add(segment, [self.parameters[p] for p in unit])
+
+    def _reserve_pairs(self, extents: Sequence[Extent]) -> None:
+        """Allocate lists for the pairs of all extents of a segment, if gradients are compressed."""
+        compression, segment = self.settings.compression, extents[0].segment
+        if compression is not None:
+            space = PairSpace(segment, extents, compression, self.home.cut)
+            self.executor.pair_spaces[segment] = space
+
+    def _adopt(
+        self,
+        owner: object,
+        parameters: Sequence[Tensor],
+        labels: Mapping[Tensor, str],
+        arrays: Mapping[str, float],
+        *,
+        narrow: bool,
+    ) -> list[Tensor]:
+        """Take over parameters that `nearstep.offload.init` has put on the device; the others."""
+        places = {p: unclaimed(p) for p in parameters}
+        if self.home.is_durable and any(each is not None for each in places.values()):
+            reason = "parameters of nearstep.offload.init are on the device"
+            raise UnsupportedOptionError("drives", "given", reason)
+        here = {p: w for p, w in places.items() if w is not None and w.is_free(self.device)}
+        spaces: dict[Segment, PairSpace] = {}
+        try:
+            for found in here.values():
+                extent, compression = found.resident.extent, self.settings.compression
+                extent.segment.reserve(arrays)
+                if compression is not None:
+                    cut = self.home.cut
+                    spaces[extent.segment] = PairSpace(extent.segment, [extent], compression, cut)
+        except BaseException:
+            for found in here.values():
+                found.resident.extent.segment.free_besides("p")
+            raise
+        self.executor.pair_spaces.update(spaces)
+        for parameter, found in here.items():
+            self.parameters[parameter] = found.adopt(
+                owner, self.placement, labels[parameter], self.layout, self.traffic, narrow=narrow
+            )
+        return [p for p in parameters if p not in here]
+
+    def keep(self, states: States, resident: DeviceParameter, state: ParameterState) -> None:
+        """Show the state of a parameter to the user, and to checkpoints, if there is any."""
+        if state or resident.keeps_master:
+            states[resident.parameter] = state
+
+    def load(self, resident: DeviceParameter, saved: SavedState) -> ParameterState:
+        """Send saved state to its home."""
+        for key, value in saved.moments.items():
+            resident.send(key, value)
+        resident.load_master(saved.master)
+        state = ParameterState.of(resident, saved.step, saved.moments)
+        state.update(saved.others)
+        return state
+
+    def state_of(
+        self, states: States, resident: DeviceParameter
+    ) -> ParameterState | SavedState | None:
+        """State of a parameter as it is, or as the user put it there; None if it has none.
+
+        Raises
+        ------
+        StateError
+        """
+        state = states.get(resident.parameter)
+        if isinstance(state, ParameterState) and state.store is resident and state:
+            state.check_keys()
+            return state
+        if state:
+            return SavedState.of(self.layout, resident.label, resident.parameter, state)
+        return None
+
+    def ready_state(
+        self,
+        states: States,
+        resident: DeviceParameter,
+        group: Mapping[str, Any],
+        found: ParameterState | SavedState | None,
+        arrays: Mapping[str, float],
+    ) -> ParameterState:
+        """Make, load or flush the state of a parameter that is about to be updated.
+
+        Parameters
+        ----------
+        found : from `state_of`.
+        arrays : of the rule of the group.
+        """
+        resident.extent.segment.reserve(arrays, besides="g")
+        if isinstance(found, ParameterState):
+            found.flush()
+            return found
+        if found is not None:
+            ready = self.load(resident, found)
+        else:
+            resident.reset_moments(self.rule.first_moments(group), arrays)
+            ready = self.first_state(resident, group)
+        self.keep(states, resident, ready)
+        return ready
+
+    def first_state(self, resident: DeviceParameter, group: Mapping[str, Any]) -> ParameterState:
+        """State before the first step."""
+        step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
+        return ParameterState.of(resident, step, self.rule.first_moments(group))
+
+    def load_all(
+        self, owner: object, groups: Groups, states: States, saved: Mapping[Tensor, SavedState]
+    ) -> None:
+        """Load a checkpoint: the state is sent, and every parameter with its next step."""
+        for group in groups:
+            wanted = (p for p in group["params"] if p.requires_grad or p in saved)
+            self.place(owner, groups, group, wanted)
+        for resident in self.parameters.values():
+            resident.load_master(None)
+        for parameter, value in saved.items():
+            resident = self.parameters[parameter]
+            del states[parameter]
+            self.keep(states, resident, self.load(resident, value))
+
+
+def labels_of(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
+    """What the parameters of these groups are called in errors."""
+    return {
+        parameter: label(group, index, position)
+        for index, group in enumerate(groups)
+        for position, parameter in enumerate(group["params"])
+    }

@@ -1,0 +1,372 @@
+"""One step of an optimizer: gather and check all, then send, run and take the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearstep.placement import Extent
+from nearstep.run import Run
+from nearstep.torch import convert
+from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
+from nearstep.torch.compression import Compressed
+from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.dtensor import local, redistributed
+from nearstep.torch.exchange import Sends
+from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, Member, ReadyBucket
+from nearstep.torch.formats import copy_array, gradient_array
+from nearstep.torch.rule import Phase
+from nearstep.torch.saved import SavedState
+from nearstep.torch.scratch import ScratchPool
+from nearstep.torch.settings import Settings
+from nearstep.torch.sparse_gradient import SparseGradient
+from nearstep.torch.state import RESIDUAL, ParameterState
+from nearstep.torch.step import Arrays, Gradient, RunKey, Scaling, StepInputs, StepItem, StepPlan
+from nearstep.torch.table import Groups, States, StateTable
+from nearstep.updater.arguments import RuleArguments
+from nearstep.updater.device import KernelDevice
+from nearstep.updater.rounding import Numbering
+
+
+class Stepper:
+    """Makes the steps of one optimizer, whose arrays are in a table.
+
+    Parameters
+    ----------
+    table
+
+    Attributes
+    ----------
+    buckets : small parameters that are updated together.
+    """
+
+    def __init__(self, table: StateTable) -> None:
+        self._table = table
+        self._residuals = ScratchPool()
+        self.buckets = FlatBuckets()
+
+    def step(
+        self, owner: Any, groups: Groups, states: States, scaling: Scaling, *, held_only: bool
+    ) -> bool:
+        """Update every parameter that has a gradient; whether the step was made, not skipped.
+
+        Parameters
+        ----------
+        owner : the optimizer.
+        groups, states : of the optimizer.
+        scaling
+        held_only : update those alone whose gradients the device keeps.
+        """
+        table = self._table
+        bucketed = self._ready_buckets(groups, states)
+        items = list(self._items(groups, [each.bucket for each in bucketed], held_only=held_only))
+        for index, group in enumerate(groups):
+            wanted = (i.parameter for i in items if i.group == index and i.parameter is not None)
+            table.place(owner, groups, group, wanted)
+        plan = self._plan(groups, states, items, bucketed, scaling)
+        if not table.home.step(owner, plan, lambda part: self._apply(groups, states, part)):
+            return False
+        if scaling.scale != 1.0 and scaling.found is None:
+            self._unscale(plan, scaling.scale)
+        for item in items:
+            if isinstance(item.gradient, SparseGradient):
+                item.gradient.spent = True
+        table.traffic.steps += 1
+        table.traffic.elements += sum(item.resident.elements for item in plan.items)
+        self._keep_buckets(groups, bucketed, items)
+        return True
+
+    def _items(
+        self, groups: Groups, buckets: Sequence[FlatBucket], *, held_only: bool
+    ) -> Iterator[StepItem]:
+        """Parameters that are to be updated besides these buckets; all is checked.
+
+        As in torch, options of a group without gradients are of no account.
+        """
+        table = self._table
+        for index, group in enumerate(groups):
+            found: dict[Tensor, StepItem] = {}
+            parameters = group["params"]
+            own = [each for each in buckets if each.group == index]
+            for position in _others(len(parameters), own):
+                parameter = parameters[position]
+                gradient = self._gradient(parameter, held_only=held_only)
+                if gradient is None:
+                    continue
+                if not (found or own):
+                    table.rule.check(group, table.settings, table.device)
+                if isinstance(gradient, SparseGradient):
+                    gradient.check(label(group, index, position), parameter)
+                elif not isinstance(gradient, DeviceGradient):
+                    plain = is_plain(parameter) and is_plain(gradient)
+                    if not plain or gradient.shape != parameter.shape:
+                        self._check_given(label(group, index, position), parameter, gradient)
+                if parameter in found:
+                    found[parameter].times += 1
+                else:
+                    found[parameter] = StepItem(index, position, gradient, 1, parameter)
+            table.settings.check_parameters(found)
+            yield from found.values()
+
+    def _gradient(self, parameter: Tensor, *, held_only: bool) -> Gradient | None:
+        resident = self._table.parameters.get(parameter)
+        held = None if resident is None else resident.held
+        if held is not None:
+            return None if held.applied else held
+        return None if held_only else parameter.grad
+
+    def _check_given(self, name: str, parameter: Tensor, gradient: Tensor) -> None:
+        resident = self._table.parameters.get(parameter)
+        if resident is None or not resident.offloaded:
+            check_parameter(name, parameter)
+        check_gradient(name, parameter, gradient)
+
+    def _plan(
+        self,
+        groups: Groups,
+        states: States,
+        items: Sequence[StepItem],
+        bucketed: Sequence[ReadyBucket],
+        scaling: Scaling,
+    ) -> StepPlan:
+        """Phase and state of all items, and the arguments of their runs; nothing is sent.
+
+        Raises
+        ------
+        ArgumentError : scalars of a run do not fit into their registers.
+        ParameterError, StateError, GradientError
+        """
+        table, rule, arguments = self._table, self._table.rule, {}
+        every = [*items, *(StepItem(b.group, -1, gradients) for b, gradients in bucketed)]
+        for item, bucket in zip(every[len(items) :], bucketed, strict=True):
+            item.resident = bucket.bucket
+        for item in every:
+            group = groups[item.group]
+            if item.parameter is None:
+                resident, state = item.resident.first  # type: ignore[union-attr]
+            else:
+                item.resident = resident = table.parameters[item.parameter]
+                resident.check_size()
+                item.found = table.state_of(states, resident)
+                if isinstance(item.gradient, SparseGradient):
+                    residual = self._residual_of(item.found)
+                    item.gradient.check_residual(resident.label, residual)
+                if isinstance(item.found, SavedState):
+                    state = ParameterState.of(resident, item.found.step, item.found.moments)
+                else:
+                    state = item.found or table.first_state(resident, group)
+            item.phase = rule.phase(group, resident.label, state, item.times)
+            if (item.group, item.phase) not in arguments:
+                found = rule.arguments(group, item.phase, table.device)
+                arguments[item.group, item.phase] = found
+        return StepPlan(every, [rule.arrays(group) for group in groups], arguments, scaling)
+
+    def _apply(self, groups: Groups, states: States, plan: StepPlan) -> bool:
+        """Send, run and take the results of a plan; False if the step is to be skipped."""
+        table, items, started = self._table, plan.items, list[Run]()
+
+        start = partial(_start, table.device, table.settings, plan.arguments)
+        try:
+            sends, ready = table.executor.sends(), dict[Extent, StepItem]()
+            for item in items:
+                self._prepare(groups[item.group], states, item, plan.arrays[item.group], sends)
+                ready[item.resident.extent] = item
+            fetches = any(i.parameter is None or not i.single.offloaded for i in items)
+            results = table.executor.make(
+                StepInputs(ready, plan.arrays, sends, plan.scaling, start, started, fetches)
+            )
+            if results is None:
+                return False
+            written = [table.rule.written(each) for each in plan.arrays]
+            counts: list[Tensor] = []
+            for item in items:
+                item.resident.take_result(results)
+                if item.parameter is not None:
+                    counts += self._finish(states, item, written[item.group])
+            if counts:
+                torch._foreach_add_(counts, 1)
+            for item in items:
+                if isinstance(item.resident, FlatBucket):
+                    item.resident.count_step()
+        except BaseException as error:
+            if started:
+                table.interrupt([item.resident for item in items], error)
+            raise
+        finally:
+            for item in items:
+                item.resident.end_loan()
+        return True
+
+    def _prepare(
+        self,
+        group: Mapping[str, Any],
+        states: States,
+        item: StepItem,
+        arrays: Mapping[str, float],
+        sends: Sends,
+    ) -> None:
+        """Send what the update of an item needs; of a gradient that is compressed, not yet."""
+        table, gradient, resident = self._table, item.gradient, item.resident
+        maximize, scales = bool(group["maximize"]), table.device.config.gradient_scale
+        negated = maximize and not scales
+        if isinstance(resident, FlatBucket):
+            assert isinstance(gradient, list), "a bucket has a gradient for each parameter"
+            resident.extent.segment.reserve({**arrays, "g": 0.0})
+            resident.send(gradient, sends, negated=negated)
+            item.state = resident.first[1]
+            item.key = RunKey(item.group, item.phase, "fp32", None, 1, maximize and scales)
+            return
+        item.state = table.ready_state(states, resident, group, item.found, arrays)
+        resident.send_master_if_changed(sends)
+        compression = table.settings.compression
+        assert not isinstance(gradient, list), "an item of one parameter"
+        if isinstance(gradient, Tensor):
+            assert item.parameter is not None, "an item of one parameter"
+            gradient = redistributed(gradient, item.parameter)
+        elif isinstance(gradient, DeviceGradient) and compression is not None:
+            gradient = gradient.whole()
+        if isinstance(gradient, DeviceGradient):
+            form = resident.take_gradient(gradient, negated=negated)
+        elif isinstance(gradient, SparseGradient):
+            assert compression is not None, "the gradient was compressed"
+            resident.begin_use()
+            form, item.compressed = compression.format, gradient.land()
+        elif compression is None:
+            form = resident.gradient_format(gradient)
+            resident.extent.segment.reserve({gradient_array(form): 0.0})
+            resident.send_gradient(gradient, sends, negated=negated)
+        else:
+            form = compression.format
+            resident.begin_use()
+            item.compressed = self.compress(
+                resident.parameter, gradient, self._residual_of(item.state)
+            )
+        copied = resident.copy_format
+        if copied is not None:
+            resident.extent.segment.reserve({copy_array(copied): 0.0})
+        item.key = RunKey(item.group, item.phase, form, copied, item.times, maximize and scales)
+
+    def _finish(self, states: States, item: StepItem, written: Sequence[str]) -> list[Tensor]:
+        """Take over that a step has updated a parameter, and wrote these moments.
+
+        Returns
+        -------
+        list[Tensor] : what 1 is still to be added to.
+        """
+        state, resident = item.state, item.single
+        is_kept = len(state) > 0
+        counts = state.written(written) * item.times
+        if item.compressed is not None and item.compressed.residual is not None:
+            state.keep_residual(convert.to_tensor(item.compressed.residual, resident.parameter))
+        if not is_kept:
+            self._table.keep(states, resident, state)
+        return counts
+
+    def _unscale(self, plan: StepPlan, scale: float) -> None:
+        """Divide the gradients by `scale`, as torch's fused steps do."""
+        for item in plan.items:
+            if isinstance(item.gradient, DeviceGradient):
+                item.gradient.divide(scale)
+            elif isinstance(item.resident, FlatBucket):
+                for gradient in cast(list[Tensor], item.gradient):
+                    gradient.div_(scale)
+            elif isinstance(item.gradient, Tensor):  # nothing is kept of those that are compressed
+                if shares_memory(local(item.gradient)):
+                    item.resident.parameter.grad = item.gradient / scale
+                else:
+                    local(item.gradient).div_(scale)
+
+    def hold_pairs(
+        self, states: States, parameter: Tensor, make: Callable[[Tensor | None], Compressed]
+    ) -> SparseGradient:
+        """Keep what `make` compresses the gradient of a parameter to, for the next step; the rest
+        of the gradient is kept on the host.
+
+        Parameters
+        ----------
+        states : of the optimizer.
+        parameter : that has an extent.
+        make : compresses the gradient, to which a residual is added first, as `compress` does.
+        """
+        resident, state = self._table.parameters[parameter], states.get(parameter)
+        residual = self._residual_of(state if isinstance(state, ParameterState) else None)
+
+        def compressed() -> Compressed:
+            done = make(residual)
+            left = done.residual
+            if isinstance(left, np.ndarray):
+                done = replace(done, residual=torch.from_numpy(left))
+            return done
+
+        resident.held = held = SparseGradient(compressed, residual)
+        return held
+
+    def compress(self, parameter: Tensor, gradient: Tensor, residual: Tensor | None) -> Compressed:
+        """What of a gradient is sent, and its residual; the settings have compression."""
+        compression = self._table.settings.compression
+        assert compression is not None, "gradients are compressed"
+        resident, memory = self._table.parameters[parameter], self._residuals.empty
+        return resident.compress(gradient, residual, compression, memory)
+
+    def _residual_of(self, state: ParameterState | SavedState | None) -> Tensor | None:
+        """What the next gradient is added to before it is compressed."""
+        compression = self._table.settings.compression
+        if compression is None or not compression.error_feedback or state is None:
+            return None
+        if isinstance(state, SavedState):
+            found: Tensor | None = state.others.get(RESIDUAL)
+            return found
+        return state.residual
+
+    def _ready_buckets(self, groups: Groups, states: States) -> list[ReadyBucket]:
+        """Buckets that this step can use. Nothing has been done with them yet."""
+        table = self._table
+        ready = [] if table.home.is_durable else self.buckets.ready(groups, states)
+        written: dict[int, list[str]] = {}
+        for index in {each.bucket.group: None for each in ready}:
+            table.rule.check(groups[index], table.settings, table.device)
+            written[index] = table.rule.written(table.rule.arrays(groups[index]))
+        return [each for each in ready if each.bucket.has(written[each.bucket.group])]
+
+    def _keep_buckets(
+        self, groups: Groups, bucketed: Sequence[ReadyBucket], items: Sequence[StepItem]
+    ) -> None:
+        """Make buckets for the next step of the items of this one."""
+        table = self._table
+        if (not items and bucketed) or table.home.is_durable:
+            return
+        single = len({item.resident.extent for item in items}) == len(items)
+        if table.settings.compression is not None or not single or any(i.times > 1 for i in items):
+            self.buckets.clear()
+            return
+        members = [Member(i.group, i.position, i.key, i.single, i.state) for i in items]
+        self.buckets.keep([each.bucket for each in bucketed], members, groups, table.traffic)
+
+
+def _start(
+    device: KernelDevice,
+    settings: Settings,
+    arguments: Mapping[tuple[int, Phase], RuleArguments],
+    arrays: Arrays,
+    key: RunKey,
+    options: Mapping[str, Any],
+    numbering: Numbering,
+) -> Run:
+    """Start the rule of a group on arrays whose elements have these indices."""
+    found = arguments[key.group, key.phase]
+    wanted = {name: arrays[name] for name in found.form.rule.arrays_in}
+    return device.run_rule(found, wanted, **options, rounding=settings.rounding_of(numbering))
+
+
+def _others(count: int, buckets: Sequence[FlatBucket]) -> Sequence[int]:
+    """Positions of the parameters of a group, of `count`, that are in none of these buckets."""
+    if not buckets:
+        return range(count)
+    known = {position for bucket in buckets for position in bucket.positions}
+    return [] if len(known) == count else [each for each in range(count) if each not in known]
