@@ -172,7 +172,9 @@ class HostHome:
         if not table.all():
             self._check(joined[int((table == 0).any(axis=1).argmax())])
         if _overlap(counts, table):
-            written = [n for n, name in enumerate(arguments.form.rule.arrays_in) if name != GRADIENT]
+            written = [
+                n for n, name in enumerate(arguments.form.rule.arrays_in) if name != GRADIENT
+            ]
             for each, row in zip(joined, table, strict=True):
                 if _overlap(np.array([each.parameter.numel()], np.uint64), row[None, written]):
                     raise StateError(each.name, "share no memory with it", "memory of it")

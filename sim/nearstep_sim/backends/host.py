@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -125,12 +126,8 @@ class HostProcessor(Processor):
         total = int(ends[-1]) if ends.size else 0
         parts = min(self._threads or simulation_threads(), -(-total // PART))
         edges = [total * part // parts // ALIGNED * ALIGNED for part in range(parts)] + [total]
-        at_once(
-            [
-                partial(chosen.of_blocks, words, ends, rows, begin, end)
-                for begin, end in zip(edges, edges[1:], strict=False)
-            ]
-        )
+        run = partial(chosen.of_blocks, words, ends, rows)
+        at_once([partial(run, begin, end) for begin, end in pairwise(edges)])
 
 
 @cache

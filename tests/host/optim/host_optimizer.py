@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,7 @@ class HostOptimizer(torch.optim.Optimizer):
             form = self.definition.form(self._values(group))
             arguments: dict[tuple[int, bool], RuleArguments] = {}
             given = [p for p in group["params"] if p.grad is not None]
+            times = Counter(given)
             for position, p in enumerate(given):
                 name = f"parameter {position} of group {index}"
                 state = self.state[p] if self.state.get(p) else fresh.get(p)
@@ -79,8 +81,7 @@ class HostOptimizer(torch.optim.Optimizer):
                     fresh[p] = state = {**state, missing[0]: made[missing[0]]}
                 step = 0
                 if self.definition.counts:
-                    times = sum(each is p for each in given)
-                    step = count(name, state["step"]) + times
+                    step = count(name, state["step"]) + times[p]
                 phase = step, bool(missing)
                 if phase not in arguments:
                     arguments[phase] = rule_arguments(
