@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearstep.device import open_processor
 from nearstep.errors import ArgumentError, OptionError, UrlError
@@ -132,7 +133,8 @@ LAYOUTS = {
     "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
     "strided": lambda t: t.repeat_interleave(2, -1)[..., ::2],
     "offset": lambda t: torch.cat([t.new_zeros(3), t.reshape(-1)])[3:].view(t.shape),
-    "negated": lambda t: torch.complex(torch.zeros_like(t), -t).conj().imag,
+    "negated": lambda t: torch._neg_view(-t),
+    "imaginary": lambda t: torch.complex(torch.zeros_like(t), -t).conj().imag,
 }
 
 
@@ -146,9 +148,10 @@ def test_any_layout_of_parameters_gradients_and_state(
     theirs = make_parameters(shape)
     ours = [LAYOUTS[of_parameter](theirs[0].detach()).requires_grad_()]
     assert torch.equal(ours[0], theirs[0])
-    assert ours[0].is_neg() == (of_parameter == "negated")
+    assert ours[0].is_neg() == (of_parameter in ("negated", "imaginary"))
     places = [ours[0].data_ptr()]
-    optimizer, reference = steps_alike("adamw", ours, theirs, lr=1e-2, amsgrad=True)
+    options = {"lr": 1e-2, "amsgrad": True, "maximize": True}
+    optimizer, reference = steps_alike("adamw", ours, theirs, **options)
     for step in range(3):
         give_gradients(theirs)
         ours[0].grad = LAYOUTS[of_gradient](theirs[0].grad)
@@ -157,10 +160,51 @@ def test_any_layout_of_parameters_gradients_and_state(
         assert torch.equal(ours[0].grad, theirs[0].grad)
         if step == 0:  # from now on state has another layout
             state = optimizer.state[ours[0]]
+            assert state["exp_avg"].stride() == torch.zeros_like(ours[0]).stride()
             state["exp_avg"] = LAYOUTS[of_gradient](state["exp_avg"])
             places.append(state["exp_avg"].data_ptr())
     assert places == [ours[0].data_ptr(), optimizer.state[ours[0]]["exp_avg"].data_ptr()]
     assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+class _Copies(TorchDispatchMode):
+    """Counts operations that copy a tensor or make one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if name in ("clone", "copy_", "_to_copy", "empty_like", "resolve_neg", "_unsafe_view"):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("layout", "copied"), [("channels_last", 0), ("transposed", 0), ("strided", 3)]
+)
+def test_dense_layouts_are_not_copied(layout, copied, make_parameters) -> None:
+    parameters = [*make_parameters(), LAYOUTS[layout](make_parameters([(4, 8, 2, 16)])[0].detach())]
+    optimizer = HostOptimizer(parameters, OPTIMIZERS["adamw"])
+    for step in range(2):
+        for p in parameters:
+            p.grad = torch.empty_strided(p.shape, p.stride()).fill_(0.5)
+        with _Copies() as copies:
+            optimizer.step()
+        assert step == 0 or len(copies.found) == copied, copies.found
+
+
+@pytest.mark.parametrize("offset", [-1, 1])
+def test_a_gradient_that_is_memory_of_its_parameter_is_read_first(offset) -> None:
+    made = []
+    for shares in (True, False):
+        flat = torch.linspace(-1, 1, 1000)
+        p, g = (flat[1:], flat[:-1]) if offset < 0 else (flat[:-1], flat[1:])
+        p.grad = g if shares else g.clone()
+        HostOptimizer([p], OPTIMIZERS["sgd"], lr=0.5).step()
+        made.append(p)
+    assert torch.equal(bits(made[0]), bits(made[1]))
 
 
 @like_torch
@@ -388,7 +432,7 @@ def test_what_is_wrong_is_refused_before_anything_changes(
     wrong, make_parameters, give_gradients
 ) -> None:
     change, error, message = WRONG[wrong]
-    parameters = make_parameters()
+    parameters = make_parameters([(0,), (32, 48), (64,), (16, 3, 5)])
     optimizer = HostOptimizer(parameters, OPTIMIZERS["adamw"])
     give_gradients(parameters)
     optimizer.step()
@@ -401,7 +445,7 @@ def test_what_is_wrong_is_refused_before_anything_changes(
         optimizer.step()
     after = [*watched, last]
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(before, after, strict=True))
-    assert len(after) == 2 * 5 + 1
+    assert len(after) == 3 * 5 + 1
 
 
 def test_formats_and_places_that_are_not_there_yet_are_refused() -> None:
@@ -423,9 +467,18 @@ def test_formats_and_places_that_are_not_there_yet_are_refused() -> None:
     p.grad = torch.zeros(16)
     with pytest.raises(ArgumentError, match="keeps m in bf16, v in bf16: open a device"):
         HostOptimizer([p], definition).step()
-    with pytest.raises(ArgumentError, match="overflow binary32"):
-        HostOptimizer([p], OPTIMIZERS["sgd"], lr=1e39).step()
     assert not p.any()
+
+
+def test_options_that_no_register_holds_are_refused_before_another_group_is_updated() -> None:
+    good, wrong = torch.ones(16), torch.ones(16)
+    good.grad, wrong.grad = torch.ones(16), torch.ones(16)
+    groups = [{"params": [good]}, {"params": [wrong], "lr": 1e39}]
+    optimizer = HostOptimizer(groups, OPTIMIZERS["sgd"], lr=0.5)
+    optimizer.grad_scale = torch.tensor(2.0)
+    with pytest.raises(ArgumentError, match="overflow binary32"):
+        optimizer.step()
+    assert all(torch.equal(each, torch.ones(16)) for each in (good, wrong, good.grad, wrong.grad))
 
 
 @pytest.mark.parametrize(
