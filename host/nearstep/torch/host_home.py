@@ -50,12 +50,14 @@ class _Run(NamedTuple):
 
     Attributes
     ----------
-    joined : updates of one call of the processor.
-    counts, rows : elements, and addresses of the arrays, of each of these.
+    first : one of them.
+    joined : tensors of each update of one call of the processor.
+    counts, rows : their elements and addresses.
     alone : updates one after the other: of tensors that are no plain ones, or share memory.
     """
 
-    joined: list[HostUpdate]
+    first: HostUpdate
+    joined: list[list[Tensor]]
     counts: NDArray[np.uint64]
     rows: NDArray[np.uint64]
     alone: list[HostUpdate]
@@ -107,15 +109,10 @@ class HostHome:
         keys : of the moments that there are.
         initial : value of the elements of an array.
         """
-        state: dict[str, Any] = {}
-        if self.layout.counts:
-            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-        for key in keys:
-            first = initial.get(self.layout.moments[key], 0.0)
-            state[key] = torch.full_like(
-                parameter.detach(), first, memory_format=torch.preserve_format
-            )
-        return state
+        zero = torch.zeros((), dtype=torch.float32, device="cpu")
+        first = {key: initial.get(self.layout.moments[key], 0.0) for key in keys}
+        moments = {key: torch.full_like(parameter, value) for key, value in first.items()}
+        return {"step": zero, **moments} if self.layout.counts else moments
 
     def update(self, updates: Sequence[HostUpdate], scale: float = 1.0) -> None:
         """Make a step, and add 1 to the step counts; all is checked before anything changes.
@@ -137,50 +134,45 @@ class HostHome:
         for each in updates:
             same.setdefault((id(each.arguments), each.negate), []).append(each)
         runs = [self._checked(each) for each in same.values()]
-        if scale != 1.0:
-            divided = _divided(updates, scale)
-            runs = [
-                run._replace(
-                    alone=[each._replace(gradient=divided[id(each.gradient)]) for each in run.alone]
-                )
-                for run in runs
-            ]
+        divided = {} if scale == 1.0 else _divided(updates, scale)
         for run in runs:
-            self._make(run)
+            for each in run.alone:
+                gradient = divided.get(id(each.gradient), each.gradient)
+                self._update_alone(each._replace(gradient=gradient))
+            if run.joined:
+                self._run(run.first, run.counts, run.rows)
+                written = _written(run.first)
+                changed = [tensors[index] for tensors in run.joined for index in written]
+                torch.autograd.graph.increment_version(changed)
         counts = [each.state["step"] for each in updates] if self.layout.counts else []
         if counts:  # without alpha torch would make each its own tensor of 1
             torch._foreach_add_(counts, torch.ones((), device="cpu"), alpha=1)
 
     def _checked(self, updates: Sequence[HostUpdate]) -> _Run:
         """Updates with the same arguments as a run."""
-        arguments = updates[0].arguments
-        arguments.check()
-        self.check(arguments.form)
-        joined: list[HostUpdate] = []
+        first = updates[0]
+        first.arguments.check()
+        self.check(first.arguments.form)
+        plain: list[HostUpdate] = []
         alone: list[HostUpdate] = []
-        rows: list[list[int]] = []
+        joined: list[list[Tensor]] = []
         for each in updates:
-            tensors = self._tensors(each)
-            if not all(map(_is_direct, tensors)) or len({t.shape for t in tensors}) > 1:
+            tensors, shape = self._tensors(each), each.parameter.shape
+            if not all(is_plain(t) and t.shape == shape and not t.is_neg() for t in tensors):
                 self._check(each)
                 alone.append(each)
             elif each.parameter.numel():
-                joined.append(each)
-                rows.append([t.data_ptr() for t in tensors])
-        counts = np.array([each.parameter.numel() for each in joined], np.uint64)
-        table = np.array(rows, np.uint64).reshape(len(joined), len(arguments.form.rule.arrays_in))
-        if not table.all():
-            self._check(joined[int((table == 0).any(axis=1).argmax())])
-        if _overlap(counts, table):
-            written = [
-                n for n, name in enumerate(arguments.form.rule.arrays_in) if name != GRADIENT
-            ]
-            for each, row in zip(joined, table, strict=True):
-                if _overlap(np.array([each.parameter.numel()], np.uint64), row[None, written]):
+                plain.append(each)
+                joined.append(tensors)
+        counts, rows = _memory(joined)
+        for each in [u for u, row in zip(plain, rows, strict=True) if not row.all()]:
+            self._check(each)
+        if _overlap(counts, rows):
+            for each, tensors in zip(plain, joined, strict=True):
+                if _overlap(*_memory([[tensors[index] for index in _written(each)]])):
                     raise StateError(each.name, "share no memory with it", "memory of it")
-            alone = [each for each in updates if each.parameter.numel()]
-            joined, counts, table = [], counts[:0], table[:0]
-        return _Run(joined, counts, table, alone)
+            return _Run(first, [], counts[:0], rows[:0], list(updates))
+        return _Run(first, joined, counts, rows, alone)
 
     def _tensors(self, update: HostUpdate) -> list[Tensor]:
         """Arrays of an update, in the order of the rule."""
@@ -201,61 +193,46 @@ class HostHome:
     def _check(self, update: HostUpdate) -> None:
         """Raise unless tensors can be updated."""
         name, parameter, gradient = update.name, update.parameter, update.gradient
+        arrays = update.arguments.form.rule.states
         check_parameter(name, parameter)
         if not _is_here(parameter):
             raise ParameterError(name, EXPECTED, _described(parameter))
         check_gradient(name, parameter, gradient)
         if not _is_here(gradient):
             raise GradientError(name, EXPECTED, _described(gradient))
-        for array in update.arguments.form.rule.states:
-            if array == PARAMETER:
-                continue
-            key = self._keys[array]
+        for key in (key for array, key in self._keys.items() if array in arrays):
             moment = update.state[key]
             check_moment(name, parameter, key, moment)
             if not _is_here(moment) or shares_memory(local(moment)):
                 raise StateError(name, f"have {key!r} {EXPECTED}", _described(moment))
 
-    def _make(self, run: _Run) -> None:
-        for update in run.alone:
-            self._update_alone(update)
-        if not run.joined:
-            return
-        first = run.joined[0]
-        self.processor.run_blocks(
-            first.arguments, run.counts, run.rows, -1.0 if first.negate else 1.0
-        )
-        written = [each.parameter for each in run.joined]
-        keys = [key for name, key in self._keys.items() if name in first.arguments.form.rule.states]
-        for key in keys:
-            written += [each.state[key] for each in run.joined]
-        torch.autograd.graph.increment_version(written)
-
     def _update_alone(self, update: HostUpdate) -> None:
         """Update a parameter of any layout."""
-        names = update.arguments.form.rule.arrays_in
         gradient = redistributed(update.gradient, update.parameter)
         tensors = self._tensors(update._replace(gradient=gradient))
-        parts = [local(each) for each in tensors]
         strides = local(update.parameter).stride()
         order = sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
-        views = [each.permute(order) for each in parts]
+        views = [local(each).permute(order) for each in tensors]
         ready = [each.resolve_neg().contiguous() for each in views]
-        count = np.array([ready[0].numel()], np.uint64)
-        if _overlap(count, _addresses(ready)):  # of the gradient with another tensor
+        if _overlap(*_memory([ready])):  # of the gradient with another tensor
             ready = [each.clone() for each in ready]
-        row = _addresses(ready)
-        self.processor.run_blocks(update.arguments, count, row, -1.0 if update.negate else 1.0)
-        for name, tensor, view, made in zip(names, tensors, views, ready, strict=True):
-            if name != GRADIENT:
-                if made.data_ptr() != view.data_ptr():
-                    view.copy_(made)
-                mark_changed(tensor)
+        self._run(update, *_memory([ready]))
+        for index in _written(update):
+            if ready[index].data_ptr() != views[index].data_ptr():
+                views[index].copy_(ready[index])
+            mark_changed(tensors[index])
+
+    def _run(
+        self, update: HostUpdate, counts: NDArray[np.uint64], rows: NDArray[np.uint64]
+    ) -> None:
+        factor = -1.0 if update.negate else 1.0
+        self.processor.run_blocks(update.arguments, counts, rows, factor)
 
 
-def _is_direct(tensor: object) -> bool:
-    """Whether the address of a tensor is that of its elements in order."""
-    return isinstance(tensor, Tensor) and is_plain(tensor) and not tensor.is_neg()
+def _written(update: HostUpdate) -> list[int]:
+    """Positions of the tensors that an update writes."""
+    names = update.arguments.form.rule.arrays_in
+    return [index for index, name in enumerate(names) if name != GRADIENT]
 
 
 def _is_here(tensor: Tensor) -> bool:
@@ -269,8 +246,11 @@ def _described(tensor: Tensor) -> str:
     return f"{tensor.dtype} on {tensor.device}, of strides {tuple(tensor.stride())}"
 
 
-def _addresses(tensors: Iterable[Tensor]) -> NDArray[np.uint64]:
-    return np.array([[each.data_ptr() for each in tensors]], np.uint64)
+def _memory(tensors: Sequence[Sequence[Tensor]]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Elements and addresses of the tensors of some updates."""
+    counts = np.array([each[0].numel() for each in tensors], np.uint64)
+    rows = np.array([[t.data_ptr() for t in each] for each in tensors], np.uint64)
+    return counts, rows.reshape(len(tensors), -1 if tensors else 0)
 
 
 def _overlap(counts: NDArray[np.uint64], rows: NDArray[np.uint64]) -> bool:

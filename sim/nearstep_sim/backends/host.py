@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nearstep.backends.options import HOST, Family, Variant, open_family
 from nearstep.errors import ArgumentError
-from nearstep.threads import at_once, simulation_threads
+from nearstep.threads import at_once, shared, simulation_threads
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.checks import real
 from nearstep.updater.processor import Processor
@@ -124,7 +124,7 @@ class HostProcessor(Processor):
         words = register_words(chosen.rule, {**arguments.scalars, GRADIENT_SCALE: factor})
         ends, rows = np.cumsum(counts, dtype=np.uint64), np.ascontiguousarray(rows)
         total = int(ends[-1]) if ends.size else 0
-        parts = min(self._threads or simulation_threads(), -(-total // PART))
+        parts = min(shared(self._threads or simulation_threads()), -(-total // PART))
         edges = [total * part // parts // ALIGNED * ALIGNED for part in range(parts)] + [total]
         run = partial(chosen.of_blocks, words, ends, rows)
         at_once([partial(run, begin, end) for begin, end in pairwise(edges)])

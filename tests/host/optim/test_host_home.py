@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearstep.device import open_processor
@@ -360,6 +363,120 @@ def test_a_parameter_that_is_twice_in_its_group(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+DENSE = ("transposed", "channels_last", "offset")
+
+
+@like_torch
+@late_adagrad
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.deep) for n in range(6, 300))]
+)
+def test_random_use_equals_torch(seed, assert_equal_bits) -> None:
+    """Options that change, gradients that are missing, scales, writes of the user, checkpoints."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    name, options = OPTIONS[rng.integers(len(OPTIONS))]
+    lists: tuple[list[Tensor], list[Tensor]] = [], []
+    for _ in range(rng.integers(1, 9)):
+        shape = [int(each) for each in rng.integers(1, 7, 3)] + [int(rng.choice([0, 16, 48]))]
+        first = torch.randn(shape, generator=generator)
+        for each in lists:
+            of = LAYOUTS[rng.choice(DENSE)] if rng.integers(2) else torch.clone
+            each.append(of(first.clone()))
+        if lists[0][-1].stride() != lists[1][-1].stride():  # torch takes gradients in that order
+            lists[1][-1] = torch.empty_strided(shape, lists[0][-1].stride()).copy_(first)
+    first_group = int(rng.integers(1, len(lists[0]) + 1))
+    made = []
+    for kind, p in zip((HostOptimizer, TORCH[name]), lists, strict=True):
+        groups = [{"params": part} for part in (p[:first_group], p[first_group:]) if part]
+        groups[-1]["lr"] = 0.02
+        more = {"definition": OPTIMIZERS[name]} if kind is HostOptimizer else {"fused": True}
+        made.append(kind(groups, **more, **options))
+    for _ in range(6):
+        scale = float(rng.choice([1.0, 1024.0, 3.7]))
+        found = float(rng.integers(5) == 0)
+        missing = rng.integers(4, size=len(lists[0])) == 0
+        if "momentum" in options:  # torch makes buffers for all parameters at once
+            found, missing = 0.0, np.zeros(len(lists[0]), bool)
+        for a, b, none in zip(*lists, missing, strict=True):
+            gradient = torch.randn(a.shape, generator=generator) * 10 ** float(rng.uniform(-8, 2))
+            for p in (a, b):
+                p.grad = None if none else torch.empty_strided(p.shape, p.stride()).copy_(gradient)
+        for key, value in (("lr", rng.uniform(1e-4, 0.1)), ("weight_decay", rng.choice([0, 0.1]))):
+            for each in made:
+                each.param_groups[-1][key] = float(value)
+        what, which = rng.integers(4), int(rng.integers(len(lists[0])))
+        for each, p in zip(made, lists, strict=True):
+            if what == 0:
+                p[which].mul_(0.5)
+                for moment in list(each.state.get(p[which], {}).values())[1:]:
+                    moment.mul_(0.25)
+            if scale != 1.0:
+                each.grad_scale, each.found_inf = torch.tensor(scale), torch.tensor(found)
+            each.step()
+            vars(each).pop("grad_scale", None)
+            vars(each).pop("found_inf", None)
+        if what == 1:
+            states = [pickle.loads(pickle.dumps(each.state_dict())) for each in made]
+            for each, mine, other in zip(made, states, states[::-1], strict=True):
+                each.load_state_dict({**mine, "state": other["state"]})
+        for a, b in zip(*lists, strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            assert a.grad is None or torch.equal(bits(a.grad), bits(b.grad))
+    if any(p.numel() for p in lists[0]):
+        assert_equal_bits(*lists, *made)
+
+
+@like_torch
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_the_local_part_of_a_dtensor_is_updated_in_place(tmp_path, scale, make_parameters) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh, compared = init_device_mesh("cpu", (1,)), 0
+        spread = [Shard(0)], [Replicate()], [Shard(1)]
+        made = []
+        for _ in range(2):
+            shapes = [(32, 16), (16, 16), (64, 32)]
+            pairs = zip(make_parameters(shapes), spread, strict=True)
+            made.append(
+                [distribute_tensor(p.detach(), mesh, how).requires_grad_() for p, how in pairs]
+            )
+        ours, theirs = made
+        places = [p.to_local().data_ptr() for p in ours]
+        optimizer, reference = steps_alike("adamw", ours, theirs, lr=1e-2)
+        for each in (ours, theirs, ours, theirs):
+            for p in each:
+                p.grad = distribute_tensor(torch.full(p.shape, 0.3), mesh, p.placements)
+            before = [p._version for p in each]
+            chosen = optimizer if each is ours else reference
+            chosen.grad_scale = torch.tensor(scale)
+            chosen.step()
+            changed = [p._version > v for p, v in zip(each, before, strict=True)]
+            assert all(changed) or each is theirs
+        ours[2].grad = distribute_tensor(torch.full((64, 32), 0.3), mesh, [Replicate()])
+        theirs[2].grad = distribute_tensor(torch.full((64, 32), 0.3), mesh, [Shard(1)])
+        optimizer.step()
+        reference.step()
+        for a, b in zip(ours, theirs, strict=True):
+            mine, other = optimizer.state[a], reference.state[b]
+            values = [
+                (a, b),
+                (a.grad, b.grad),
+                *((mine[key], other[key]) for key in list(other)[1:]),
+            ]
+            for x, y in values:
+                assert x.placements == y.placements or x is ours[2].grad
+                assert torch.equal(bits(x.to_local()), bits(y.to_local()))
+                compared += x.numel()
+        assert [p.to_local().data_ptr() for p in ours] == places
+        assert compared == 4 * sum(p.numel() for p in ours)
+        print(f"{compared} values compared, bit for bit")
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("threads", [2, 5])
 def test_bits_do_not_depend_on_the_number_of_threads(threads, monkeypatch) -> None:
     monkeypatch.setenv("NEARSTEP_THREADS", "5")
@@ -446,6 +563,27 @@ def test_what_is_wrong_is_refused_before_anything_changes(
     after = [*watched, last]
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(before, after, strict=True))
     assert len(after) == 3 * 5 + 1
+
+
+def test_state_and_processors_are_plain_data(make_parameters, give_gradients) -> None:
+    """Whatever the default dtype is, and after a copy."""
+    parameters = make_parameters()
+    optimizer = HostOptimizer(parameters, OPTIMIZERS["adagrad"], initial_accumulator_value=0.5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        adam = HostOptimizer(parameters, OPTIMIZERS["adam"])
+        give_gradients(parameters)
+        adam.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for each in (optimizer, adam):
+        for state in each.state.values():
+            assert {type(value) for value in state.values()} == {Tensor}
+            assert {value.dtype for value in state.values()} == {torch.float32}
+            assert not any(value.requires_grad for value in state.values())
+    home = pickle.loads(pickle.dumps(adam.home))
+    assert vars(home.processor) == vars(adam.home.processor)
+    assert home.layout == adam.home.layout
 
 
 def test_formats_and_places_that_are_not_there_yet_are_refused() -> None:
