@@ -161,7 +161,7 @@ class HostHome:
             if not all(is_plain(t) and t.shape == shape and not t.is_neg() for t in tensors):
                 self._check(each)
                 alone.append(each)
-            elif each.parameter.numel():
+            else:
                 plain.append(each)
                 joined.append(tensors)
         counts, rows = _memory(joined)

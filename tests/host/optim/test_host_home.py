@@ -19,8 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nearstep.device import open_processor
 from nearstep.errors import ArgumentError, OptionError, UrlError
 from nearstep.torch.errors import GradientError, ParameterError, StateError
+from nearstep.torch.host_home import HostHome
+from nearstep.torch.layout import Layout
 from nearstep.updater.arguments import rule_arguments
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.optimizer import Number, Optimizer
+from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
 
 from ..optimizers import GROUPS, LION, MIXED, hyper_of
@@ -477,6 +481,17 @@ def test_the_local_part_of_a_dtensor_is_updated_in_place(tmp_path, scale, make_p
         dist.destroy_process_group()
 
 
+def test_a_gradient_of_two_parameters_is_divided_once() -> None:
+    """Where torch's fused step divides it again for the second one."""
+    first, second, gradient = torch.ones(16), torch.ones(16), torch.full((16,), 8.0)
+    first.grad = second.grad = gradient
+    optimizer = HostOptimizer([first, second], OPTIMIZERS["sgd"], lr=0.25)
+    optimizer.grad_scale = torch.tensor(4.0)
+    optimizer.step()
+    assert torch.equal(gradient, torch.full((16,), 2.0))
+    assert torch.equal(torch.stack([first, second]), torch.full((2, 16), 0.5))
+
+
 @pytest.mark.parametrize("threads", [2, 5])
 def test_bits_do_not_depend_on_the_number_of_threads(threads, monkeypatch) -> None:
     monkeypatch.setenv("NEARSTEP_THREADS", "5")
@@ -606,6 +621,25 @@ def test_formats_and_places_that_are_not_there_yet_are_refused() -> None:
     with pytest.raises(ArgumentError, match="keeps m in bf16, v in bf16: open a device"):
         HostOptimizer([p], definition).step()
     assert not p.any()
+
+
+def test_rules_without_a_gradient_or_with_other_arrays_are_refused() -> None:
+    def no_gradient(p, *, a):
+        return {"p": a * p}
+
+    def another(p, g, h, *, a):
+        return {"p": p + a * (g + h)}
+
+    for rule, message in (
+        (Rule("shrink", no_gradient, states=("p",), scalars=("a",)), "must have an array 'g'"),
+        (
+            Rule("both", another, states=("p",), inputs=("g", "h"), scalars=("a",)),
+            "arrays of both must be of p, g, not h",
+        ),
+    ):
+        definition = Optimizer(rule=rule, scalars=lambda a: {"a": a}, hyper={"a": Number(0.5)})
+        with pytest.raises(ArgumentError, match=message):
+            HostHome(Layout.of(definition), open_processor()).check(definition.form({"a": 0.5}))
 
 
 def test_options_that_no_register_holds_are_refused_before_another_group_is_updated() -> None:
