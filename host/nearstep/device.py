@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 from nearstep.allocator import LINE_BYTES, Allocator
 from nearstep.backends.base import Backend, Completion
 from nearstep.backends.emulated import EmulatedBackend
-from nearstep.backends.options import DeviceUrl
+from nearstep.backends.options import HOST, DeviceUrl
 from nearstep.buffer import Buffer
 from nearstep.errors import (
     ArgumentError,
@@ -33,6 +33,7 @@ from nearstep.errors import (
 from nearstep.registers import BlockRegisters, Registers
 from nearstep.run import Run
 from nearstep.scalars import index, is_whole
+from nearstep.updater.processor import Processor
 from nearstep.work.operation import Range
 from nearstep.work.queue import Queue
 from nearstep_spec.blockwise import BlockLayout
@@ -418,16 +419,47 @@ def open_backend(url: str, driver: type[Device] = Device) -> Backend:
     UrlError, OptionError
     MismatchError : the name is that of a family which `driver` is not for.
     """
-    if not isinstance(url, str):
-        raise UrlError(str(url), f"a device name must be text, not {type(url).__name__}")
-    name = DeviceUrl.parse(url)
-    offers = {entry.name: entry for entry in entry_points(group=BACKENDS)}
-    if name.backend not in offers:
-        raise UrlError(url, f"there is no backend {name.backend!r}", sorted(offers))
+    name = _parsed(url)
+    if name.backend == HOST:
+        reason = (
+            "the processor is no device: it has no memory of its own and no registers; "
+            "optimizers of nearstep.optim update tensors of the host by it"
+        )
+        raise UrlError(url, reason)
     if name.target in FAMILIES:
         _check_driver(url, driver, _driver(name.target))
-    backend: Backend = offers[name.backend].load()(name.target, dict(name.options))
+    backend: Backend = _opened(name)
     return backend
+
+
+def open_processor(url: str = f"{HOST}:") -> Processor:
+    """This machine's processor, which runs update rules on arrays of the host; `nearstep devices`
+    lists its options.
+
+    Raises
+    ------
+    UrlError : not the name of a processor, or the package that compiles rules is not installed.
+    OptionError
+    """
+    name = _parsed(url)
+    if name.backend != HOST:
+        raise UrlError(url, "it is no processor", [f"{HOST}:"])
+    processor: Processor = _opened(name)
+    return processor
+
+
+def _parsed(url: str) -> DeviceUrl:
+    if not isinstance(url, str):
+        raise UrlError(str(url), f"a device name must be text, not {type(url).__name__}")
+    return DeviceUrl.parse(url)
+
+
+def _opened(name: DeviceUrl) -> Any:
+    """What the backend of a name opens."""
+    offers = {entry.name: entry for entry in entry_points(group=BACKENDS)}
+    if name.backend not in offers:
+        raise UrlError(name.url, f"there is no backend {name.backend!r}", sorted(offers))
+    return offers[name.backend].load()(name.target, dict(name.options))
 
 
 def drive(backend: Backend, url: str) -> Device:

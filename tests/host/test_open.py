@@ -27,9 +27,12 @@ from nearstep_spec.codec import Option
         (":axdimm", "backend:target"),
         ("golden:axdimm?lanes", "name=value"),
         ("golden:axdimm?lanes=4&lanes=8", "given twice"),
-        ("gold:axdimm", "no backend 'gold'; valid: golden, serial, sim"),
+        ("gold:axdimm", "no backend 'gold'; valid: golden, host, serial, sim"),
         ("golden:axdim", "no family 'axdim'; valid: axdimm"),
         ("sim:axdim", "no family 'axdim'; valid: axdimm"),
+        ("host:", "the processor is no device: .*nearstep.optim"),
+        ("host:?threads=2", "the processor is no device"),
+        ("host:cpu", r"backend:target\?option=value, or host:\?option=value"),
     ],
 )
 def test_a_wrong_name_says_what_is_wrong(url, message):

@@ -17,6 +17,9 @@ from nearstep_spec.codec import CodecError, OptionRow, describe, entries, from_t
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+HOST = "host"
+"""Backend whose name has no target: there is one processor."""
+
 Options = TypeVar("Options", bound="DataclassInstance")
 Opened = TypeVar("Opened")
 
@@ -92,7 +95,12 @@ class Family:
 
 @dataclass(frozen=True)
 class DeviceUrl:
-    """A parsed device name: `backend:target?option=value&option=value`."""
+    """A parsed device name: `backend:target?option=value&option=value`.
+
+    Attributes
+    ----------
+    target : empty in `host:`.
+    """
 
     url: str
     backend: str
@@ -109,8 +117,10 @@ class DeviceUrl:
         """
         name, _, query = url.partition("?")
         backend, colon, target = name.partition(":")
-        if not (backend and colon and target):
-            raise UrlError(url, "a device name reads backend:target?option=value")
+        if not (backend and colon and bool(target) != (backend == HOST)):
+            raise UrlError(
+                url, f"a device name reads backend:target?option=value, or {HOST}:?option=value"
+            )
         options: dict[str, str] = {}
         for item in query.split("&") if query else ():
             key, equals, value = item.partition("=")

@@ -17,6 +17,8 @@ from nearstep_spec.codec import OptionRow, choices, describe
 
 __all__ = ["command", "complete", "devices", "options"]
 
+UNAVAILABLE = "unavailable: "
+
 
 @dataclass(frozen=True)
 class DeviceRow:
@@ -33,7 +35,7 @@ def devices() -> list[DeviceRow]:
         try:
             families = families_of(entry)
         except ImportError as error:
-            rows.append(DeviceRow(f"{entry.name}:", f"unavailable: {error}; see nearstep doctor"))
+            rows.append(DeviceRow(f"{entry.name}:", f"{UNAVAILABLE}{error}; see nearstep doctor"))
             continue
         for family in families.values():
             for each in family.variants:
@@ -67,7 +69,7 @@ def complete(incomplete: str) -> list[str]:
     """Device names that begin with what was typed, one part further: for shell completion."""
     name, question, query = incomplete.partition("?")
     if not question:
-        rows = [row.name for row in devices() if not row.name.endswith(":")]
+        rows = [row.name for row in devices() if not row.summary.startswith(UNAVAILABLE)]
         return [each for each in rows if each.startswith(incomplete)]
     backend, _, target = name.partition(":")
     for entry in entry_points(group=BACKENDS, name=backend):

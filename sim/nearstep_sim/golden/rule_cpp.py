@@ -28,6 +28,7 @@ __all__ = [
     "kernel",
     "register_words",
     "source",
+    "source_of_blocks",
     "source_of_pairs",
 ]
 
@@ -230,6 +231,48 @@ def source_of_pairs(rule: Rule) -> str:
     )
 
 
+_BLOCKS = """\
+#include <cstddef>
+#include <cstdint>
+
+extern "C" void {function}(std::size_t, const std::uint32_t*{types});
+
+extern "C" void {function}_of_blocks(
+    std::size_t begin, std::size_t end, const std::uint32_t* registers,
+    const std::uint64_t* ends, float* const* rows) {{
+    for (std::size_t first = 0; begin < end; first = *ends++, rows += {arrays}) {{
+        if (begin < *ends) {{
+            const std::size_t at = begin - first, size = (end < *ends ? end : *ends) - begin;
+            {function}(size, registers{arguments});
+            begin += size;
+        }}
+    }}
+}}
+"""
+
+
+def source_of_blocks(rule: Rule) -> str:
+    """C++20 source of one function that runs the function of `source` on elements `begin` to
+    `end` of blocks that are counted through::
+
+        extern "C" void nearstep_rule_<name>_of_blocks(
+            std::size_t begin, std::size_t end, const std::uint32_t* registers,
+            const std::uint64_t* ends, float* const* rows);
+
+    `ends` holds, of each block, the number of the element behind its last one. `rows` holds, of
+    each block, the addresses of its arrays, in the order of `source`.
+    """
+    arrays = [*rule.arrays_in, *rule.outputs]
+    return _BLOCKS.format(
+        function=function_name(rule),
+        types="".join(
+            ", float*" if name in rule.arrays_out else ", const float*" for name in arrays
+        ),
+        arrays=len(arrays),
+        arguments="".join(f", rows[{index}] + at" for index in range(len(arrays))),
+    )
+
+
 def register_words(rule: Rule, scalars: Mapping[str, float]) -> NDArray[np.uint32]:
     """The register words of a run: binary32 patterns of scalars, then 0 or 1 for switches.
 
@@ -273,6 +316,12 @@ class Kernel:
             *[pointer] * len(self._names),
         ]
         self._function.restype = None  # type: ignore[attr-defined]
+        self._of_blocks: Callable[..., None] = getattr(loaded, f"{function_name(rule)}_of_blocks")
+        self._of_blocks.argtypes = [  # type: ignore[attr-defined]
+            *[ctypes.c_size_t] * 2,
+            *[pointer] * 3,
+        ]
+        self._of_blocks.restype = None  # type: ignore[attr-defined]
         if not takes_pairs(rule):
             return
         self._of_pairs: Callable[..., int] = getattr(loaded, f"{function_name(rule)}_of_pairs")
@@ -300,10 +349,31 @@ class Kernel:
         nearstep_spec.rule.errors.UnknownNameError
         """
         words = register_words(self.rule, scalars)
-        ordered = self._checked(self._names, arrays)
+        ordered = self.ordered(arrays)
         self._function(
             ordered[0].size, words.ctypes.data, *(array.ctypes.data for array in ordered)
         )
+
+    def of_blocks(
+        self,
+        words: NDArray[np.uint32],
+        ends: NDArray[np.uint64],
+        rows: NDArray[np.uint64],
+        begin: int,
+        end: int,
+    ) -> None:
+        """Run the rule on elements `begin` to `end` of blocks that are counted through.
+
+        Nothing is checked.
+
+        Parameters
+        ----------
+        words : what `register_words` returns.
+        ends : of each block, the number of the element behind its last one.
+        rows : addresses of its arrays, of shape (blocks, arrays): states and inputs, then outputs.
+            No two elements that are written may share memory.
+        """
+        self._of_blocks(begin, end, words.ctypes.data, ends.ctypes.data, rows.ctypes.data)
 
     def of_pairs(
         self,
@@ -350,6 +420,15 @@ class Kernel:
                 f"not {index[taken]}"
             )
 
+    def ordered(self, arrays: Mapping[str, Array]) -> list[Array]:
+        """The arrays of a call, in the order of the rule.
+
+        Raises
+        ------
+        ArrayMismatchError
+        """
+        return self._checked(self._names, arrays)
+
     def _checked(self, names: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
         """The arrays of these names, in order; raises unless the rule can work on them."""
         if set(arrays) != set(names):
@@ -386,7 +465,10 @@ def _check_overlap(names: Sequence[str], ordered: Sequence[Array]) -> None:
 
 
 def _library(rule: Rule) -> Path:
-    files = {f"{rule.name}.cpp": source(rule)}
+    files = {
+        f"{rule.name}.cpp": source(rule),
+        f"{rule.name}_of_blocks.cpp": source_of_blocks(rule),
+    }
     if takes_pairs(rule):
         files[f"{rule.name}_of_pairs.cpp"] = source_of_pairs(rule)
     folder = stored("rule", files)

@@ -16,10 +16,11 @@ from nearstep.backends.serial import DEVICES as SERIAL
 from nearstep.cli.devices import command, complete, devices, options
 from nearstep.errors import OptionError, UrlError
 from nearstep_sim.backends.golden import DEVICES as GOLDEN
+from nearstep_sim.backends.host import DEVICES as HOST
 from nearstep_sim.backends.sim import DEVICES as SIM
 from nearstep_spec.codec import OptionRow, choices, entries
 
-OFFERED = (*GOLDEN.values(), *SERIAL.values(), *SIM.values())
+OFFERED = (*GOLDEN.values(), *HOST.values(), *SERIAL.values(), *SIM.values())
 VARIANTS = {
     "?".join(filter(None, (family.name, each.query))): each
     for family in OFFERED
@@ -43,7 +44,7 @@ def parse(url: str, text: str) -> object:
 def test_every_device_is_listed() -> None:
     done = run()
     assert done.exit_code == 0
-    assert len(VARIANTS) == 11
+    assert len(VARIANTS) == 12
     assert {row.name for row in devices()} == set(VARIANTS)
     for name, variant in VARIANTS.items():
         assert name in done.stdout
@@ -120,7 +121,7 @@ def test_values_that_are_listed_are_those_that_are_taken(url: str, variant: Vari
             with pytest.raises(OptionError, match=f"{row.name}="):
                 parse(url, f"{row.name}=-1")
             taken, refused = taken + 2, refused + 1
-    assert taken >= 7, taken
+    assert taken >= (4 if url == "host:" else 7), taken
     assert refused >= 1, refused
 
 
@@ -150,7 +151,7 @@ def test_an_option_says_what_it_needs(url: str, message: str) -> None:
     ("url", "message"),
     [
         ("sim", "backend:target"),
-        ("nothing:axdimm", "there is no backend 'nothing'; valid: golden, serial, sim"),
+        ("nothing:axdimm", "there is no backend 'nothing'; valid: golden, host, serial, sim"),
         ("sim:nothing", "there is no family 'nothing'; valid: axdimm, board, coarse, smartssd"),
     ],
 )
@@ -166,6 +167,8 @@ def test_a_name_of_no_device_is_refused(url: str, message: str) -> None:
     ("typed", "offered"),
     [
         ("gol", {"golden:axdimm", "golden:coarse", "golden:smartssd"}),
+        ("ho", {"host:"}),
+        ("host:?order=", {"host:?order=default", "host:?order=paper"}),
         ("sim:ax", {"sim:axdimm", "sim:axdimm?memory=ddr4-1600"}),
         ("sim:axdimm?fu=", {"sim:axdimm?fu=rtl", "sim:axdimm?fu=native"}),
         (

@@ -109,7 +109,7 @@ def give_gradients() -> Callable[..., None]:
 
 def bits(tensor: Tensor) -> Tensor:
     """Bit patterns, for comparison with `==`."""
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().resolve_neg().reshape(-1)
     return flat.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 

@@ -98,6 +98,28 @@ def test_read_only_inputs_are_accepted() -> None:
     assert (arrays["p"] == expected["p"]).all()
 
 
+def test_blocks_are_counted_through_and_any_part_of_them_can_be_run() -> None:
+    """Elements outside of the part, and blocks without elements, are left alone."""
+    seed = 17
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    words, ran = register_words(ADAM, SCALARS), 0
+    for _ in range(100):
+        counts = rng.choice([0, 1, 3, 16, 33, 100], rng.integers(1, 7)).astype(np.uint64)
+        ends, total = np.cumsum(counts, dtype=np.uint64), int(counts.sum())
+        begin, end = sorted(int(each) for each in rng.integers(0, total + 1, 2))
+        blocks = [_arrays(int(count), seed=index) for index, count in enumerate(counts)]
+        joined = {name: np.concatenate([b[name] for b in blocks]) for name in "pgmv"}
+        kernel(ADAM)({name: array[begin:end] for name, array in joined.items()}, SCALARS)
+        rows = np.array([[b[name].ctypes.data for name in "pgmv"] for b in blocks], np.uint64)
+        kernel(ADAM).of_blocks(words, ends, rows, begin, end)
+        for name, expected in joined.items():
+            found = np.concatenate([b[name] for b in blocks])
+            assert (found.view(np.uint32) == expected.view(np.uint32)).all()
+        ran += end - begin
+    assert ran > 1000
+
+
 @pytest.mark.parametrize("count", [0, 1, 33, 8191, 8192, 8193, 20_000])
 @pytest.mark.parametrize("pairs", [0, 1, 300])
 def test_pairs_are_a_gradient_that_is_zero_elsewhere(count: int, pairs: int) -> None:
