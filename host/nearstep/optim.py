@@ -112,7 +112,9 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay : as in torch.
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device : name of a device (see `nearstep.open`), which the optimizer opens, and closes when the
-        last optimizer that uses it is gone; or a device that the caller opened, and closes.
+        last optimizer that uses it is gone; or a device that the caller opened, and closes. None,
+        or `host:`: this machine's processor updates the tensors in place; what follows is for
+        devices alone.
     max_cycles : bound on each run of the kernel, in device cycles, or None.
     compression : share of the elements of each gradient that is sent, those of largest magnitude
         (see `nearstep.torch.topk`): above 0, at most 1. None sends all.
@@ -341,7 +343,7 @@ def from_rule(
     params: ParamsT,
     *,
     maximize: bool = False,
-    device: str | Device,
+    device: str | Device | None = None,
     max_cycles: int | None = None,
     compression: float | None = None,
     error_feedback: bool = True,

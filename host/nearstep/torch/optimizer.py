@@ -29,10 +29,11 @@ from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.open_home import open_home
 from nearstep.torch.homes.opening import given_groups
 from nearstep.torch.homes.saved_step import digest
+from nearstep.torch.host_table import HOST, HostTable
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState, Verbatim, export
-from nearstep.torch.settings import OnDevice, Settings, scans
+from nearstep.torch.settings import OnDevice, Settings
 from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import ParameterState
@@ -48,7 +49,9 @@ from nearstep_spec.rule.file import is_in_file, load_with_digest
 from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
 
 _ON_DEVICE = (
-    inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, annotation="str | Device"),
+    inspect.Parameter(
+        "device", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Device | None"
+    ),
     *inspect.signature(Settings.given).parameters.values(),
 )
 """Parameters that are in `OnDevice`, as signatures show them."""
@@ -80,6 +83,7 @@ class DeviceOptimizer(Optimizer):
     definition: rules.Optimizer
     layout: Layout
     table: StateTable
+    _stepper: Stepper | HostTable
     around_update: Callable[[], AbstractContextManager[None]]
     __signature__: ClassVar[inspect.Signature]
     _named = ""  # what `rules=` in a device's name calls the rule, if that is one of a file
@@ -99,22 +103,20 @@ class DeviceOptimizer(Optimizer):
             if each not in OnDevice.__annotations__:
                 raise TypeError(f"{name}() got an unexpected keyword argument {each!r}")
         given: dict[str, Any] = dict(on)
-        if "device" not in given:
-            raise TypeError(f"{name}() missing 1 required keyword-only argument: 'device'")
-        device: str | Device = given.pop("device")
+        device: str | Device | None = given.pop("device", None)
         settings = Settings.given(**given)
         options.reject_unsupported(defaults)
         self._attach(device, settings, defaults)
         if self.settings.overflow is None:
             super().__init__(params, defaults)
-            self._begin()
+            self.table.begin(self.param_groups, self.state)
             return
         groups = given_groups(params)
         opened, home = open_home(self.table, self.title, groups)
         self.table.use(home)
         try:
             super().__init__(groups, defaults)
-            self._begin()
+            self.table.begin(self.param_groups, self.state)
             home.begin_life(self)
         except BaseException:
             opened.give_up()
@@ -125,29 +127,20 @@ class DeviceOptimizer(Optimizer):
 
     def _attach(
         self,
-        device: str | Device | SharedDevice,
+        device: str | Device | SharedDevice | None,
         settings: Settings,
         defaults: Mapping[str, Any],
     ) -> None:
-        self.table = StateTable(
-            device, settings, self.definition, self.layout, defaults, self._named, self._fixed
-        )
+        data = self.definition, self.layout, defaults, self._named, self._fixed
+        if device is None or (isinstance(device, str) and device.startswith(HOST)):
+            self.table = self._stepper = HostTable(device or HOST, settings, *data)
+        else:
+            self.table = StateTable(device, settings, *data)
+            self._stepper = Stepper(self.table)
         self.layout = self.table.layout
-        self._stepper = Stepper(self.table)
         self.around_update = nullcontext
         self._report_inf: Tensor | None = None
-        weakref.finalize(self, self.table.placement.free)
-
-    def _begin(self) -> None:
-        """All parameters of the constructor are there: make the states that torch makes then."""
-        if not self.definition.from_start:
-            return
-        for group in self.param_groups:
-            arrays = self.table.rule.arrays(group)
-            for parameter in group["params"]:
-                resident = self.table.parameters.get(parameter)
-                if resident is not None:  # those that are lazy, or fixed, have none
-                    self.table.ready_state(self.state, resident, group, None, arrays)
+        weakref.finalize(self, self.table.free)
 
     @property
     def device(self) -> KernelDevice:
@@ -171,11 +164,16 @@ class DeviceOptimizer(Optimizer):
 
         It refers to no data.
         """
-        return self.table.executor.timeline
+        return None if self._is_host else self.table.executor.timeline
+
+    @property
+    def _is_host(self) -> bool:
+        return isinstance(self.table, HostTable)
 
     @property
     def _durable(self) -> DurableHome[Any] | None:
-        return self.table.home if isinstance(self.table.home, DurableHome) else None
+        home = None if self._is_host else self.table.home
+        return home if isinstance(home, DurableHome) else None
 
     @property
     def store(self) -> Store | None:
@@ -215,7 +213,7 @@ class DeviceOptimizer(Optimizer):
         Where gradients are compressed it does not: their elements are compared, and what is left of
         them is added up, without the scale.
         """
-        return self.settings.compression is None and scans(self.device.config)
+        return self.settings.compression is None and self.table.scans
 
     @property
     def looks_for_inf(self) -> bool:
@@ -223,6 +221,8 @@ class DeviceOptimizer(Optimizer):
 
         It cannot where other processes have other elements of a parameter: all would have to end.
         """
+        if self._is_host:
+            return False  # torch looks for them on the host
         if self._durable is not None:
             return False  # updates begin before all gradients are on the device
         parameters = (p for group in self.param_groups for p in group["params"])
@@ -293,7 +293,7 @@ class DeviceOptimizer(Optimizer):
 
     def _update(self, *, held_only: bool = False) -> None:
         self._check_whole("step")
-        self.device.check_open("step")
+        self.table.check_open("step")
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         factor = 1.0 if scale is None else options.scalar("grad_scale", scale)
         found_inf = found is not None and bool(found)
@@ -339,7 +339,7 @@ class DeviceOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self.table.rule.check(group, self.settings, self.device)
+            self.table.check_group(group)
             parameters = group["params"]
             for index, parameter in enumerate(parameters):
                 if unclaimed(parameter) is None:
@@ -404,7 +404,7 @@ class DeviceOptimizer(Optimizer):
         return {
             **super().__getstate__(),
             "state": state,
-            "device": self.device.url,
+            "device": self.table.url,
             "settings": self.settings,
         }
 
@@ -422,10 +422,9 @@ class DeviceOptimizer(Optimizer):
         }
         for group in state["param_groups"]:
             table.rule.complete(group)
-            table.rule.check(group, self.settings, self.device)
+            table.check_group(group)
         super().__setstate__(state)
-        if table.interrupted is not None:
-            self.device.reset()
+        table.reset()
 
         def load() -> None:
             table.load_all(self, self.param_groups, self.state, saved)
@@ -443,7 +442,9 @@ class DeviceOptimizer(Optimizer):
         state = self.__getstate__()
         del state["device"]
         state = copy.deepcopy(state, memo)
-        twin.__setstate__({**state, "device": self.table.lease})
+        twin.__setstate__(
+            {**state, "device": self.table.url if self._is_host else self.table.lease}
+        )
         return twin
 
     def _check_whole(self, action: str) -> None:
@@ -491,10 +492,12 @@ class DeviceOptimizer(Optimizer):
         self, parameter: Tensor, make: Callable[[Tensor | None], Compressed]
     ) -> SparseGradient:
         """Keep a compressed gradient for the next step: as of `Stepper.hold_pairs`."""
+        assert isinstance(self._stepper, Stepper), "gradients are kept on a device"
         return self._stepper.hold_pairs(self.state, parameter, make)
 
     def compress(self, parameter: Tensor, gradient: Tensor, residual: Tensor | None) -> Compressed:
         """Compress a gradient: as of `Stepper.compress`."""
+        assert isinstance(self._stepper, Stepper), "gradients are compressed for a device"
         return self._stepper.compress(parameter, gradient, residual)
 
     @contextmanager

@@ -9,10 +9,7 @@ from nearstep.torch import options
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout
 from nearstep.torch.saved import count
-from nearstep.torch.settings import Settings
 from nearstep.torch.state import ParameterState
-from nearstep.updater.arguments import RuleArguments
-from nearstep.updater.device import KernelDevice
 from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
 
 
@@ -52,7 +49,7 @@ class BoundRule:
         self.definition = definition
         self.layout = layout
         self.defaults = defaults
-        self._named = named
+        self.named = named
         self._fixed = fixed
 
     def complete(self, group: dict[str, Any]) -> None:
@@ -63,17 +60,15 @@ class BoundRule:
                 group.setdefault(name, kind.default)
         group.update(self._fixed)
 
-    def check(self, group: Mapping[str, Any], settings: Settings, device: KernelDevice) -> None:
-        """Check that the device can make steps with the options of a group.
+    def check(self, group: Mapping[str, Any]) -> None:
+        """Check the options of a group.
 
         Raises
         ------
         UnsupportedOptionError, MissingOptionError, HyperparameterError
-        ArgumentError : the kernel does not have the rule.
         """
         options.reject_unsupported(group)
         options.check_complete(group, self.defaults)
-        settings.check_maximize(group["maximize"], device.config)
         values = self._values(group)
         for name, kind in self.definition.hyper.items():
             if isinstance(kind, Flag):
@@ -89,7 +84,6 @@ class BoundRule:
         if found is not None:
             name, expected = found
             raise HyperparameterError(name, expected, group[name])
-        device.check_rule(self.form(group).rule.name, self._named)
 
     def _value(self, group: Mapping[str, Any], name: str) -> Any:
         """A hyper-parameter of a group as numbers or a truth value of Python."""
@@ -130,7 +124,7 @@ class BoundRule:
         return [key for key, name in self.layout.moments.items() if name in names]
 
     def phase(
-        self, group: Mapping[str, Any], label: str, state: ParameterState, times: int
+        self, group: Mapping[str, Any], label: str, state: Mapping[str, Any], times: int
     ) -> Phase:
         """The phase of a parameter.
 
@@ -143,20 +137,21 @@ class BoundRule:
         """
         form = self.form(group)
         extra = self.definition.extra[form.rule.name]
-        missing = [key for key in extra if not state.has_moment(key)] if extra else []
+        missing = [key for key in extra if not _has(state, key)] if extra else []
         if missing and not form.starts:
             raise StateError(label, f"have {missing[0]!r} for {form.when}", sorted(state))
-        step = count(label, state.step) + times if self.definition.counts else 0
-        return Phase(step, bool(missing))
+        if not self.definition.counts:
+            return Phase(0, bool(missing))
+        step = state.step if isinstance(state, ParameterState) else state["step"]
+        return Phase(count(label, step) + times, bool(missing))
 
-    def arguments(
-        self, group: Mapping[str, Any], phase: Phase, device: KernelDevice
-    ) -> RuleArguments:
-        """What the runs of a group compute with, of parameters in one phase.
+    def given(self, group: Mapping[str, Any], phase: Phase) -> dict[str, Any]:
+        """Arguments of `nearstep.updater.arguments.rule_arguments`: of parameters in one phase."""
+        return {STEP: phase.step or 1, FIRST: phase.first, **self._values(group)}
 
-        Raises
-        ------
-        ArgumentError : registers do not hold the scalars.
-        """
-        values = {STEP: phase.step or 1, FIRST: phase.first, **self._values(group)}
-        return device.arguments(self.definition, **values)
+
+def _has(state: Mapping[str, Any], key: str) -> bool:
+    """Whether there is a moment, wherever it is."""
+    if isinstance(state, ParameterState):
+        return state.has_moment(key)
+    return state.get(key) is not None

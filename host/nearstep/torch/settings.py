@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, Required, Self, TypedDict, get_args
+from typing import Literal, Self, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ TransferOrder = Literal["overlapped", "naive"]
 class OnDevice(TypedDict, total=False):
     """Arguments that every optimizer here takes besides torch's: see `nearstep.optim.Adam`."""
 
-    device: Required[str | Device]
+    device: str | Device | None
     max_cycles: int | None
     compression: float | None
     error_feedback: bool
@@ -185,6 +185,27 @@ class Settings:
             reason += "torch.nn.utils.clip_grad_norm_ before the step"
             raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
         return replace(self, overflow=overflow)
+
+    def check_host(self) -> None:
+        """Make sure that a step without a device can do it.
+
+        Raises
+        ------
+        UnsupportedOptionError : names the first option that is for a device.
+        """
+        share = None if self.compression is None else self.compression.share
+        given = {
+            "max_cycles": self.max_cycles,
+            "compression": share,
+            "max_grad_norm": self.max_grad_norm,
+            "drives": self.overflow,
+            "transfer_handler": "naive" if self.naive else None,
+            "state_dtype": None if self.state_dtype is torch.float32 else self.state_dtype,
+            "rounding": "stochastic" if self.stochastic else None,
+        }
+        for name, value in given.items():
+            if value is not None:
+                raise UnsupportedOptionError(name, value, "it is for a device: give one by device=")
 
     def check(self, kernel: UpdateKernelConfig) -> None:
         """Make sure that the kernel can do it.

@@ -20,13 +20,14 @@ from nearstep.torch.formats import Formats, copy_array, gradient_array
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.pair_space import PairSpace
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.rule import BoundRule
+from nearstep.torch.rule import BoundRule, Phase
 from nearstep.torch.saved import SavedState
-from nearstep.torch.settings import Settings
+from nearstep.torch.settings import Settings, scans
 from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.unclaimed import unclaimed
+from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.device import KernelDevice
 from nearstep_spec.rule.optimizer import Optimizer
 
@@ -102,6 +103,59 @@ class StateTable:
     def device(self) -> KernelDevice:
         """The device that the steps run on."""
         return self.lease.device
+
+    @property
+    def url(self) -> str:
+        """Name of the device."""
+        return self.device.url
+
+    @property
+    def scans(self) -> bool:
+        """Whether the kernel can look at the gradients first, and scale them then."""
+        return scans(self.device.config)
+
+    def check_open(self, action: str) -> None:
+        """Raise `ClosedDeviceError` if the device is closed."""
+        self.device.check_open(action)
+
+    def check_group(self, group: Mapping[str, Any]) -> None:
+        """Check that the device can make steps with the options of a group.
+
+        Raises
+        ------
+        UnsupportedOptionError, MissingOptionError, HyperparameterError
+        ArgumentError : the kernel does not have the rule.
+        """
+        self.settings.check_maximize(group.get("maximize"), self.device.config)
+        self.rule.check(group)
+        self.device.check_rule(self.rule.form(group).rule.name, self.rule.named)
+
+    def arguments(self, group: Mapping[str, Any], phase: Phase) -> RuleArguments:
+        """What the runs of a group compute with, of parameters in one phase.
+
+        Raises
+        ------
+        ArgumentError : registers do not hold the scalars.
+        """
+        return self.device.arguments(self.rule.definition, **self.rule.given(group, phase))
+
+    def begin(self, groups: Groups, states: States) -> None:
+        """All parameters of the constructor are there: make the states that torch makes then."""
+        for group in groups if self.rule.definition.from_start else ():
+            arrays = self.rule.arrays(group)
+            for parameter in group["params"]:
+                resident = self.parameters.get(parameter)
+                if resident is not None:  # those that are lazy, or fixed, have none
+                    self.ready_state(states, resident, group, None, arrays)
+
+    def reset(self) -> None:
+        """After a step that failed half way: reset the device."""
+        if self.interrupted is not None:
+            self.device.reset()
+
+    def free(self) -> None:
+        """Free the memory of all columns."""
+        self.placement.free()
 
     def use(self, home: DeviceHome) -> None:
         """Keep the columns in a home."""

@@ -100,7 +100,7 @@ class Stepper:
                 if gradient is None:
                     continue
                 if not (found or own):
-                    table.rule.check(group, table.settings, table.device)
+                    table.check_group(group)
                 if isinstance(gradient, SparseGradient):
                     gradient.check(label(group, index, position), parameter)
                 elif not isinstance(gradient, DeviceGradient):
@@ -163,7 +163,7 @@ class Stepper:
                     state = item.found or table.first_state(resident, group)
             item.phase = rule.phase(group, resident.label, state, item.times)
             if (item.group, item.phase) not in arguments:
-                found = rule.arguments(group, item.phase, table.device)
+                found = table.arguments(group, item.phase)
                 arguments[item.group, item.phase] = found
         return StepPlan(every, [rule.arrays(group) for group in groups], arguments, scaling)
 
@@ -330,7 +330,7 @@ class Stepper:
         ready = [] if table.home.is_durable else self.buckets.ready(groups, states)
         written: dict[int, list[str]] = {}
         for index in {each.bucket.group: None for each in ready}:
-            table.rule.check(groups[index], table.settings, table.device)
+            table.check_group(groups[index])
             written[index] = table.rule.written(table.rule.arrays(groups[index]))
         return [each for each in ready if each.bucket.has(written[each.bucket.group])]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearstep.device import open_processor
-from nearstep.torch.host_home import HostHome, HostUpdate
+from nearstep.torch.homes.host import HostHome, HostUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.saved import count
 from nearstep.updater.arguments import RuleArguments, rule_arguments

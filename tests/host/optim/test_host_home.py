@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nearstep.device import open_processor
 from nearstep.errors import ArgumentError, OptionError, UrlError
 from nearstep.torch.errors import GradientError, ParameterError, StateError
-from nearstep.torch.host_home import HostHome
+from nearstep.torch.homes.host import HostHome
 from nearstep.torch.layout import Layout
 from nearstep.updater.arguments import rule_arguments
 from nearstep_sim.golden.rule import evaluate

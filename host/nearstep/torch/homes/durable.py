@@ -487,7 +487,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         for group, options in zip(groups, saved.groups, strict=True):
             group.update(options)
             table.rule.complete(group)
-            table.rule.check(group, settings, table.device)
+            table.check_group(group)
         owner.state.clear()
         for parameter, resident in table.parameters.items():
             found = saved.states.get(parameter)

@@ -1,0 +1,168 @@
+"""Optimizers without a device: columns are the user's own tensors, which the processor updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from nearstep.device import open_processor
+from nearstep.errors import ArgumentError
+from nearstep.torch.checks import label
+from nearstep.torch.homes.host import HostHome, HostUpdate
+from nearstep.torch.layout import Layout
+from nearstep.torch.quantized import Coded, decoded
+from nearstep.torch.rule import BoundRule, Phase
+from nearstep.torch.saved import SavedState
+from nearstep.torch.settings import Settings
+from nearstep.torch.step import Scaling
+from nearstep.torch.table import Groups, States, StateTable
+from nearstep.torch.traffic import Traffic
+from nearstep.updater.arguments import RuleArguments, rule_arguments
+from nearstep_spec.rule.optimizer import Optimizer
+
+HOST = "host:"
+"""Name of this machine's processor; options follow a question mark."""
+
+
+class HostTable(StateTable):
+    """Parameters, and state as torch has it, without extents: nothing is copied or sent.
+
+    Parameters
+    ----------
+    url : `host:`, with options of `nearstep.device.open_processor`.
+    settings, definition, layout, defaults, named, fixed : as of `StateTable`.
+
+    Raises
+    ------
+    UnsupportedOptionError : an option is for a device.
+    OptionError : of the name.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        definition: Optimizer,
+        layout: Layout,
+        defaults: Mapping[str, Any],
+        named: str = "",
+        fixed: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        settings.check_host()
+        self.settings = settings
+        self.layout = layout
+        self.rule = BoundRule(definition, layout, defaults, named, fixed)
+        self.traffic = Traffic()
+        self.parameters = {}
+        self.interrupted = None
+        self._url = url
+        self._processor = open_processor(url)
+        self._home = HostHome(layout, self._processor)
+
+    @property
+    def device(self) -> NoReturn:
+        """There is none. Raises `ArgumentError`."""
+        raise ArgumentError("the optimizer must have a device with memory: give it device=")
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def scans(self) -> bool:
+        return True
+
+    def check_open(self, action: str) -> None:
+        """The processor is always there."""
+
+    def check_group(self, group: Mapping[str, Any]) -> None:
+        self.rule.check(group)
+        self._home.check(self.rule.form(group).ordered(self._processor.order))
+
+    def arguments(self, group: Mapping[str, Any], phase: Phase) -> RuleArguments:
+        given = self.rule.given(group, phase)
+        found = rule_arguments(self.rule.definition, self._processor.order, **given)
+        found.check()
+        return found
+
+    def begin(self, groups: Groups, states: States) -> None:
+        for group in groups if self.rule.definition.from_start else ():
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    states[parameter] = self._first(group, parameter)
+
+    def _first(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+        """State of a parameter before its first step."""
+        keys = self.rule.first_moments(group)
+        return self._home.first_state(parameter, keys, self.rule.arrays(group))
+
+    def place(
+        self, owner: object, groups: Groups, group: Mapping[str, Any], parameters: Iterable[Tensor]
+    ) -> None:
+        """Parameters stay where they are."""
+
+    def place_one(self, owner: object, parameter: Tensor, groups: Groups) -> NoReturn:
+        """There is no device to put a parameter on. Raises `ArgumentError`."""
+        raise ArgumentError("the optimizer must have a device with memory: give it device=")
+
+    def load_all(
+        self, owner: object, groups: Groups, states: States, saved: Mapping[Tensor, SavedState]
+    ) -> None:
+        """Load a checkpoint: the state is copied."""
+        for parameter, found in saved.items():
+            state: dict[str, Any] = {} if found.step is None else {"step": found.step.clone()}
+            for key, value in found.moments.items():
+                wide = decoded(value, self.layout.coded[key]) if isinstance(value, Coded) else value
+                kept = torch.empty_like(parameter, dtype=torch.float32)
+                state[key] = kept.copy_(wide.view_as(kept))
+            states[parameter] = {**state, **found.others}
+
+    def reset(self) -> None:
+        """Nothing is left half way but what a user sees."""
+
+    def free(self) -> None:
+        """All memory is the user's."""
+
+    def step(
+        self, owner: object, groups: Groups, states: States, scaling: Scaling, *, held_only: bool
+    ) -> bool:
+        """Update every parameter that has a gradient: as of `nearstep.torch.update.Stepper`.
+
+        Raises
+        ------
+        ParameterError, GradientError, StateError, HyperparameterError : nothing has changed.
+        """
+        updates: list[HostUpdate] = []
+        fresh: dict[Tensor, dict[str, Any]] = {}
+        for index, group in enumerate(groups):
+            found: dict[Phase, RuleArguments] = {}
+            given = [p for p in group["params"] if p.grad is not None]
+            if given:
+                self.check_group(group)
+            for position, p in enumerate(group["params"]):
+                if p.grad is None:
+                    continue
+                name = label(group, index, position)
+                state = fresh.get(p) or states.get(p)
+                if state:
+                    fresh.setdefault(p, state)
+                else:
+                    state = fresh[p] = self._first(group, p)
+                phase = self.rule.phase(group, name, state, sum(p is each for each in given))
+                if phase.first:
+                    extra = self.rule.definition.extra[self.rule.form(group).rule.name]
+                    state = fresh[p] = {**self._home.first_state(p, extra, {}), **state}
+                if phase not in found:
+                    found[phase] = self.arguments(group, phase)
+                updates.append(HostUpdate(name, found[phase], group["maximize"], p, p.grad, state))
+        self._home.update(updates, scaling.scale)
+        for p, state in fresh.items():
+            if state:
+                states[p] = state
+        self.traffic.steps += 1
+        self.traffic.elements += sum(each.parameter.numel() for each in updates)
+        return True
