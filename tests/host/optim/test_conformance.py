@@ -7,6 +7,7 @@ come from their data, and one more of them is one more row.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 import nearstep
+from nearstep.errors import NearstepError
 from nearstep.torch import convert
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
@@ -32,6 +34,7 @@ DEVICES = {
     "golden-cpp": f"golden:axdimm?memory_bytes=4MiB&{FORMATS}",
     "golden-dimm": f"golden:axdimm?channels=2&memory_bytes=4MiB&engine=numpy&{FORMATS}",
     "golden-card": f"golden:smartssd?memory_bytes=4MiB&{FORMATS}",
+    "host": "host:",
     "sim-stalled": (
         "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&fu=native"
         f"&stall=0.3&seed=7&{FORMATS}"
@@ -77,15 +80,24 @@ class Expected:
 def test_steps_are_those_of_the_rule(name: str, kind: str) -> None:
     print(f"seed {SEED}")
     definition, compared, tried = optimizer_named(name), 0, 0
-    with nearstep.open(f"{DEVICES[kind]}&rules={RULES[name]}") as device:
+    dtypes = [torch.float32, torch.bfloat16]
+    if kind == "host":
+        dtypes = [] if definition.rule.formats else [torch.float32]
+    elif "p" in definition.rule.formats:
+        dtypes = [torch.bfloat16]
+    here = kind == "host"
+    url = DEVICES[kind] if here else f"{DEVICES[kind]}&rules={RULES[name]}"
+    with nullcontext(url) if here else nearstep.open(url) as device:
         for form in definition.by_rule.values():
-            for dtype in (torch.float32, torch.bfloat16):
-                if form.rule.formats.get("p") == "bf16" and dtype != torch.bfloat16:
-                    continue
+            for dtype in dtypes:
                 compared += train(name, definition, form, dtype, device)
                 tried += 1
+        if not dtypes:
+            p = torch.zeros(16, dtype=torch.bfloat16, requires_grad=True)
+            with pytest.raises(NearstepError, match="fp32"):
+                nearstep.optim.from_rule(name, [p], device=device)
     print(f"{compared} elements compared")
-    assert tried == len(definition.by_rule) * (1 if "p" in definition.rule.formats else 2)
+    assert tried == len(definition.by_rule) * len(dtypes)
     assert compared >= tried * 2 * STEPS * sum(SIZES)
 
 
