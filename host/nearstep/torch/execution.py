@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from numpy.typing import NDArray
 
@@ -40,8 +40,6 @@ from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range
 from nearstep.work.timeline import Timeline
 
-AnyRun = TypeVar("AnyRun", bound=Run)
-
 Work = Sequence[Sequence[Piece]]
 """By channel: pieces, in the order in which the channel updates them."""
 
@@ -66,8 +64,14 @@ class Accelerator:
         self._working = 0
         self._begun = 0.0
 
-    def begin(self, channel: int, starts: Sequence[Callable[[], Run]]) -> AcceleratedRuns:
-        """Give a channel to its kernel for some runs, one after the other.
+    def begin(
+        self,
+        channel: int,
+        starts: Sequence[Callable[[], Run]],
+        begun: list[AcceleratedRuns],
+    ) -> AcceleratedRuns:
+        """Give a channel to its kernel for some runs, one after the other, and append them to
+        `begun`.
 
         Raises
         ------
@@ -77,7 +81,8 @@ class Accelerator:
         with ExitStack() as inside:
             inside.enter_context(self._timed())
             inside.enter_context(self._device.acceleration(channel))
-            return AcceleratedRuns(first(), others, inside.pop_all(), self._max_cycles)
+            begun.append(AcceleratedRuns(first(), others, inside.pop_all(), self._max_cycles))
+            return begun[-1]
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -151,11 +156,12 @@ class StepGraph:
         ------
         DeviceError
         """
-        runs: dict[tuple[int, int], list[ScanRun]] = {}
+        numbers: dict[int, list[int]] = {}
+        begun: list[AcceleratedRuns] = []
 
         def turn(channel: int) -> Iterator[None]:
             starts: list[Callable[[], Run]] = []
-            gradients = []
+            gradients, own = [], numbers.setdefault(channel, [])
             for number, launch in enumerate(launches):
                 block = Block(launch, launch.start, launch.stop)
                 if not block.has(channel):
@@ -166,9 +172,8 @@ class StepGraph:
                 g = gradient.value if isinstance(gradient, Pairs) else gradient
                 form = cast(RunKey, launch.key).gradient_format
                 if g.size:
-                    kept = runs[number, channel] = []
-                    scan = partial(self._device.scan, g, gradient_format=form)
-                    starts.append(partial(_kept, scan, kept))
+                    own.append(number)
+                    starts.append(partial(self._device.scan, g, gradient_format=form))
                     gradients.append(g)
             yield
             if starts:
@@ -177,28 +182,31 @@ class StepGraph:
                     lane(channel),
                     reads=map(Range.of, gradients),
                     after=() if self._home.overlaps else self._sent,
-                    action=partial(self._accelerator.begin, channel, starts),
+                    action=partial(self._accelerator.begin, channel, starts, begun),
                 )
 
         self._take_turns(map(turn, range(self._device.channel_count)))
-        self._execute((), _no_turns)
+        self.execute((), _no_turns)
         self._sends.sent()
         self._lists_sent = True
-        ended = [run for _, kept in sorted(runs.items()) for run in kept]
-        self._traffic.scans += len(ended)
-        self._count_runs(ended)
-        return ended
+        found: dict[tuple[int, int], ScanRun] = {}
+        for each in begun:
+            for run in cast(Sequence[ScanRun], each.runs):
+                found[numbers[run.channel].pop(0), run.channel] = run
+        self._traffic.scans += len(found)
+        self.count(begun)
+        return [found[each] for each in sorted(found)]
 
-    def update(
+    def updates(
         self,
         work: Work,
         states: Callable[[Launch], Sequence[str]],
         start: Start,
         factor: float,
-        started: list[Run],
+        begun: list[AcceleratedRuns],
         results: Results | None,
-    ) -> None:
-        """Send what is to be sent, run the rules, and fetch the results.
+    ) -> Callable[[int], Iterable[Iterator[None]]]:
+        """What adds the operations of a piece: loads, sends, runs, stores and fetches.
 
         Parameters
         ----------
@@ -206,12 +214,8 @@ class StepGraph:
         states : arrays of a launch that the home loads and stores.
         start
         factor : of the gradients.
-        started : each run is appended when it is started.
+        begun : the runs of each channel are appended when they begin.
         results : None: the results stay where they are.
-
-        Raises
-        ------
-        DeviceError, StorageError, ChangedParameterError
         """
 
         def turn(number: int, channel: int, piece: Piece) -> Iterator[None]:
@@ -229,7 +233,7 @@ class StepGraph:
                 home.load(graph, share, gradient=self._kept_gradient(share))
                 self._send(str(number), share)
             yield
-            parts = [self._run_parts(share, start, factor, started) for share in shares]
+            parts = [self._run_parts(share, start, factor) for share in shares]
             starts = [each for part in parts for each in part.starts]
             run = graph.add(
                 f"run {number}",
@@ -237,7 +241,9 @@ class StepGraph:
                 reads=[Range.of(each) for part in parts for each in part.reads],
                 writes=[Range.of(each) for part in parts for each in part.writes],
                 after=() if home.overlaps else self._sent,
-                action=lambda: home.running(self._accelerator.begin(channel, starts), shares),
+                action=home.running(
+                    partial(self._accelerator.begin, channel, starts, begun), shares
+                ),
             )
             self._ran.append(run)
             for share in shares:
@@ -253,9 +259,7 @@ class StepGraph:
                 if number < len(own):
                     yield turn(number, channel, own[number])
 
-        self._execute(range(max(map(len, work), default=0)), turns)
-        self._sends.sent()
-        self._count_runs(run for run in started if isinstance(run, KernelRun))
+        return turns
 
     def _take_turns(self, turns: Iterable[Iterator[None]]) -> None:
         """Add the operations of each channel: one channel after the other where transfers overlap
@@ -305,11 +309,11 @@ class StepGraph:
             )
         )
 
-    def _run_parts(self, share: Share, start: Start, factor: float, started: list[Run]) -> RunParts:
+    def _run_parts(self, share: Share, start: Start, factor: float) -> RunParts:
         launch = share.block.launch
         numbering = launch.segment.numbering(share.block.start, share.channel)
         key, gradient = cast(RunKey, launch.key), self._gradient(share)
-        return run_parts(share.parts, key, start, factor, started, numbering, gradient)
+        return run_parts(share.parts, key, start, factor, numbering, gradient)
 
     def _fetch(self, name: str, shares: Sequence[Share], results: Results) -> None:
         home = self._home
@@ -367,7 +371,7 @@ class StepGraph:
             return listed.pairs
         return share.parts[gradient_array(cast(RunKey, launch.key).gradient_format)]
 
-    def _execute(
+    def execute(
         self, numbers: Sequence[int], turns: Callable[[int], Iterable[Iterator[None]]]
     ) -> None:
         """Run the operations of the graph, and those of pieces of these numbers, which are added as
@@ -411,12 +415,12 @@ class StepGraph:
             self._traffic.cycles = (self._traffic.cycles or 0) + cycles
             self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
 
-    def _count_runs(self, runs: Iterable[KernelRun]) -> None:
+    def count(self, begun: Iterable[AcceleratedRuns]) -> None:
         """Count the cycles of runs on a device whose kernels count them, and which has no clock."""
         if self._device.cycles is not None:
             return
         sums: Counter[int] = Counter()
-        for run in runs:
+        for run in (cast(KernelRun, run) for each in begun for run in each.runs):
             if run.cycles is not None:
                 sums[run.channel] += run.cycles
         if sums:
@@ -442,7 +446,6 @@ def run_parts(
     key: RunKey,
     start: Start,
     factor: float,
-    started: list[Run],
     numbering: Numbering,
     gradient: Buffer | Pairs | None = None,
 ) -> RunParts:
@@ -454,7 +457,6 @@ def run_parts(
     key
     start
     factor : of the gradients.
-    started : each run is appended when it is started.
     numbering : indices of the elements.
     gradient : None: the array of its format.
     """
@@ -463,7 +465,7 @@ def run_parts(
     pairs = isinstance(gradient, Pairs)
     reads = [gradient.index, gradient.value] if isinstance(gradient, Pairs) else [gradient]
     writes = [each for each in part.values() if pairs or each is not gradient]
-    begin = partial(_kept, starter(start, {**part, "g": gradient}, key, factor, numbering), started)
+    begin = starter(start, {**part, "g": gradient}, key, factor, numbering)
     return RunParts(reads, writes, [begin] * key.times)
 
 
@@ -474,11 +476,6 @@ def kernel_cycles(timeline: Timeline, channels: int) -> int:
         sum(e.duration for e in lanes.get(lane(channel), ()) if BUS not in e.operation.holds)
         for channel in range(channels)
     )
-
-
-def _kept(start: Callable[[], AnyRun], kept: list[AnyRun]) -> AnyRun:
-    kept.append(start())
-    return kept[-1]
 
 
 def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDArray[Any]:
@@ -556,24 +553,26 @@ class StepExecutor:
         results = self._results(items) if step.fetches else None
         bound, clock = settings.max_cycles, self.clock
         graph = StepGraph(home, self._device, self._traffic, bound, step.sends, lists, clock)
-        before = len(step.started)
         try:
             with self._device.reserved():
                 factor = self._factor(graph.scan(launches) if looks else (), step.scaling)
                 if factor is None:
                     return None
-                graph.update(
+                turns = graph.updates(
                     work,
                     lambda launch: home.states(step.arrays[cast(RunKey, launch.key).group]),
                     step.start,
                     factor,
-                    step.started,
+                    step.begun,
                     results,
                 )
+                graph.execute(range(max(map(len, work), default=0)), turns)
         finally:
             self.timeline = graph.timeline
             home.close()
-        self._traffic.launches += len(step.started) - before
+        step.sends.sent()
+        graph.count(step.begun)
+        self._traffic.launches += sum(len(each.runs) for each in step.begun)
         return results or Results({})
 
     def _launches(self, items: Mapping[Extent, StepItem]) -> list[Launch]:

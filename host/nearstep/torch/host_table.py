@@ -128,7 +128,13 @@ class HostTable(StateTable):
         """All memory is the user's."""
 
     def step(
-        self, owner: object, groups: Groups, states: States, scaling: Scaling, *, held_only: bool
+        self,
+        owner: object,
+        groups: Groups,
+        states: States,
+        scaling: Scaling,
+        *,
+        held_only: bool = False,
     ) -> bool:
         """Update every parameter that has a gradient: as of `nearstep.torch.update.Stepper`.
 

@@ -282,7 +282,10 @@ class DeviceOptimizer(Optimizer):
                 loss = closure()
         try:
             with torch.no_grad(), self.around_update():
-                self._update()
+                scaling = self._ready()
+                groups, states = self.param_groups, self.state
+                if scaling is None or not self._stepper.step(self, groups, states, scaling):
+                    self.traffic.skipped += 1
         except BaseException:
             self._report_inf = None
             for name in ("grad_scale", "found_inf"):  # GradScaler does so after steps that return
@@ -291,7 +294,9 @@ class DeviceOptimizer(Optimizer):
         self._report_inf = None
         return loss
 
-    def _update(self, *, held_only: bool = False) -> None:
+    def _ready(self) -> Scaling | None:
+        """The scale of the gradients, of an optimizer that can make a step; None: a scaler has
+        found an infinity or NaN."""
         self._check_whole("step")
         self.table.check_open("step")
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
@@ -299,11 +304,7 @@ class DeviceOptimizer(Optimizer):
         found_inf = found is not None and bool(found)
         if not (found_inf or (math.isfinite(factor) and factor > 0.0)):
             raise HyperparameterError("grad_scale", "finite and above 0", factor)
-        scaling = Scaling(factor, self._report_inf)
-        if found_inf or not self._stepper.step(
-            self, self.param_groups, self.state, scaling, held_only=held_only
-        ):
-            self.traffic.skipped += 1
+        return None if found_inf else Scaling(factor, self._report_inf)
 
     @eager
     def update_held(self) -> None:
@@ -316,7 +317,9 @@ class DeviceOptimizer(Optimizer):
         InterruptedStepError, ClosedDeviceError : as of `step`.
         """
         with torch.no_grad():
-            self._update(held_only=True)
+            scaling, groups = self._ready(), self.param_groups
+            if scaling is not None:
+                self._stepper.step(self, groups, self.state, scaling, held_only=True)
 
     @eager
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
@@ -20,6 +19,7 @@ from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState
 from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import ParameterState
+from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.rounding import Numbering
 
@@ -154,8 +154,8 @@ class StepPlan:
         return needed
 
 
-Start = Callable[[Arrays, RunKey, Mapping[str, Any], Numbering], Run]
-"""Starts the rule of a group on arrays whose elements have these indices."""
+Start = Callable[[Arrays, RunKey, Mapping[str, Any], Numbering], Callable[[], Run]]
+"""Returns what starts the rule of a group on arrays whose elements have these indices."""
 
 
 class StepInputs(NamedTuple):
@@ -168,7 +168,7 @@ class StepInputs(NamedTuple):
     sends : arrays that are sent to the device first.
     scaling
     start
-    started : each run of a rule is appended when it is started.
+    begun : runs of the rules are appended when they begin on a channel.
     fetches : the host fetches results.
     """
 
@@ -177,14 +177,14 @@ class StepInputs(NamedTuple):
     sends: Sends
     scaling: Scaling
     start: Start
-    started: list[Run]
+    begun: list[AcceleratedRuns]
     fetches: bool
 
 
 def starter(
     start: Start, arrays: Arrays, key: RunKey, factor: float, numbering: Numbering
 ) -> Callable[[], Run]:
-    """Start the rule on the arrays of one run, whose elements have these indices, and which
+    """What starts the rule on the arrays of one run, whose elements have these indices, and which
     multiplies its gradients by `factor`."""
     options: dict[str, Any] = {
         "gradient_format": key.gradient_format,
@@ -193,4 +193,4 @@ def starter(
     if key.copy_format is not None:
         options["copy_out"] = arrays[copy_array(key.copy_format)]
         options["copy_out_format"] = key.copy_format
-    return partial(start, arrays, key, options, numbering)
+    return start(arrays, key, options, numbering)

@@ -29,6 +29,7 @@ from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.state import RESIDUAL, ParameterState
 from nearstep.torch.step import Arrays, Gradient, RunKey, Scaling, StepInputs, StepItem, StepPlan
 from nearstep.torch.table import Groups, States, StateTable
+from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.rounding import Numbering
@@ -52,7 +53,13 @@ class Stepper:
         self.buckets = FlatBuckets()
 
     def step(
-        self, owner: Any, groups: Groups, states: States, scaling: Scaling, *, held_only: bool
+        self,
+        owner: Any,
+        groups: Groups,
+        states: States,
+        scaling: Scaling,
+        *,
+        held_only: bool = False,
     ) -> bool:
         """Update every parameter that has a gradient; whether the step was made, not skipped.
 
@@ -70,7 +77,11 @@ class Stepper:
             wanted = (i.parameter for i in items if i.group == index and i.parameter is not None)
             table.place(owner, groups, group, wanted)
         plan = self._plan(groups, states, items, bucketed, scaling)
-        if not table.home.step(owner, plan, lambda part: self._apply(groups, states, part)):
+        if not table.home.is_durable:
+            made = self._apply(groups, states, plan)
+        else:
+            made = table.home.step(owner, plan, lambda part: self._apply(groups, states, part))
+        if not made:
             return False
         if scaling.scale != 1.0 and scaling.found is None:
             self._unscale(plan, scaling.scale)
@@ -169,7 +180,7 @@ class Stepper:
 
     def _apply(self, groups: Groups, states: States, plan: StepPlan) -> bool:
         """Send, run and take the results of a plan; False if the step is to be skipped."""
-        table, items, started = self._table, plan.items, list[Run]()
+        table, items, begun = self._table, plan.items, list[AcceleratedRuns]()
 
         start = partial(_start, table.device, table.settings, plan.arguments)
         try:
@@ -179,7 +190,7 @@ class Stepper:
                 ready[item.resident.extent] = item
             fetches = any(i.parameter is None or not i.single.offloaded for i in items)
             results = table.executor.make(
-                StepInputs(ready, plan.arrays, sends, plan.scaling, start, started, fetches)
+                StepInputs(ready, plan.arrays, sends, plan.scaling, start, begun, fetches)
             )
             if results is None:
                 return False
@@ -195,7 +206,7 @@ class Stepper:
                 if isinstance(item.resident, FlatBucket):
                     item.resident.count_step()
         except BaseException as error:
-            if started:
+            if begun:
                 table.interrupt([item.resident for item in items], error)
             raise
         finally:
@@ -357,11 +368,12 @@ def _start(
     key: RunKey,
     options: Mapping[str, Any],
     numbering: Numbering,
-) -> Run:
-    """Start the rule of a group on arrays whose elements have these indices."""
+) -> Callable[[], Run]:
+    """What starts the rule of a group on arrays whose elements have these indices."""
     found = arguments[key.group, key.phase]
     wanted = {name: arrays[name] for name in found.form.rule.arrays_in}
-    return device.run_rule(found, wanted, **options, rounding=settings.rounding_of(numbering))
+    rounding = settings.rounding_of(numbering)
+    return partial(device.run_rule, found, wanted, **options, rounding=rounding)
 
 
 def _others(count: int, buckets: Sequence[FlatBucket]) -> Sequence[int]:

@@ -136,7 +136,8 @@ class Execution:
                 self._users[need].append(operation.index)
             if not needs:
                 heapq.heappush(self._ready, (operation.priority, operation.index))
-        self._guarded(self._start_all)
+        with self.growing():
+            self._start_all()
 
     def wait_for_one(self, groups: Sequence[Sequence[Operation]]) -> None:
         """Let time pass until all of one of these groups have ended. Raises as `wait`."""

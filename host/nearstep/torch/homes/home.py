@@ -277,6 +277,8 @@ class DeviceHome:
         """
         return read(start, stop)
 
-    def running(self, runs: Completion, shares: Sequence[Share]) -> Completion:
-        """Runs that have been started on these shares."""
-        return runs
+    def running(
+        self, begin: Callable[[], Completion], shares: Sequence[Share]
+    ) -> Callable[[], Completion]:
+        """What begins runs on these shares."""
+        return begin

@@ -336,12 +336,14 @@ class PeerHome(DurableHome[ShardedSegment]):
             read(at, min(at + step, stop)).wait()
         return None
 
-    def running(self, runs: Completion, shares: Sequence[Share]) -> Completion:
+    def running(
+        self, begin: Callable[[], Completion], shares: Sequence[Share]
+    ) -> Callable[[], Completion]:
         rooms = [
             share.rooms[gradient_array(cast(RunKey, share.block.launch.key).gradient_format)]
             for share in shares
         ]
-        return ChainedCompletion(runs, partial(self._end_loans, rooms))
+        return lambda: ChainedCompletion(begin(), partial(self._end_loans, rooms))
 
     def _end_loans(self, rooms: Sequence[Buffer]) -> None:
         """Give the gradients in these rooms back to the host."""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.placement import Extent, Launch
-from nearstep.run import Run
 from nearstep.torch.computation import Computation, is_in_backward
 from nearstep.torch.execution import Accelerator, kernel_cycles, run_parts
 from nearstep.torch.homes.home import BUS, lane
@@ -21,6 +20,7 @@ from nearstep.torch.offload.machine import Machine
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.step import RunKey, Start
 from nearstep.torch.traffic import Traffic
+from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.device import KernelDevice
 from nearstep.work.operation import Operation, Range
 from nearstep.work.queue import Queue
@@ -276,16 +276,19 @@ class Pipeline:
         self.reap()
 
     def update(
-        self, name: str, launch: Launch, start: Start, factor: float, started: list[Run]
+        self,
+        name: str,
+        launch: Launch,
+        start: Start,
+        factor: float,
+        begun: list[AcceleratedRuns],
     ) -> None:
         """Begin the runs of a launch, one on each channel."""
         key = cast(RunKey, launch.key)
         for channel, part in launch.parts.items():
-            reads, writes, starts = run_parts(
-                part, key, start, factor, started, launch.numbering(channel)
-            )
+            reads, writes, starts = run_parts(part, key, start, factor, launch.numbering(channel))
             elements = part["p"].size * key.times
-            begin = partial(self._accelerator.begin, channel, starts)
+            begin = partial(self._accelerator.begin, channel, starts, begun)
             seconds = self._machine.update_seconds(elements)
             made = self.queue.add(
                 f"update {name}",

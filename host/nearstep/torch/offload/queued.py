@@ -47,7 +47,7 @@ class QueuedSteps(StepExecutor):
         for launch in self._launches(step.items):
             ends = [step.items[launch.extents[each]].resident for each in (0, -1)]
             names = dict.fromkeys(self._name(each) for each in ends)
-            self._pipeline.update(" to ".join(names), launch, step.start, factor, step.started)
+            self._pipeline.update(" to ".join(names), launch, step.start, factor, step.begun)
         return Results({})
 
     def _name(self, resident: DeviceParameter | FlatBucket) -> str:
