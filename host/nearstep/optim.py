@@ -66,7 +66,7 @@ Ref: AXDIMM, sections 3.3 and 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Unpack
@@ -114,7 +114,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     device : name of a device (see `nearstep.open`), which the optimizer opens, and closes when the
         last optimizer that uses it is gone; or a device that the caller opened, and closes. None,
         or `host:`: this machine's processor updates the tensors in place; what follows is for
-        devices alone.
+        devices alone. A function: a home of one's own, of the layout of a parameter's state
+        (`examples/shm_home.py`).
     max_cycles : bound on each run of the kernel, in device cycles, or None.
     compression : share of the elements of each gradient that is sent, those of largest magnitude
         (see `nearstep.torch.topk`): above 0, at most 1. None sends all.
@@ -343,7 +344,7 @@ def from_rule(
     params: ParamsT,
     *,
     maximize: bool = False,
-    device: str | Device | None = None,
+    device: str | Device | Callable[..., Any] | None = None,
     max_cycles: int | None = None,
     compression: float | None = None,
     error_feedback: bool = True,

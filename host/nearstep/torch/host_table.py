@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
 from nearstep.device import open_processor
@@ -24,6 +23,9 @@ from nearstep.torch.traffic import Traffic
 from nearstep.updater.arguments import RuleArguments, rule_arguments
 from nearstep_spec.rule.optimizer import Optimizer
 
+MakeHome = Callable[[Layout], HostHome]
+"""Makes a home of one's own of the layout of a parameter's state: `examples/shm_home.py`."""
+
 HOST = "host:"
 """Name of this machine's processor; options follow a question mark."""
 
@@ -33,7 +35,7 @@ class HostTable(StateTable):
 
     Parameters
     ----------
-    url : `host:`, with options of `nearstep.device.open_processor`.
+    home : `host:`, with options of `nearstep.device.open_processor`; or what makes the home.
     settings, definition, layout, defaults, named, fixed : as of `StateTable`.
 
     Raises
@@ -44,7 +46,7 @@ class HostTable(StateTable):
 
     def __init__(
         self,
-        url: str,
+        home: str | MakeHome,
         settings: Settings,
         definition: Optimizer,
         layout: Layout,
@@ -59,9 +61,9 @@ class HostTable(StateTable):
         self.traffic = Traffic()
         self.parameters = {}
         self.interrupted = None
-        self._url = url
-        self._processor = open_processor(url)
-        self._home = HostHome(layout, self._processor)
+        self._source = home
+        self._home = home(layout) if callable(home) else HostHome(layout, open_processor(home))
+        self._processor = self._home.processor
 
     @property
     def device(self) -> NoReturn:
@@ -69,8 +71,8 @@ class HostTable(StateTable):
         raise ArgumentError("the optimizer must have a device with memory: give it device=")
 
     @property
-    def url(self) -> str:
-        return self._url
+    def source(self) -> str | MakeHome:
+        return self._source
 
     @property
     def scans(self) -> bool:
@@ -114,11 +116,13 @@ class HostTable(StateTable):
     ) -> None:
         """Load a checkpoint: the state is copied."""
         for parameter, found in saved.items():
-            state: dict[str, Any] = {} if found.step is None else {"step": found.step.clone()}
+            state = self._home.first_state(parameter, found.moments, {})
+            if found.step is not None:
+                state["step"].copy_(found.step)
             for key, value in found.moments.items():
-                wide = decoded(value, self.layout.coded[key]) if isinstance(value, Coded) else value
-                kept = torch.empty_like(parameter, dtype=torch.float32)
-                state[key] = kept.copy_(wide.view_as(kept))
+                state[key].copy_(
+                    decoded(value, self.layout.coded[key]) if isinstance(value, Coded) else value
+                )
             states[parameter] = {**state, **found.others}
 
     def reset(self) -> None:

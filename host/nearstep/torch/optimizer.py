@@ -29,7 +29,7 @@ from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.open_home import open_home
 from nearstep.torch.homes.opening import given_groups
 from nearstep.torch.homes.saved_step import digest
-from nearstep.torch.host_table import HOST, HostTable
+from nearstep.torch.host_table import HOST, HostTable, MakeHome
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.saved import SavedState, Verbatim, export
@@ -103,7 +103,7 @@ class DeviceOptimizer(Optimizer):
             if each not in OnDevice.__annotations__:
                 raise TypeError(f"{name}() got an unexpected keyword argument {each!r}")
         given: dict[str, Any] = dict(on)
-        device: str | Device | None = given.pop("device", None)
+        device: str | Device | MakeHome | None = given.pop("device", None)
         settings = Settings.given(**given)
         options.reject_unsupported(defaults)
         self._attach(device, settings, defaults)
@@ -127,15 +127,16 @@ class DeviceOptimizer(Optimizer):
 
     def _attach(
         self,
-        device: str | Device | SharedDevice | None,
+        device: str | Device | SharedDevice | MakeHome | None,
         settings: Settings,
         defaults: Mapping[str, Any],
     ) -> None:
         data = self.definition, self.layout, defaults, self._named, self._fixed
-        if device is None or (isinstance(device, str) and device.startswith(HOST)):
-            self.table = self._stepper = HostTable(device or HOST, settings, *data)
+        home = HOST if device is None else device
+        if callable(home) or (isinstance(home, str) and home.startswith(HOST)):
+            self.table = self._stepper = HostTable(home, settings, *data)
         else:
-            self.table = StateTable(device, settings, *data)
+            self.table = StateTable(home, settings, *data)
             self._stepper = Stepper(self.table)
         self.layout = self.table.layout
         self.around_update = nullcontext
@@ -407,7 +408,7 @@ class DeviceOptimizer(Optimizer):
         return {
             **super().__getstate__(),
             "state": state,
-            "device": self.table.url,
+            "device": self.table.source,
             "settings": self.settings,
         }
 
@@ -445,9 +446,8 @@ class DeviceOptimizer(Optimizer):
         state = self.__getstate__()
         del state["device"]
         state = copy.deepcopy(state, memo)
-        twin.__setstate__(
-            {**state, "device": self.table.url if self._is_host else self.table.lease}
-        )
+        device = self.table.source if self._is_host else self.table.lease
+        twin.__setstate__({**state, "device": device})
         return twin
 
     def _check_whole(self, action: str) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, Self, TypedDict, get_args
+from typing import Any, Literal, Self, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ TransferOrder = Literal["overlapped", "naive"]
 class OnDevice(TypedDict, total=False):
     """Arguments that every optimizer here takes besides torch's: see `nearstep.optim.Adam`."""
 
-    device: str | Device | None
+    device: str | Device | Callable[..., Any] | None
     max_cycles: int | None
     compression: float | None
     error_feedback: bool

@@ -105,8 +105,8 @@ class StateTable:
         return self.lease.device
 
     @property
-    def url(self) -> str:
-        """Name of the device."""
+    def source(self) -> Any:
+        """What another optimizer that is made of this one is given as its device."""
         return self.device.url
 
     @property

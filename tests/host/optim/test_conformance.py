@@ -7,7 +7,10 @@ come from their data, and one more of them is one more row.
 
 from __future__ import annotations
 
+import runpy
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,12 +38,14 @@ DEVICES = {
     "golden-dimm": f"golden:axdimm?channels=2&memory_bytes=4MiB&engine=numpy&{FORMATS}",
     "golden-card": f"golden:smartssd?memory_bytes=4MiB&{FORMATS}",
     "host": "host:",
+    "shm": None,
     "sim-stalled": (
         "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&fu=native"
         f"&stall=0.3&seed=7&{FORMATS}"
     ),
 }
 NAMES = [pytest.param(name, id=name.rpartition(":")[2] or name) for name in RULES]
+SHM = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "shm_home.py"))
 SIZES = (1, 5, 16, 257, 1000)
 STEPS = 3
 SEED = 17
@@ -77,17 +82,21 @@ class Expected:
 
 @pytest.mark.parametrize("kind", chosen(DEVICES, {"sim-stalled"}))
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_are_those_of_the_rule(name: str, kind: str) -> None:
+def test_steps_are_those_of_the_rule(name: str, kind: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")
     definition, compared, tried = optimizer_named(name), 0, 0
     dtypes = [torch.float32, torch.bfloat16]
-    if kind == "host":
+    if kind in ("host", "shm"):
         dtypes = [] if definition.rule.formats else [torch.float32]
     elif "p" in definition.rule.formats:
         dtypes = [torch.bfloat16]
-    here = kind == "host"
-    url = DEVICES[kind] if here else f"{DEVICES[kind]}&rules={RULES[name]}"
-    with nullcontext(url) if here else nearstep.open(url) as device:
+    if kind == "shm":
+        made = nullcontext(partial(SHM["ShmHome"], folder=tmp_path))
+    elif kind == "host":
+        made = nullcontext(DEVICES[kind])
+    else:
+        made = nearstep.open(f"{DEVICES[kind]}&rules={RULES[name]}")
+    with made as device:
         for form in definition.by_rule.values():
             for dtype in dtypes:
                 compared += train(name, definition, form, dtype, device)

@@ -597,7 +597,7 @@ def test_state_and_processors_are_plain_data(make_parameters, give_gradients) ->
             assert {value.dtype for value in state.values()} == {torch.float32}
             assert not any(value.requires_grad for value in state.values())
     home = pickle.loads(pickle.dumps(adam.table._home))
-    assert vars(home.processor) == vars(adam.home.processor)
+    assert vars(home.processor) == vars(adam.table._home.processor)
     assert home.layout == adam.home.layout
 
 

@@ -455,7 +455,7 @@ def test_classes_take_what_torch_takes_and_say_what_else(name: str) -> None:
         TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'amsgard'"
     ):
         make(parameters(16), device=GOLDEN, amsgard=True)
-    assert make(parameters(16)).table.url == "host:"
+    assert make(parameters(16)).table.source == "host:"
 
 
 BACKWARDS = """

@@ -1,0 +1,101 @@
+"""A home of one's own: optimizer state in files of /dev/shm, updated in place by the processor.
+
+A home says where the columns of an optimizer are kept. This one maps a file for each moment of each
+parameter, so that another process can look at the state while a model trains, and so that memory of
+the process is not needed for it::
+
+    optimizer = nearstep.optim.AdamW(params, device=partial(ShmHome, folder="/dev/shm/run"))
+
+Run it: `python examples/shm_home.py --steps 3`
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nearstep
+from nearstep.device import open_processor
+from nearstep.torch.homes.host import HostHome
+from nearstep.torch.layout import Layout
+
+
+class ShmHome(HostHome):
+    """State of an optimizer in files of a folder, one for each moment of each parameter.
+
+    Parameters
+    ----------
+    layout : state of a parameter.
+    folder : made if there is none; its files are written over.
+    """
+
+    def __init__(self, layout: Layout, folder: str | Path) -> None:
+        super().__init__(layout, open_processor())
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._files = 0
+
+    def first_state(
+        self, parameter: Tensor, keys: Iterable[str], initial: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """State of a parameter before its first step, whose moments are mapped files.
+
+        Parameters
+        ----------
+        parameter
+        keys : of the moments that there are.
+        initial : value of the elements of an array.
+        """
+        state = super().first_state(parameter, (), initial)
+        for key in keys:
+            state[key] = self._mapped(parameter, key)
+            state[key].fill_(initial.get(self.layout.moments[key], 0.0))
+        return state
+
+    def _mapped(self, parameter: Tensor, key: str) -> Tensor:
+        """A new file as an fp32 tensor of the parameter's shape."""
+        if not parameter.numel():
+            return torch.empty(parameter.shape)
+        path = self._folder / f"{self._files}.{key}"
+        self._files += 1
+        flat = torch.from_file(str(path), shared=True, size=parameter.numel(), dtype=torch.float32)
+        return flat.view(parameter.shape)
+
+
+def main() -> None:
+    """Train a layer for some steps, beside torch, and compare the bits."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=3, help="steps (default: 3)")
+    parser.add_argument("--folder", type=Path, help="where state is kept; default: a new folder")
+    given = parser.parse_args()
+    shm = Path("/dev/shm")
+    folder = given.folder or Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
+    generator = torch.Generator().manual_seed(1)
+    ours = [torch.randn(64, 32, generator=generator).requires_grad_()]
+    theirs = [p.detach().clone().requires_grad_() for p in ours]
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=partial(ShmHome, folder=folder))
+    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
+    for _ in range(given.steps):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        optimizer.step()
+        reference.step()
+    different = sum(int((p != q).sum()) for p, q in zip(ours, theirs, strict=True))
+    for path in sorted(folder.iterdir()):
+        print(f"{path.name}: {path.stat().st_size} bytes")
+    print(f"{given.steps} steps; {different} elements differ from torch's fused AdamW")
+    if given.folder is None:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
