@@ -358,9 +358,10 @@ class StepGraph:
         )
 
     def _room(self, share: Share, array: str, start: int, stop: int) -> Buffer:
-        """A channel's elements [start, stop) of an array, to the end of their last line."""
+        """A channel's elements [start, stop) of an array; whole lines where transfers overlap."""
         segment = share.block.launch.segment
-        low, high = segment.stripes.span(start, padded(stop, segment.line), share.channel)
+        end = padded(stop, segment.line) if self._home.overlaps else stop
+        low, high = segment.stripes.span(start, end, share.channel)
         room = share.rooms[array]
         return room[low - share.first : min(high - share.first, room.size)]
 

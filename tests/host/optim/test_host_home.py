@@ -598,7 +598,7 @@ def test_state_and_processors_are_plain_data(make_parameters, give_gradients) ->
             assert not any(value.requires_grad for value in state.values())
     home = pickle.loads(pickle.dumps(adam.table._home))
     assert vars(home.processor) == vars(adam.table._home.processor)
-    assert home.layout == adam.home.layout
+    assert home.layout == adam.table._home.layout
 
 
 def test_formats_and_places_that_are_not_there_yet_are_refused() -> None:
