@@ -52,6 +52,7 @@ DEVICES: Mapping[str, str] = {
     "card": _CARDS,
     "cards": f"{_CARDS}&cards=3",
     "plain": f"golden:axdimm?{_RULES}&memory_bytes=4MiB",
+    "host": "host:",
     "rtl": f"sim:axdimm?{_ALL}&lanes=4&block_bytes=512&fu=native",
     "rtl dimm": f"sim:axdimm?{_RULES}&{_WIDE}&memory=ddr4-1600&channels=2&fu=native",
     "rtl card": f"sim:smartssd?{_RULES}&chunk_bytes=512&memory_bytes=4MiB&fu=native",
@@ -147,7 +148,9 @@ class Bench:
             self.places, self.more["drives"] = on.places, on.store
         if row.home == "card drives":
             url = f"{url}&subgroup_elements=2048&drive=unused"
-        self.device = self.open.enter_context(nearstep.open(url))
+        self.device: Any = url
+        if row.device != "host":
+            self.device = self.open.enter_context(nearstep.open(url))
         self.optimizer = self.made(self.parameters)
         if row.home == "offload":
             self.model = Layers(self.parameters)
@@ -380,9 +383,13 @@ def rows() -> Iterator[Row]:
         yield Row(optimizer, form, device)
     for optimizer in OPTIMIZERS:
         yield Row(optimizer, "fp32", "copied")
+    for optimizer in OPTIMIZERS:
+        yield Row(optimizer, "fp32", "host")
     ordinary = [name for name in SCRIPTS if not name.startswith(("steps", "drive"))]
     for script, form, device in cross(ordinary, ("fp32", "bf16"), ("kernel", "dimm", "card")):
         yield Row("adamw", form, device, script=script)
+    for script in (name for name in ordinary if not name.endswith("fails")):
+        yield Row("adamw", "fp32", "host", script=script)
     kept = (
         "state_format=bf16",
         "state_format=bf16&stochastic_rounding=yes",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from .__main__ import differences, recorded
@@ -29,6 +31,16 @@ def test_rows_on_golden_devices_are_as_recorded() -> None:
     table = [row for row in rows() if not row.device.startswith("rtl")][::EVERY]
     assert len(table) > 30
     assert differences(table, recorded()) == []
+
+
+def test_rows_without_a_device_have_the_bits_of_those_on_one() -> None:
+    known, compared = recorded(), 0
+    for row in rows():
+        if row.device == "host":
+            twin = replace(row, device="kernel").name
+            assert known[row.name]["sha256"] == known[twin]["sha256"], row.name
+            compared += 1
+    assert compared > 12
 
 
 @pytest.mark.deep
