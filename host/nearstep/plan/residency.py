@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from nearstep.errors import ArgumentError, NearstepError
+from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 
 class Movable(Protocol):
@@ -23,20 +23,13 @@ class Movable(Protocol):
 AnyItem = TypeVar("AnyItem", bound=Movable)
 
 
-class NoRoomError(NearstepError):
-    """What is needed at once does not fit into the memory of a channel.
+class NoRoomError(Fielded, NearstepError):
+    """The arrays needed at once do not fit into the memory of a channel, in bytes."""
 
-    Attributes
-    ----------
-    expected, actual : bytes that are needed, and that the channel has.
-    """
-
-    def __init__(self, channel: int, expected: int, actual: int) -> None:
-        super().__init__(
-            f"channel {channel}: {expected} bytes are needed at once, there are {actual}"
-        )
-        self.expected = expected
-        self.actual = actual
+    template = "channel {channel}: {expected} bytes are needed at once, there are {actual}"
+    channel: int
+    expected: int
+    actual: int
 
 
 class Candidate(NamedTuple, Generic[AnyItem]):

@@ -12,7 +12,7 @@ from typing import Any
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
 from nearstep.storage.bounces import Bounces
 from nearstep.storage.drive import QUEUE_DEPTH, Drive, Job, Transfer
-from nearstep.storage.drive_errors import IncompleteSetError, StorageError
+from nearstep.storage.drive_errors import IncompleteSetError, StorageError, TornError
 from nearstep.storage.drive_set import Place, beginnings, drives_in, open_set
 from nearstep.storage.extent_jobs import Source
 from nearstep.storage.extents import Extent, Run
@@ -200,6 +200,6 @@ def _job(source: Source, extent: Extent, known: dict[Run, str]) -> Job:
             with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
                 source.read(extent, blocks)
         except StorageError as error:
-            known[extent.run] = getattr(error, "reason", str(error))
+            known[extent.run] = error.reason if isinstance(error, TornError) else str(error)
 
     return job
