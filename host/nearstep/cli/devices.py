@@ -47,7 +47,7 @@ def options(url: str) -> list[OptionRow]:
 
     Raises
     ------
-    UrlError, OptionError
+    UrlError
     """
     name = DeviceUrl.parse(url)
     found = entry_points(group=BACKENDS, name=name.backend)

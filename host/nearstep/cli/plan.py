@@ -147,7 +147,6 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
 
     Parameters
     ----------
-    made
     timeline : of an iteration.
     system : whose it is.
     """

@@ -22,8 +22,6 @@ class Key:
 
     Attributes
     ----------
-    kind
-    fate
     text : what it is used for, or why not.
     accepted : of `only`.
     """

@@ -79,7 +79,6 @@ class Number(Kind):
 
     Attributes
     ----------
-    least
     below : it is less than that.
     """
 
@@ -99,13 +98,7 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Several(Kind):
-    """A list of numbers.
-
-    Attributes
-    ----------
-    each
-    count
-    """
+    """A list of numbers."""
 
     each: Number
     count: int
@@ -148,12 +141,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class OrNull(Kind):
-    """A value, or null.
-
-    Attributes
-    ----------
-    kind
-    """
+    """A value, or null."""
 
     kind: Kind
 

@@ -33,7 +33,6 @@ def matmul_flops(device: torch.device, dtype: str, most: int) -> tuple[float, in
 
     Parameters
     ----------
-    device
     dtype : of `DTYPES`.
     most : rows of each. They are fewer where a product takes long, as of FP16 on many CPUs.
 
@@ -59,7 +58,6 @@ def adam_params_per_s(device: torch.device, count: int) -> float:
 
     Parameters
     ----------
-    device
     count : of them, in one tensor.
     """
     parameter = torch.nn.Parameter(torch.randn(count, device=device))
@@ -71,11 +69,6 @@ def adam_params_per_s(device: torch.device, count: int) -> float:
 def copy_bytes_per_s(to: torch.device, start: torch.device, nbytes: int) -> float:
     """Bytes a second of a copy, each byte once; on the host from or to pinned memory if the other
     side is a GPU.
-
-    Parameters
-    ----------
-    to, start
-    nbytes
     """
     pinned = {to.type, start.type} == {"cpu", "cuda"}
     source, target = (

@@ -35,7 +35,6 @@ class Stack:
     batch : rows of the input.
     room : the budget, in parameters and gradients of a layer.
     updates : as of `nearstep.offload`.
-    seed
 
     Raises
     ------
@@ -141,8 +140,6 @@ class Overlap:
 
     Attributes
     ----------
-    stack
-    overlapped, serial
     bits : that differ from the one that is not offloaded, of both.
     """
 

@@ -47,7 +47,6 @@ class Bound:
     rest : least that the layers not decided add to all paths, and updates that are over; (L + 1,).
     excess : what each decision adds above the least of its layer; (L, 6).
     prices : of a byte, and of a byte of gradients, times the number of paths.
-    limits
     """
 
     paths: int
@@ -78,7 +77,6 @@ def longest(costs: Costs, columns: Ints) -> tuple[Ints, Ints]:
 
     Parameters
     ----------
-    costs
     columns : `Decision.index` of each layer of n plans; int64 of shape (n, L).
 
     Returns
@@ -163,8 +161,6 @@ def bounds(
 
     Parameters
     ----------
-    costs
-    limits
     best : columns of n good plans, whose longest paths come first; int64 of shape (n, L).
     rounds : paths.
     decided : so many layers are in all answers as in `best`: each bound is good near these.

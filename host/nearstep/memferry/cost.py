@@ -56,7 +56,6 @@ class Decision:
 
     Attributes
     ----------
-    mode
     write : gradients are written to host memory by direct host access; else they are kept in GPU
         memory, and sent.
     """
@@ -97,13 +96,8 @@ class Times:
 class Costs:
     """Times and bytes of a profile, by layer and decision.
 
-    Parameters
-    ----------
-    profile
-
     Attributes
     ----------
-    profile
     load, send, update : of each layer, picoseconds; int64 of shape (L,).
     before_forward, before_backward : between the layer before and this one, picoseconds; (L,), the
         first 0.

@@ -71,11 +71,7 @@ def optimum(
 
     Parameters
     ----------
-    costs
-    limits
     known : decisions within the limits.
-    rounds
-    most_states
     """
     first = np.array([[each.index for each in known]])
     (bound,), answers = bounds(costs, limits, first, rounds)
@@ -230,7 +226,6 @@ def _undominated(keys: Ints, most: int) -> tuple[Ints, int]:
 
     Parameters
     ----------
-    keys
     most : rows that are looked for.
 
     Returns

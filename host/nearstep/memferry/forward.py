@@ -55,13 +55,7 @@ READINGS = tuple(
 
 
 def hosted(costs: Costs, reading: Reading) -> list[bool]:
-    """Whether each layer is computed by direct host access in forward.
-
-    Parameters
-    ----------
-    costs
-    reading
-    """
+    """Whether each layer is computed by direct host access in forward."""
     run = _Run(costs, reading)
     for layer in range(len(costs)):
         run.decide(layer)

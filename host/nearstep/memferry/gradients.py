@@ -26,7 +26,6 @@ def write_back(costs: Costs, decisions: Sequence[Decision], limit: int) -> list[
 
     Parameters
     ----------
-    costs
     decisions : whose modes stay.
     limit : bytes of gradients in GPU memory. Layers that cannot write theirs are kept in any case.
     """

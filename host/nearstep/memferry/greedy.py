@@ -26,8 +26,6 @@ def greedy(costs: Costs, limits: Limits, reading: Reading) -> list[Decision] | N
 
     Parameters
     ----------
-    costs
-    limits
     reading : of Algorithm 1.
     """
     forward = hosted(costs, reading)
@@ -44,7 +42,6 @@ def load_late(costs: Costs, modes: Sequence[Mode]) -> list[Mode]:
 
     Parameters
     ----------
-    costs
     modes : GFGB or DHA.
     """
     found = list(modes)

@@ -80,12 +80,6 @@ class _Part:
 def profile(platform: Platform, model: Transformer, setup: Setup) -> Profile:
     """The profile of a model on a machine.
 
-    Parameters
-    ----------
-    platform
-    model
-    setup
-
     Raises
     ------
     ArgumentError : the machine lacks a figure that is needed, or the host updates nothing.

@@ -61,7 +61,6 @@ def from_json(text: str, costs: Costs) -> Plan:
 
     Parameters
     ----------
-    text
     costs : of the profile.
 
     Raises

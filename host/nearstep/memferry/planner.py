@@ -30,7 +30,6 @@ class Planned:
 
     Attributes
     ----------
-    plan
     costs : of the profile.
     total : picoseconds of an iteration.
     least : picoseconds that no plan is below; None if nothing was proven.
@@ -73,7 +72,6 @@ def make(
 
     Parameters
     ----------
-    profile
     budget : bytes of GPU memory for parameters and gradients; None of no limit.
     reserve : share of the gradients' bytes that GPU memory may keep.
     planner : `greedy`: by the first reading; `exact`, and `best`: the best plan of both, and of all

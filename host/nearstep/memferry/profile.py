@@ -29,7 +29,6 @@ class LayerProfile:
 
     Attributes
     ----------
-    name
     parameter_bytes : that the layer reads, as they lie in GPU memory.
     gradient_bytes : of its gradients; 0 of a layer that has none, such as a frozen one.
     load_s : parameters from host to GPU (T_trans).

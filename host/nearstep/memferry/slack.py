@@ -36,9 +36,7 @@ def ahead(costs: Costs, excess: Ints, paths: int, gap: int) -> Ints:
 
     Parameters
     ----------
-    costs
     excess : what a decision adds to a bound above the least of its layer, times `paths`; (L, 6).
-    paths
     gap : by how much the bound is below what must be beaten, times `paths`.
 
     Returns

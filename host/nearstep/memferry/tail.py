@@ -36,7 +36,6 @@ def extend(costs: Costs, states: Ints, place: int, column: int) -> Ints:
 
     Parameters
     ----------
-    costs
     states : int64 of shape (n, 8), of the layers before.
     place : of the layer.
     column : `Decision.index`.

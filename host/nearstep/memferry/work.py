@@ -64,15 +64,9 @@ class Iterations:
 
     Parameters
     ----------
-    costs
     decisions : for each layer.
-    updates
     shared : None: as in the cost model.
     bucket : None: gradients are sent layer by layer.
-
-    Attributes
-    ----------
-    graph
     """
 
     def __init__(

@@ -35,7 +35,6 @@ class Rate:
 
     Attributes
     ----------
-    name
     kind : `paper` or `measured`.
     theoretical, achieved : parameters a second.
     source : a section, a device, or what was timed.

@@ -80,8 +80,6 @@ class Case:
     ----------
     model : of Table 4.
     platform : `baseline` or `axdimm`.
-    drives_bytes_per_s
-    limits
     policy : `updated_first`, as in section 5.3, or `belady`.
     """
 

@@ -72,7 +72,6 @@ class Iteration:
 
     Attributes
     ----------
-    compute
     blocked : communication that training waits for.
     """
 
@@ -308,7 +307,6 @@ class Sensitivity:
 
     Attributes
     ----------
-    variant
     gpu : share of its peak, fitted anew unless the variant has it.
     mean, largest : errors of the printed speedups.
     of : the row with the largest.

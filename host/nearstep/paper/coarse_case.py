@@ -82,7 +82,6 @@ class Work:
     model : its name.
     machine : `g4dn`, `p3` or `sdsc`.
     batch : None: the paper's.
-    options
     """
 
     model: str
@@ -159,10 +158,8 @@ class Layout:
 
     Attributes
     ----------
-    machine
     workers : p, of all nodes; dealt to switches in turn, as devices are.
     devices : as many, or a divisor of that: workers share them.
-    nodes
     """
 
     machine: str
@@ -185,13 +182,7 @@ def lowest(lines: Sequence[tuple[float, float]]) -> float:
 
 
 class Communication:
-    """Seconds that links need for a synchronization: the busiest one's, each way for itself.
-
-    Parameters
-    ----------
-    layout
-    options
-    """
+    """Seconds that links need for a synchronization: the busiest one's, each way for itself."""
 
     def __init__(self, layout: Layout, options: Options) -> None:
         self.layout = layout

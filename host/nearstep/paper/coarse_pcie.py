@@ -34,7 +34,6 @@ class Pcie:
 
     Attributes
     ----------
-    lanes
     payload : most bytes in a packet; 128 is what every part must take.
 
     Raises

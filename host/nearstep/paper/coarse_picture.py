@@ -24,7 +24,6 @@ def draw(
     rows : those of printed speedups are drawn.
     run : whose m is varied.
     pipelines : as of `pushed`.
-    costs
     path : of any kind that matplotlib writes.
     """
     from matplotlib.figure import Figure  # in the extra `torch`; the rows need none of it

@@ -33,7 +33,6 @@ class Run:
 
     Attributes
     ----------
-    machine, workers, model
     inputs : of the estimate: figure 8's rate between switches for both rings.
     blocks : the model's layers.
     client_bytes_per_s : between a worker and the proxy with the highest rate, each way.
@@ -83,7 +82,6 @@ class Pushed:
     Attributes
     ----------
     shard_bytes : None: tensors go whole.
-    timeline
     bound : seconds that the slower of the link and the sum needs.
     """
 
@@ -115,9 +113,7 @@ class Cost:
 
     Attributes
     ----------
-    fabric
     nbytes : of the tensor on each device.
-    cycles
     """
 
     fabric: Fabric

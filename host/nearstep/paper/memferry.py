@@ -59,9 +59,7 @@ class Row:
 
     Attributes
     ----------
-    name, section
     unit : `x` of a ratio, `%`, or `s`.
-    paper, modelled
     """
 
     name: str
@@ -79,12 +77,7 @@ class Row:
 
 
 class Evaluation:
-    """Section V under some assumptions.
-
-    Parameters
-    ----------
-    options
-    """
+    """Section V under some assumptions."""
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
@@ -261,7 +254,6 @@ class Sensitivity:
 
     Attributes
     ----------
-    variant, model
     values : by `SENSITIVE`.
     overlapped : speedup over native if updates overlap the next iteration's loads, in both systems.
     shared : speedup over native if direct host access and copies share the link.

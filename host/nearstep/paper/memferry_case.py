@@ -68,10 +68,7 @@ class Case:
 
     Attributes
     ----------
-    model
     machine : name.
-    batch, sequence
-    options
     planner : of MemFerry and GO-MemFerry.
     """
 

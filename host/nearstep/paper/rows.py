@@ -17,15 +17,12 @@ class Row:
 
     Attributes
     ----------
-    name, section
     unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `GB/s` and so on.
-    paper
     relation : `>` and `<` of a bound.
     found : None if it is not measured yet; `note` says how.
     kind : `counted`, `modelled`, `fitted` if a constant is chosen so, `input` if what is printed is
         one, or `measured`.
     speedup : it is a printed speedup, which the mean error is of.
-    note
     """
 
     name: str
@@ -62,7 +59,6 @@ class Errors:
     ----------
     mean : of their absolute values.
     largest : the row whose error is.
-    count
     """
 
     mean: float

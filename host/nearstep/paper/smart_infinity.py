@@ -347,7 +347,6 @@ class Sensitivity:
 
     Attributes
     ----------
-    variant
     gpu : share of its peak, fitted anew unless the variant has it.
     mean, largest : errors.
     of : the row with the largest.

@@ -44,7 +44,6 @@ class Phases:
 
     Attributes
     ----------
-    forward
     backward : with the gradients' way to the drives.
     update : with that of the optimizer's states.
     """
@@ -105,7 +104,6 @@ class Case:
 
     Parameters
     ----------
-    model
     method : of `METHODS`.
     drives : 1 to 10.
     gpus : names of the machine's; several share each layer (tensor parallelism, section VIII-A).
@@ -113,7 +111,6 @@ class Case:
     percent : of SmartComp, bytes of pairs beside those of whole gradients (section VII-A).
     batch : sequences.
     sequence : tokens. None: as the options have it.
-    options
 
     Raises
     ------

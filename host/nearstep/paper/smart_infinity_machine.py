@@ -64,13 +64,8 @@ class Options:
 class Machine:
     """Rates and routes of the paper's machine.
 
-    Parameters
-    ----------
-    options
-
     Attributes
     ----------
-    options
     read_bytes_per_s, write_bytes_per_s : of a drive.
     """
 

@@ -19,7 +19,6 @@ def draw(evaluation: Evaluation, path: Path) -> None:
 
     Parameters
     ----------
-    evaluation
     path : of any kind that matplotlib writes.
     """
     from matplotlib.figure import Figure  # in the extra `torch`; the rows need none of it

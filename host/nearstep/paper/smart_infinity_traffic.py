@@ -19,7 +19,6 @@ class Traffic(NamedTuple):
 
     Attributes
     ----------
-    states_read, states_written, gradients_read, gradients_written
     padding : of all, what whole pages of 4 KiB take more, in the same unit.
     """
 

@@ -96,13 +96,6 @@ class Iterations:
     ----------
     layers, pieces : as `nearstep.plan.pieces.cut` makes them.
     schedule : of these pieces, which has placed them.
-    machine
-    roles
-    limits
-
-    Attributes
-    ----------
-    graph, schedule
     """
 
     def __init__(

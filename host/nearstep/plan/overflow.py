@@ -24,7 +24,6 @@ class Array:
     Attributes
     ----------
     unit : index of these parameters.
-    name
     nbytes : in memory, of each channel.
     transient : a gradient.
     """
@@ -52,7 +51,6 @@ class OverflowPlan:
     Parameters
     ----------
     capacity : bytes of memory of each channel.
-    eviction
 
     Attributes
     ----------
@@ -84,7 +82,6 @@ class OverflowPlan:
 
         Parameters
         ----------
-        arrays
         made : those of them that need not come from the drives.
 
         Raises

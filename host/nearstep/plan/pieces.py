@@ -21,7 +21,6 @@ class Layer:
 
     Attributes
     ----------
-    name
     parameters : elements of each.
     borrowed : parameters of earlier layers that it uses, too: index of the layer, and of the
         parameter in it.
@@ -46,7 +45,6 @@ class Piece:
 
     Attributes
     ----------
-    index
     layer : index of the layer.
     parameter : index of the parameter in it.
     start, stop : its elements in the parameter.
@@ -94,8 +92,6 @@ def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[
 
     Parameters
     ----------
-    layers
-    channels
     most : elements of a piece; parameters with more become parts of nearly equal size.
 
     Raises

@@ -37,7 +37,6 @@ class Candidate(NamedTuple, Generic[AnyItem]):
 
     Attributes
     ----------
-    item
     updated : whether it has been updated in this iteration; a gradient, whether it was used.
     used : when it was last used: larger is later.
     """
@@ -87,9 +86,7 @@ class Residency(Generic[AnyItem]):
 
     Parameters
     ----------
-    channel
     capacity : bytes.
-    policy
 
     Attributes
     ----------
@@ -122,7 +119,6 @@ class Residency(Generic[AnyItem]):
 
         Parameters
         ----------
-        items
         now : position in the order of uses.
 
         Returns

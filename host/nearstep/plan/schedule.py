@@ -21,7 +21,6 @@ class Move:
 
     Attributes
     ----------
-    kind
     item : the array; of an update its parameter.
     source : where it comes from, of a fetch.
     """
@@ -50,7 +49,6 @@ class Schedule:
     borrowed : pieces of other layers that each layer uses, too.
     arrays : of the optimizer, `p` first.
     capacity : bytes of memory of each channel.
-    policy
     from_compute : for an update a parameter comes from the compute device, which has just used it,
         if it is not in memory; else from the drives.
 

@@ -55,7 +55,6 @@ class LinkBackend(PollingBackend):
 
     Attributes
     ----------
-    link
     manifest : what the board says of itself.
     controller : registers of its memory controller.
     board : registers of the board.
@@ -229,35 +228,19 @@ class LinkBackend(PollingBackend):
 
 
 class SpaceBus:
-    """Registers of one space of a board.
-
-    Parameters
-    ----------
-    link
-    space
-    """
+    """Registers of one space of a board."""
 
     def __init__(self, link: Link, space: Space) -> None:
         self._link = link
         self._space = space
 
     def read_register(self, address: int) -> int:
-        """Read one word.
-
-        Raises
-        ------
-        BusError, RegisterTimeoutError, LinkError
-        """
+        """Read one word."""
         answer = self._ask(Op.READ, address, b"")
         return int.from_bytes(answer.data, "little")
 
     def write_register(self, address: int, value: int) -> None:
-        """Write one word.
-
-        Raises
-        ------
-        BusError, RegisterTimeoutError, LinkError
-        """
+        """Write one word."""
         self._ask(Op.WRITE, address, value.to_bytes(WORD_BYTES, "little"))
 
     def _ask(self, op: Op, address: int, data: bytes) -> Answer:

@@ -18,7 +18,6 @@ class BoardAccess(Protocol):
 
     Attributes
     ----------
-    manifest
     controller : registers of `Space.CONTROLLER`.
     backend : memory, and device cycles.
     """

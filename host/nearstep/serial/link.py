@@ -92,7 +92,6 @@ class _Pending:
     Attributes
     ----------
     index : its place among those of the call.
-    request
     tries : times that it was sent.
     growths : times that its wait has grown.
     sent_at : number of its last frame, of all frames of the link.
@@ -134,7 +133,6 @@ class Link:
 
     Parameters
     ----------
-    transport
     wait : seconds before a request is sent again, the first time; what the line needs for the bytes
         is added.
     tries : times that a request is sent before the link has failed.
@@ -144,7 +142,6 @@ class Link:
     Attributes
     ----------
     port : name of the line.
-    traffic
     hello : what the board said of itself; None before `open`.
     history : the last requests and how they ended, oldest first.
     """
@@ -191,9 +188,7 @@ class Link:
 
         Raises
         ------
-        NoAnswerError, PortLostError
         ProtocolVersionError : of another version of the protocol.
-        AnswerError
         """
         with self._lock:
             found: list[Hello] = []
@@ -208,13 +203,7 @@ class Link:
             return self.hello
 
     def ask(self, request: Request) -> Answer:
-        """Send one request and wait for its answer, which may be one of `FAILED`.
-
-        Raises
-        ------
-        LinkError
-        ForkedDeviceError
-        """
+        """Send one request and wait for its answer, which may be one of `FAILED`."""
         found: list[Answer] = []
         self.ask_all([request], lambda _, answer: found.append(answer))
         return found[0]

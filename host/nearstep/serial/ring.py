@@ -29,10 +29,6 @@ class BoardRing(PollingBackend):
     ----------
     boards : opened, in the order of the ring.
 
-    Attributes
-    ----------
-    boards
-
     Raises
     ------
     ArgumentError : they are fewer than two or more than 64.

@@ -47,20 +47,10 @@ class Transport(Protocol):
         """Seconds, of the clock by which `read` waits."""
 
     def write(self, data: bytes) -> None:
-        """Send bytes.
-
-        Raises
-        ------
-        PortLostError
-        """
+        """Send bytes."""
 
     def read(self, seconds: float) -> bytes:
-        """What has come; if that is nothing, wait for a byte, at most so long.
-
-        Raises
-        ------
-        PortLostError
-        """
+        """What has come; if that is nothing, wait for a byte, at most so long."""
 
     def close(self) -> None:
         """Give the line back. Closing twice does nothing."""
@@ -72,11 +62,9 @@ class SerialPort:
     Parameters
     ----------
     port : its path, such as `/dev/ttyUSB0`.
-    baud
 
     Raises
     ------
-    PortNotFoundError, PortPermissionError, PortBusyError
     PortError : it is no serial port, or does not have the baud rate.
     """
 

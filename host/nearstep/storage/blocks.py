@@ -110,9 +110,7 @@ class BlockFile(Blocks):
 
     Parameters
     ----------
-    path
     direct : with O_DIRECT. If not, data go through the page cache.
-    read_only
     calls : of the system.
 
     Raises
@@ -201,7 +199,6 @@ def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> bo
 
     Parameters
     ----------
-    path
     nbytes : rounded up to whole blocks.
     overwrite : take a file that is not empty, or a block device, all the same.
 
@@ -216,7 +213,6 @@ def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> bo
     DriveFullError : so much is not free.
     DriveSizeError : the block device is smaller.
     DriveLockedError : the file is in use.
-    DriveAccessError
     """
     name, nbytes = str(path), -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
     fd, new = _open_or_create(name)

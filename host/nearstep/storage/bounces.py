@@ -30,7 +30,6 @@ class Bounces:
 
     Attributes
     ----------
-    nbytes
     count : buffers that may be in use at once.
     held : buffers that there are.
     most : that there were at once.

@@ -33,10 +33,8 @@ class GenerationReport:
 
     Attributes
     ----------
-    number
     tensors, extents, nbytes : how many it has; bytes of whole blocks. Zeros that were never written
         are none.
-    meta
     problems : of its index and its extents.
     """
 
@@ -54,7 +52,6 @@ class SetReport:
 
     Attributes
     ----------
-    set_id, owner, drives
     generations : the last one first.
     notes : what an interrupted commit can leave: nothing was lost that counted.
     problems : of the set.
@@ -81,8 +78,6 @@ def sets_of(paths: Sequence[str | Path]) -> dict[uuid.UUID, list[Path]]:
 
     Raises
     ------
-    NotADriveError, DriveLockedError, DriveVanishedError, DriveAccessError, FormatVersionError,
-        DriveSizeError
     NoDriveError : there is no drive in a folder.
     IncompleteSetError : not all drives of a set are there.
     StorageError : a folder cannot be read.
@@ -125,7 +120,6 @@ def check_drives(
     ----------
     places : all of the set.
     direct, queue_depth : as `nearstep.storage.store.Store.open`.
-    progress
 
     Raises
     ------

@@ -183,16 +183,11 @@ class Drive:
 
     Parameters
     ----------
-    blocks
-    header
-    queue_depth
     timeout_s : without any progress, for `Transfer.wait`.
 
     Attributes
     ----------
-    blocks, header, queue_depth
     bytes_read, bytes_written : moved since the drive was opened.
-    flushes
     ended : parts of transfers that have.
 
     Raises
@@ -239,24 +234,14 @@ class Drive:
             raise ClosedStoreError(f"drive {self.name}", action, reason)
 
     def read_now(self, block: int, out: Bytes) -> None:
-        """Read whole blocks into an aligned array, in this thread.
-
-        Raises
-        ------
-        DriveIOError, ShortTransferError, DriveVanishedError
-        """
+        """Read whole blocks into an aligned array, in this thread."""
         with self._queue:
             self.blocks.read(block, out)
         with self._count_lock:
             self.bytes_read += out.nbytes
 
     def write_now(self, block: int, data: Bytes) -> None:
-        """Write whole blocks from an aligned array, in this thread.
-
-        Raises
-        ------
-        DriveIOError, ShortTransferError, DriveVanishedError, DriveFullError
-        """
+        """Write whole blocks from an aligned array, in this thread."""
         with self._queue:
             self.blocks.write(block, data)
         with self._count_lock:
@@ -275,7 +260,6 @@ class Drive:
         ------
         OutOfBoundsError : the drive has not so many blocks.
         ArgumentError : it is not so.
-        ClosedStoreError
         """
         return self._pieces("read", block, out, self._read_piece)
 
@@ -286,7 +270,6 @@ class Drive:
         ------
         OutOfBoundsError : the drive has not so many blocks.
         ArgumentError : it is not so.
-        ClosedStoreError
         """
         return self._pieces("write", block, data, self.write_job)
 

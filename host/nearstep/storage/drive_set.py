@@ -63,7 +63,6 @@ def create_set(
 
     Parameters
     ----------
-    places
     drive_bytes : whole blocks; blocks that are open have their own size.
     owner : name of the model or job that they are for.
     extent_bytes : of a tensor that lie on one drive before the next has its turn; whole blocks,

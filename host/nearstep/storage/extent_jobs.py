@@ -25,7 +25,6 @@ class Source:
 
     Attributes
     ----------
-    drives
     name, nbytes : of the tensor.
     generation : that it is of, for errors.
     others : generations beside it.
@@ -43,7 +42,6 @@ class Source:
         Raises
         ------
         TornExtentError : they are not what was written.
-        DriveIOError, ShortTransferError, DriveVanishedError
         """
         if extent.is_hole:
             into[:] = 0
@@ -96,10 +94,8 @@ def write_job(
 
     Parameters
     ----------
-    source
     table, number : the extent.
     before : the extents that have what `data` has not.
-    offset, data
     """
     extent = table.extent(number)
     first, last, whole = source.span(extent, offset, data.nbytes)

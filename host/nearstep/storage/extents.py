@@ -71,7 +71,6 @@ class Table:
 
     Attributes
     ----------
-    rows, fresh
     starts : block of the tensor that each begins with, and behind the last one its blocks.
     """
 
@@ -159,10 +158,7 @@ class Tensor:
 
     Attributes
     ----------
-    name
-    nbytes
     attributes : what its owner keeps with it, such as dtype and shape.
-    table
     first_drive : where its first extent goes if there is space.
     pinned : all extents lie on that drive.
     """

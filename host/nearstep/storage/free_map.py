@@ -43,7 +43,6 @@ class FreeMap:
 
         Parameters
         ----------
-        count
         drive : that is asked first.
         pinned : no other one is asked.
 

@@ -126,7 +126,6 @@ def load(drives: Sequence[Drive], slot: Slot) -> Generation:
     Raises
     ------
     TornIndexError : its index is not what was written.
-    DriveIOError, ShortTransferError, DriveVanishedError
     """
     superblock = slot.superblock
     assert superblock is not None

@@ -16,15 +16,8 @@ class GenerationView:
     """A generation of a store, to be read while it is there: until the next commit, for one before
     the last.
 
-    Parameters
-    ----------
-    generation
-    submit
-
     Attributes
     ----------
-    number
-    meta
     tensors : by name.
     """
 
@@ -44,7 +37,6 @@ class GenerationView:
         UnknownTensorError : it has none of this name.
         OutOfBoundsError : it is shorter.
         ArgumentError : `out` cannot be read into.
-        StorageError
         """
         return self._submit(self._generation, name, out, offset)
 

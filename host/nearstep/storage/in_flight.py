@@ -29,10 +29,6 @@ class InFlight:
     def join(self, tensor: str, first: int, last: int, *, writes: bool) -> None:
         """Wait for the end, with or without error, of what touches these blocks: of all of it for
         one that `writes`, else of the writes.
-
-        Raises
-        ------
-        DriveTimeoutError
         """
         for each in self._touches:
             if each.tensor == tensor and each.first < last and first < each.last:
@@ -40,12 +36,7 @@ class InFlight:
                     each.transfer.join()
 
     def join_all(self) -> None:
-        """Wait for the end of all.
-
-        Raises
-        ------
-        DriveTimeoutError
-        """
+        """Wait for the end of all."""
         for each in self._touches:
             each.transfer.join()
         self._touches = []

@@ -56,7 +56,6 @@ def unpack_index(
 
     Parameters
     ----------
-    data
     generation : that it must be of.
     blocks : of each drive.
     own : runs of the index itself.

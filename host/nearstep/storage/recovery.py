@@ -45,7 +45,6 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
 
     Parameters
     ----------
-    drives
     wanted : to go on from; None for the last.
 
     Raises
@@ -53,7 +52,6 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
     NoGenerationError : there is none, or not this one.
     TornIndexError : its index is damaged.
     StorageError : generations have different extents at one block.
-    DriveIOError, ShortTransferError, DriveVanishedError
     """
     first = drives[0]
     slots = read_slots(first.blocks, first.header)

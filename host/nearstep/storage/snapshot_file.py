@@ -145,7 +145,6 @@ def load(path: Path, devices: int | None, shapes: Sequence[tuple[int, ...]] | No
 
     Parameters
     ----------
-    path
     devices : it must be of so many, if given.
     shapes : and of tensors like these, if given.
 

@@ -65,18 +65,16 @@ class Store:
     ----------
     drives : of a set, all of them, in order.
     generation : to go on from; None for the last one.
-    read_only
 
     Attributes
     ----------
-    drives
     notes : what was found that is not as it should be, but that nothing depends on: a superblock
         that a commit was cut off at, or the index of a generation that is not used. What no cut
         explains is a `DamagedSuperblockWarning`.
 
     Raises
     ------
-    NoGenerationError, TornIndexError, DriveIOError
+    NoGenerationError
     """
 
     def __init__(
@@ -159,7 +157,6 @@ class Store:
         generation : to go on from; None for the last one.
         direct : with O_DIRECT. If not, data go through the page cache, and processor and memory
             are taken by that.
-        read_only
         queue_depth : reads and writes under way on each drive, at most.
         timeout_s : without any progress, after which a wait gives up.
 
@@ -232,8 +229,6 @@ class Store:
 
         Parameters
         ----------
-        name
-        nbytes
         attributes : what is to be kept with it, in JSON.
         drive : that all of it is to lie on; None stripes it over all.
 
@@ -242,7 +237,6 @@ class Store:
         UnknownTensorError : there is one of this name.
         ArgumentError : it cannot be called so, JSON cannot hold the attributes, or there is no such
             drive.
-        StorageError
         """
         checked_tensor(name, nbytes)
         if drive is not None and not (is_whole(drive) and 0 <= drive < len(self.drives)):
@@ -259,7 +253,6 @@ class Store:
         Raises
         ------
         UnknownTensorError : there is none of this name.
-        StorageError
         """
         with self._lock:
             self._check_writable(f"remove {name!r}")
@@ -275,9 +268,7 @@ class Store:
 
         Parameters
         ----------
-        name
         data : a contiguous array, or what has a buffer. Of `aligned_empty` there is no copy.
-        offset
 
         Raises
         ------
@@ -286,7 +277,6 @@ class Store:
         ArgumentError : `data` is no contiguous array.
         DriveFullError : nothing was changed.
         FailedGenerationError : a write since the last commit failed.
-        StorageError
         """
         flat = flat_bytes("data", data)
         with self._lock:
@@ -326,9 +316,7 @@ class Store:
 
         Parameters
         ----------
-        name
         out : a contiguous array that can be written, or what has such a buffer.
-        offset
 
         Raises
         ------
@@ -336,7 +324,6 @@ class Store:
         OutOfBoundsError : it is shorter.
         ArgumentError : `out` is no contiguous array that can be written.
         FailedGenerationError : a write since the last commit failed.
-        StorageError
         """
         with self._lock:
             self._check_open(f"read {name!r}")
@@ -358,7 +345,6 @@ class Store:
         Raises
         ------
         NoGenerationError : it is not there.
-        StorageError
         """
         with self._lock:
             self._check_open(f"open generation {generation}")
@@ -381,7 +367,6 @@ class Store:
         DriveVanishedError, DriveIOError : nothing was committed; `abort` goes back.
         UncertainCommitError : the last write failed. Open the drives again to go on.
         ArgumentError : JSON cannot hold `meta`.
-        StorageError
         """
         kept = checked_json("meta", meta)
         with self._lock:
@@ -411,10 +396,6 @@ class Store:
     def abort(self) -> None:
         """Forget what was written, added and removed since the last commit that returned: one that
         was interrupted counts no more.
-
-        Raises
-        ------
-        StorageError
         """
         with self._lock:
             self._check_writable("abort")
@@ -424,10 +405,6 @@ class Store:
     def drop_other(self) -> None:
         """Give up the generation that is not gone on from, if there is one: its blocks are free
         then, before the next commit would free them.
-
-        Raises
-        ------
-        StorageError
         """
         with self._lock:
             self._check_writable("drop a generation")

@@ -39,9 +39,6 @@ class Superblock:
 
     Attributes
     ----------
-    set_id
-    generation
-    index_bytes, index_crc
     runs : where the index lies, piece by piece.
     """
 

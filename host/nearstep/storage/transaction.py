@@ -39,7 +39,6 @@ class Transaction:
 
     Attributes
     ----------
-    current, other, last
     tensors : by name.
     failed : the first error of a write, or None.
     changing : a tensor whose new extents nobody writes yet: if that was interrupted, nobody will.
@@ -119,7 +118,6 @@ class Transaction:
 
         Parameters
         ----------
-        name
         first, last : blocks of whole extents, on which no transfer is under way.
         settle : waits for the writes of the tensor that are under way, whose extents get other
             numbers then.

@@ -37,7 +37,6 @@ def unfinished(places: Sequence[str | Path]) -> list[Path]:
     Raises
     ------
     DriveLockedError : one is in use.
-    DriveAccessError, DriveVanishedError, DriveIOError
     """
     there = [each for each in map(Path, places) if os.path.lexists(each)]
     if not there or not all(each.is_file() for each in there):
@@ -57,7 +56,6 @@ def _set_of(path: Path, *, is_first: bool) -> uuid.UUID | None:
     Raises
     ------
     NotADriveError : it is of no set, or has more than generation 0.
-    DriveSizeError
     """
     blocks = BlockFile(path, direct=False, read_only=True)
     try:

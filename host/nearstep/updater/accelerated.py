@@ -18,7 +18,6 @@ class AcceleratedRuns(Completion):
 
     Parameters
     ----------
-    first
     starts : each starts another.
     mode : gives the channel back to the host.
     max_cycles : bound on each run. None: that of the run.

@@ -19,7 +19,6 @@ class RuleArguments:
 
     Attributes
     ----------
-    rule
     form : what it is a form of, with its arithmetic in the kernel's order.
     scalars : by register, switches included.
     given : the arguments that they follow from, as text.

@@ -30,7 +30,7 @@ def check_buffer(
     Raises
     ------
     DtypeError : it is no buffer.
-    ForeignBufferError, FreedBufferError, ClosedDeviceError
+    ForeignBufferError
     AlignmentError, OutOfBoundsError
     """
     if not isinstance(buffer, Buffer):

@@ -17,10 +17,7 @@ class KernelChannel:
 
     Parameters
     ----------
-    backend
-    number
     base : device address of its first byte.
-    kernel
 
     Attributes
     ----------
@@ -49,12 +46,7 @@ class KernelChannel:
         """Raise `ModeError` if the memory is given to the kernel already."""
 
     def enter(self) -> None:
-        """Give the memory to the kernel.
-
-        Raises
-        ------
-        WaitTimeoutError
-        """
+        """Give the memory to the kernel."""
 
     def leave(self, *, failed: bool) -> None:
         """Take the memory back: wait for the run, or abort it if something `failed`.
@@ -78,12 +70,7 @@ class KernelChannel:
             raise
 
     def reset_kernel(self) -> None:
-        """Reset the kernel, whatever it does: here with the whole device.
-
-        Raises
-        ------
-        WaitTimeoutError
-        """
+        """Reset the kernel, whatever it does: here with the whole device."""
         if self.run is not None:
             self.run.forget("the kernel was reset")
         self.backend.reset()

@@ -28,12 +28,10 @@ class Command:
 
     Parameters
     ----------
-    operation
     buffers : by array, those that the run uses.
     count : elements.
     gradient, copy_out : formats.
     form : of pairs; `none` without.
-    pairs
     rule : of an update.
     scalars : of its rule, switches included.
     drawn : how states are rounded stochastically; None to nearest even.

@@ -48,12 +48,7 @@ class CopyOut:
             )
 
     def format_of(self, buffer: Buffer, config: UpdateKernelConfig) -> str:
-        """The format of the copy.
-
-        Raises
-        ------
-        DtypeError
-        """
+        """The format of the copy."""
         return format_of(
             buffer,
             self.format,

@@ -29,11 +29,7 @@ class KernelDevice(UpdatingDevice):
 
     Parameters
     ----------
-    backend
-    url
     config : of each kernel.
-    regs
-    channels
 
     Raises
     ------
@@ -86,7 +82,6 @@ class KernelDevice(UpdatingDevice):
             this thread, or does nothing.
         WaitTimeoutError : a change of mode, or a run, did not end.
         KernelError, MemoryFaultError, ProtocolError : from a run that was waited for at the end.
-        ClosedDeviceError
         """
         self.check_open("enter acceleration mode")
         self.settle()
@@ -115,7 +110,6 @@ class KernelDevice(UpdatingDevice):
 
         Parameters
         ----------
-        channel
         start : starts the run, by a method of this device.
 
         Raises
@@ -137,7 +131,6 @@ class KernelDevice(UpdatingDevice):
         Raises
         ------
         ModeError : another thread has a channel and waits for this one, or does nothing.
-        ClosedDeviceError
         """
         self.check_open("reserve channels")
         self.settle()

@@ -33,7 +33,6 @@ def format_of(
 
     Parameters
     ----------
-    buffer
     named : the format that it was said to have, one of `formats`; None is that of its dtype.
     formats : those that it may have.
     name, argument : names of the buffer, and of the argument for its format, for messages.

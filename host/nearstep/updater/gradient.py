@@ -19,7 +19,6 @@ class Gradient:
     Parameters
     ----------
     format : None is that of the buffer's dtype.
-    scale
     """
 
     format: str | None
@@ -48,12 +47,7 @@ class Gradient:
             )
 
     def format_of(self, buffer: Buffer, config: UpdateKernelConfig) -> str:
-        """The format of g, or of the values of its pairs.
-
-        Raises
-        ------
-        DtypeError
-        """
+        """The format of g, or of the values of its pairs."""
         return format_of(
             buffer, self.format, config.gradient_formats, name="g", argument="gradient_format"
         )

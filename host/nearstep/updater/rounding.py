@@ -104,7 +104,6 @@ class Rounding:
         Parameters
         ----------
         rule, step : of the update.
-        config
 
         Raises
         ------
@@ -134,8 +133,6 @@ class Drawn:
     Parameters
     ----------
     streams : by state.
-    seed, step
-    numbering
     """
 
     streams: Mapping[str, int]

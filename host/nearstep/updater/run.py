@@ -63,8 +63,6 @@ class KernelRun(Run):
     Parameters
     ----------
     name : what the kernel does: the name of its rule.
-    backend
-    kernel
     buffers : by array; each has a window of the kernel.
     count : elements.
     beats : beats that it moves at most.
@@ -76,7 +74,6 @@ class KernelRun(Run):
     Attributes
     ----------
     thread : that started it.
-    backend
     """
 
     backend: Backend
@@ -295,7 +292,6 @@ class UpdateRun(KernelRun):
 
     Attributes
     ----------
-    rule
     duplicates : of gradients in pairs, how many lost against a later pair of the same index.
     """
 

@@ -59,7 +59,6 @@ class Region:
 
     Attributes
     ----------
-    thread
     over : it has ended.
     """
 

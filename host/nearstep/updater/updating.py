@@ -119,7 +119,6 @@ class UpdatingDevice(Device, ABC):
         BusyError : the run before this one on the channel has not ended: one of this thread, or one
             of another, for which it waited.
         ResetNeededError : the device stopped at a fault before.
-        ClosedDeviceError
         """
         known = self.optimizer(optimizer)
         arguments = rule_arguments(known, self.kernel_config.order, step=step, first=first, **hyper)
@@ -149,14 +148,12 @@ class UpdatingDevice(Device, ABC):
 
         Parameters
         ----------
-        count
         channel, align, offset : as of `alloc`. On a DIMM arrays that are used together are fastest
             with `stripe_align`, and offsets of once, twice `stripe_skew` and so on.
 
         Raises
         ------
         ArgumentError : the kernel has no state in 8 bits; or as `alloc`.
-        OutOfDeviceMemoryError
         """
         config = self.kernel_config
         if not config.blockwise:
@@ -311,7 +308,6 @@ class UpdatingDevice(Device, ABC):
 
         Parameters
         ----------
-        rule
         named : what `rules=` calls it, if it is one of a file.
         """
         config = self.kernel_config
