@@ -1,4 +1,4 @@
-"""A state of all tensors that was committed as one."""
+"""Generations: states of all tensors, each committed atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nearstep.storage.blocks import BLOCK_BYTES, Blocks
 from nearstep.storage.checksum import crc32
 from nearstep.storage.drive import Drive
 from nearstep.storage.drive_errors import DriveIOError, ShortTransferError, TornIndexError
-from nearstep.storage.extents import Run, Tensor, rows_of
+from nearstep.storage.extents import Run, Tensor, parts_of, rows_of
 from nearstep.storage.header import Header
 from nearstep.storage.index import IndexFormatError, unpack_index
 from nearstep.storage.superblock import SLOTS, Superblock, Unreadable, copies, unpack
@@ -28,9 +28,9 @@ class Generation:
     Attributes
     ----------
     slot : of its superblock.
-    meta : what its owner keeps with it, such as the step.
+    meta : kept for its owner, such as the step.
     tensors : by name.
-    superblock : what the slot holds.
+    superblock : content of the slot.
     """
 
     slot: int
@@ -44,11 +44,11 @@ class Generation:
 
     @property
     def index_runs(self) -> Sequence[Run]:
-        """Where its index lies."""
+        """Blocks of its index."""
         return self.superblock.runs
 
     def extents(self) -> NDArray[Any]:
-        """All that it needs, its index first."""
+        """Extents of its index and of its tensors."""
         return np.concatenate(
             [rows_of(self.index_runs), *(each.table.rows for each in self.tensors.values())]
         )
@@ -56,11 +56,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class Slot:
-    """What both copies of a superblock hold.
+    """Content of both copies of a superblock.
 
     Attributes
     ----------
-    number : of the slot.
     copies : by block the superblock, or why there is none: empty if nothing was written.
     """
 
@@ -69,24 +68,24 @@ class Slot:
 
     @property
     def superblock(self) -> Superblock | None:
-        """Of the newest generation that a copy speaks of."""
+        """The newest one of the copies."""
         found = [each for each in self.copies.values() if isinstance(each, Superblock)]
         return max(found, key=lambda each: each.generation, default=None)
 
     @property
     def lost(self) -> bool:
-        """Whether no copy is whole, of which one was."""
+        """Whether both copies are damaged."""
         return self.superblock is None and len(self.damage) == len(self.copies)
 
     @property
     def damage(self) -> Mapping[int, str]:
-        """By block what is the matter with it."""
+        """Damage of the copies, by block."""
         return {k: v for k, v in self.copies.items() if isinstance(v, str) and v}
 
     def was_cut_off(self, newest: int) -> bool:
-        """Whether a commit that was cut off explains the damage, where `newest` is the last
-        generation of the set: it tears the first copy before the second one is written, or the
-        second copy of the last generation."""
+        """Whether a power cut explains the damage, where `newest` is the last generation of the
+        set: a cut tears the first copy before the second one is written, or the second copy of the
+        last generation."""
         first, second = self.copies.values()
         if len(self.damage) != 1 or any(isinstance(each, Unreadable) for each in (first, second)):
             return False
@@ -96,18 +95,12 @@ class Slot:
 
 
 def read_slots(blocks: Blocks, header: Header) -> list[Slot]:
-    """What the superblocks of a set hold.
-
-    Parameters
-    ----------
-    blocks : of the first drive.
-    header : of that drive.
-    """
+    """Read the superblocks of a set from the blocks of its first drive."""
     return [
         Slot(
-            slot, {at: _read_copy(blocks, at, header.set_id) for at in copies(slot, header.blocks)}
+            each, {at: _read_copy(blocks, at, header.set_id) for at in copies(each, header.blocks)}
         )
-        for slot in SLOTS
+        for each in SLOTS
     ]
 
 
@@ -121,24 +114,20 @@ def _read_copy(blocks: Blocks, at: int, set_id: uuid.UUID) -> Superblock | str:
 
 
 def load(drives: Sequence[Drive], slot: Slot) -> Generation:
-    """The generation that a slot speaks of, which has a superblock.
+    """Load the generation of a slot that has a superblock.
 
     Raises
     ------
-    TornIndexError : its index is not what was written.
+    TornIndexError : its index is damaged.
     """
     superblock = slot.superblock
     assert superblock is not None
     number, sizes = superblock.generation, [drive.header.blocks for drive in drives]
     data = aligned_bytes(BLOCK_BYTES * sum(run.blocks for run in superblock.runs))
-    at, transfers = 0, []
-    for run in superblock.runs:
-        if run.drive >= len(drives) or run.block + run.blocks > sizes[run.drive]:
-            raise TornIndexError("its superblock names blocks that are on no drive", number)
-        nbytes = run.blocks * BLOCK_BYTES
-        transfers.append(drives[run.drive].read(run.block, data[at : at + nbytes]))
-        at += nbytes
-    for transfer in transfers:
+    if any(r.drive >= len(drives) or r.block + r.blocks > sizes[r.drive] for r in superblock.runs):
+        raise TornIndexError("its superblock names blocks that are on no drive", number)
+    parts = parts_of(data, superblock.runs)
+    for transfer in [drives[run.drive].read(run.block, part) for run, part in parts]:
         transfer.wait()
     data = data[: superblock.index_bytes]
     actual = crc32(data)

@@ -1,4 +1,4 @@
-"""What a set of drives holds when it is opened."""
+"""The generations of a set of drives when it is opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nearstep.storage.drive_errors import (
     StorageError,
     TornIndexError,
 )
-from nearstep.storage.extents import HOLE
+from nearstep.storage.extents import overlap
 from nearstep.storage.generation import Generation, Slot, load, read_slots
 
 
@@ -24,12 +24,12 @@ class Recovered:
 
     Attributes
     ----------
-    current : the one to go on from.
+    current : the one to start from.
     other : the one beside it, if it is whole.
     last : the highest number of any.
     slots : as they are on the drives.
-    notes : what is not as it should be, but is not needed.
-    warnings : superblocks that are damaged, as no power cut does it.
+    notes : damage that loses nothing.
+    warnings : damage of superblocks that no power cut explains.
     """
 
     current: Generation
@@ -41,11 +41,11 @@ class Recovered:
 
 
 def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
-    """The generations of a set.
+    """Find the generations of a set.
 
     Parameters
     ----------
-    wanted : to go on from; None for the last.
+    wanted : number of the one to start from; None for the last.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
 
 
 def damage(path: str, slots: Sequence[Slot]) -> tuple[list[str], list[DamagedSuperblockWarning]]:
-    """What is the matter with the superblocks of a drive: what a power cut leaves, and what not."""
+    """Damage of the superblocks of a drive: notes where a power cut explains it, else warnings."""
     whole = sorted(each.superblock.generation for each in slots if each.superblock is not None)
     notes, warnings = [], []
     for slot in slots:
@@ -90,9 +90,5 @@ def damage(path: str, slots: Sequence[Slot]) -> tuple[list[str], list[DamagedSup
 
 def check_apart(generations: Iterable[Generation]) -> None:
     """Raise `StorageError` if generations have different extents at one block."""
-    rows = np.concatenate([each.extents() for each in generations])
-    places = np.stack([rows["drive"], rows["block"], rows["blocks"]], axis=1).astype(np.int64)
-    places = np.unique(places[rows["drive"] != HOLE], axis=0)  # in their order
-    drive, start, count = places.T
-    if ((drive[1:] == drive[:-1]) & (start[1:] < (start + count)[:-1])).any():
+    if overlap(np.concatenate([each.extents() for each in generations]), shared=True):
         raise StorageError("two generations have different extents at the same block")

@@ -1,4 +1,4 @@
-"""Which bytes of a tensor a transfer moves."""
+"""The bytes of a tensor that a transfer moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def flat_bytes(what: str, data: Any, *, writes: bool = False) -> Flat:
 
     Raises
     ------
-    ArgumentError : it is none, or cannot be written where it is to be.
+    ArgumentError : there is no such array, or it must be written and cannot be.
     """
     array: NDArray[Any]
     if isinstance(data, np.ndarray):
