@@ -76,7 +76,7 @@ def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
     part, begin = out[first - offset : last - offset], first - extent.start * BLOCK_BYTES
 
     def job(bounces: Bounces) -> None:
-        if whole and is_aligned(part) and part.nbytes == extent.blocks * BLOCK_BYTES:
+        if whole and is_aligned(part):
             source.read(extent, part)
             return
         with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
@@ -107,7 +107,7 @@ def write_job(
         table.rows["crc"][number] = crc
 
     def job(bounces: Bounces) -> None:
-        if whole and is_aligned(part) and part.nbytes == extent.blocks * BLOCK_BYTES:
+        if whole and is_aligned(part):
             write(part)
             return
         with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
