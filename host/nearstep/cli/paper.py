@@ -20,7 +20,7 @@ from nearstep.cli.paper_rows import RowsFile, give_json
 from nearstep.cli.paper_smart_infinity import command as smart_infinity
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
-from nearstep.paper.axdimm_training import Row
+from nearstep.paper.axdimm_training import Comparison
 from nearstep.work.trace import picture, write_trace
 
 app = typer.Typer(
@@ -70,7 +70,7 @@ def axdimm(
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
     check_outputs({"--output": output, "--trace": trace, "--picture": image})
     rates: list[Rate] = []
-    rows: list[Row] = []
+    rows: list[Comparison] = []
     parts = len(chosen) + kernel * (len(axdimm_kernel.DEVICES) + 1)
     with working("Table 5" if kernel else "Table 6", total=parts) as progress:
         if kernel:
@@ -94,7 +94,7 @@ def axdimm(
         print_table(_table_6(rows))
         _explain(console(), rows)
     if trace is not None or image is not None:
-        case = axdimm_training.Case(model=chosen[0], platform="axdimm", policy=policy)
+        case = axdimm_training.AxdimmCase(model=chosen[0], platform="axdimm", policy=policy)
         timeline = case.timeline()
         if trace is not None:
             write_trace(timeline, trace)
@@ -104,7 +104,7 @@ def axdimm(
             picture(timeline, image, title, links=False)
 
 
-def plain(rates: Sequence[Rate], rows: Sequence[Row]) -> dict[str, Any]:
+def plain(rates: Sequence[Rate], rows: Sequence[Comparison]) -> dict[str, Any]:
     """Both tables for `json.dumps`, seconds and parameters a second."""
     return {
         "table_5": [asdict(rate) for rate in rates],
@@ -142,7 +142,7 @@ def _table_5(rates: Sequence[Rate]) -> Table:
     return table
 
 
-def _table_6(rows: Sequence[Row]) -> Table:
+def _table_6(rows: Sequence[Comparison]) -> Table:
     table = Table(title="Table 6: seconds of an iteration (forward, backward, total)")
     table.add_column("model")
     table.add_column("platform")
@@ -166,7 +166,7 @@ def _table_6(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _explain(console: Console, rows: Sequence[Row]) -> None:
+def _explain(console: Console, rows: Sequence[Comparison]) -> None:
     totals = fmean(abs(error) for row in rows for error in row.errors[:2])
     speedups = fmean(abs(row.errors[2]) for row in rows)
     count = len(rows)

@@ -13,7 +13,7 @@ from nearstep.cli.files import check_outputs
 from nearstep.cli.outcome import AsJson, console, print_table, working
 from nearstep.cli.paper_rows import RowsFile, chosen, give_json, print_assumed
 from nearstep.paper import memferry
-from nearstep.paper.memferry import Evaluation, Row, Sensitivity
+from nearstep.paper.memferry import Evaluation, Modelled, Sensitivity
 
 
 def command(
@@ -32,7 +32,7 @@ def command(
     """Section V of MemFerry: what is printed, and what is modelled."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
     check_outputs({"--output": output})
-    found: list[Row] = []
+    found: list[Modelled] = []
     changed: list[Sensitivity] = []
     evaluation = Evaluation()
     with working("section V") as progress:
@@ -61,10 +61,10 @@ def command(
 
 
 def plain(
-    rows: Sequence[Row],
+    rows: Sequence[Modelled],
     gaps: Sequence[dict[str, Any]],
     changed: Sequence[Sensitivity],
-    memory: Mapping[str, Sequence[Row]],
+    memory: Mapping[str, Sequence[Modelled]],
 ) -> dict[str, Any]:
     """All tables for `json.dumps`."""
     return {
@@ -78,7 +78,7 @@ def plain(
     }
 
 
-def _with_errors(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _with_errors(rows: Sequence[Modelled]) -> list[dict[str, Any]]:
     return [{**asdict(row), "error": row.error} for row in rows]
 
 
@@ -97,7 +97,7 @@ def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
     }
 
 
-def _rows(rows: Sequence[Row]) -> Table:
+def _rows(rows: Sequence[Modelled]) -> Table:
     table = Table("figure", "where", title="MemFerry, section V")
     for name in ("paper", "modelled", "error"):
         table.add_column(name, justify="right")
@@ -141,7 +141,7 @@ def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
     return table
 
 
-def _memory(rows: Mapping[str, Sequence[Row]]) -> Table:
+def _memory(rows: Mapping[str, Sequence[Modelled]]) -> Table:
     table = Table("assumption", title="Rows of memory by assumption, % beside DeepSpeed (modelled)")
     first = next(iter(rows.values()), [])
     for row in first:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearstep.deepspeed.errors import ConfigError
-from nearstep.deepspeed.examine import Examined, Row, examine, read
+from nearstep.deepspeed.examine import Examined, KeyFate, examine, read
 from nearstep.scalars import is_whole
 
 Format = Literal["fp32", "fp16", "bf16"]
@@ -94,7 +94,7 @@ class Config:
     train_micro_batch_size_per_gpu: int | None
     gradient_accumulation_steps: int
     world_size: int
-    rows: tuple[Row, ...]
+    rows: tuple[KeyFate, ...]
 
 
 def load(

@@ -21,7 +21,7 @@ from nearstep.deepspeed.keys import Key, Keys, keys
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyFate:
     """What becomes of one key.
 
     Attributes
@@ -50,14 +50,14 @@ class Examined:
     """
 
     values: dict[str, Any] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[KeyFate] = field(default_factory=list)
     problems: list[ConfigError] = field(default_factory=list)
 
     def refuse(self, error: ConfigError, value: object) -> None:
         """Note what is wrong with a key, whatever became of it so far."""
         self.problems.append(error)
         self.rows = [row for row in self.rows if row.key != error.key]
-        self.rows.append(Row(error.key, value, "refused", str(error)))
+        self.rows.append(KeyFate(error.key, value, "refused", str(error)))
 
 
 class _Table(dict[str, Any]):
@@ -143,7 +143,7 @@ class _Examination:
             key = f"{prefix}{name}"
             if key in self._ignore:
                 self._used.add(key)
-                self._found.rows.append(Row(key, value, "left out", "the caller says so"))
+                self._found.rows.append(KeyFate(key, value, "left out", "the caller says so"))
             elif name in getattr(table, "repeated", ()):
                 self._found.refuse(RepeatedKeyError(key), value)
             elif name not in known:
@@ -191,7 +191,7 @@ class _Examination:
                 expected = " or ".join(map(json.dumps, known.accepted))
                 raise UnsupportedKeyError(key, expected, value, known.text)
             self._found.values[key] = found
-        self._found.rows.append(Row(key, value, fate, known.text))
+        self._found.rows.append(KeyFate(key, value, fate, known.text))
 
 
 def _is_auto(value: object) -> bool:

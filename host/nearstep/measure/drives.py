@@ -30,7 +30,7 @@ LATENCY_RUNS = 64
 ENOUGH = 0.95
 """Share of the best rate that the depth which is told has."""
 
-Transfer = Callable[[int, int], None]
+BlockCopy = Callable[[int, int], None]
 """Moves block `i` by the buffer of thread `j`."""
 
 
@@ -109,7 +109,7 @@ def _enough(rates: Mapping[int, float]) -> int:
     return min(depth for depth, rate in rates.items() if rate >= ENOUGH * best)
 
 
-def _time(transfer: Transfer, blocks: int, depth: int) -> float:
+def _time(transfer: BlockCopy, blocks: int, depth: int) -> float:
     """Seconds in which so many threads move all blocks, each the next that is left."""
     left = iter(range(blocks))
 

@@ -5,9 +5,9 @@ machine. What is not in the paper or in a datasheet:
 
 - One constant is fitted, on one figure, the forward pass of the largest model on the baseline
   (`FITTED_ON`): the rate of both drives together, in both directions.
-- The printed peak of the drives is an input: it says how much memory is left for tensors
-  (`Case.memory_bytes`). The text does not explain it: parameters and state less 16 GB are 8 to 14
-  GB below it.
+- The printed peak of the drives is an input: it gives the memory left for tensors
+  (`AxdimmCase.memory_bytes`). The text does not explain it: parameters and state less 16 GB are 8
+  to 14 GB below it.
 - What the text leaves open is in `ASSUMPTIONS`.
 """
 
@@ -73,7 +73,7 @@ printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class AxdimmCase:
     """A model on one of the two platforms.
 
     Attributes
@@ -210,7 +210,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Comparison:
     """A row of the table, beside what is printed."""
 
     model: str
@@ -233,17 +233,17 @@ class Row:
         )
 
 
-def table_6(models: Mapping[str, Printed] = TABLE_6, **options: object) -> Iterator[Row]:
+def table_6(models: Mapping[str, Printed] = TABLE_6, **options: object) -> Iterator[Comparison]:
     """The rows, one after the other, as each is modelled.
 
     Parameters
     ----------
     models : of `TABLE_6`.
-    **options : of `Case`.
+    **options : of `AxdimmCase`.
     """
     for model, printed in models.items():
         runs = {
-            platform: Case(model=model, platform=platform, **options).run()  # type: ignore[arg-type]
+            platform: AxdimmCase(model=model, platform=platform, **options).run()  # type: ignore[arg-type]
             for platform in ("baseline", "axdimm")
         }
-        yield Row(model=model, printed=printed, **runs)
+        yield Comparison(model=model, printed=printed, **runs)

@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from nearstep.memferry.work import Iterations, Shared, native, steady
-from nearstep.paper.memferry_case import BUCKET_ELEMENTS, Case, Options, sized
+from nearstep.paper.memferry_case import BUCKET_ELEMENTS, MemferryCase, Options, sized
+from nearstep.paper.rows import error
 from nearstep.work.executor import execute
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.models import MODELS
@@ -53,13 +54,13 @@ NOT_MODELLED = {
 """Printed, without a row, and why."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A printed figure.
+@dataclass(frozen=True)
+class Modelled:
+    """A printed figure and the modelled one.
 
     Attributes
     ----------
-    unit : `x` of a ratio, `%`, or `s`.
+    unit : `x` of a ratio, `%`, `s`, or `B` of billions.
     """
 
     name: str
@@ -70,10 +71,8 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Of percentages their difference in points, of others a fraction of what is printed."""
-        if self.unit == "%":
-            return self.modelled - self.paper
-        return self.modelled / self.paper - 1
+        """Difference in points of percentages, else a fraction of the printed figure."""
+        return error(self.unit, self.paper, self.modelled)
 
 
 class Evaluation:
@@ -81,22 +80,22 @@ class Evaluation:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
-        self._cases: dict[object, Case] = {}
+        self._cases: dict[object, MemferryCase] = {}
 
-    def case(self, model: Transformer, machine: str = "memferry-a100", **size: Any) -> Case:
+    def case(self, model: Transformer, machine: str = "memferry-a100", **size: Any) -> MemferryCase:
         key = (model.name, machine, *size.items())
         if key not in self._cases:
-            made = Case(model=model, machine=machine, options=self.options, **size)
+            made = MemferryCase(model=model, machine=machine, options=self.options, **size)
             self._cases[key] = made
         return self._cases[key]
 
-    def named(self, name: str) -> Case:
+    def named(self, name: str) -> MemferryCase:
         """A model of figure 9."""
         model = MODELS[name]
         assert isinstance(model, Transformer)
         return self.case(model, sequence=1024 if name == "gpt2-medium" else 512)
 
-    def figure_9(self) -> Iterator[Row]:
+    def figure_9(self) -> Iterator[Modelled]:
         where = "V-B, figure 9"
         for title, models, low, high in (
             ("All models", MODELS_OF_FIGURE_9, 10.0, 40.0),
@@ -105,68 +104,68 @@ class Evaluation:
         ):
             cases = [self.named(name) for name in models]
             values = [100 * (v - 1) for each in cases for v in (each.speedup, each.native_speedup)]
-            yield _row(f"{title}: speed, least", where, "%", low, min(values))
-            yield _row(f"{title}: speed, most", where, "%", high, max(values))
+            yield Modelled(f"{title}: speed, least", where, "%", low, min(values))
+            yield Modelled(f"{title}: speed, most", where, "%", high, max(values))
         every = [self.named(name) for name in MODELS_OF_FIGURE_9]
         fastest = max(each.speedup for each in every)
-        yield _row("MemFerry, up to", "abstract", "x", 1.68, fastest)
+        yield Modelled("MemFerry, up to", "abstract", "x", 1.68, fastest)
         slower = [100 * _slower(each) for each in every]
-        yield _row("Backward by DHA, slower, least", "III-B", "%", 5.0, min(slower))
-        yield _row("Backward by DHA, slower, most", "III-B", "%", 10.0, max(slower))
+        yield Modelled("Backward by DHA, slower, least", "III-B", "%", 5.0, min(slower))
+        yield Modelled("Backward by DHA, slower, most", "III-B", "%", 10.0, max(slower))
 
-    def utilisation(self) -> Iterator[Row]:
+    def utilisation(self) -> Iterator[Modelled]:
         busy = self.named("gpt2-medium").busy
         bert = self.named("bert-base").busy
         where = "V-B, figure 10(a)"
-        yield _row("Bert-base: GPU busy, DeepSpeed", "I", "%", 63.0, 100 * bert.deepspeed)
-        yield _row("GPT-2: GPU busy, DeepSpeed", "III-A", "%", 63.1, 100 * busy.deepspeed)
+        yield Modelled("Bert-base: GPU busy, DeepSpeed", "I", "%", 63.0, 100 * bert.deepspeed)
+        yield Modelled("GPT-2: GPU busy, DeepSpeed", "III-A", "%", 63.1, 100 * busy.deepspeed)
         for name, paper, ours, base in (
             ("MemFerry over DeepSpeed", 18.5, busy.memferry, busy.deepspeed),
             ("MemFerry over native", 1.5, busy.memferry, busy.native),
             ("GO-MemFerry over DeepSpeed", 27.0, busy.go, busy.deepspeed),
         ):
-            yield _row(f"GPT-2, GPU busy: {name}", where, "%", paper, 100 * (ours / base - 1))
+            yield Modelled(f"GPT-2, GPU busy: {name}", where, "%", paper, 100 * (ours / base - 1))
         every = [self.named(name).busy for name in MODELS_OF_FIGURE_9]
         most = max(max(each.memferry, each.go) / each.deepspeed for each in every)
-        yield _row("GPU busy over DeepSpeed, up to", "I", "x", 1.27, most)
+        yield Modelled("GPU busy over DeepSpeed, up to", "I", "x", 1.27, most)
 
-    def memory(self) -> Iterator[Row]:
+    def memory(self) -> Iterator[Modelled]:
         found = {name: self.named(name).memory for name in MODELS_OF_FIGURE_9}
         ours = {name: 100 * (each.memferry / each.deepspeed - 1) for name, each in found.items()}
         go = {name: 100 * (each.go / each.deepspeed - 1) for name, each in found.items()}
         beside = [100 * (found[name].go / found[name].memferry - 1) for name in SMALL]
         where = "V-C, figure 12"
         small = fmean(ours[name] for name in SMALL)
-        yield _row("Memory: MemFerry, smaller models", where, "%", -40.1, small)
-        yield _row("Memory: GO-MemFerry beside MemFerry", where, "%", -17.6, fmean(beside))
-        yield _row("Memory: MemFerry, GPT-2", where, "%", -1.4, ours["gpt2-medium"])
-        yield _row("Memory: MemFerry, mean", where, "%", -25.4, fmean(ours.values()))
-        yield _row("Memory: GO-MemFerry, mean", where, "%", -41.6, fmean(go.values()))
-        yield _row("Memory: MemFerry, up to", "I", "%", -61.7, min(ours.values()))
-        yield _row("Memory: GO-MemFerry, mean", "I", "%", -20.1, fmean(go.values()))
-        yield _row("Memory: GO-MemFerry, up to", "I", "%", -74.4, min(go.values()))
+        yield Modelled("Memory: MemFerry, smaller models", where, "%", -40.1, small)
+        yield Modelled("Memory: GO-MemFerry beside MemFerry", where, "%", -17.6, fmean(beside))
+        yield Modelled("Memory: MemFerry, GPT-2", where, "%", -1.4, ours["gpt2-medium"])
+        yield Modelled("Memory: MemFerry, mean", where, "%", -25.4, fmean(ours.values()))
+        yield Modelled("Memory: GO-MemFerry, mean", where, "%", -41.6, fmean(go.values()))
+        yield Modelled("Memory: MemFerry, up to", "I", "%", -61.7, min(ours.values()))
+        yield Modelled("Memory: GO-MemFerry, mean", "I", "%", -20.1, fmean(go.values()))
+        yield Modelled("Memory: GO-MemFerry, up to", "I", "%", -74.4, min(go.values()))
 
-    def sizes(self) -> Iterator[Row]:
+    def sizes(self) -> Iterator[Modelled]:
         cases = [self.case(sized(each)) for each in (0.7, 1.0, 2.4, 4.3, 6.7)]
         where = "V-D, figure 13"
-        yield _row("mean of sizes", where, "x", 1.32, fmean(each.speedup for each in cases))
-        yield _row("1 billion", where, "x", 1.37, cases[1].speedup)
-        yield _row("6.7 billion", where, "x", 1.26, cases[-1].speedup)
+        yield Modelled("mean of sizes", where, "x", 1.32, fmean(each.speedup for each in cases))
+        yield Modelled("1 billion", where, "x", 1.37, cases[1].speedup)
+        yield Modelled("6.7 billion", where, "x", 1.26, cases[-1].speedup)
         saved = [100 * (each.memory.go / each.memory.deepspeed - 1) for each in cases]
-        yield _row("GO-MemFerry, memory", where, "%", -21.6, fmean(saved))
-        yield _row("GO-MemFerry, memory, least saved", where, "%", -18.0, max(saved))
-        yield _row("GO-MemFerry, memory, most saved", where, "%", -22.0, min(saved))
+        yield Modelled("GO-MemFerry, memory", where, "%", -21.6, fmean(saved))
+        yield Modelled("GO-MemFerry, memory, least saved", where, "%", -18.0, max(saved))
+        yield Modelled("GO-MemFerry, memory, most saved", where, "%", -22.0, min(saved))
 
-    def v100(self) -> Iterator[Row]:
+    def v100(self) -> Iterator[Modelled]:
         cases = [self.case(sized(each), "memferry-v100", batch=1) for each in (0.7, 1.0, 1.7, 2.4)]
         where = "V-C, figure 11"
-        yield _row("V100: MemFerry", where, "x", 1.12, fmean(each.speedup for each in cases))
+        yield Modelled("V100: MemFerry", where, "x", 1.12, fmean(each.speedup for each in cases))
         go = fmean(each.go_speedup - 1 for each in cases)
-        yield _row("V100: GO-MemFerry, speed", where, "%", -3.4, 100 * go)
+        yield Modelled("V100: GO-MemFerry, speed", where, "%", -3.4, 100 * go)
         others = [self._largest(name) for name in ("deepspeed", "native", "memferry")]
-        yield _row("V100: largest without GO, billions", where, "B", 2.4, max(others) / 1e9)
+        yield Modelled("V100: largest without GO, billions", where, "B", 2.4, max(others) / 1e9)
         ratio = self._largest("go") / others[0]
-        yield _row("V100: GO's largest over DeepSpeed's", where, "x", 1.52, ratio)
+        yield Modelled("V100: GO's largest over DeepSpeed's", where, "x", 1.52, ratio)
 
     def _largest(self, system: str) -> float:
         """Parameters of the largest model whose peak fits into the V100, by greedy plans."""
@@ -182,20 +181,20 @@ class Evaluation:
             low, high = (blocks, high) if peak <= capacity else (low, blocks)
         return low * 12 * base.hidden**2 + base.vocabulary * base.hidden
 
-    def gpus(self) -> Iterator[Row]:
+    def gpus(self) -> Iterator[Modelled]:
         one = self.case(sized(4.3))
         eight = self.case(sized(4.3), batch=1)
         where = "V-D, figure 14(a)"
-        yield _row("4.3 billion, 1 GPU", where, "s", 5.41, one.seconds.memferry)
-        yield _row("4.3 billion, 8 GPUs", where, "s", 4.12, eight.seconds.memferry)
-        yield _row("8 GPUs: over DeepSpeed", where, "%", 28.1, 100 * (eight.speedup - 1))
-        yield _row("8 GPUs: over native", where, "%", 19.1, 100 * (eight.native_speedup - 1))
+        yield Modelled("4.3 billion, 1 GPU", where, "s", 5.41, one.seconds.memferry)
+        yield Modelled("4.3 billion, 8 GPUs", where, "s", 4.12, eight.seconds.memferry)
+        yield Modelled("8 GPUs: over DeepSpeed", where, "%", 28.1, 100 * (eight.speedup - 1))
+        yield Modelled("8 GPUs: over native", where, "%", 19.1, 100 * (eight.native_speedup - 1))
         large = self.case(sized(6.7), batch=16)
         where = "V-D, figure 14(b)"
-        yield _row("6.7 billion, batch 128, 8 GPUs", where, "x", 1.21, large.speedup)
-        yield _row("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup)
+        yield Modelled("6.7 billion, batch 128, 8 GPUs", where, "x", 1.21, large.speedup)
+        yield Modelled("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Modelled]:
         """All, as each is modelled."""
         for each in (
             self.figure_9,
@@ -208,15 +207,11 @@ class Evaluation:
             yield from each()
 
 
-def _slower(case: Case) -> float:
+def _slower(case: MemferryCase) -> float:
     """By how much backward of a model is longer with all parameters in host memory."""
     layers = case.profile.layers
     there = sum(each.backward_dha_s or each.backward_s for each in layers)
     return there / sum(each.backward_s for each in layers) - 1
-
-
-def _row(name: str, section: str, unit: str, paper: float, modelled: float) -> Row:
-    return Row(name=name, section=section, unit=unit, paper=paper, modelled=modelled)
 
 
 VARIANTS: Mapping[str, Options] = {
@@ -235,7 +230,7 @@ VARIANTS: Mapping[str, Options] = {
     "DeepSpeed: no bucket, as native": Options(bucket=None),
 }
 
-SENSITIVE: Mapping[str, tuple[str, Callable[[Case], float]]] = {
+SENSITIVE: Mapping[str, tuple[str, Callable[[MemferryCase], float]]] = {
     "over DeepSpeed": ("x", lambda case: case.speedup),
     "over native": ("x", lambda case: case.native_speedup),
     "GO over DeepSpeed": ("x", lambda case: case.go_speedup),
@@ -288,7 +283,7 @@ def sensitivity(
             yield Sensitivity(variant, name, values, _overlapped(case), _shared(case))
 
 
-def _overlapped(case: Case) -> float:
+def _overlapped(case: MemferryCase) -> float:
     """The better one of MemFerry's two orders of updates, beside native's."""
     base = Iterations(case.costs, native(case.costs), updates="all-gradients")
     ours = [
@@ -298,7 +293,7 @@ def _overlapped(case: Case) -> float:
     return steady(base).seconds / min(ours)
 
 
-def _shared(case: Case) -> float:
+def _shared(case: MemferryCase) -> float:
     """MemFerry's plan on a link that reads of the GPU take from the copies."""
     ends = "cpu", "gpu0" if case.machine == "memferry-a100" else "gpu"
     down, up = (

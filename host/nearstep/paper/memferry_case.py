@@ -63,7 +63,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class MemferryCase:
     """A model on a machine.
 
     Attributes

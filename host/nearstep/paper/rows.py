@@ -40,8 +40,7 @@ class Row:
         """Of `%` and `M` their difference, of others a fraction; None of bounds."""
         if self.found is None or self.relation != "=":
             return None
-        difference = self.found - self.paper
-        return difference if self.unit in ("%", "M") else difference / self.paper
+        return error(self.unit, self.paper, self.found)
 
     @property
     def holds(self) -> bool | None:
@@ -49,6 +48,12 @@ class Row:
         if self.found is None or self.relation == "=":
             return None
         return self.found > self.paper if self.relation == ">" else self.found < self.paper
+
+
+def error(unit: str, paper: float, found: float) -> float:
+    """Error of a figure: the difference of `%` and `M`, else a fraction of the printed figure."""
+    difference = found - paper
+    return difference if unit in ("%", "M") else difference / paper
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from nearstep.paper.rows import Row, errors, row, spread
-from nearstep.paper.smart_infinity_case import METHODS, Case, Method, Phases
+from nearstep.paper.smart_infinity_case import METHODS, CsdCase, Method, Phases
 from nearstep.paper.smart_infinity_machine import SATURATED_BY, Machine, Options
 from nearstep.paper.smart_infinity_traffic import traffic
 from nearstep_spec.platform.layer import Model
@@ -136,7 +136,7 @@ class Evaluation:
         for _ in range(FIT_STEPS):
             middle = (low + high) / 2
             options = replace(self.options, gpu=middle)
-            found = Case(model=gpt2(4.0), drives=1, options=options).phases
+            found = CsdCase(model=gpt2(4.0), drives=1, options=options).phases
             if found.update < FITTED_SHARE * found.total:
                 low = middle
             else:
@@ -148,10 +148,12 @@ class Evaluation:
         return Machine(self.options)
 
     def phases(self, model: Model, method: Method, drives: int, **others: Any) -> Phases:
-        """Of an iteration; `others` are those of `Case`."""
+        """Of an iteration; `others` are those of `CsdCase`."""
         key = (model.name, method, drives, *sorted(others.items()))
         if key not in self._phases:
-            case = Case(model=model, method=method, drives=drives, options=self.options, **others)
+            case = CsdCase(
+                model=model, method=method, drives=drives, options=self.options, **others
+            )
             self._phases[key] = case.phases
         return self._phases[key]
 
@@ -171,7 +173,7 @@ class Evaluation:
         ways = ("states read", "states written", "gradients read", "gradients written")
         totals = {}
         for method, (name, values) in printed.items():
-            case = Case(model=gpt2(4.0), method=method, options=self.options)  # type: ignore[arg-type]
+            case = CsdCase(model=gpt2(4.0), method=method, options=self.options)  # type: ignore[arg-type]
             found = traffic(case)
             totals[method] = found
             note = f"padding to 4 KiB: {float(found.padding):.6f} M"
@@ -186,7 +188,7 @@ class Evaluation:
         less = 1 - float(sum(ours[:4]) / sum(base[:4]))
         yield row("SmartUpdate: less traffic", where, "%", 75.0, 100 * less, kind="counted")
         for name in ("sgd_momentum", "adagrad"):
-            case = Case(model=gpt2(4.0), optimizer=name, options=self.options)
+            case = CsdCase(model=gpt2(4.0), optimizer=name, options=self.options)
             found = traffic(case)
             volume = float((found[0] + found[2]) / (base[0] + base[2]))
             title = f"{name}: bytes read, of Adam's"
@@ -207,7 +209,7 @@ class Evaluation:
     def _moving(self, model: Model, drives: int) -> float:
         """Share of an iteration that it would not take without drives: all but forward and
         backward with next to no gradients to offload."""
-        free = Case(
+        free = CsdCase(
             model=model, method="su+o+c", drives=10, percent=0.001, options=self.options
         ).phases
         whole = self.phases(model, "base", drives)

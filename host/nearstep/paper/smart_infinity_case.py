@@ -99,7 +99,7 @@ def shares(total: int, parts: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CsdCase:
     """A model, trained by a method.
 
     Parameters
@@ -187,7 +187,7 @@ class Case:
 class _Work:
     """The graph of a case."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CsdCase) -> None:
         self.graph = Graph()
         self._case = case
         self._machine = case.machine

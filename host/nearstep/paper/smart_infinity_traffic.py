@@ -6,7 +6,7 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-from nearstep.paper.smart_infinity_case import HALF_BYTES, Case
+from nearstep.paper.smart_infinity_case import HALF_BYTES, CsdCase
 
 PAGE_BYTES = 4096
 """What a drive is read and written in."""
@@ -29,7 +29,7 @@ class Traffic(NamedTuple):
     padding: Fraction
 
 
-def traffic(case: Case) -> Traffic:
+def traffic(case: CsdCase) -> Traffic:
     """What an iteration moves between host and drives, counted of its operations."""
     counted: Counter[tuple[bool, int]] = Counter()
     padding = 0

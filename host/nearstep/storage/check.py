@@ -11,7 +11,7 @@ from typing import Any
 
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
 from nearstep.storage.bounces import Bounces
-from nearstep.storage.drive import QUEUE_DEPTH, Drive, Job, Transfer
+from nearstep.storage.drive import QUEUE_DEPTH, Drive, DriveTransfer, Job
 from nearstep.storage.drive_errors import IncompleteSetError, StorageError, TornError
 from nearstep.storage.drive_set import Place, beginnings, drives_in, open_set
 from nearstep.storage.extent_jobs import Source
@@ -164,7 +164,7 @@ def _check_generation(
         known.update((extent.run, "") for _, extent in new)
         if new:
             jobs = [(drives[e.drive], _job(source, e, known)) for source, e in new]
-            Transfer(f"check of generation {generation.number}", jobs).begin().wait()
+            DriveTransfer(f"check of generation {generation.number}", jobs).begin().wait()
             progress(sum(extent.blocks for _, extent in new) * BLOCK_BYTES)
         report.extents += len(batch)
         report.nbytes += sum(extent.blocks for _, extent in batch) * BLOCK_BYTES

@@ -37,7 +37,7 @@ TIMEOUT_S = 120.0
 """Seconds without any progress after which a wait gives up."""
 
 
-class Transfer(Completion):
+class DriveTransfer(Completion):
     """Reads or writes of drives.
 
     `cycles` is None: drives have no device time. A wait fails after seconds in which no part of any
@@ -156,7 +156,7 @@ class Transfer(Completion):
         return sum(drive.ended.count for drive in self._jobs)
 
 
-_Task = tuple[Transfer, deque[Job]] | None
+_Task = tuple[DriveTransfer, deque[Job]] | None
 """A transfer, and its parts that have not begun; None: end."""
 
 
@@ -176,7 +176,7 @@ class Drive:
 
     Parameters
     ----------
-    timeout_s : without any progress, for `Transfer.wait`.
+    timeout_s : without any progress, for `DriveTransfer.wait`.
 
     Attributes
     ----------
@@ -242,15 +242,15 @@ class Drive:
         with self._count_lock:
             self.flushes += 1
 
-    def read(self, block: int, out: NDArray[Any]) -> Transfer:
+    def read(self, block: int, out: NDArray[Any]) -> DriveTransfer:
         """Begin to read from `block` on into `out`, a contiguous array of whole blocks."""
         return self._pieces("read", block, out, self._read_job)
 
-    def write(self, block: int, data: NDArray[Any]) -> Transfer:
+    def write(self, block: int, data: NDArray[Any]) -> DriveTransfer:
         """Begin to write a contiguous array of whole blocks; it must not change until the end."""
         return self._pieces("write", block, data, self.write_job)
 
-    def submit(self, transfer: Transfer, jobs: deque[Job]) -> None:
+    def submit(self, transfer: DriveTransfer, jobs: deque[Job]) -> None:
         """Queue one part of a transfer, if there is one left, for a thread of the drive."""
         if sum(each.is_alive() for each in self._threads) < self.queue_depth + SUMMING:
             thread = threading.Thread(
@@ -272,7 +272,7 @@ class Drive:
         block: int,
         data: NDArray[Any],
         piece: Callable[[int, Bytes], Job],
-    ) -> Transfer:
+    ) -> DriveTransfer:
         """A transfer in pieces of extents.
 
         Raises
@@ -293,7 +293,7 @@ class Drive:
             (self, piece(block + at // BLOCK_BYTES, flat[at : at + step]))
             for at in range(0, flat.nbytes, step)
         ]
-        return Transfer(f"{action} of {self.name}", jobs).begin()
+        return DriveTransfer(f"{action} of {self.name}", jobs).begin()
 
     def _read_job(self, block: int, out: Bytes) -> Job:
         def job(bounces: Bounces) -> None:

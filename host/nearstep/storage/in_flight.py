@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nearstep.storage.drive import Transfer
+from nearstep.storage.drive import DriveTransfer
 
 
 class _Touch(NamedTuple):
@@ -12,7 +12,7 @@ class _Touch(NamedTuple):
     first: int
     last: int
     writes: bool
-    transfer: Transfer
+    transfer: DriveTransfer
 
 
 class InFlight:
@@ -21,7 +21,9 @@ class InFlight:
     def __init__(self) -> None:
         self._touches: list[_Touch] = []
 
-    def add(self, tensor: str, first: int, last: int, transfer: Transfer, *, writes: bool) -> None:
+    def add(
+        self, tensor: str, first: int, last: int, transfer: DriveTransfer, *, writes: bool
+    ) -> None:
         """Add a transfer of blocks [first, last) of a tensor."""
         self._touches = [each for each in self._touches if not each.transfer.ended]
         self._touches.append(_Touch(tensor, first, last, writes, transfer))

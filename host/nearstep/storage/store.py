@@ -17,7 +17,7 @@ from nearstep.scalars import is_whole
 from nearstep.storage.aligned import aligned_bytes, padded
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.checksum import crc32
-from nearstep.storage.drive import QUEUE_DEPTH, TIMEOUT_S, Drive, Job, Transfer, flushes
+from nearstep.storage.drive import QUEUE_DEPTH, TIMEOUT_S, Drive, DriveTransfer, Job, flushes
 from nearstep.storage.drive_errors import (
     ClosedStoreError,
     DamagedSuperblockWarning,
@@ -83,7 +83,7 @@ class Store:
         header = drives[0].header
         if not read_only:
             # Writes of a killed process may still be in the caches of the drives.
-            Transfer("flush", flushes(drives)).begin().wait()
+            DriveTransfer("flush", flushes(drives)).begin().wait()
         found = find(drives, generation)
         self.notes = found.notes
         for each in found.warnings:
@@ -288,7 +288,7 @@ class Store:
                 job = write_job(source, table, number, old, offset, flat)
                 drive = self.drives[int(table.rows["drive"][number])]
                 jobs.append((drive, transaction.guarded(job)))
-            transfer = Transfer(f"write of {name!r}", jobs)
+            transfer = DriveTransfer(f"write of {name!r}", jobs)
             self._in_flight.add(name, first, last, transfer, writes=True)
             transaction.changing = None  # a wait for the transfer begins it if need be
             return transfer.begin()
@@ -484,7 +484,7 @@ class Store:
         first, last = widened(tensor.table, first, last)
         self._in_flight.join(tensor.name, first, last, writes=False)
         source, table = self._source(tensor, generation.number), tensor.table
-        transfer = Transfer(
+        transfer = DriveTransfer(
             f"read of {tensor.name!r}",
             [
                 (
@@ -546,7 +546,7 @@ class Store:
                         self._run("repair", [(drive, drive.write_job(at, slot.superblock.pack()))])
 
     def _run(self, what: str, jobs: Sequence[tuple[Drive, Job]]) -> None:
-        transfer = Transfer(what, jobs)
+        transfer = DriveTransfer(what, jobs)
         self._in_flight.add("", 0, 0, transfer, writes=True)
         transfer.begin().wait()
 
