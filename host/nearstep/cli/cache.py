@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import typer
-from rich.table import Table
 
-from nearstep.cli.outcome import FAILED, print_table, reported, working
+from nearstep.cli.outcome import FAILED, print_table, reported, table_of, working
 from nearstep_spec import cache
 
 __all__ = ["app"]
@@ -38,14 +37,13 @@ def show(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     rows = cache.kinds()
-    table = Table("folder", "pieces", "MB", "what")
-    for row in rows:
-        table.add_row(
-            row.name, str(row.pieces), f"{row.nbytes / 1e6:.1f}", MEANINGS.get(row.name, "")
-        )
     typer.echo(f"{cache.cache_dir()}: {sum(row.nbytes for row in rows) / 1e6:.1f} MB")
     if rows:
-        print_table(table)
+        texts = [
+            (row.name, str(row.pieces), f"{row.nbytes / 1e6:.1f}", MEANINGS.get(row.name, ""))
+            for row in rows
+        ]
+        print_table(table_of(("folder", "pieces", "MB", "what"), texts))
     if reason := cache.unwritable(cache.cache_dir()):
         typer.echo(f"cannot be written: {reason}")
 

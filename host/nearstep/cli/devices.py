@@ -7,15 +7,17 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from nearstep.backends.options import DeviceUrl, Family
-from nearstep.cli.outcome import AsJson, print_json, print_table, reported
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of
 from nearstep.device import BACKENDS
 from nearstep.errors import UrlError
 from nearstep_spec.codec import OptionRow, choices, describe
 
 __all__ = ["command", "complete", "devices", "options"]
+
+
+OPTION_COLUMNS = ("option", "values", "default", "meaning")
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,8 @@ def command(
     if as_json:
         print_json([asdict(row) for row in rows])
         return
-    if url is None:
-        table = Table("device", "what it is")
-    else:
-        table = Table("option", "values", "default", "meaning", title=url, title_justify="left")
-    for row in rows:
-        table.add_row(*(str(value) for value in asdict(row).values()))
-    print_table(table)
+    columns = (
+        ["device", "what it is"] if url is None else ["option", "values", "default", "meaning"]
+    )
+    texts = [[*map(str, asdict(row).values())] for row in rows]
+    print_table(table_of(columns, texts, url, title_justify="left"))

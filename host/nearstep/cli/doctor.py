@@ -14,9 +14,8 @@ from pathlib import Path
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, working
+from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, table_of, working
 from nearstep_spec import cache
 
 __all__ = ["Finding", "command", "examine"]
@@ -199,13 +198,14 @@ def command(
     if as_json:
         print_json([{**asdict(f), "ok": f.ok} for f in findings])
     else:
-        table = Table("", *("tool", "version", "used for", "what to do"))
+        rows = []
         for f in findings:
             mark = "ok" if f.ok else "unfit" if f.fault else "missing" if f.needed else "absent"
             color = "green" if f.ok else "red" if f.needed else "yellow"
             to_do = "" if f.ok else "; ".join(filter(None, (f.fault, f.remedy)))
             row = [escape(text) for text in (f.tool, f.version or "-", f.used_for, to_do)]
-            table.add_row(f"[{color}]{mark}", *row)
-        print_table(table, markup=True)
+            rows.append((f"[{color}]{mark}", *row))
+        columns = ("", "tool", "version", "used for", "what to do")
+        print_table(table_of(columns, rows), markup=True)
     if any(f.needed and not f.ok for f in findings):
         raise typer.Exit(FAILED)

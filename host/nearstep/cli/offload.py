@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from nearstep.cli.devices import complete
 from nearstep.cli.files import PictureFile, TraceFile, check_outputs
-from nearstep.cli.outcome import FAILED, console, print_table, reported, working
+from nearstep.cli.outcome import FAILED, console, print_table, reported, table_of, working
 from nearstep.work.clock import MODEL_HERTZ
 from nearstep.work.trace import picture, write_trace
 
@@ -86,15 +85,13 @@ def _show(found: Overlap) -> None:
     unit = (
         "cycles" if timeline.unit == "cycles" and timeline.hertz != MODEL_HERTZ else "ps, modelled"
     )
-    table = Table(
-        "backward and update", f"with overlap, {unit}", "share", "without", title="One iteration"
-    )
+    columns = ("backward and update", f"with overlap, {unit}", "share", "without")
     phase, serial = found.overlapped.phase, found.serial.phase
-    table.add_row("all", str(phase.duration), "", str(serial.duration))
+    rows = [("all", str(phase.duration), "", str(serial.duration))]
     for resource, busy in sorted(phase.busy.items()):
         share = f"{100 * busy / max(phase.duration, 1):.1f} %"
-        table.add_row(resource, str(busy), share, str(serial.busy.get(resource, 0)))
-    print_table(table)
+        rows.append((resource, str(busy), share, str(serial.busy.get(resource, 0))))
+    print_table(table_of(columns, rows, "One iteration"))
     console().print(
         f"backward and update: {found.ratio:.3f} x what is busy longest, "
         f"{found.ratio_of_bounds:.3f} x what is without overlap; "

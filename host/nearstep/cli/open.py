@@ -5,11 +5,10 @@ from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from nearstep.backends.options import DeviceUrl
 from nearstep.cli.devices import complete, families_of
-from nearstep.cli.outcome import AsJson, print_json, print_table, reported, working
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
 from nearstep.device import BACKENDS, open_device
 from nearstep_spec.codec import to_json, to_text
 
@@ -61,12 +60,10 @@ def command(
     if as_json:
         print_json(found)
         return
-    table = Table(
-        "block", "address", "hash of its map", title=found["device"], title_justify="left"
-    )
-    for block, row in found["registers"].items():
-        table.add_row(block, f"{row['address']:#x}", row["map_hash"])
-    print_table(table)
+    columns = ("block", "address", "hash of its map")
+    blocks = found["registers"].items()
+    rows = [(block, f"{row['address']:#x}", row["map_hash"]) for block, row in blocks]
+    print_table(table_of(columns, rows, found["device"], title_justify="left"))
     if "board" in found:
         board = found["board"]
         typer.echo(f"{board['board']}, made by nearstep {board['package']}, {board['family']}")

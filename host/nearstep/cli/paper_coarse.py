@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearstep.cli.files import PictureFile, check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, working
+from nearstep.cli.outcome import AsJson, console, print_table, table_of, working
 from nearstep.cli.paper_rows import (
     RowsFile,
     chosen,
@@ -19,10 +19,11 @@ from nearstep.cli.paper_rows import (
     plain_rows,
     print_assumed,
     print_speedups,
-    table_of,
+    table_of_assumptions,
+    table_of_figures,
 )
 from nearstep.paper import coarse
-from nearstep.paper.coarse import Evaluation, Sensitivity
+from nearstep.paper.coarse import Evaluation, Variant
 from nearstep.paper.coarse_picture import draw
 from nearstep.paper.coarse_timeline import Cost, Pushed, Run, costs, pushed, runs
 from nearstep.paper.rows import Errors, Row, errors
@@ -86,7 +87,7 @@ def command(
     give_json(written, as_json, output)
     if as_json:
         return
-    print_table(table_of(rows, "COARSE"))
+    print_table(table_of_figures(rows, "COARSE"))
     _explain(console(), evaluation, rows, found)
     for table in (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums)):
         if table.row_count:
@@ -151,66 +152,50 @@ def _explain(
     )
 
 
-def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
-    table = Table("assumption", title="What each assumption decides (modelled)")
+def _sensitivity(changed: Sequence[Variant]) -> Table:
     titles = [*coarse.SENSITIVE.values()]
-    for name in ("GPU, of its peak", "mean error", "largest"):
-        table.add_column(name, justify="right")
-    table.add_column("of")
-    for name in titles:
-        table.add_column(name, justify="right")
-    for each in changed:
-        values = [f"{each.gpu:.1%}", f"{each.mean:.1%}", f"{each.largest:+.1%}", each.of]
-        table.add_row(each.variant, *values, *(f"{each.values[name]:.2f}" for name in titles))
-    return table
+    return table_of_assumptions(
+        changed, titles, lambda each: [f"{each.values[name]:.2f}" for name in titles]
+    )
 
 
 def _dual_table(dual: Iterable[Mapping[str, Any]]) -> Table:
-    table = Table("GPU", "machine", "model", title="Dual synchronization on the timeline")
-    for name in ("m* / n", "T_train", "timeline at m*", "ratio", "best m / n", "ratio there"):
-        table.add_column(name, justify="right")
-    for each in dual:
-        table.add_row(
+    columns = ("GPU", "machine", "model")
+    right = (">m* / n", ">T_train", ">timeline at m*", ">ratio", ">best m / n", ">ratio there")
+    rows = [
+        (
             each["gpu"],
             f"{each['workers']} of {each['machine']}",
             each["model"],
             f"{each['m_of_n']:.3f}",
             *(f"{1e3 * each[name]:.1f} ms" for name in ("t_train_s", "timeline_s")),
-            f"{each['ratio']:.3f}",
-            f"{each['best_m_of_n']:.3f}",
-            f"{each['best_ratio']:.3f}",
+            *(f"{each[name]:.3f}" for name in ("ratio", "best_m_of_n", "best_ratio")),
         )
-    return table
+        for each in dual
+    ]
+    return table_of((*columns, *right), rows, "Dual synchronization on the timeline")
 
 
 def _pipelines(pipelines: Sequence[Pushed]) -> Table:
-    table = Table("64 MiB in four tensors", title="Push, sync, pull (figure 9; modelled)")
-    for name in ("time", "over the bound", "link up busy", "down"):
-        table.add_column(name, justify="right")
+    rows = []
     for each in pipelines:
         kind = "whole" if each.shard_bytes is None else f"shards of {each.shard_bytes >> 20} MiB"
         seconds = float(each.timeline.seconds or 0)
         busy = (f"{share:.0%}" for share in each.busy)
-        table.add_row(kind, f"{1e3 * seconds:.2f} ms", f"{seconds / each.bound:.2f}", *busy)
-    return table
+        rows.append((kind, f"{1e3 * seconds:.2f} ms", f"{seconds / each.bound:.2f}", *busy))
+    columns = ("64 MiB in four tensors", ">time", ">over the bound", ">link up busy", ">down")
+    return table_of(columns, rows, "Push, sync, pull (figure 9; modelled)")
 
 
 def _costs(sums: Sequence[Cost]) -> Table:
-    table = Table("tensor", "devices", "rings", title="A sum over many devices (modelled)")
-    for name in ("cycles", "cycles a KiB", "of the bound"):
-        table.add_column(name, justify="right")
+    rows = []
     for each in sums:
         fabric = each.fabric
         rings = "one"
         if fabric.racks > 1:
             links = "uplink" if fabric.uplinks == 1 else "uplinks"
             rings = f"{fabric.racks} racks of {fabric.devices}, {fabric.uplinks} {links}"
-        table.add_row(
-            f"{each.nbytes >> 20} MiB",
-            f"{fabric.members:,}",
-            rings,
-            f"{each.cycles:,}",
-            f"{each.cycles_per_kib:.1f}",
-            f"{each.of_bound:.1%}",
-        )
-    return table
+        figures = (f"{each.cycles:,}", f"{each.cycles_per_kib:.1f}", f"{each.of_bound:.1%}")
+        rows.append((f"{each.nbytes >> 20} MiB", f"{fabric.members:,}", rings, *figures))
+    columns = ("tensor", "devices", "rings", ">cycles", ">cycles a KiB", ">of the bound")
+    return table_of(columns, rows, "A sum over many devices (modelled)")

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from nearstep.cli.files import check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, working
+from nearstep.cli.outcome import AsJson, console, print_table, table_of, working
 from nearstep.cli.paper_rows import RowsFile, chosen, give_json, print_assumed
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Modelled, Sensitivity
@@ -98,56 +98,47 @@ def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
 
 
 def _rows(rows: Sequence[Modelled]) -> Table:
-    table = Table("figure", "where", title="MemFerry, section V")
-    for name in ("paper", "modelled", "error"):
-        table.add_column(name, justify="right")
+    texts = []
     for row in rows:
         digits = 1 if row.unit == "%" else 2
         error = f"{row.error:+.1f} points" if row.unit == "%" else f"{row.error:+.1%}"
         values = [f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.modelled)]
-        table.add_row(row.name, row.section, *values, error)
-    return table
+        texts.append((row.name, row.section, *values, error))
+    columns = ("figure", "where", ">paper", ">modelled", ">error")
+    return table_of(columns, texts, "MemFerry, section V")
 
 
 def _gap_table(plans: Sequence[dict[str, Any]]) -> Table:
-    title = "Greedy plans by reading of Algorithm 1: longer than the exact plan by"
-    table = Table("criterion, gain, base", title=title)
+    columns, rows = ["criterion, gain, base"], []
     for each in plans:
         proven = "" if each["gap"] == 0 else f", within {each['gap']:.2%}"
-        table.add_column(f"{each['model']}{proven}", justify="right")
+        columns.append(f">{each['model']}{proven}")
     for reading in plans[0]["greedy"] if plans else ():
         longer = [each["greedy"][reading] for each in plans]
-        table.add_row(reading, *("no plan" if each is None else f"{each:.2%}" for each in longer))
-    return table
+        rows.append((reading, *("no plan" if x is None else f"{x:.2%}" for x in longer)))
+    title = "Greedy plans by reading of Algorithm 1: longer than the exact plan by"
+    return table_of(columns, rows, title)
 
 
 def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
-    table = Table("assumption", "model", title="What each assumption decides (modelled)")
-    for name in (
-        *memferry.SENSITIVE,
-        "over native, updates overlap loads",
-        "over native, DHA shares the link",
-    ):
-        table.add_column(name, justify="right")
-    last = ""
+    more = ("over native, updates overlap loads", "over native, DHA shares the link")
+    columns = ("assumption", "model", *(f">{name}" for name in (*memferry.SENSITIVE, *more)))
+    rows, last = [], ""
     for each in changed:
         values = [
             f"{value:.2f}" if memferry.SENSITIVE[name][0] == "x" else f"{value:.1f} %"
             for name, value in each.values.items()
         ]
         shown = each.variant if each.variant != last else ""
-        table.add_row(shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}")
+        rows.append((shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}"))
         last = each.variant
-    return table
+    return table_of(columns, rows, "What each assumption decides (modelled)")
 
 
 def _memory(rows: Mapping[str, Sequence[Modelled]]) -> Table:
-    table = Table("assumption", title="Rows of memory by assumption, % beside DeepSpeed (modelled)")
     first = next(iter(rows.values()), [])
-    for row in first:
-        table.add_column(f"{row.name.removeprefix('Memory: ')}, {row.section}", justify="right")
-    if first:
-        table.add_row("*paper*", *(f"{row.paper:.1f}" for row in first))
-    for variant, each in rows.items():
-        table.add_row(variant, *(f"{row.modelled:.1f}" for row in each))
-    return table
+    named = [f">{row.name.removeprefix('Memory: ')}, {row.section}" for row in first]
+    texts = [("*paper*", *(f"{row.paper:.1f}" for row in first))] if first else []
+    texts += [(variant, *(f"{row.modelled:.1f}" for row in each)) for variant, each in rows.items()]
+    title = "Rows of memory by assumption, % beside DeepSpeed (modelled)"
+    return table_of(("assumption", *named), texts, title)

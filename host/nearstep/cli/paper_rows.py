@@ -1,9 +1,9 @@
-"""What `nearstep paper` prints of every paper: rows beside what is printed, and what is assumed."""
+"""Output of `nearstep paper` for every paper: rows, errors and assumptions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearstep.cli.outcome import print_json
-from nearstep.paper.rows import Errors, Row
+from nearstep.cli.outcome import print_json, table_of
+from nearstep.paper.rows import Errors, Row, Sensitivity
 
 
 def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
@@ -40,19 +40,32 @@ def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
         print_json(rows)
 
 
-def table_of(rows: Sequence[Row], title: str) -> Table:
-    """Rows, printed figures beside those from here."""
-    table = Table("figure", "where", title=title)
-    for name in ("paper", "here"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    table.add_column("error", justify="right")
+def table_of_figures(rows: Sequence[Row], title: str) -> Table:
+    """Printed figures beside those from here."""
+    texts = []
     for row in rows:
         printed = f"{row.relation if row.relation != '=' else ''} {_value(row.paper, row.unit)}"
         kind = row.kind if row.found is not None else row.note
         here = _value(row.found, row.unit)
-        table.add_row(row.name, row.section, printed.strip(), here, kind, _error(row))
-    return table
+        texts.append((row.name, row.section, printed.strip(), here, kind, _error(row)))
+    return table_of(("figure", "where", ">paper", ">here", "", ">error"), texts, title)
+
+
+def table_of_assumptions(
+    changed: Sequence[Sensitivity], names: Sequence[str], values: Callable[[Any], Iterable[str]]
+) -> Table:
+    """Errors under each changed assumption, and `values` under these names."""
+    columns = ["assumption", ">GPU, of its peak", ">mean error", ">largest", "of"]
+    rows = [
+        (
+            each.variant,
+            *(f"{each.gpu:.1%}", f"{each.mean:.1%}", f"{each.largest:+.1%}", each.of),
+            *values(each),
+        )
+        for each in changed
+    ]
+    columns += [f">{name}" for name in names]
+    return table_of(columns, rows, "What each assumption decides (modelled)")
 
 
 def print_speedups(console: Console, found: Errors | None) -> None:

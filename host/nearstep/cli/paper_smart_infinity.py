@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from nearstep.cli.files import PictureFile, check_outputs
 from nearstep.cli.outcome import AsJson, console, print_table, working
@@ -20,12 +19,13 @@ from nearstep.cli.paper_rows import (
     plain_rows,
     print_assumed,
     print_speedups,
-    table_of,
+    table_of_assumptions,
+    table_of_figures,
 )
 from nearstep.errors import ArgumentError
 from nearstep.paper import smart_infinity
 from nearstep.paper.rows import Errors, Row, errors
-from nearstep.paper.smart_infinity import Evaluation, Sensitivity
+from nearstep.paper.smart_infinity import Evaluation, Variant
 from nearstep.paper.smart_infinity_measured import FOLDER, measured
 from nearstep.paper.smart_infinity_picture import draw
 
@@ -57,7 +57,7 @@ def command(
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--bench") from None
     rows: list[Row] = []
-    changed: list[Sensitivity] = []
+    changed: list[Variant] = []
     with working("Smart-Infinity") as progress:
         evaluation = Evaluation()
         for row in evaluation.rows(parts):
@@ -75,17 +75,18 @@ def command(
     give_json(plain(evaluation, rows, changed, found), as_json, output)
     if as_json:
         return
-    print_table(table_of(rows, "Smart-Infinity"))
+    print_table(table_of_figures(rows, "Smart-Infinity"))
     _explain(console(), evaluation, rows, found)
     if changed:
-        print_table(_sensitivity(changed))
+        names = ["SU+O over SU, 10 CSDs"]
+        print_table(table_of_assumptions(changed, names, lambda each: [f"{each.handler:.2f}"]))
     print_assumed(console(), smart_infinity.NOT_MODELLED, smart_infinity.ASSUMPTIONS)
 
 
 def plain(
     evaluation: Evaluation,
     rows: Sequence[Row],
-    changed: Sequence[Sensitivity],
+    changed: Sequence[Variant],
     found: Errors | None,
 ) -> dict[str, Any]:
     """All of it for `json.dumps`; errors of `%` and `M` are differences, of others fractions."""
@@ -120,15 +121,3 @@ def _explain(
         "80 % of an iteration.",
         soft_wrap=True,
     )
-
-
-def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
-    table = Table("assumption", title="What each assumption decides (modelled)")
-    for name in ("GPU, of its peak", "mean error", "largest"):
-        table.add_column(name, justify="right")
-    table.add_column("of")
-    table.add_column("SU+O over SU, 10 CSDs", justify="right")
-    for each in changed:
-        values = [f"{each.gpu:.1%}", f"{each.mean:.1%}", f"{each.largest:+.1%}"]
-        table.add_row(each.variant, *values, each.of, f"{each.handler:.2f}")
-    return table

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from nearstep.cli.outcome import AsJson, print_json, print_table, reported, working
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
 from nearstep.measure.errors import MeasureError
 from nearstep_spec.cache import cache_dir, make_folder
 from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
@@ -61,13 +60,13 @@ Name = Annotated[
 @app.command("list")
 def list_machines() -> None:
     """List the machines that come with nearstep, and this one, if it is measured."""
-    table = Table("name", "what it is", *(f"figures: {origin}" for origin in ORIGINS))
-    names = [*shipped(), *([THIS] if measured_path().is_file() else [])]
-    for name in names:
+    rows = []
+    for name in [*shipped(), *([THIS] if measured_path().is_file() else [])]:
         with reported():
             platform = load(name)
-        table.add_row(name, platform.title, *map(str, _origins(platform).values()))
-    print_table(table)
+        rows.append((name, platform.title, *map(str, _origins(platform).values())))
+    columns = ("name", "what it is", *(f"figures: {origin}" for origin in ORIGINS))
+    print_table(table_of(columns, rows))
 
 
 @app.command("show")
@@ -81,14 +80,13 @@ def show(
     if as_json:
         print_json(asdict(platform))
         return
-    table = Table("part", "entry", "value", "origin", "source", title=platform.title)
-    for part, entry, figure in figures(platform):
-        table.add_row(part, entry, _printed(entry, figure), figure.origin, figure.source)
-    print_table(table)
-    links = Table("link", "ends", "duplex")
-    for part, link in platform.links.items():
-        links.add_row(part, " - ".join(link.ends), link.duplex)
-    print_table(links)
+    rows = [
+        (part, entry, _printed(entry, figure), figure.origin, figure.source)
+        for part, entry, figure in figures(platform)
+    ]
+    print_table(table_of(("part", "entry", "value", "origin", "source"), rows, platform.title))
+    links = [(name, " - ".join(each.ends), each.duplex) for name, each in platform.links.items()]
+    print_table(table_of(("link", "ends", "duplex"), links))
 
 
 @app.command("check")

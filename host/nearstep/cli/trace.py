@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from nearstep.cli.devices import complete
 from nearstep.cli.files import PictureFile, TraceFile, check_outputs
-from nearstep.cli.outcome import print_table, reported, working
+from nearstep.cli.outcome import print_table, reported, table_of, working
 from nearstep.device import open_device
 from nearstep.errors import ArgumentError
 from nearstep.work.timeline import Timeline
@@ -128,9 +127,9 @@ def command(
 
 def show(timeline: Timeline, title: str) -> None:
     """Print how busy each resource was."""
-    table = Table("resource", "operations", "busy, cycles", "share", title=title)
+    rows = []
     for lane, entries in sorted(timeline.lanes.items()):
         busy = timeline.busy(lane)
         share = f"{100 * busy / max(timeline.makespan, 1):.1f} %"
-        table.add_row(lane, str(len(entries)), str(busy), share)
-    print_table(table)
+        rows.append((lane, str(len(entries)), str(busy), share))
+    print_table(table_of(("resource", "operations", "busy, cycles", "share"), rows, title))

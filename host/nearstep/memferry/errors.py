@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 
@@ -22,6 +24,27 @@ class FieldError(Fielded, ArgumentError):
     @property
     def where(self) -> str:
         return f"layer {self.layer}: " if self.layer else ""
+
+    @classmethod
+    def check_keys(
+        cls,
+        layer: str,
+        table: Mapping[str, object],
+        known: Sequence[str],
+        listed: Sequence[str] = (),
+    ) -> None:
+        """Raise the error unless a table has all of the known fields, and no other.
+
+        Parameters
+        ----------
+        listed : the known fields as the message lists them, if in another order.
+        """
+        for name in known:
+            if name not in table:
+                raise cls(layer, name, "given", "missing")
+        for name in table:
+            if name not in known:
+                raise cls(layer, name, f"one of {', '.join(listed or known)}", "unknown")
 
 
 class ProfileError(FieldError):

@@ -1,22 +1,22 @@
-"""Profiles that are *modelled*: a machine and the shape of a model, by a roofline for each layer.
+"""Profiles of a model on a machine that are *modelled*, by a roofline for each layer.
 
-A layer of the planner is an embedding, a normalisation or a matrix, as the paper's figure 3 has
-them; blocks of a transformer are cut into these, and what has no parameters (attention, GELU) is
+A layer of the planner is an embedding, a normalisation or a matrix, as in the paper's figure 3;
+blocks of a transformer are cut into these, and operations without parameters (attention, GELU) are
 between.
 
 - *On the GPU*: the larger of FLOPs at the datasheet's rate and bytes at that of its memory:
   parameters, inputs and outputs; backward has twice the FLOPs and bytes of a matrix, the others
   once.
-- *By direct host access*: the larger of that and what goes over the link. An embedding reads the
+- *By direct host access*: the larger of that and the bytes over the link. An embedding reads the
   rows of its tokens, as many as there are of either. A normalisation reads its vectors once. A
-  matrix is read once by each wave of tiles (`nearstep.memferry.access`). In backward
-  only the product for the gradient of the input reads the matrix; an embedding and a
-  normalisation's bias read nothing.
+  matrix is read once by each wave of tiles (`nearstep.memferry.access`). In backward only the
+  product for the gradient of the input reads the matrix; an embedding and a normalisation's bias
+  read nothing.
 - *Gradients written to the host*: the larger of backward and their bytes over the link.
-- A tied matrix is a layer of its own where it is multiplied with, which loads it; its gradient
-  counts with the embedding, where it is complete.
+- A tied matrix is a layer of its own in its product, which loads it; its gradient counts with the
+  embedding, where it is complete.
 
-What no source says: the rate of the optimizer on the host (`host_params_per_s`).
+No source has the rate of the optimizer on the host (`host_params_per_s`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is trained, and on what part of a machine.
+    """A training setup on a machine.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Setup:
     dtype : of parameters, activations and gradients on the GPU.
     gpu, host : names of processors.
     reads : of matrices by direct host access.
-    host_params_per_s : that the optimizer on the host updates.
+    host_params_per_s : rate of the optimizer on the host.
     frozen : names of planner layers without gradients.
     """
 
@@ -62,7 +62,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class _Part:
-    """A layer of the planner, or what is between two if `kind` is `between`."""
+    """A layer of the planner, or the computation between two if `kind` is `between`."""
 
     name: str
     kind: Literal["embedding", "norm", "matrix", "between"]
@@ -78,13 +78,11 @@ class _Part:
 
 
 def profile(platform: Platform, model: Transformer, setup: Setup) -> Profile:
-    """The profile of a model on a machine.
+    """Model the profile of a model on a machine.
 
     Raises
     ------
     ArgumentError : the machine lacks a figure that is needed, or the host updates nothing.
-    ValueError : batch or sequence are none that the model takes.
-    PlatformError : there is no such part.
     """
     rate = setup.host_params_per_s
     if not rate > 0:
@@ -194,7 +192,7 @@ class _Roof:
             yield self._layer(part, times)
 
     def _computed(self, part: _Part) -> tuple[float, float]:
-        """Seconds of forward and backward with all in GPU memory."""
+        """Seconds of forward and backward with all data in GPU memory."""
         moved = (part.moved + (part.elements if part.kind == "matrix" else 0)) * self.width
         forward = max(part.flops / self.flops, moved / self.memory)
         if part.kind == "embedding":  # backward writes the whole gradient

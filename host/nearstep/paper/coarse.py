@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from nearstep.coarse.routing import FULL
 from nearstep.paper.coarse_case import Communication, Layout, Options, Work, platform
 from nearstep.paper.coarse_pcie import ROUND_TRIP_S, Pcie
-from nearstep.paper.rows import Row, errors, row, spread
+from nearstep.paper.rows import Row, Sensitivity, row, sensitive, spread
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Transfer
@@ -302,22 +302,9 @@ VARIANTS: Mapping[str, tuple[Options, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sensitivity:
-    """Some rows under a changed assumption.
+class Variant(Sensitivity):
+    """Rows under a changed assumption: `values` are those of `SENSITIVE`."""
 
-    Attributes
-    ----------
-    gpu : share of its peak, fitted anew unless the variant has it.
-    mean, largest : errors of the printed speedups.
-    of : the row with the largest.
-    values : modelled, of the rows in `SENSITIVE`.
-    """
-
-    variant: str
-    gpu: float
-    mean: float
-    largest: float
-    of: str
     values: Mapping[str, float]
 
 
@@ -333,22 +320,11 @@ SENSITIVE = {
 
 def sensitivity(
     variants: Mapping[str, tuple[Options, int]] = VARIANTS,
-) -> Iterator[Sensitivity]:
-    """What each assumption decides."""
+) -> Iterator[Variant]:
+    """Evaluate the paper under each assumption."""
     for variant, (options, payload) in variants.items():
         evaluation = Evaluation(options, payload)
         rows = [*evaluation.rows(["figure-8", "figure-16", "figure-17"])]
-        found = errors(rows)
-        yield Sensitivity(
-            variant=variant,
-            gpu=float(evaluation.options.gpu or 0.0),
-            mean=found.mean,
-            largest=float(found.largest.error or 0.0),
-            of=found.largest.name,
-            values={
-                title: float(each.found or 0.0)
-                for name, title in SENSITIVE.items()
-                for each in rows
-                if each.name == name
-            },
-        )
+        found = {each.name: float(each.found or 0.0) for each in rows}
+        values = {title: found[name] for name, title in SENSITIVE.items()}
+        yield Variant(**sensitive(variant, evaluation.options.gpu, rows), values=values)

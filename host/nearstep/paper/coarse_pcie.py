@@ -25,7 +25,6 @@ ROUND_TRIP_S = 550e-9
 networking*, SIGCOMM 2018: the median between a card and a Haswell Xeon, rounded."""
 
 LOAD_BYTES = 64
-STORE_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)

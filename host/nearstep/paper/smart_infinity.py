@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from nearstep.paper.rows import Row, errors, row, spread
+from nearstep.paper.rows import Row, Sensitivity, row, sensitive, spread
 from nearstep.paper.smart_infinity_case import METHODS, CsdCase, Method, Phases
 from nearstep.paper.smart_infinity_machine import SATURATED_BY, Machine, Options
 from nearstep.paper.smart_infinity_traffic import traffic
@@ -344,36 +344,21 @@ VARIANTS: Mapping[str, Options] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sensitivity:
+class Variant(Sensitivity):
     """The printed speedups under a changed assumption.
 
     Attributes
     ----------
-    gpu : share of its peak, fitted anew unless the variant has it.
-    mean, largest : errors.
-    of : the row with the largest.
     handler : SU+O over SU with ten cards, GPT-2 4.0B; 1.04 in print.
     """
 
-    variant: str
-    gpu: float
-    mean: float
-    largest: float
-    of: str
     handler: float
 
 
-def sensitivity(variants: Mapping[str, Options] = VARIANTS) -> Iterator[Sensitivity]:
-    """What each assumption decides."""
+def sensitivity(variants: Mapping[str, Options] = VARIANTS) -> Iterator[Variant]:
+    """Evaluate the paper under each assumption."""
     for variant, options in variants.items():
         evaluation = Evaluation(options)
-        found = errors(evaluation.rows())
+        found = sensitive(variant, evaluation.options.gpu, evaluation.rows())
         su, handler = (evaluation.phases(gpt2(4.0), each, 10).total for each in METHODS[1:3])
-        yield Sensitivity(
-            variant=variant,
-            gpu=float(evaluation.options.gpu or 0.0),
-            mean=found.mean,
-            largest=float(found.largest.error or 0.0),
-            of=found.largest.name,
-            handler=su / handler,
-        )
+        yield Variant(**found, handler=su / handler)
