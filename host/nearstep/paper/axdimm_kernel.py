@@ -1,8 +1,8 @@
-"""Table 5 of the AXDIMM paper: parameters that the kernel updates in a second, and a core.
+"""Table 5 of the AXDIMM paper: parameters that the kernel, and a core, update in a second.
 
-*Measured*: RTL cycles of a step on `sim:axdimm`, at 200 MHz. The paper's chips, K4ABG165WA of
-32 Gb, are two dies of 16 Gb in a package (Samsung; JESD79-4 has no die above 16 Gb), so a refresh
-takes what one of 16 Gb takes, 550 ns (JESD79-4, tRFC1).
+*Measured*: RTL cycles of a step on `sim:axdimm`, at 200 MHz. The paper's chips, K4ABG165WA of 32
+Gb, are two dies of 16 Gb in a package (Samsung; JESD79-4 has no die above 16 Gb), so a refresh
+takes as long as one of 16 Gb, 550 ns (JESD79-4, tRFC1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES_PER_PARAMETER = 28
 CLOCK_HZ = 200e6
 CHANNEL_BYTES_PER_S = 12.8e9
 ELEMENTS = 1 << 19
-"""Of each channel."""
+"""Elements of each channel."""
 
 DEVICES: Mapping[str, str] = {
     "32Gb, two dies of 16Gb x8": "sim:axdimm?memory=ddr4-1600&channels=2&density=32Gb&width=x16",
@@ -31,13 +31,13 @@ DEVICES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A row.
+    """A row of the table.
 
     Attributes
     ----------
     kind : `paper` or `measured`.
     theoretical, achieved : parameters a second.
-    source : a section, a device, or what was timed.
+    source : a section, a device, or a description of the measurement.
     """
 
     name: str
@@ -69,7 +69,7 @@ PRINTED = (CPU, AXDIMM)
 
 
 def measured(elements: int = ELEMENTS, seed: int = 5) -> Iterator[Rate]:
-    """Rows of the RTL: both channels update at once, `elements` each."""
+    """Measure the rows of the RTL: both channels update `elements` each at once."""
     for name, url in DEVICES.items():
         with open_device(url, KernelDevice) as device:
             cycles = _step(device, elements, seed)
@@ -84,7 +84,7 @@ def measured(elements: int = ELEMENTS, seed: int = 5) -> Iterator[Rate]:
 
 
 def _step(device: KernelDevice, elements: int, seed: int) -> int:
-    """Cycles of a step of AdamW on all channels at once, those of the slower one."""
+    """Cycles of a step of AdamW on all channels at once, of the slowest one."""
     random = np.random.default_rng(seed)
     arrays = []
     for channel in range(device.channel_count):
@@ -100,7 +100,7 @@ def _step(device: KernelDevice, elements: int, seed: int) -> int:
 
 
 def this_core(elements: int = 1 << 24) -> Rate | None:
-    """One thread of this machine with torch's fused AdamW; None without torch.
+    """Measure one thread of this machine with torch's fused AdamW; None without torch.
 
     Parameters
     ----------

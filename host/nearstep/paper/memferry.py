@@ -1,9 +1,9 @@
-"""Section V of the MemFerry paper: what is printed, beside what is modelled.
+"""Section V of the MemFerry paper: printed figures beside modelled ones.
 
 *Modelled*: profiles by roofline (`nearstep.memferry.modelled`) on the machines of the platform
 files, plans by `nearstep.memferry.planner`, times of one iteration by the cost model. No constant
-is fitted. What neither the paper nor a datasheet says is in `ASSUMPTIONS`, and what that does to
-the rows in `sensitivity`.
+is fitted. `ASSUMPTIONS` list what neither the paper nor a datasheet says, and `sensitivity` shows
+their effect on the rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NOT_MODELLED = {
     "Figure 10(b): time over the reserve factor is convex": "no number is printed; "
     "`.venv/bin/nearstep plan --reserve` shows the curve",
 }
-"""Printed, without a row, and why."""
+"""Printed figures without a row, and the reasons."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Evaluation:
         return self._cases[key]
 
     def named(self, name: str) -> MemferryCase:
-        """A model of figure 9."""
+        """Case of a model of figure 9."""
         model = MODELS[name]
         assert isinstance(model, Transformer)
         return self.case(model, sequence=1024 if name == "gpt2-medium" else 512)
@@ -195,7 +195,7 @@ class Evaluation:
         yield Modelled("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup)
 
     def rows(self) -> Iterator[Modelled]:
-        """All, as each is modelled."""
+        """Model all rows."""
         for each in (
             self.figure_9,
             self.utilisation,
@@ -208,7 +208,7 @@ class Evaluation:
 
 
 def _slower(case: MemferryCase) -> float:
-    """By how much backward of a model is longer with all parameters in host memory."""
+    """Relative increase of backward with all parameters in host memory."""
     layers = case.profile.layers
     there = sum(each.backward_dha_s or each.backward_s for each in layers)
     return there / sum(each.backward_s for each in layers) - 1
@@ -262,20 +262,14 @@ class Sensitivity:
 
 
 def evaluations() -> Mapping[str, Evaluation]:
-    """Section V under each of `VARIANTS`."""
+    """Evaluations of section V under each of `VARIANTS`."""
     return {variant: Evaluation(options) for variant, options in VARIANTS.items()}
 
 
 def sensitivity(
     models: tuple[str, ...] = MODELS_OF_FIGURE_9, under: Mapping[str, Evaluation] | None = None
 ) -> Iterator[Sensitivity]:
-    """What each assumption decides.
-
-    Parameters
-    ----------
-    models : of figure 9.
-    under : `evaluations`, which keep their plans.
-    """
+    """Evaluate models of figure 9 under each assumption; `under` are `evaluations` to reuse."""
     for variant, evaluation in (under or evaluations()).items():
         for name in models:
             case = evaluation.named(name)
@@ -284,7 +278,7 @@ def sensitivity(
 
 
 def _overlapped(case: MemferryCase) -> float:
-    """The better one of MemFerry's two orders of updates, beside native's."""
+    """Speedup over native of the better one of MemFerry's two orders of updates."""
     base = Iterations(case.costs, native(case.costs), updates="all-gradients")
     ours = [
         steady(Iterations(case.costs, case.memferry.decisions, updates=each)).seconds
@@ -294,7 +288,7 @@ def _overlapped(case: MemferryCase) -> float:
 
 
 def _shared(case: MemferryCase) -> float:
-    """MemFerry's plan on a link that reads of the GPU take from the copies."""
+    """Speedup of MemFerry's plan on a link that copies and reads of the GPU share."""
     ends = "cpu", "gpu0" if case.machine == "memferry-a100" else "gpu"
     down, up = (
         min(hop.bytes_per_s for hop in case.platform.route(*way)) for way in (ends, ends[::-1])

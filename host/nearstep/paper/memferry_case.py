@@ -1,6 +1,6 @@
 """A model on a machine of the MemFerry paper, under assumptions: times and memory of each system.
 
-Rows of section V come of these (`nearstep.paper.memferry`, whose `ASSUMPTIONS` they follow).
+Rows of section V are made of these (`nearstep.paper.memferry`, whose `ASSUMPTIONS` they follow).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nearstep_spec.platform.transformer import Transformer
 HOST_PARAMS_PER_S = {"memferry-a100": 8 * 25.6e9 / 28, "memferry-v100": 2 * 21.328e9 / 28}
 MOST_STATES = 400
 BUCKET_ELEMENTS = 500_000_000
-"""DeepSpeed's default `reduce_bucket_size`, which backward allocates whatever the model has
+"""DeepSpeed's default `reduce_bucket_size`, which backward allocates for any model
 (`deepspeed/runtime/zero/stage_1_and_2.py`)."""
 
 
 class Systems(NamedTuple):
-    """A number of each."""
+    """A figure of each system."""
 
     deepspeed: float
     native: float
@@ -44,12 +44,12 @@ class Options:
     dtype : None: as `ASSUMPTIONS` has it for the machine.
     reads : of matrices by direct host access.
     host : factor on the rate of the optimizer on the host.
-    flops : factor on that of the GPU.
+    flops : factor on the rate of the GPU.
     batch : factor on the batch.
     recompute : activations are computed again in backward: outputs of layers are kept, and all of
         one layer. Times stay.
     bucket : gradients that DeepSpeed collects; None: its memory and its order are native's.
-    beside : it has two buckets, and backward goes on while one is sent (`overlap_comm`).
+    beside : two buckets: backward continues while one is sent (`overlap_comm`).
     """
 
     dtype: str | None = None
@@ -68,7 +68,6 @@ class MemferryCase:
 
     Attributes
     ----------
-    machine : name.
     planner : of MemFerry and GO-MemFerry.
     """
 
@@ -149,33 +148,33 @@ class MemferryCase:
 
     @property
     def deepspeed_s(self) -> float:
-        """Of an iteration of DeepSpeed."""
+        """Seconds of an iteration of DeepSpeed."""
         return self._deepspeed.makespan / 1e12
 
     @property
     def native_s(self) -> float:
-        """Of an iteration of native ZeRO-Offload."""
+        """Seconds of an iteration of native ZeRO-Offload."""
         return self._native.makespan / 1e12
 
     @property
     def seconds(self) -> Systems:
-        """Of an iteration."""
+        """Seconds of an iteration of each system."""
         ours = self.memferry.total / 1e12, self.go.total / 1e12
         return Systems(self.deepspeed_s, self.native_s, *ours)
 
     @property
     def speedup(self) -> float:
-        """Of MemFerry over DeepSpeed."""
+        """Speedup of MemFerry over DeepSpeed."""
         return self.deepspeed_s * 1e12 / self.memferry.total
 
     @property
     def native_speedup(self) -> float:
-        """Of MemFerry over native ZeRO-Offload."""
+        """Speedup of MemFerry over native ZeRO-Offload."""
         return self.native_s * 1e12 / self.memferry.total
 
     @property
     def go_speedup(self) -> float:
-        """Of GO-MemFerry over DeepSpeed."""
+        """Speedup of GO-MemFerry over DeepSpeed."""
         return self.deepspeed_s * 1e12 / self.go.total
 
     @property
@@ -198,8 +197,8 @@ class MemferryCase:
     def memory(self) -> Systems:
         """Peak of the GPU's memory in bytes.
 
-        DeepSpeed has buckets beside all parameters, from when backward begins, and gradients that
-        are not yet in one: those of the largest layer, when activations have gone.
+        DeepSpeed has buckets beside all parameters, from the begin of backward, and gradients that
+        are not yet in one: those of the largest layer, after activations are freed.
         """
         plans = (native(self.costs), self.memferry.decisions, self.go.decisions)
         others = (self.costs.bytes_of(each) + self.activation_bytes for each in plans)
@@ -220,14 +219,14 @@ class MemferryCase:
 def _planned(
     profile: Profile, reserve: float, decisions: Literal["all", "keep"], planner: Planner
 ) -> Planned:
-    """A plan; assumptions about memory and baselines alone leave it as it is."""
+    """A plan, which assumptions about memory and baselines alone do not change."""
     return make(
         profile, reserve=reserve, decisions=decisions, planner=planner, most_states=MOST_STATES
     )
 
 
 def sized(billions: float) -> Transformer:
-    """A model of about so many billion parameters, as `ASSUMPTIONS` has them."""
+    """A model of about so many billion parameters, by `ASSUMPTIONS`."""
     large = billions >= 4
     hidden, vocabulary = (4096, 130528) if large else (2048, 32768)
     blocks = max(round((billions * 1e9 - vocabulary * hidden) / (12 * hidden**2)), 1)

@@ -1,7 +1,7 @@
 """One iteration of storage-offloaded training on the machine of the Smart-Infinity paper.
 
-A graph of work (`nearstep.work`) of forward, backward with the gradients' way to the drives, and
-the update, by any of the paper's methods. All of them use the same machine, drives and links.
+A graph of work (`nearstep.work`) of forward, backward with transfers of gradients to the drives,
+and the update, by any of the paper's methods, on the same machine, drives and links.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ PAIR_BYTES = 8
 """An index and a value of a gradient (section VII-A)."""
 
 MOST_BLOCKS = 24
-"""Layers are joined to so many blocks, which come, are computed and go together."""
+"""Blocks that layers are joined to, which are transferred and computed as a whole."""
 
 SUMS = 2
-"""Of the activations of a layer on several GPUs: one of attention and one of the perceptron."""
+"""Sums of the activations of a layer on several GPUs: one of attention and one of the perceptron.
+"""
 
 DRIVES = 10
 
@@ -44,8 +45,8 @@ class Phases:
 
     Attributes
     ----------
-    backward : with the gradients' way to the drives.
-    update : with that of the optimizer's states.
+    backward : with transfers of gradients to the drives.
+    update : with transfers of the optimizer's states.
     """
 
     forward: float
@@ -64,7 +65,7 @@ class Block:
     Attributes
     ----------
     elements : parameters.
-    forward_flops, backward_flops : the latter with the forward that is computed again.
+    forward_flops, backward_flops : the latter with the second forward.
     output_bytes : activations that are kept.
     """
 
@@ -75,7 +76,7 @@ class Block:
 
 
 def blocks(layers: Sequence[Layer], most: int = MOST_BLOCKS) -> list[Block]:
-    """Layers joined to at most so many blocks of about as many layers each."""
+    """Join layers to at most so many blocks of about as many layers each."""
     count = min(most, len(layers))
     bounds = [len(layers) * i // count for i in range(count + 1)]
     found = []
@@ -94,7 +95,7 @@ def blocks(layers: Sequence[Layer], most: int = MOST_BLOCKS) -> list[Block]:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """A number dealt out as equally as whole numbers can be."""
+    """Divide a number into parts as equal as whole numbers can be."""
     return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
 
 
@@ -108,13 +109,13 @@ class CsdCase:
     drives : 1 to 10.
     gpus : names of the machine's; several share each layer (tensor parallelism, section VIII-A).
     optimizer : of `STATES`.
-    percent : of SmartComp, bytes of pairs beside those of whole gradients (section VII-A).
+    percent : of SmartComp: bytes of pairs beside those of whole gradients (section VII-A).
     batch : sequences.
-    sequence : tokens. None: as the options have it.
+    sequence : tokens. None: those of the options.
 
     Raises
     ------
-    ArgumentError : a number or a name is none that there is.
+    ArgumentError : a number is out of range, or a name unknown.
     """
 
     model: Model
@@ -150,7 +151,7 @@ class CsdCase:
 
     @property
     def elements(self) -> int:
-        """Parameters."""
+        """Number of parameters."""
         return sum(block.elements for block in self.blocks)
 
     @property
@@ -158,7 +159,8 @@ class CsdCase:
         return STATES[self.optimizer]
 
     def gradient_bytes(self, elements: int) -> int:
-        """That go to the drives for so many parameters: all, or pairs of the largest."""
+        """Bytes of gradients sent to the drives for so many parameters: all, or pairs of the
+        largest."""
         if self.method != "su+o+c":
             return PARAMETER_BYTES * elements
         return PAIR_BYTES * ceil(elements * self.percent * PARAMETER_BYTES / PAIR_BYTES / 100)
@@ -180,7 +182,7 @@ class CsdCase:
 
     @property
     def seconds(self) -> float:
-        """Of an iteration."""
+        """Seconds of an iteration."""
         return self.phases.total
 
 
@@ -227,7 +229,7 @@ class _Work:
     def _compute(
         self, name: str, flops: int, sums: int, after: Sequence[Operation]
     ) -> list[Operation]:
-        """A block on all GPUs, each with its share, and sums of so many bytes in a ring."""
+        """Compute a block on all GPUs, each with its share, and sum so many bytes in a ring."""
         gpus = self._case.gpus
         options = self._case.options
         share = 1.0 if options.gpu is None else options.gpu
@@ -251,7 +253,7 @@ class _Work:
     def _loads(
         self, name: str, block: Block, extra: int, after: Sequence[Operation]
     ) -> list[Operation]:
-        """Parameters in half precision, and what else a block takes, come to each GPU."""
+        """Load parameters in half precision, and extra bytes of a block, to each GPU."""
         count = len(self._case.gpus)
         nbytes = (HALF_BYTES * block.elements + extra) // count
         return [
@@ -265,7 +267,7 @@ class _Work:
             yield self._move(name, gpu, "cpu", nbytes // count, f"{gpu} sends", after=after)
 
     def _forward(self) -> list[Operation]:
-        """Figure 1(a): one block is loaded ahead; its activations go to the host."""
+        """Figure 1(a): one block is loaded ahead; its activations are sent to the host."""
         done: list[list[Operation]] = [[], []]
         kept: list[Operation] = []
         for number, block in enumerate(self._blocks):
@@ -277,7 +279,7 @@ class _Work:
         return [*done[-1], *kept]
 
     def _backward(self, begin: Operation) -> list[Operation]:
-        """Figure 1(b): gradients of a block go to the host, and from there to the drives."""
+        """Figure 1(b): gradients of a block are sent to the host, and from there to the drives."""
         case = self._case
         done: list[list[Operation]] = [[begin], [begin]]
         gone: list[list[Operation]] = [[begin]]
@@ -308,7 +310,8 @@ class _Work:
         return [*done[-1], *(each for group in gone for each in group)]
 
     def _update_on_host(self) -> None:
-        """Figures 1(c), 4(a): while a block is updated the next one comes and the last one goes."""
+        """Figures 1(c), 4(a): while a block is updated the next one is read and the last one
+        written."""
         case = self._case
         states = PARAMETER_BYTES * len(case.states)
         written: list[list[Operation]] = [[self._gate]] * 3
@@ -346,8 +349,8 @@ class _Work:
     def _update_on_card(self, drive: int, elements: int) -> None:
         """Figures 4(b), 5 and 6(b): subgroups as large as the card's DRAM has room for.
 
-        With the handler a variable of the next subgroup comes when its buffer is written back; else
-        when all are.
+        With the handler a variable of the next subgroup is read when its buffer has been written
+        back; without, when all have.
         """
         case = self._case
         ssd, fpga = f"ssd{drive}", f"fpga{drive}"
@@ -381,14 +384,14 @@ class _Work:
     def _upload(
         self, ssd: str, uploads: Sequence[tuple[str, int, Operation]], after: Sequence[Operation]
     ) -> None:
-        """Updated parameters go to the host once they are written and others have come."""
+        """Send updated parameters to the host once they are written and others have been read."""
         for name, nbytes, written in uploads:
             self._move(name, ssd, "cpu", nbytes, f"{ssd} uploads", after=[written, *after])
 
     def _read_and_update(
         self, drive: int, tag: str, elements: int, after: Sequence[Operation]
     ) -> list[Operation]:
-        """A subgroup comes and is updated: what brings it, and the update."""
+        """Read and update a subgroup, and return these operations."""
         case, machine = self._case, self._machine
         ssd, fpga = f"ssd{drive}", f"fpga{drive}"
         buffers = {name: Range((fpga, name), 0, 1) for name in (*case.states, "g", "pairs")}

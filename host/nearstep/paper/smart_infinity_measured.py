@@ -1,4 +1,4 @@
-"""Table III and figure 14 of the Smart-Infinity paper beside what benches here have measured."""
+"""Table III and figure 14 of the Smart-Infinity paper beside measurements of benches here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nearstep.paper.rows import Relation, Row
 from nearstep.paper.smart_infinity_machine import Machine, Options
 
 FOLDER = Path("build/bench")
-"""Where benches of a checkout write."""
+"""Folder that benches of a checkout write to."""
 
 TABLE_3: Mapping[str, Mapping[str, float]] = {
     "Adam": {"lut": 33.66, "bram36": 27.13, "uram": 34.38, "dsp": 11.03},
@@ -28,7 +28,7 @@ SPREAD = "random"
 
 
 def measured(folder: Path = FOLDER) -> Iterator[Row]:
-    """Rows of what benches have written; those of benches that have not run have nothing found.
+    """Rows of the files of benches; nothing is found for a bench that has not run.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def measured(folder: Path = FOLDER) -> Iterator[Row]:
 
     Raises
     ------
-    ArgumentError : a file is none that its bench writes.
+    ArgumentError : a file is not that of its bench.
     """
     yield from _figure_14(folder)
     yield from _table_3(folder)

@@ -15,7 +15,7 @@ GPUS = ("a5000", "a100")
 
 
 def draw(evaluation: Evaluation, path: Path) -> None:
-    """Write a picture: parts of an iteration by method, and speedup over the number of drives.
+    """Draw parts of an iteration by method, and speedup over the number of drives.
 
     Parameters
     ----------

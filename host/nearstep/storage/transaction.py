@@ -1,4 +1,4 @@
-"""What will be the next generation."""
+"""The transaction of a store: the next generation."""
 
 from __future__ import annotations
 
