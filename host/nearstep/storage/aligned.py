@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from nearstep.errors import ArgumentError
+
 ALIGNMENT = 4096
 """Addresses of arrays that are transferred without a copy are multiples of this."""
 
@@ -71,3 +73,28 @@ def padded(data: bytes) -> NDArray[np.uint8]:
 def is_aligned(data: NDArray[np.uint8]) -> bool:
     """Whether an array can be transferred as it is: whole pages, from a page on."""
     return data.nbytes % ALIGNMENT == 0 and data.ctypes.data % ALIGNMENT == 0
+
+
+def flat_bytes(what: str, data: Any, *, writes: bool = False) -> NDArray[np.uint8]:
+    """The bytes of a contiguous array or buffer.
+
+    Raises
+    ------
+    ArgumentError : there is no such array, or it must be written and cannot be.
+    """
+    array: NDArray[Any]
+    if isinstance(data, np.ndarray):
+        array = data
+    else:
+        try:
+            array = np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError, BufferError) as error:
+            raise ArgumentError(f"{what} must be an array or a buffer: {error}") from None
+    if not array.flags.c_contiguous:
+        raise ArgumentError(f"{what} must be contiguous, not strided {array.strides}")
+    if array.dtype.hasobject:
+        raise ArgumentError(f"{what} must have no objects, not {array.dtype}")
+    if writes and not array.flags.writeable:
+        raise ArgumentError(f"{what} must be writeable")
+    flat: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
+    return flat

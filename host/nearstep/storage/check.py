@@ -16,9 +16,8 @@ from nearstep.storage.drive_errors import IncompleteSetError, StorageError, Torn
 from nearstep.storage.drive_set import Place, beginnings, drives_in, open_set
 from nearstep.storage.extent_jobs import Source
 from nearstep.storage.extents import Extent, Run
-from nearstep.storage.generation import Generation, load, read_slots
+from nearstep.storage.generation import Generation, check_apart, damage, load, read_slots
 from nearstep.storage.header import MAGIC, Header, read_header
-from nearstep.storage.recovery import check_apart, damage
 
 BATCH = 1024
 """Extents of a transfer."""

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.errors import ArgumentError, OutOfBoundsError
+from nearstep.scalars import is_whole
 from nearstep.storage.blocks import BLOCK_BYTES
 
 EXTENT = np.dtype([("block", "<u8"), ("blocks", "<u4"), ("drive", "<u4"), ("crc", "<u4")])
@@ -188,6 +190,24 @@ class Tensor:
     @property
     def blocks(self) -> int:
         return blocks_of(self.nbytes)
+
+    def span(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """First and last block of the extents that have any of these bytes.
+
+        Raises
+        ------
+        OutOfBoundsError : the tensor is shorter.
+        ArgumentError : the offset is no whole number.
+        """
+        if not is_whole(offset):
+            raise ArgumentError(f"offset must be a whole number, not {offset!r}")
+        stop = offset + nbytes
+        if not 0 <= offset <= stop <= self.nbytes:
+            raise OutOfBoundsError(f"bytes of {self.name!r}", offset, stop, self.nbytes)
+        numbers = (
+            self.table.covering(offset // BLOCK_BYTES, blocks_of(stop)) if nbytes else range(0)
+        )
+        return int(self.table.starts[numbers.start]), int(self.table.starts[numbers.stop])
 
 
 def blocks_of(nbytes: int) -> int:

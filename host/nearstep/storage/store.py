@@ -14,7 +14,7 @@ from typing import Any, Self
 from nearstep.backends.base import Completion, Ended
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
-from nearstep.storage.aligned import aligned_bytes, padded
+from nearstep.storage.aligned import aligned_bytes, flat_bytes, padded
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.checksum import crc32
 from nearstep.storage.drive import QUEUE_DEPTH, TIMEOUT_S, Drive, DriveTransfer, Job, flushes
@@ -32,12 +32,10 @@ from nearstep.storage.drive_errors import (
 from nearstep.storage.drive_set import EXTENT_BYTES, Place, create_set, open_set
 from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
 from nearstep.storage.extents import Run, Table, Tensor, blocks_of, parts_of
-from nearstep.storage.generation import Generation, Slot
+from nearstep.storage.generation import Generation, Slot, find
 from nearstep.storage.generation_view import GenerationView
 from nearstep.storage.in_flight import InFlight
 from nearstep.storage.index import checked_json, checked_tensor, pack_index
-from nearstep.storage.recovery import find
-from nearstep.storage.spans import check_span, flat_bytes, widened
 from nearstep.storage.superblock import (
     FIRST_FREE,
     MOST_RUNS,
@@ -270,11 +268,9 @@ class Store:
             transaction = self._transaction
             transaction.check(f"write {name!r}")
             tensor = transaction.tensor(name)
-            check_span(tensor, offset, flat.nbytes)
+            first, last = tensor.span(offset, flat.nbytes)
             if not flat.nbytes:
                 return Ended()
-            first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
-            first, last = widened(tensor.table, first, last)
             self._in_flight.join(name, first, last, writes=True)
             table, before = transaction.place(
                 name,
@@ -477,11 +473,9 @@ class Store:
         self, tensor: Tensor, generation: Generation, out: Any, offset: int
     ) -> Completion:
         flat = flat_bytes("out", out, writes=True)
-        check_span(tensor, offset, flat.nbytes)
+        first, last = tensor.span(offset, flat.nbytes)
         if not flat.nbytes:
             return Ended()
-        first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
-        first, last = widened(tensor.table, first, last)
         self._in_flight.join(tensor.name, first, last, writes=False)
         source, table = self._source(tensor, generation.number), tensor.table
         transfer = DriveTransfer(
