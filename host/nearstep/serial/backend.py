@@ -111,24 +111,7 @@ class LinkBackend(PollingBackend):
         self._registers.write_register(address, value)
 
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
-        parts = list(_cut(address, out.size))
-        failed: list[Answer] = []
-
-        def take(index: int, answer: Answer) -> None:
-            if answer.status is not Status.OK:
-                failed.append(answer)
-                return
-            first, size = parts[index]
-            out[first - address :][:size] = np.frombuffer(answer.data, np.uint8)
-
-        self.link.ask_all(
-            (
-                Request(op=Op.READ, space=Space.MEMORY, address=first, length=size)
-                for first, size in parts
-            ),
-            take,
-        )
-        self._check_memory(failed, write=False)
+        self._check_memory(self._read(Space.MEMORY, address, out), write=False)
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         failed: list[Answer] = []
@@ -137,19 +120,12 @@ class LinkBackend(PollingBackend):
             if answer.status is not Status.OK:
                 failed.append(answer)
 
-        self.link.ask_all(
-            (
-                Request(
-                    op=Op.WRITE,
-                    space=Space.MEMORY,
-                    address=first,
-                    length=size,
-                    data=data[first - address :][:size].tobytes(),
-                )
-                for first, size in _cut(address, data.size)
-            ),
-            take,
+        write: Any = {"op": Op.WRITE, "space": Space.MEMORY}
+        requests = (
+            Request(address=at, length=size, data=data[at - address :][:size].tobytes(), **write)
+            for at, size in _cut(address, data.size)
         )
+        self.link.ask_all(requests, take)
         self._check_memory(failed, write=True)
 
     def reset(self) -> None:
@@ -175,21 +151,26 @@ class LinkBackend(PollingBackend):
             return int(self.board.cycles.value)
 
     def _manifest_text(self, nbytes: int) -> bytes:
-        parts: dict[int, bytes] = {}
+        text = np.zeros(nbytes, np.uint8)
+        for answer in self._read(Space.MANIFEST, 0, text):
+            raise LinkMemoryError(answer.failed_at, answer.status.name, write=False)
+        return text.tobytes()
+
+    def _read(self, space: Space, address: int, out: NDArray[np.uint8]) -> list[Answer]:
+        """Read bytes of a space, and return the answers of parts that failed."""
+        parts = list(_cut(address, out.size))
+        failed: list[Answer] = []
 
         def take(index: int, answer: Answer) -> None:
             if answer.status is not Status.OK:
-                raise LinkMemoryError(answer.failed_at, answer.status.name, write=False)
-            parts[index] = answer.data
+                failed.append(answer)
+                return
+            first, size = parts[index]
+            out[first - address :][:size] = np.frombuffer(answer.data, np.uint8)
 
-        self.link.ask_all(
-            (
-                Request(op=Op.READ, space=Space.MANIFEST, address=first, length=size)
-                for first, size in _cut(0, nbytes)
-            ),
-            take,
-        )
-        return b"".join(parts[index] for index in sorted(parts))
+        requests = (Request(op=Op.READ, space=space, address=at, length=n) for at, n in parts)
+        self.link.ask_all(requests, take)
+        return failed
 
     def _check_board(self, board: str | None) -> None:
         if board is not None and board != self.manifest.board:

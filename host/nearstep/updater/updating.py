@@ -26,9 +26,7 @@ from nearstep.updater.arguments import RuleArguments, rule_arguments
 from nearstep.updater.buffers import check_buffer, check_format, check_size, common_channel
 from nearstep.updater.channel import KernelChannel
 from nearstep.updater.command import Command
-from nearstep.updater.copy_out import CopyOut
-from nearstep.updater.formats import DTYPES
-from nearstep.updater.gradient import Gradient
+from nearstep.updater.formats import DTYPES, CopyOut, Gradient
 from nearstep.updater.pairs import Pairs, check_count
 from nearstep.updater.rounding import Drawn, Rounding
 from nearstep.updater.run import KernelRun, ScanRun, UpdateRun
