@@ -79,13 +79,13 @@ def _add(app: typer.Typer, entry: importlib.metadata.EntryPoint) -> None:
 
 
 def _command(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
-    """A command, which may say of itself how it is to be parsed."""
+    """Add a command, with its own settings of the parser if it has some."""
     settings = getattr(command, "context_settings", None)
     app.command(name, context_settings=settings)(command)
 
 
 def _printable(stream: TextIO | object) -> None:
-    """What a terminal has no characters for is printed as a question mark, not a traceback."""
+    """Print characters that a terminal lacks as question marks, not a traceback."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None and not str(getattr(stream, "encoding", "")).startswith("utf"):
         reconfigure(errors="replace")

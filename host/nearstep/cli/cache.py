@@ -1,4 +1,4 @@
-"""`nearstep cache`: where builds are kept, what is there, and how to be rid of it."""
+"""`nearstep cache`: place and contents of the cache of builds, and its removal."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`nearstep devices`: what can be opened, and every option of a device; completion of names."""
+"""`nearstep devices`: devices that can be opened, options of a device, and completion of names."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ OPTION_COLUMNS = ("option", "values", "default", "meaning")
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device that can be opened, or a backend that says why it has none."""
+    """A device that can be opened, or a backend with the reason why it has none."""
 
     name: str
     summary: str
@@ -45,7 +45,7 @@ def devices() -> list[DeviceRow]:
 
 
 def options(url: str) -> list[OptionRow]:
-    """Every option of the device that `url` names; those that it gives are checked.
+    """Every option of the device that `url` names; given ones are checked.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def options(url: str) -> list[OptionRow]:
 
 
 def complete(incomplete: str) -> list[str]:
-    """Device names that begin with what was typed, one part further: for shell completion."""
+    """Complete a device name by one part, for a shell."""
     name, question, query = incomplete.partition("?")
     if not question:
         rows = [row.name for row in devices() if not row.name.endswith(":")]
@@ -83,7 +83,7 @@ def complete(incomplete: str) -> list[str]:
 
 
 def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
-    """`option=value` of options that are not given yet, `option=` where any value may be."""
+    """`option=value` of options that are not given yet, `option=` where any value is allowed."""
     chosen = family.variant(given)
     for row in describe(chosen.options):
         if row.name in given:
@@ -98,7 +98,7 @@ def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
 
 
 def families_of(entry: EntryPoint) -> Mapping[str, Family]:
-    """What a backend offers; nothing if it does not say."""
+    """Families that a backend offers; none if it does not say."""
     found: Mapping[str, Family] = getattr(importlib.import_module(entry.module), "DEVICES", {})
     return found
 

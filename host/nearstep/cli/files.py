@@ -1,4 +1,4 @@
-"""Files that a command writes, checked before it works for long."""
+"""Files that a command writes, checked before the work begins."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ PictureFile = Annotated[
 
 
 def check_outputs(paths: Mapping[str, Path | None]) -> None:
-    """Refuse files that cannot be written, by option, with `typer.BadParameter`; and a `--picture`
-    of a kind that cannot be drawn, before that of others is found out, which makes folders."""
+    """Refuse files that cannot be written, by option, with `typer.BadParameter`.
+
+    The kind of a `--picture` is checked before the other files, whose check makes folders.
+    """
     image = paths.get("--picture")
     if image is not None:
         check_picture(image)
@@ -32,7 +34,7 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
 def check_writable(option: str, path: Path) -> None:
     """Make the folder, and refuse a path that cannot be written, before anything is computed.
 
-    A file that was not there is not there afterwards.
+    No file is left behind.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`nearstep offload`: how far computation, transfers and updates of an offloaded model overlap."""
+"""`nearstep offload`: overlap of computation, transfers and updates of an offloaded model."""
 
 from __future__ import annotations
 

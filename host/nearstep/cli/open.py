@@ -1,4 +1,4 @@
-"""`nearstep open`: opens a device and says what it is."""
+"""`nearstep open`: opens a device and describes it."""
 
 from dataclasses import asdict
 from importlib.metadata import entry_points
@@ -14,16 +14,12 @@ from nearstep_spec.codec import to_json, to_text
 
 
 def manifest(url: str) -> dict[str, Any]:
-    """What the device named `url` is, for `json.dumps`; it is opened, and its registers are
-    compared with the maps that the driver has.
+    """Describe the device named `url`, for `json.dumps`; it is opened, and its registers are
+    compared with the maps of the driver.
 
-    `device` is the shortest name that opens the same, `options` are all of them with their
-    values, `memory_bytes` is what arrays can take, and `registers` has address and hash of the
-    map of each block. A board's own manifest is `board`.
-
-    Raises
-    ------
-    NearstepError : as `nearstep.open`.
+    `device` is the shortest name that opens the same, `options` are all of them with their values,
+    `memory_bytes` is the memory for arrays, and `registers` has address and hash of the map of each
+    block. A board's own manifest is `board`.
     """
     name = DeviceUrl.parse(url)
     with open_device(url) as device:

@@ -1,4 +1,4 @@
-"""`nearstep paper`: tables of the papers beside what is modelled and measured here."""
+"""`nearstep paper`: tables of the papers beside modelled and measured ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nearstep paper coarse`: its figures and Table I, with what each assumption decides."""
+"""`nearstep paper coarse`: its figures and Table I, with the effect of each assumption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nearstep paper memferry`: section V, with what each assumption decides."""
+"""`nearstep paper memferry`: section V, with the effect of each assumption."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _with_errors(rows: Sequence[Modelled]) -> list[dict[str, Any]]:
 
 
 def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
-    """Greedy plans of a model beside the exact one."""
+    """Greedy plans of a model, compared with the exact one."""
     planned = evaluation.named(model).memferry
     readings = {
         str(reading): None if total is None else total / planned.total - 1

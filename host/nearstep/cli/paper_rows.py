@@ -17,7 +17,7 @@ from nearstep.paper.rows import Errors, Row, Sensitivity
 
 
 def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
-    """Names with commas between them. Raises `typer.BadParameter` if one is not known."""
+    """Split names at commas; raise `typer.BadParameter` if one is not known."""
     names, known = tuple(text.split(",")), tuple(known)
     for name in names:
         if name not in known:
@@ -33,7 +33,7 @@ RowsFile = Annotated[
 
 
 def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
-    """Write what `--json` prints to a file, print it, or neither."""
+    """Write the JSON of `--json` to a file, print it, or neither."""
     if output is not None:
         output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if as_json:
@@ -69,7 +69,7 @@ def table_of_assumptions(
 
 
 def print_speedups(console: Console, found: Errors | None) -> None:
-    """Mean and largest error of the printed speedups."""
+    """Print the mean and the largest error of the printed speedups."""
     if found is not None:
         console.print(
             f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
@@ -84,7 +84,7 @@ def print_assumed(
     assumptions: Iterable[str],
     title: str = "Assumed:",
 ) -> None:
-    """What is not modelled, for which reasons, and what is assumed."""
+    """Print the figures that are not modelled, with the reasons, and the assumptions."""
     console.print("Not modelled:")
     for name, reason in not_modelled.items():
         console.print(f"- {name}: {reason}.", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`nearstep paper smart-infinity`: its figures and tables, with what each assumption decides."""
+"""`nearstep paper smart-infinity`: its figures and tables, with the effect of each assumption."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def plain(
     changed: Sequence[Variant],
     found: Errors | None,
 ) -> dict[str, Any]:
-    """All of it for `json.dumps`; errors of `%` and `M` are differences, of others fractions."""
+    """All results for `json.dumps`; errors of `%` and `M` are differences, of others fractions."""
     return {
         **plain_rows(rows, found),
         "fitted": _fitted(evaluation),

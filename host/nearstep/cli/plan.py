@@ -143,13 +143,7 @@ def _timeline(made: Planned, system: str) -> Timeline:
 
 
 def show(made: Planned, timeline: Timeline, system: str) -> None:
-    """Print a plan as a table, and what it takes.
-
-    Parameters
-    ----------
-    timeline : of an iteration.
-    system : whose it is.
-    """
+    """Print a plan as a table, and its times and bytes; `timeline` is an iteration of `system`."""
     out = console()
     costs, source = made.costs, made.costs.profile.source
     table = Table(

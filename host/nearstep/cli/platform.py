@@ -1,4 +1,4 @@
-"""`nearstep platform`: descriptions of machines, and that of this one."""
+"""`nearstep platform`: descriptions of machines, and of this one."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ UNITS = (
     ("_s", 1e-6, "us"),
     ("flops", 1e12, "TFLOP/s"),
 )
-"""How figures are printed, by what their names contain, the first that fits."""
+"""Units of figures, by a part of their names, the first that fits."""
 
 
 def figures(platform: Platform) -> Iterator[tuple[str, str, Figure]]:
-    """Part, entry and figure, of all that a machine has."""
+    """Part, entry and figure, of all figures of a machine."""
     for table in PARTS:
         for name, part in getattr(platform, table).items():
             for each in fields(part):
@@ -43,7 +43,7 @@ def figures(platform: Platform) -> Iterator[tuple[str, str, Figure]]:
 
 
 def complete(incomplete: str) -> list[str]:
-    """Names that begin with what was typed: for shell completion."""
+    """Complete the name of a machine, for a shell."""
     return [name for name in (*shipped(), THIS) if name.startswith(incomplete)]
 
 

@@ -1,4 +1,4 @@
-"""`nearstep trace`: what a step of an optimizer does, and when, in device cycles."""
+"""`nearstep trace`: operations of a step of an optimizer, in device cycles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def timeline_of(
     max_grad_norm: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Timeline:
-    """The last of some steps on parameters of these sizes, with gradients at random.
+    """Timeline of the last of some steps on parameters of these sizes, with gradients at random.
 
     Parameters
     ----------
@@ -38,12 +38,11 @@ def timeline_of(
     optimizer : one of `OPTIMIZERS`.
     steps : at least 1. The first sends the parameters, too.
     compression, max_grad_norm : as the optimizers take them.
-    progress : is called with what begins.
+    progress : called with the name of each part.
 
     Raises
     ------
-    ArgumentError : the device has no clock; or a number or a name is none that can be.
-    NearstepError : as `nearstep.open` and the step.
+    ArgumentError : the device has no clock; or an argument is invalid.
     """
     import torch  # an extra: other commands do without
 

@@ -54,14 +54,14 @@ class Examined:
     problems: list[ConfigError] = field(default_factory=list)
 
     def refuse(self, error: ConfigError, value: object) -> None:
-        """Note what is wrong with a key, whatever became of it so far."""
+        """Refuse a key, whatever its fate so far."""
         self.problems.append(error)
         self.rows = [row for row in self.rows if row.key != error.key]
         self.rows.append(KeyFate(error.key, value, "refused", str(error)))
 
 
 class _Table(dict[str, Any]):
-    """A table of a JSON text, which knows the keys that stand in it twice."""
+    """A table of a JSON text, which knows its repeated keys."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -70,7 +70,7 @@ class _Table(dict[str, Any]):
 
 
 def read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table of a configuration.
+    """Read the table of a configuration.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def examine(
     auto: Mapping[str, Any],
     ignore: Collection[str],
 ) -> Examined:
-    """Look at each key by itself.
+    """Examine each key by itself.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class _Examination:
         return self._found
 
     def _filled(self, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        """The table with the caller's values, as far as the keys depend on them."""
+        """The table with the caller's values, as far as the known keys depend on them."""
         return {
             name: self._filled(value, f"{prefix}{name}.")
             if isinstance(value, Mapping)

@@ -1,4 +1,4 @@
-"""A board behind a link, with what a driver needs of a device."""
+"""A board behind a link, as the backend of a device."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ from nearstep_spec.serial.protocol import (
 )
 
 RESET_CYCLES = 1 << 20
-"""A reset takes fewer: it waits for what memory owes."""
+"""Bound of a reset, which waits for outstanding accesses of memory."""
 
 READY_CYCLES = 1 << 27
-"""A memory controller that brings itself up takes fewer: its part asks for some 200 us."""
+"""Bound of the start of a memory controller that initialises itself: its part needs some 200 us."""
 
 
 class LinkBackend(PollingBackend):
     """A board that is reached over a link.
 
-    Time is that of the board: its counter of cycles bounds waits. Accesses may come from several
-    threads. After a `LinkError` every access raises one, and a new backend has to be made.
+    Its counter of cycles bounds waits. Accesses may come from several threads. After a `LinkError`
+    every access raises one, and a new backend has to be made.
 
     Parameters
     ----------
-    link : that nobody has opened.
-    board : name of the board that must be there. None: any.
+    link : that is not open.
+    board : expected name of the board. None: any.
 
     Attributes
     ----------
-    manifest : what the board says of itself.
+    manifest : the board's description.
     controller : registers of its memory controller.
     board : registers of the board.
 
     Raises
     ------
-    LinkError : nobody answers, or not as the protocol says.
-    ProtocolVersionError, WrongBoardError, FirmwareError : who answers is not what this host drives.
-    MemoryNotReadyError
+    LinkError : there is no answer, or none of the protocol.
+    ProtocolVersionError, WrongBoardError, FirmwareError : the board is not one that this host
+        drives.
     """
 
     def __init__(self, link: Link, board: str | None = None) -> None:
@@ -88,7 +88,7 @@ class LinkBackend(PollingBackend):
 
     @property
     def backend(self) -> Backend:
-        """Itself, for `nearstep.serial.controllers.BoardAccess`."""
+        """This backend, for `nearstep.serial.controllers.BoardAccess`."""
         return self
 
     @property
@@ -101,7 +101,7 @@ class LinkBackend(PollingBackend):
 
     @property
     def unit(self) -> str:
-        """What the board's counter counts."""
+        """Unit of the board's counter."""
         return "device cycles" if self.manifest.clock_hz else "steps"
 
     def read_register(self, address: int) -> int:
@@ -129,11 +129,11 @@ class LinkBackend(PollingBackend):
         self._check_memory(failed, write=True)
 
     def reset(self) -> None:
-        """Reset the device and its path to memory; at the return that is over.
+        """Reset the device and its path to memory, and wait for the end of that.
 
         Raises
         ------
-        WaitTimeoutError : memory still owes something, and does not give it.
+        WaitTimeoutError : memory does not end an outstanding access.
         """
         self.board.control.set(reset=1)
         self._await_board("resetting", 0, RESET_CYCLES)
@@ -237,7 +237,7 @@ class SpaceBus:
 
 
 def _cut(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """A range as requests take it: first byte and size of each part."""
+    """Cut a range into requests: first byte and size of each part."""
     assert PAGE_BYTES % MOST_DATA == 0
     end = address + nbytes
     while address < end:

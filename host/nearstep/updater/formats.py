@@ -27,7 +27,7 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 their scales."""
 
 UNNAMED = ("fp32", "fp16")
-"""Formats that a dtype stands for."""
+"""Formats that follow from a dtype."""
 
 
 def format_of(

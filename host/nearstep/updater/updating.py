@@ -1,4 +1,4 @@
-"""Update rules of kernels as callables: what every device with some of them does."""
+"""Update rules of kernels as callables, for every device that has some."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Started = TypeVar("Started", bound=KernelRun)
 
 
 class UpdatingDevice(Device, ABC):
-    """A device on whose memory channels there are update kernels. Families derive from it.
+    """A device with update kernels on its memory channels. Families derive from it.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class UpdatingDevice(Device, ABC):
 
         Raises
         ------
-        ArgumentError : the device has none.
+        ArgumentError : the device has no kernel.
         """
 
     def update(
@@ -140,7 +140,7 @@ class UpdatingDevice(Device, ABC):
     def alloc_blockwise(
         self, count: int, *, channel: int = 0, align: int = LINE_BYTES, offset: int = 0
     ) -> Buffer:
-        """Reserve memory for a state of `count` elements in 8 bits: bytes of `nearstep.blockwise`.
+        """Allocate a state of `count` elements in 8 bits, in bytes of `nearstep.blockwise`.
 
         Its contents are undefined.
 
@@ -164,7 +164,7 @@ class UpdatingDevice(Device, ABC):
         return self.alloc(nbytes, DTYPES[DYNAMIC8], channel=channel, align=align, offset=offset)
 
     def optimizer(self, optimizer: str | Optimizer) -> Optimizer:
-        """The optimizer of a name: one that the kernel has, or one of nearstep.
+        """Find an optimizer by name: one that the kernel has, or one of nearstep.
 
         Raises
         ------
@@ -179,8 +179,8 @@ class UpdatingDevice(Device, ABC):
         return known[optimizer]
 
     def scan(self, g: Buffer, gradient_format: str | None = None) -> ScanRun:
-        """Start reading gradients alone, and return at once: whether all are finite, and their sum
-        of squares.
+        """Start a scan of gradients, and return at once: whether all are finite, and their sum of
+        squares.
 
         Parameters
         ----------
@@ -217,7 +217,7 @@ class UpdatingDevice(Device, ABC):
         copy_out: CopyOut,
         drawn: Drawn | None,
     ) -> UpdateRun:
-        """Start a rule, if everything is as it should be."""
+        """Check and start a rule."""
         rule = arguments.rule
         self.check_open(f"run {rule}")
         self._check_form(arguments)
@@ -281,12 +281,12 @@ class UpdatingDevice(Device, ABC):
         return run
 
     def _await_other(self, channel: KernelChannel, action: str) -> None:
-        """Let the last run of the channel end, if another thread started it: that one will be told
-        how it ended.
+        """Wait for the last run of the channel, if another thread started it; that thread gets its
+        error.
 
         Raises
         ------
-        BusyError
+        BusyError : the run has not ended.
         """
         run = channel.run
         if run is None or run.ended:
@@ -306,7 +306,7 @@ class UpdatingDevice(Device, ABC):
 
         Parameters
         ----------
-        named : what `rules=` calls it, if it is one of a file.
+        named : its name in `rules=`, if it is one of a file.
         """
         config = self.kernel_config
         names = config.rule_set.names
@@ -324,13 +324,7 @@ class UpdatingDevice(Device, ABC):
         )
 
     def check_arguments(self, optimizer: str | Optimizer, **arguments: Any) -> None:
-        """Raise `ArgumentError` unless a run could have these numbers.
-
-        Parameters
-        ----------
-        optimizer : as in `update`.
-        **arguments : `step`, `first` and hyper-parameters, as there.
-        """
+        """Raise `ArgumentError` unless a run could have these arguments, as `update` takes them."""
         checked = rule_arguments(self.optimizer(optimizer), self.kernel_config.order, **arguments)
         self._check_form(checked)
         checked.check()
@@ -373,7 +367,7 @@ class UpdatingDevice(Device, ABC):
         gradient: Gradient,
         copy_out: CopyOut,
     ) -> dict[str, Buffer]:
-        """The buffers of a run by array, p first, if they can be that; those without use left out.
+        """The checked buffers of a run by array, p first, without those that are not used.
 
         Parameters
         ----------
@@ -421,7 +415,7 @@ class UpdatingDevice(Device, ABC):
 
 
 def reset_needed(action: str, fault: MemoryFaultError | ProtocolError) -> ResetNeededError:
-    """What a fault of a kernel means to another action: an emulated device stops at it."""
+    """The error of an action after a fault of a kernel, at which an emulated device stops."""
     text = str(fault).partition("\n")[0]
     return ResetNeededError(
         f"cannot {action}: the device stopped before and needs a reset(): {text}",
