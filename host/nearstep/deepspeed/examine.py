@@ -1,4 +1,4 @@
-"""Looks at each key of a configuration."""
+"""Examination of each key of a configuration."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from nearstep.deepspeed.keys import Key, Keys, keys
 
 @dataclass(frozen=True)
 class KeyFate:
-    """What becomes of one key.
+    """The fate of one key.
 
     Attributes
     ----------
     key : its path, such as `optimizer.params.lr`.
-    value : as it was given; the caller's in the place of `auto`.
+    value : as given; the caller's in the place of `auto`.
     fate : `used`, `ignored`, `left out` or `refused`.
-    text : for what, or why.
+    text : its use, or the reason.
     """
 
     key: str
@@ -46,7 +46,7 @@ class Examined:
     ----------
     values : of keys that are used, by path.
     rows : every key that is not a table with keys of its own, in the order of the file.
-    problems : in that order, too.
+    problems : in the same order.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
