@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from nearstep.errors import ArgumentError
 from nearstep.paper.smart_infinity_machine import PARAMETER_BYTES, STATES, Machine, Options
@@ -207,24 +207,16 @@ class _Work:
     def _move(
         self,
         name: str,
-        start: str,
-        stop: str,
+        ends: tuple[str, str],
         nbytes: int,
-        *holds: str,
-        after: Sequence[Operation] = (),
-        reads: Sequence[Range] = (),
-        writes: Sequence[Range] = (),
-        priority: int = 0,
+        hold: str,
+        after: Sequence[Operation],
+        **others: Any,
     ) -> Operation:
-        return self.graph.add(
-            name,
-            *holds,
-            after=after,
-            reads=reads,
-            writes=writes,
-            transfer=self._machine.transfer(start, stop, nbytes),
-            priority=priority,
-        )
+        """Add a transfer between two parts, which holds a stream; `others` are of `Graph.add`."""
+        holds = (hold,) if hold else ()
+        transfer = self._machine.transfer(*ends, nbytes)
+        return self.graph.add(name, *holds, after=after, transfer=transfer, **others)
 
     def _compute(
         self, name: str, flops: int, sums: int, after: Sequence[Operation]
@@ -233,38 +225,28 @@ class _Work:
         gpus = self._case.gpus
         options = self._case.options
         share = 1.0 if options.gpu is None else options.gpu
-        done = [
-            self.graph.add(
-                f"{name} on {gpu}",
-                gpu,
-                after=after,
-                seconds=flops / len(gpus) / (share * self._machine.flops(gpu)),
-            )
-            for gpu in gpus
-        ]
+        done = []
+        for gpu in gpus:
+            seconds = flops / len(gpus) / (share * self._machine.flops(gpu))
+            done.append(self.graph.add(f"{name} on {gpu}", gpu, after=after, seconds=seconds))
         if len(gpus) == 1:
             return done
         nbytes = 2 * (len(gpus) - 1) * sums // len(gpus)
-        return [
-            self._move(f"{name} sums", gpu, following, nbytes, after=done)
-            for gpu, following in zip(gpus, (*gpus[1:], gpus[0]), strict=True)
-        ]
+        ring = zip(gpus, (*gpus[1:], gpus[0]), strict=True)
+        return [self._move(f"{name} sums", ends, nbytes, "", done) for ends in ring]
 
     def _loads(
         self, name: str, block: Block, extra: int, after: Sequence[Operation]
     ) -> list[Operation]:
         """Load parameters in half precision, and extra bytes of a block, to each GPU."""
-        count = len(self._case.gpus)
-        nbytes = (HALF_BYTES * block.elements + extra) // count
-        return [
-            self._move(name, "cpu", gpu, nbytes, f"{gpu} loads", after=after)
-            for gpu in self._case.gpus
-        ]
+        gpus = self._case.gpus
+        nbytes = (HALF_BYTES * block.elements + extra) // len(gpus)
+        return [self._move(name, ("cpu", gpu), nbytes, f"{gpu} loads", after) for gpu in gpus]
 
     def _sends(self, name: str, nbytes: int, after: Sequence[Operation]) -> Iterator[Operation]:
-        count = len(self._case.gpus)
-        for gpu in self._case.gpus:
-            yield self._move(name, gpu, "cpu", nbytes // count, f"{gpu} sends", after=after)
+        gpus = self._case.gpus
+        for gpu in gpus:
+            yield self._move(name, (gpu, "cpu"), nbytes // len(gpus), f"{gpu} sends", after)
 
     def _forward(self) -> list[Operation]:
         """Figure 1(a): one block is loaded ahead; its activations are sent to the host."""
@@ -293,21 +275,16 @@ class _Work:
             if case.method == "su+o+c":
                 nbytes = case.gradient_bytes(block.elements)
             sent = [*self._sends(f"gradient {number}", nbytes, done[-1])]
-            gone.append(
-                [
-                    self._move(
-                        f"offload gradient {number}",
-                        "cpu",
-                        f"ssd{drive}",
-                        case.gradient_bytes(each),
-                        f"ssd{drive} offloads",
-                        after=sent,
-                    )
-                    for drive, each in enumerate(shares(block.elements, case.drives))
-                    if each
-                ]
-            )
+            gone.append([])
+            for drive, each in enumerate(shares(block.elements, case.drives)):
+                if each:
+                    nbytes = case.gradient_bytes(each)
+                    gone[-1].append(self._offload(f"gradient {number}", drive, nbytes, sent))
         return [*done[-1], *(each for group in gone for each in group)]
+
+    def _offload(self, what: str, drive: int, nbytes: int, after: Sequence[Operation]) -> Operation:
+        ends, hold = ("cpu", f"ssd{drive}"), f"ssd{drive} offloads"
+        return self._move(f"offload {what}", ends, nbytes, hold, after)
 
     def _update_on_host(self) -> None:
         """Figures 1(c), 4(a): while a block is updated the next one is read and the last one
@@ -317,31 +294,19 @@ class _Work:
         written: list[list[Operation]] = [[self._gate]] * 3
         for number, block in enumerate(self._blocks):
             dealt = [*enumerate(shares(block.elements, case.drives))]
-            here = [
-                self._move(
-                    f"upload {what} {number}",
-                    f"ssd{drive}",
-                    "cpu",
-                    each * width,
-                    f"ssd{drive} uploads",
-                    after=[self._gate, *written[-3]],
-                )
-                for drive, each in dealt
-                for what, width in (("states", states), ("gradient", PARAMETER_BYTES))
-            ]
+            here = []
+            for drive, each in dealt:
+                for what, width in (("states", states), ("gradient", PARAMETER_BYTES)):
+                    after = [self._gate, *written[-3]]
+                    here.append(
+                        self._upload(f"{what} {number}", f"ssd{drive}", each * width, after)
+                    )
             moved = (2 * len(case.states) + 1) * PARAMETER_BYTES
             seconds = block.elements * moved / (28 * self._machine.host_params_per_s)
             update = self.graph.add(f"update {number}", "cpu", after=here, seconds=seconds)
             written.append(
                 [
-                    self._move(
-                        f"offload states {number}",
-                        "cpu",
-                        f"ssd{drive}",
-                        each * states,
-                        f"ssd{drive} offloads",
-                        after=[update],
-                    )
+                    self._offload(f"states {number}", drive, each * states, [update])
                     for drive, each in dealt
                 ]
             )
@@ -356,37 +321,33 @@ class _Work:
         ssd, fpga = f"ssd{drive}", f"fpga{drive}"
         room = self._machine.card_bytes // (PARAMETER_BYTES * (len(case.states) + 1))
         written: Sequence[Operation] = [self._gate]
-        uploads: list[tuple[str, int, Operation]] = []  # that wait for the next subgroup
+        waiting: list[tuple[str, int, Operation]] = []  # uploads, until the next subgroup is read
         for number, each in enumerate(shares(elements, max(1, ceil(elements / room)))):
             tag, nbytes = f"{drive}.{number}", PARAMETER_BYTES * each
             after = written if case.method == "su" else [self._gate]
             *reads, update = self._read_and_update(drive, tag, each, after)
-            self._upload(ssd, uploads, reads)
-            written = [
-                self._move(
-                    f"write {name} {tag}",
-                    fpga,
-                    ssd,
-                    nbytes,
-                    f"{ssd} writes",
-                    after=[update],
-                    reads=[Range((fpga, name), 0, 1)],
-                    priority=-1,
-                )
-                for name in case.states
-            ]
-            uploads = [(f"upload p {tag}", nbytes, written[0])]
+            self._upload_all(ssd, waiting, reads)
+            written = []
+            for name in case.states:
+                kept: Any = {"reads": [Range((fpga, name), 0, 1)], "priority": -1}
+                title = f"write {name} {tag}"
+                hold = f"{ssd} writes"
+                written.append(self._move(title, (fpga, ssd), nbytes, hold, [update], **kept))
+            waiting.append((f"p {tag}", nbytes, written[0]))
             if case.options.upload == "written":
-                self._upload(ssd, uploads, [])
-                uploads = []
-        self._upload(ssd, uploads, [])
+                self._upload_all(ssd, waiting, [])
+        self._upload_all(ssd, waiting, [])
 
-    def _upload(
-        self, ssd: str, uploads: Sequence[tuple[str, int, Operation]], after: Sequence[Operation]
+    def _upload_all(
+        self, ssd: str, waiting: list[tuple[str, int, Operation]], after: Sequence[Operation]
     ) -> None:
         """Send updated parameters to the host once they are written and others have been read."""
-        for name, nbytes, written in uploads:
-            self._move(name, ssd, "cpu", nbytes, f"{ssd} uploads", after=[written, *after])
+        while waiting:
+            what, nbytes, written = waiting.pop()
+            self._upload(what, ssd, nbytes, [written, *after])
+
+    def _upload(self, what: str, ssd: str, nbytes: int, after: Sequence[Operation]) -> Operation:
+        return self._move(f"upload {what}", (ssd, "cpu"), nbytes, f"{ssd} uploads", after)
 
     def _read_and_update(
         self, drive: int, tag: str, elements: int, after: Sequence[Operation]
@@ -396,18 +357,14 @@ class _Work:
         ssd, fpga = f"ssd{drive}", f"fpga{drive}"
         buffers = {name: Range((fpga, name), 0, 1) for name in (*case.states, "g", "pairs")}
         landing = "pairs" if case.method == "su+o+c" else "g"
-        there = [
-            self._move(
-                f"read {name} {tag}",
-                ssd,
-                fpga,
-                case.gradient_bytes(elements) if name == landing else PARAMETER_BYTES * elements,
-                f"{ssd} reads",
-                after=after,
-                writes=[buffers[name]],
-            )
-            for name in (*case.states, landing)
-        ]
+        there = []
+        for name in (*case.states, landing):
+            nbytes = PARAMETER_BYTES * elements
+            if name == landing:
+                nbytes = case.gradient_bytes(elements)
+            title, writes = f"read {name} {tag}", [buffers[name]]
+            read = self._move(title, (ssd, fpga), nbytes, f"{ssd} reads", after, writes=writes)
+            there.append(read)
         if landing == "pairs":
             seconds = machine.decompress_s(elements)
             reads, writes = [buffers["pairs"]], [buffers["g"]]
