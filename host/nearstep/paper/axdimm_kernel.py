@@ -29,7 +29,7 @@ DEVICES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rate:
     """A row of the table.
 
@@ -51,20 +51,8 @@ class Rate:
         return None if self.theoretical is None else self.achieved / self.theoretical
 
 
-CPU = Rate(
-    name="CPU, one core",
-    kind="paper",
-    theoretical=228.57e6,
-    achieved=140.32e6,
-    source="Table 5, DDR4-800",
-)
-AXDIMM = Rate(
-    name="AXDIMM, 32Gb",
-    kind="paper",
-    theoretical=914.29e6,
-    achieved=789.38e6,
-    source="Table 5, two channels of DDR4-1600",
-)
+CPU = Rate("CPU, one core", "paper", 228.57e6, 140.32e6, "Table 5, DDR4-800")
+AXDIMM = Rate("AXDIMM, 32Gb", "paper", 914.29e6, 789.38e6, "Table 5, two channels of DDR4-1600")
 PRINTED = (CPU, AXDIMM)
 
 
@@ -74,13 +62,10 @@ def measured(elements: int = ELEMENTS, seed: int = 5) -> Iterator[Rate]:
         with open_device(url, KernelDevice) as device:
             cycles = _step(device, elements, seed)
             channels = device.channel_count
-        yield Rate(
-            name=f"AXDIMM, {name}",
-            kind="measured",
-            theoretical=channels * CHANNEL_BYTES_PER_S / BYTES_PER_PARAMETER,
-            achieved=channels * elements / (cycles / CLOCK_HZ),
-            source=f"{url}, {elements} parameters a channel, {cycles} cycles",
-        )
+        theoretical = channels * CHANNEL_BYTES_PER_S / BYTES_PER_PARAMETER
+        achieved = channels * elements / (cycles / CLOCK_HZ)
+        source = f"{url}, {elements} parameters a channel, {cycles} cycles"
+        yield Rate(f"AXDIMM, {name}", "measured", theoretical, achieved, source)
 
 
 def _step(device: KernelDevice, elements: int, seed: int) -> int:
@@ -118,10 +103,5 @@ def this_core(elements: int = 1 << 24) -> Rate | None:
         achieved = adam_params_per_s(torch.device("cpu"), elements)
     finally:
         torch.set_num_threads(threads)
-    return Rate(
-        name="CPU of this machine, one thread",
-        kind="measured",
-        theoretical=None,
-        achieved=achieved,
-        source=f"torch.optim.AdamW(fused=True), {elements} parameters, median of some steps",
-    )
+    source = f"torch.optim.AdamW(fused=True), {elements} parameters, median of some steps"
+    return Rate("CPU of this machine, one thread", "measured", None, achieved, source)

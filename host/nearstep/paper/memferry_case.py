@@ -16,7 +16,7 @@ from nearstep.memferry.profile import Profile
 from nearstep.memferry.work import GPU, Bucket, native, once
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
-from nearstep_spec.platform.machine import Figure, Platform
+from nearstep_spec.platform.machine import Platform
 from nearstep_spec.platform.transformer import Transformer
 
 HOST_PARAMS_PER_S = {"memferry-a100": 8 * 25.6e9 / 28, "memferry-v100": 2 * 21.328e9 / 28}
@@ -92,21 +92,13 @@ class MemferryCase:
 
     @cached_property
     def platform(self) -> Platform:
-        machine = load(self.machine)
-        gpus = {
-            name: replace(
-                part,
-                flops={
-                    dtype: Figure(
-                        value=float(each) * self.options.flops,
-                        origin=each.origin,
-                        source=each.source,
-                    )
-                    for dtype, each in part.flops.items()
-                },
-            )
-            for name, part in machine.processors.items()
-        }
+        machine, gpus = load(self.machine), {}
+        for name, part in machine.processors.items():
+            flops = {
+                dtype: replace(each, value=float(each) * self.options.flops)
+                for dtype, each in part.flops.items()
+            }
+            gpus[name] = replace(part, flops=flops)
         return replace(machine, processors=gpus)
 
     @cached_property

@@ -109,7 +109,9 @@ def sensitive(variant: str, gpu: float | None, rows: Iterable[Row]) -> dict[str,
     }
 
 
-def row(name: str, section: str, unit: str, paper: float, found: float, **others: Any) -> Row:
+def row(
+    name: str, section: str, unit: str, paper: float, found: float | None, **others: Any
+) -> Row:
     """Make a row; `others` are fields of `Row`."""
     return Row(name=name, section=section, unit=unit, paper=paper, found=found, **others)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearstep.errors import ArgumentError
-from nearstep.paper.rows import Relation, Row
+from nearstep.paper.rows import Relation, Row, row
 from nearstep.paper.smart_infinity_machine import Machine, Options
 
 FOLDER = Path("build/bench")
@@ -67,20 +67,13 @@ def _table_3(folder: Path) -> Iterator[Row]:
 
             def share(results: Any, name: str = name, resource: str = resource) -> float:
                 wanted = (UNITS, FORMS[name])
-                (row,) = (r for r in results["area"] if (r["units"], r["top_k"]) == wanted)
-                return 100 * float(row["of_chip"][resource])
+                (found,) = (r for r in results["area"] if (r["units"], r["top_k"]) == wanted)
+                return 100 * float(found["of_chip"][resource])
 
             title = f"{name}: {resource.removesuffix('36').upper()}"
             if resource == "uram":
-                yield Row(
-                    name=title,
-                    section="Table III",
-                    unit="%",
-                    paper=paper,
-                    found=None,
-                    kind="measured",
-                    note="not counted: memories are block RAM and LUTs here",
-                )
+                note = "not counted: memories are block RAM and LUTs here"
+                yield row(title, "Table III", "%", paper, None, kind="measured", note=note)
             else:
                 note = "synth_xilinx -family xcup, 16 units"
                 yield _row(folder, AREA, share, note, title, "Table III", "%", paper)
@@ -107,13 +100,5 @@ def _row(
                 f"{path} must be what {command.removesuffix(' makes it')} writes, not a file "
                 f"without {name}: {error!r}"
             ) from None
-    return Row(
-        name=name,
-        section=section,
-        unit=unit,
-        paper=paper,
-        found=found,
-        relation=relation,
-        kind="measured",
-        note=note if found is not None else command,
-    )
+    note = note if found is not None else command
+    return row(name, section, unit, paper, found, relation=relation, kind="measured", note=note)
