@@ -27,8 +27,6 @@ from nearstep.cli import open as open_device
 from nearstep.cli.outcome import FAILED, WRONG
 from nearstep.errors import NearstepError
 
-__all__ = ["main"]
-
 
 def _version(show: bool) -> None:
     if show:

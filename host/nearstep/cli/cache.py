@@ -10,8 +10,6 @@ import typer
 from nearstep.cli.outcome import FAILED, print_table, reported, table_of, working
 from nearstep_spec import cache
 
-__all__ = ["app"]
-
 MEANINGS = {
     "rtl": "Verilog of designs",
     "rules": "settings of Verilator",

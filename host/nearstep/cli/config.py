@@ -12,8 +12,6 @@ from rich.box import SIMPLE_HEAD
 from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported, table_of
 from nearstep.deepspeed.config import check as examine
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Configurations in DeepSpeed's spelling.", no_args_is_help=True)
 
 

@@ -14,9 +14,6 @@ from nearstep.device import BACKENDS
 from nearstep.errors import UrlError
 from nearstep_spec.codec import OptionRow, choices, describe
 
-__all__ = ["command", "complete", "devices", "options"]
-
-
 OPTION_COLUMNS = ("option", "values", "default", "meaning")
 
 

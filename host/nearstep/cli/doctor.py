@@ -18,8 +18,6 @@ from rich.markup import escape
 from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, table_of, working
 from nearstep_spec import cache
 
-__all__ = ["Finding", "command", "examine"]
-
 MINIMUM_PYTHON = (3, 11)
 
 CXX_FLAGS = ("-std=c++20", "-fPIC", "-x", "c++", "-", "-fsyntax-only")

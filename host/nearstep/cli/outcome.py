@@ -14,18 +14,6 @@ from rich.table import Table
 
 from nearstep.errors import NearstepError
 
-__all__ = [
-    "FAILED",
-    "WRONG",
-    "AsJson",
-    "console",
-    "print_json",
-    "print_table",
-    "reported",
-    "table_of",
-    "working",
-]
-
 FAILED, WRONG = 1, 2
 """Exit statuses: a check, device, drive, program or package failed; an option, device name or file
 is invalid."""

@@ -16,8 +16,6 @@ from nearstep_spec.cache import cache_dir, make_folder
 from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
 from nearstep_spec.platform.machine import ORIGINS, Figure, Platform, PlatformError
 
-__all__ = ["app", "figures"]
-
 app = typer.Typer(help="Machines: what they consist of, how fast that is, and who says so.")
 
 UNITS = (

@@ -21,8 +21,6 @@ from nearstep.storage.drive_errors import (
     StorageError,
 )
 
-__all__ = ["app"]
-
 DRIVES = (DriveIOError, DriveLockedError, DriveTimeoutError, ShortTransferError)
 """Errors of drives that cannot be read now; other errors mean that other drives must be named."""
 

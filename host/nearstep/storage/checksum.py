@@ -11,8 +11,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["crc32", "engine"]
-
 
 def _fastest() -> tuple[str, Callable[[Any], int]]:
     try:

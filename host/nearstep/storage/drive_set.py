@@ -89,19 +89,11 @@ def create_set(
             if create_file(place, drive_bytes, overwrite=overwrite):
                 made.append(str(place))
             opened.append(BlockFile(place, direct=direct))
-        set_id = uuid.uuid4()
-        headers = [
-            Header(
-                set_id,
-                index,
-                len(opened),
-                _size(blocks, place, drive_bytes),
-                extent_bytes,
-                clipped(owner).decode(),
-                fingerprint(owner),
-            )
-            for index, (place, blocks) in enumerate(zip(places, opened, strict=True))
-        ]
+        ours = (extent_bytes, clipped(owner).decode(), fingerprint(owner))
+        set_id, headers = uuid.uuid4(), []
+        for index, (place, blocks) in enumerate(zip(places, opened, strict=True)):
+            size = _size(blocks, place, drive_bytes)
+            headers.append(Header(set_id, index, len(opened), size, *ours))
         format_set(opened, headers)
     except BaseException:
         for name in made:

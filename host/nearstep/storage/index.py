@@ -35,25 +35,13 @@ class IndexFormatError(Exception):
 
 def pack_index(generation: int, meta: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
     """The index as bytes."""
-    head = json.dumps(
-        {
-            "generation": generation,
-            "meta": meta,
-            "tensors": [
-                {
-                    "name": each.name,
-                    "nbytes": each.nbytes,
-                    "extents": len(each.table),
-                    "first_drive": each.first_drive,
-                    "attributes": each.attributes,
-                    **({"pinned": True} if each.pinned else {}),
-                }
-                for each in tensors
-            ],
-        },
-        sort_keys=True,
-        allow_nan=False,
-    ).encode()
+    listed = []
+    for each in tensors:
+        entry = {"name": each.name, "nbytes": each.nbytes, "extents": len(each.table)}
+        entry |= {"first_drive": each.first_drive, "attributes": each.attributes}
+        listed.append(entry | ({"pinned": True} if each.pinned else {}))
+    table = {"generation": generation, "meta": meta, "tensors": listed}
+    head = json.dumps(table, sort_keys=True, allow_nan=False).encode()
     rows = [each.table.rows.tobytes() for each in tensors]
     return b"".join([PREFIX.pack(MAGIC, len(head)), head, *rows])
 

@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -86,13 +87,8 @@ class Store:
         self.notes = found.notes
         for each in found.warnings:
             warnings.warn(each, stacklevel=3)
-        self._transaction = Transaction(
-            found.current,
-            found.other,
-            found.last,
-            header.extent_bytes // BLOCK_BYTES,
-            [drive.header.blocks for drive in drives],
-        )
+        step, blocks = header.extent_bytes // BLOCK_BYTES, [each.header.blocks for each in drives]
+        self._transaction = Transaction(found.current, found.other, found.last, step, blocks)
         if not read_only:
             self._repair(found.slots)
         _open.add(self)
@@ -272,12 +268,8 @@ class Store:
             if not flat.nbytes:
                 return Ended()
             self._in_flight.join(name, first, last, writes=True)
-            table, before = transaction.place(
-                name,
-                first,
-                last,
-                lambda: self._in_flight.join(name, 0, tensor.blocks, writes=True),
-            )
+            join = partial(self._in_flight.join, name, 0, tensor.blocks, writes=True)
+            table, before = transaction.place(name, first, last, join)
             source = self._source(tensor, transaction.last + 1)
             jobs = []
             for number, old in zip(table.covering(first, last), before, strict=True):
@@ -477,17 +469,11 @@ class Store:
         if not flat.nbytes:
             return Ended()
         self._in_flight.join(tensor.name, first, last, writes=False)
-        source, table = self._source(tensor, generation.number), tensor.table
-        transfer = DriveTransfer(
-            f"read of {tensor.name!r}",
-            [
-                (
-                    self.drives[0 if extent.is_hole else extent.drive],
-                    read_job(source, extent, offset, flat),
-                )
-                for extent in table.extents(table.covering(first, last))
-            ],
-        )
+        source, jobs = self._source(tensor, generation.number), []
+        for extent in tensor.table.extents(tensor.table.covering(first, last)):
+            drive = self.drives[0 if extent.is_hole else extent.drive]
+            jobs.append((drive, read_job(source, extent, offset, flat)))
+        transfer = DriveTransfer(f"read of {tensor.name!r}", jobs)
         self._in_flight.add(tensor.name, first, last, transfer, writes=False)
         return transfer.begin()
 

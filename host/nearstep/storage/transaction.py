@@ -195,15 +195,14 @@ class Transaction:
 
     def _allocate(self, tensor: Tensor, spans: Sequence[tuple[int, int]]) -> list[list[Run]]:
         """Allocate new blocks for each span of a tensor's blocks, in extents."""
-        step, first = self._step, tensor.first_drive
+        step = self._step
+
+        def drive(at: int) -> int:
+            turn = 0 if tensor.pinned else at // step
+            return (tensor.first_drive + turn) % len(self._blocks)
+
         cuts = [
-            [
-                (
-                    min(step, stop - at),
-                    first if tensor.pinned else (first + at // step) % len(self._blocks),
-                )
-                for at in range(start, stop, step)
-            ]
+            [(min(step, stop - at), drive(at)) for at in range(start, stop, step)]
             for start, stop in spans
         ]
         taken = iter(self.take([each for cut in cuts for each in cut], pinned=tensor.pinned))
