@@ -67,12 +67,12 @@ class NoAnswerError(LinkError):
 
 
 class DamagedFramesError(NoAnswerError):
-    """As `NoAnswerError`, and the bytes that came meanwhile were damaged, or of another protocol.
+    """As `NoAnswerError`, and the bytes received meanwhile were damaged, or of another protocol.
 
     Attributes
     ----------
     frames : damaged ones.
-    nbytes : that came, all in all.
+    nbytes : received in all.
     """
 
     def __init__(

@@ -185,7 +185,7 @@ class DriveIOError(DriveError):
 
 
 class ShortTransferError(DriveError):
-    """A read or write, from `block` on, that moved less than it should, and would not go on."""
+    """A read or write, from `block` on, that moved fewer bytes than asked for, and stopped."""
 
     def __init__(self, path: str, action: str, block: int, expected: int, actual: int) -> None:
         self.action, self.block, self.expected, self.actual = action, block, expected, actual
@@ -375,7 +375,7 @@ class UnknownTensorError(Fielded, ArgumentError, KeyError):
 
 
 def _beginnings(expected: bytes, others: Mapping[str, bytes]) -> str:
-    """That files begin with other bytes than a drive, for a message."""
+    """List files that begin with other bytes than a drive, for a message."""
     if not others:
         return ""
     named = [f"{path} with {begin!r}" for path, begin in list(others.items())[:MOST_OTHERS]]

@@ -51,10 +51,10 @@ from nearstep.storage.transaction import Transaction
 class Store:
     """Named tensors on the drives of a set.
 
-    A tensor is bytes, striped over the drives by extents or kept on one of them. Writes go to free
+    A tensor is bytes, striped over the drives by extents or kept on one of them. Writes use free
     blocks, and `commit` makes all of them valid at once: after a power cut, or the end of the
     process at any point, the drives hold the last committed generation, whole. The generation
-    before it stays until the next commit. Other writes are lost.
+    before it is kept until the next commit. Other writes are lost.
 
     Reads return what was written last, committed or not. Transfers of the same blocks are carried
     out one after the other; a store may be used from several threads.
