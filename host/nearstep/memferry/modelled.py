@@ -113,7 +113,7 @@ def profile(platform: Platform, model: Transformer, setup: Setup) -> Profile:
 
 
 def _parts(model: Transformer, layer: Layer, setup: Setup) -> Iterator[_Part]:
-    """Cut a layer; the order of a block is that of `_PARTS`."""
+    """Cut a layer into layers of the planner, in the order of forward."""
     tokens, hidden = setup.batch * (setup.sequence or model.tokens), model.hidden
     width = tokens * hidden
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -127,16 +127,7 @@ def _parts(model: Transformer, layer: Layer, setup: Setup) -> Iterator[_Part]:
         if weight is not None and len(weight) > 1:
             rows = setup.batch if layer.name == "head" else tokens
             inner, columns = prod(weight[1:]), weight[0]
-            yield _Part(
-                name,
-                "matrix",
-                elements,
-                2 * rows * inner * columns,
-                rows * (inner + columns),
-                columns,
-                inner,
-                rows,
-            )
+            yield _matrix(name, elements, rows, inner, columns)
         elif weight is not None or group.startswith("norm"):
             yield _Part(name, "norm", elements, moved=2 * width)
         else:
@@ -150,18 +141,16 @@ def _parts(model: Transformer, layer: Layer, setup: Setup) -> Iterator[_Part]:
         elif group in ("projection", "down"):
             yield _Part(f"{layer.name}.{group} residual", "between", 0, 0, 3 * width)
     if layer.tied:
-        vocabulary = model.vocabulary
-        yield _Part(
-            f"{layer.name}.tied",
-            "matrix",
-            vocabulary * hidden,
-            2 * tokens * hidden * vocabulary,
-            tokens * (hidden + vocabulary),
-            vocabulary,
-            hidden,
-            tokens,
-            tied=True,
-        )
+        elements = model.vocabulary * hidden
+        name = f"{layer.name}.tied"
+        yield _matrix(name, elements, tokens, hidden, model.vocabulary, tied=True)
+
+
+def _matrix(
+    name: str, elements: int, rows: int, inner: int, columns: int, *, tied: bool = False
+) -> _Part:
+    flops, moved = 2 * rows * inner * columns, rows * (inner + columns)
+    return _Part(name, "matrix", elements, flops, moved, columns, inner, rows, tied)
 
 
 class _Roof:
