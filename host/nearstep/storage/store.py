@@ -9,7 +9,6 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from nearstep.backends.base import Completion, Ended
@@ -400,12 +399,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

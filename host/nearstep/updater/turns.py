@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
 from nearstep.errors import ForkedDeviceError, ModeError
 
@@ -42,12 +41,7 @@ class CommandLock:
         self._lock.acquire()
         self._inside += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inside -= 1
         self._count += 1
         self._lock.release()
