@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from nearstep.work.timeline import Timeline
+from nearstep.work.trace import picture, write_trace
 
 TraceFile = Annotated[
     Path | None,
@@ -29,6 +32,16 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
     for option, path in paths.items():
         if path is not None:
             check_writable(option, path)
+
+
+def write_timeline(
+    timeline: Timeline, trace: Path | None, image: Path | None, title: str, **options: Any
+) -> None:
+    """Write a timeline as a Chrome trace and as a picture, to the files that are given."""
+    if trace is not None:
+        write_trace(timeline, trace)
+    if image is not None:
+        picture(timeline, image, title, **options)
 
 
 def check_writable(option: str, path: Path) -> None:

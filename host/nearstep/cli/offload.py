@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearstep.cli.devices import complete
-from nearstep.cli.files import PictureFile, TraceFile, check_outputs
+from nearstep.cli.files import PictureFile, TraceFile, check_outputs, write_timeline
 from nearstep.cli.outcome import FAILED, console, print_table, reported, table_of, working
 from nearstep.work.clock import MODEL_HERTZ
-from nearstep.work.trace import picture, write_trace
 
 if TYPE_CHECKING:
     from nearstep.measure.overlap import Overlap
@@ -70,10 +69,7 @@ def command(
     _show(found)
     timeline = found.overlapped.timeline
     assert timeline is not None, "it was recorded"
-    if output is not None:
-        write_trace(timeline, output)
-    if image is not None:
-        picture(timeline, image, title=f"{layers} layers of {width} x {width} on {url}")
+    write_timeline(timeline, output, image, f"{layers} layers of {width} x {width} on {url}")
     if found.bits:
         raise typer.Exit(FAILED)
 

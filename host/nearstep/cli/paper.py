@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearstep.cli.files import check_outputs
+from nearstep.cli.files import check_outputs, write_timeline
 from nearstep.cli.outcome import AsJson, console, print_table, table_of, working
 from nearstep.cli.paper_coarse import command as coarse
 from nearstep.cli.paper_memferry import command as memferry
@@ -21,7 +21,6 @@ from nearstep.cli.paper_smart_infinity import command as smart_infinity
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Comparison
-from nearstep.work.trace import picture, write_trace
 
 app = typer.Typer(
     help="Tables of the papers, beside what is modelled and measured here.", no_args_is_help=True
@@ -92,12 +91,8 @@ def axdimm(
     if trace is not None or image is not None:
         case = axdimm_training.AxdimmCase(model=names[0], platform="axdimm", policy=policy)
         timeline = case.timeline()
-        if trace is not None:
-            write_trace(timeline, trace)
-        if image is not None:
-            seconds = timeline.seconds or 0.0
-            title = f"{names[0]} on the AXDIMM, {seconds:.2f} s, modelled"
-            picture(timeline, image, title, links=False)
+        title = f"{names[0]} on the AXDIMM, {timeline.seconds or 0.0:.2f} s, modelled"
+        write_timeline(timeline, trace, image, title, links=False)
 
 
 def plain(rates: Sequence[Rate], rows: Sequence[Comparison]) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from nearstep.cli.devices import complete
-from nearstep.cli.files import PictureFile, TraceFile, check_outputs
+from nearstep.cli.files import PictureFile, TraceFile, check_outputs, write_timeline
 from nearstep.cli.outcome import print_table, reported, table_of, working
 from nearstep.device import open_device
 from nearstep.errors import ArgumentError
 from nearstep.work.timeline import Timeline
-from nearstep.work.trace import picture, write_trace
 
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
 SEED = 1
@@ -117,10 +116,7 @@ def command(
         )
     text = f"{timeline.makespan} cycles, {timeline.makespan / timeline.limit:.3f} of the busiest"
     with reported():
-        if output is not None:
-            write_trace(timeline, output)
-        if image is not None:
-            picture(timeline, image, title=f"{optimizer} of {sizes} on {url}: {text}")
+        write_timeline(timeline, output, image, f"{optimizer} of {sizes} on {url}: {text}")
     show(timeline, text)
 
 
