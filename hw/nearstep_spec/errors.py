@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import MemberDescriptorType
 from typing import Any, ClassVar, dataclass_transform
 
 __all__ = ["Fielded", "NearstepError"]
 
 
+def _reduced(error: BaseException) -> tuple[Any, ...]:
+    """For pickle and copy: an error with its attributes, those of `OSError` and such included."""
+    found = [(name, each) for kind in type(error).__mro__ for name, each in vars(kind).items()]
+    names = [name for name, each in found if isinstance(each, MemberDescriptorType)]
+    slots = {name: getattr(error, name) for name in names if getattr(error, name) is not None}
+    return _restored, (type(error), error.args), {**slots, **vars(error)}
+
+
+def _restored(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An error that was pickled, without a call of its constructor."""
+    base: Any = kind  # the class whose layout it has: `MemoryError` beside others is not that
+    while "__new__" not in vars(base):
+        base = base.__base__
+    made: BaseException = base.__new__(kind, *args)
+    made.args = args
+    return made
+
+
 class NearstepError(Exception):
     """Base of every error that nearstep raises on purpose."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.args), vars(self)
+    __reduce__ = _reduced
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -44,9 +62,7 @@ class Fielded:
     def _text(self) -> str:
         return self.template.format_map(_Attributes(self))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        named = {each.name: getattr(self, each.name) for each in fields(self)}
-        return _restored, (type(self), self.args), {**named, **vars(self)}
+    __reduce__ = _reduced
 
 
 _KEPT: Mapping[str, Any] = {"Iterable": tuple, "Sequence": tuple, "Mapping": dict}
@@ -61,12 +77,3 @@ class _Attributes(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         return getattr(self._owner, name)
-
-
-def _restored(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An error that was pickled, without a call of its constructor."""
-    base: Any = kind  # the class whose layout it has: `MemoryError` beside others is not that
-    while "__new__" not in vars(base):
-        base = base.__base__
-    made: BaseException = base.__new__(kind, *args)
-    return made

@@ -38,6 +38,12 @@ class OldError(NearstepError, MemoryError):
         super().__init__(f"{needed} of {there}")
 
 
+class FullError(NearstepError, OSError):
+    def __init__(self, path: str, errno: int) -> None:
+        super().__init__(f"{path} is full")
+        self.path, self.errno = path, errno
+
+
 class OddWarning(Fielded, UserWarning):
     template = "odd: {path}"
     path: str
@@ -70,6 +76,7 @@ def test_a_kind_of_an_error_takes_its_fields_and_more() -> None:
         MissingError("a file", "x", ["y"], codes={"e": 2}),
         MissingTableError("a file", "x", place=16),
         OldError(3, 2),
+        FullError("/p", 28),
         OddWarning("/p", [1]),
     ],
     ids=lambda each: type(each).__name__,
@@ -79,6 +86,7 @@ def test_an_error_comes_back_from_pickle_as_it_was(error: Exception, act: object
     again = act(error)  # type: ignore[operator]
     assert type(again) is type(error)
     assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
+    assert getattr(again, "errno", None) == getattr(error, "errno", None)
 
 
 def test_a_warning_can_declare_fields() -> None:

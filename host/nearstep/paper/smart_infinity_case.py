@@ -356,16 +356,16 @@ class _Work:
         case, machine = self._case, self._machine
         ssd, fpga = f"ssd{drive}", f"fpga{drive}"
         buffers = {name: Range((fpga, name), 0, 1) for name in (*case.states, "g", "pairs")}
-        landing = "pairs" if case.method == "su+o+c" else "g"
+        gradient = "pairs" if case.method == "su+o+c" else "g"
         there = []
-        for name in (*case.states, landing):
+        for name in (*case.states, gradient):
             nbytes = PARAMETER_BYTES * elements
-            if name == landing:
+            if name == gradient:
                 nbytes = case.gradient_bytes(elements)
             title, writes = f"read {name} {tag}", [buffers[name]]
             read = self._move(title, (ssd, fpga), nbytes, f"{ssd} reads", after, writes=writes)
             there.append(read)
-        if landing == "pairs":
+        if gradient == "pairs":
             seconds = machine.decompress_s(elements)
             reads, writes = [buffers["pairs"]], [buffers["g"]]
             self.graph.add(f"decompress {tag}", fpga, reads=reads, writes=writes, seconds=seconds)
