@@ -7,18 +7,17 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from nearstep.cli.files import PictureFile, check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, table_of, working
+from nearstep.cli.outcome import AsJson, table_of, working
 from nearstep.cli.paper_rows import (
     RowsFile,
     chosen,
     give_json,
     plain_rows,
-    print_assumed,
-    print_speedups,
+    print_report,
+    speedups,
     table_of_assumptions,
     table_of_figures,
 )
@@ -26,7 +25,7 @@ from nearstep.paper import coarse
 from nearstep.paper.coarse import Evaluation, Variant
 from nearstep.paper.coarse_picture import draw
 from nearstep.paper.coarse_timeline import Cost, Pushed, Run, costs, pushed, runs
-from nearstep.paper.rows import Errors, Row, errors
+from nearstep.paper.rows import errors
 
 
 def command(
@@ -87,12 +86,19 @@ def command(
     give_json(written, as_json, output)
     if as_json:
         return
-    print_table(table_of_figures(rows, "COARSE"))
-    _explain(console(), evaluation, rows, found)
-    for table in (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums)):
-        if table.row_count:
-            print_table(table)
-    print_assumed(console(), coarse.NOT_MODELLED, coarse.ASSUMPTIONS)
+    given = sum(row.kind == "input" for row in rows)
+    fitted = (
+        f"Fitted, once, on section II: {evaluation.options.gpu:.1%} of a GPU's peak, so that "
+        "communication is 76 % of BERT's training on four T4. "
+        f"{given} rows are inputs: what is printed is what the machines have."
+    )
+    notes = [f"{row.name}: {row.note}." for row in rows if row.note]
+    tables = (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums))
+    print_report(
+        [table_of_figures(rows, "COARSE"), *notes, *speedups(found), fitted, *tables],
+        coarse.NOT_MODELLED,
+        coarse.ASSUMPTIONS,
+    )
 
 
 def _dual(run: Run) -> dict[str, Any]:
@@ -134,22 +140,6 @@ def _cost(each: Cost) -> dict[str, Any]:
         "cycles_per_kib": each.cycles_per_kib,
         "of_bound": each.of_bound,
     }
-
-
-def _explain(
-    console: Console, evaluation: Evaluation, rows: Sequence[Row], found: Errors | None
-) -> None:
-    for row in rows:
-        if row.note:
-            console.print(f"{row.name}: {row.note}.", soft_wrap=True)
-    print_speedups(console, found)
-    given = sum(row.kind == "input" for row in rows)
-    console.print(
-        f"Fitted, once, on section II: {evaluation.options.gpu:.1%} of a GPU's peak, so that "
-        "communication is 76 % of BERT's training on four T4. "
-        f"{given} rows are inputs: what is printed is what the machines have.",
-        soft_wrap=True,
-    )
 
 
 def _sensitivity(changed: Sequence[Variant]) -> Table:

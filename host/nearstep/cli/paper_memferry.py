@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from nearstep.cli.files import check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, table_of, working
-from nearstep.cli.paper_rows import RowsFile, chosen, give_json, print_assumed
+from nearstep.cli.outcome import AsJson, table_of, working
+from nearstep.cli.paper_rows import RowsFile, chosen, give_json, print_report
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Modelled, Sensitivity
 
@@ -49,15 +49,9 @@ def command(
     give_json(plain(found, plans, changed, memory), as_json, output)
     if as_json:
         return
-    for table in (_rows(found), _gap_table(plans), _sensitivity(changed), _memory(memory)):
-        if table.row_count:
-            print_table(table)
-    print_assumed(
-        console(),
-        memferry.NOT_MODELLED,
-        memferry.ASSUMPTIONS,
-        "*modelled*: no constant is fitted. Assumed:",
-    )
+    tables = (_rows(found), _gap_table(plans), _sensitivity(changed), _memory(memory))
+    title = "*modelled*: no constant is fitted. Assumed:"
+    print_report(tables, memferry.NOT_MODELLED, memferry.ASSUMPTIONS, title)
 
 
 def plain(

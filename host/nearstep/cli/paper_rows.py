@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from nearstep.cli.outcome import print_json, table_of
+from nearstep.cli.outcome import console, print_json, print_table, table_of
 from nearstep.paper.rows import Errors, Row, Sensitivity
 
 
@@ -68,29 +67,30 @@ def table_of_assumptions(
     return table_of(columns, rows, "What each assumption decides (modelled)")
 
 
-def print_speedups(console: Console, found: Errors | None) -> None:
-    """Print the mean and the largest error of the printed speedups."""
-    if found is not None:
-        console.print(
-            f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
-            f"{found.largest.error:+.1%}, {found.largest.name}.",
-            soft_wrap=True,
-        )
+def speedups(found: Errors | None) -> list[str]:
+    """Mean and largest error of the printed speedups, as text."""
+    if found is None:
+        return []
+    return [
+        f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
+        f"{found.largest.error:+.1%}, {found.largest.name}."
+    ]
 
 
-def print_assumed(
-    console: Console,
+def print_report(
+    parts: Iterable[Table | str],
     not_modelled: Mapping[str, str],
     assumptions: Iterable[str],
     title: str = "Assumed:",
 ) -> None:
-    """Print the figures that are not modelled, with the reasons, and the assumptions."""
-    console.print("Not modelled:")
-    for name, reason in not_modelled.items():
-        console.print(f"- {name}: {reason}.", soft_wrap=True)
-    console.print(title)
-    for line in assumptions:
-        console.print(f"- {line}", soft_wrap=True)
+    """Print tables that have rows and paragraphs, then figures that are not modelled, with the
+    reasons, and the assumptions."""
+    left = [f"- {name}: {reason}." for name, reason in not_modelled.items()]
+    for part in (*parts, "Not modelled:", *left, title, *(f"- {each}" for each in assumptions)):
+        if isinstance(part, str):
+            console().print(part, soft_wrap=True)
+        elif part.row_count:
+            print_table(part)
 
 
 def plain_rows(rows: Sequence[Row], found: Errors | None) -> dict[str, Any]:

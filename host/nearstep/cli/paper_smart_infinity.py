@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from nearstep.cli.files import PictureFile, check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, working
+from nearstep.cli.outcome import AsJson, working
 from nearstep.cli.paper_rows import (
     RowsFile,
     chosen,
     give_json,
     plain_rows,
-    print_assumed,
-    print_speedups,
+    print_report,
+    speedups,
     table_of_assumptions,
     table_of_figures,
 )
@@ -75,12 +74,22 @@ def command(
     give_json(plain(evaluation, rows, changed, found), as_json, output)
     if as_json:
         return
-    print_table(table_of_figures(rows, "Smart-Infinity"))
-    _explain(console(), evaluation, rows, found)
-    if changed:
-        names = ["SU+O over SU, 10 CSDs"]
-        print_table(table_of_assumptions(changed, names, lambda each: [f"{each.handler:.2f}"]))
-    print_assumed(console(), smart_infinity.NOT_MODELLED, smart_infinity.ASSUMPTIONS)
+    fitted = _fitted(evaluation)
+    text = (
+        f"Fitted, once, on section III: {fitted['uplink_bytes_per_s'] / 1e9:.2f} GB/s of the "
+        "uplink, both ways together, so that the baseline gains nothing beyond four SSDs; "
+        f"{fitted['gpu']:.1%} of the GPU's peak, so that the update of GPT-2 4.0B on one SSD takes "
+        "80 % of an iteration."
+    )
+    padding = {row.name.partition(":")[0]: row.note for row in rows if row.section == "Table I"}
+    notes = [f"{system}: {note}." for system, note in padding.items()]
+    names = ["SU+O over SU, 10 CSDs"]
+    table = table_of_assumptions(changed, names, lambda each: [f"{each.handler:.2f}"])
+    print_report(
+        [table_of_figures(rows, "Smart-Infinity"), *notes, *speedups(found), text, table],
+        smart_infinity.NOT_MODELLED,
+        smart_infinity.ASSUMPTIONS,
+    )
 
 
 def plain(
@@ -104,20 +113,3 @@ def _fitted(evaluation: Evaluation) -> dict[str, float]:
         "uplink_bytes_per_s": evaluation.machine.uplink_bytes_per_s,
         "gpu": float(evaluation.options.gpu or 0.0),
     }
-
-
-def _explain(
-    console: Console, evaluation: Evaluation, rows: Sequence[Row], found: Errors | None
-) -> None:
-    padding = {row.name.partition(":")[0]: row.note for row in rows if row.section == "Table I"}
-    for system, note in padding.items():
-        console.print(f"{system}: {note}.", soft_wrap=True)
-    print_speedups(console, found)
-    fitted = _fitted(evaluation)
-    console.print(
-        f"Fitted, once, on section III: {fitted['uplink_bytes_per_s'] / 1e9:.2f} GB/s of the "
-        "uplink, both ways together, so that the baseline gains nothing beyond four SSDs; "
-        f"{fitted['gpu']:.1%} of the GPU's peak, so that the update of GPT-2 4.0B on one SSD takes "
-        "80 % of an iteration.",
-        soft_wrap=True,
-    )

@@ -67,12 +67,7 @@ def optimum(
     rounds: int = ROUNDS,
     most_states: int = MOST_STATES,
 ) -> Optimum:
-    """Search for the best decisions within limits.
-
-    Parameters
-    ----------
-    known : decisions within the limits.
-    """
+    """Search for the best decisions within limits, which the `known` ones keep."""
     first = np.array([[each.index for each in known]])
     (bound,), answers = bounds(costs, limits, first, rounds)
     search = _Search(costs, limits, bound, known)

@@ -118,12 +118,7 @@ class Iterations:
         self._rooms: dict[int, Sequence[Operation]] = {}  # the last one of each channel
 
     def add(self) -> None:
-        """Add an iteration.
-
-        Raises
-        ------
-        NoRoomError : the memory is too small.
-        """
+        """Add an iteration."""
         computed: list[Operation] = []  # layers in the order of computation
         sent: list[list[Operation]] = []  # gradients of each
         updates: list[Operation] = []

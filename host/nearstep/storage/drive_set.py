@@ -140,17 +140,12 @@ def open_set(
     read_only: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Drive]:
-    """Open all drives of a set, given in any order, for this process alone, and return them in
-    order.
+    """Open all drives of a set, in any order, for this process alone, and return them in order.
 
     Parameters
     ----------
     owner : that the drives must belong to; None accepts any.
     queue_depth, direct, read_only, timeout_s : of `Drive` and `BlockFile`.
-
-    Raises
-    ------
-    ForeignDriveError, IncompleteSetError : no drive stays open, as after errors of single drives.
     """
     check_places(places)
     check_depth(queue_depth)

@@ -37,8 +37,6 @@ class GenerationView:
         Raises
         ------
         NoGenerationError : a commit has replaced the generation.
-        UnknownTensorError, OutOfBoundsError
-        ArgumentError : `out` is no contiguous array that can be written.
         """
         return self._submit(self._generation, name, out, offset)
 

@@ -94,12 +94,7 @@ class Rounding:
         return int(self.seed), int(chosen)
 
     def drawn(self, rule: Rule, step: int | None, config: UpdateKernelConfig) -> Drawn:
-        """Compute the kernel's registers for an update of a rule in a step.
-
-        Raises
-        ------
-        ArgumentError : as `streams` and `key`, or an index that begins no beat.
-        """
+        """Compute the kernel's registers for an update of a rule in a step, after all checks."""
         streams = self.streams(rule, config)
         seed, chosen = self.key(step)
         self.check_numbering(config)

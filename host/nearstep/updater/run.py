@@ -297,13 +297,7 @@ class UpdateRun(KernelRun):
 
     @property
     def duplicates(self) -> int:
-        """Number of pairs that a later one of the same index replaced.
-
-        Raises
-        ------
-        BusyError : the run has not ended.
-        KernelError, MemoryFaultError, ProtocolError : it failed with that.
-        """
+        """Number of pairs that a later one of the same index replaced, after `check_done`."""
         self.check_done()
         return self._counters.get("duplicates", 0)
 
@@ -323,19 +317,13 @@ class ScanRun(KernelRun):
 
     @property
     def found_inf(self) -> bool:
-        """Whether a gradient is infinite or NaN. Raises as `sum_of_squares`."""
+        """Whether a gradient is infinite or NaN, after `check_done`."""
         self.check_done()
         return self._found_inf
 
     @property
     def sum_of_squares(self) -> float:
-        """Sum of the squares of all gradients.
-
-        Raises
-        ------
-        BusyError : the run has not ended.
-        KernelError, MemoryFaultError, ProtocolError : it failed with that.
-        """
+        """Sum of the squares of all gradients, after `check_done`."""
         self.check_done()
         return self._sum_of_squares
 

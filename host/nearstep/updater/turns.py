@@ -111,12 +111,7 @@ class Turns:
                 self._changed.notify_all()
 
     def begin_copy(self, channel: int, action: str) -> None:
-        """Begin a copy of the host when no other thread has the channel.
-
-        Raises
-        ------
-        ModeError : as `region`.
-        """
+        """Begin a copy of the host when no other thread has the channel, as `region`."""
         with self._changed:
             if channel in self._regions:
                 self._wait(frozenset({channel}), action, lambda: False)
