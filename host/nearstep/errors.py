@@ -13,8 +13,9 @@ Three kinds, by what the caller can do about them:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import KW_ONLY, field
 
+from nearstep_spec.errors import Fielded as Fielded
 from nearstep_spec.errors import NearstepError as NearstepError
 
 RESPONSES = ("OKAY", "EXOKAY", "SLVERR", "DECERR")
@@ -25,110 +26,117 @@ class ArgumentError(NearstepError, ValueError):
     """A value that no device could accept. Nothing has been sent to the device."""
 
 
-class UrlError(ArgumentError):
-    """A device name that cannot be parsed or that nobody answers to."""
+class _ChoiceError(ArgumentError):
+    """A name or value that must be one of `valid`."""
 
-    def __init__(self, url: str, reason: str, valid: Iterable[str] = ()) -> None:
-        self.url = url
-        self.valid = tuple(valid)
-        hint = f"; valid: {', '.join(self.valid)}" if self.valid else ""
-        super().__init__(f"cannot open {url!r}: {reason}{hint}")
+    valid: Iterable[str]
+
+    @property
+    def hint(self) -> str:
+        return f"; valid: {', '.join(self.valid)}" if self.valid else ""
 
 
-class OptionError(ArgumentError):
+class UrlError(Fielded, _ChoiceError):
+    """A device name that cannot be parsed, or that no backend opens."""
+
+    template = "cannot open {url!r}: {reason}{hint}"
+    url: str
+    reason: str
+    valid: Iterable[str] = ()
+
+
+class OptionError(Fielded, _ChoiceError):
     """An option of a device name that is unknown or has a bad value."""
 
-    def __init__(
-        self, device: str, option: str, value: str, reason: str, valid: Iterable[str] = ()
-    ) -> None:
-        self.device = device
-        self.option = option
-        self.value = value
-        self.valid = tuple(valid)
-        hint = f"; valid: {', '.join(self.valid)}" if self.valid else ""
-        super().__init__(f"{device}: option {option}={value!r}: {reason}{hint}")
+    template = "{device}: option {option}={value!r}: {reason}{hint}"
+    device: str
+    option: str
+    value: str
+    reason: str
+    valid: Iterable[str] = ()
 
 
-class ShapeError(ArgumentError):
+class ShapeError(Fielded, ArgumentError):
     """An array whose shape is not the buffer's."""
 
-    def __init__(self, what: str, expected: object, actual: object) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{what}: shape must be {expected}, not {actual}")
+    template = "{what}: shape must be {expected}, not {actual}"
+    what: str
+    expected: object
+    actual: object
 
 
-class DtypeError(ArgumentError, TypeError):
+class DtypeError(Fielded, ArgumentError, TypeError):
     """An array whose dtype is not the buffer's (there is no silent conversion)."""
 
-    def __init__(self, what: str, expected: object, actual: object) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{what}: dtype must be {expected}, not {actual}")
+    template = "{what}: dtype must be {expected}, not {actual}"
+    what: str
+    expected: object
+    actual: object
 
 
-class AlignmentError(ArgumentError):
+class AlignmentError(Fielded, ArgumentError):
     """An array that does not start on a beat of the memory port."""
 
-    def __init__(self, what: str, address: int, alignment: int) -> None:
-        self.address = address
-        self.alignment = alignment
-        super().__init__(
-            f"{what}: address {address:#x} must be a multiple of {alignment} bytes, "
-            f"not {address % alignment} over"
-        )
+    template = (
+        "{what}: address {address:#x} must be a multiple of {alignment} bytes, not {over} over"
+    )
+    what: str
+    address: int
+    alignment: int
+
+    @property
+    def over(self) -> int:
+        return self.address % self.alignment
 
 
-class OverlapError(ArgumentError):
+class OverlapError(Fielded, ArgumentError):
     """Two arrays of one command that share bytes."""
 
-    def __init__(self, first: str, second: str, address: int) -> None:
-        self.first = first
-        self.second = second
-        self.address = address
-        super().__init__(f"{first} and {second} must not overlap, but share address {address:#x}")
+    template = "{first} and {second} must not overlap, but share address {address:#x}"
+    first: str
+    second: str
+    address: int
 
 
-class OutOfBoundsError(ArgumentError, IndexError):
-    """A range that lies outside its buffer or outside the device memory."""
+class OutOfBoundsError(Fielded, ArgumentError, IndexError):
+    """A range outside its buffer or outside the device memory."""
 
-    def __init__(self, what: str, start: int, stop: int, limit: int) -> None:
-        self.start = start
-        self.stop = stop
-        self.limit = limit
-        super().__init__(f"{what}: [{start}, {stop}) must lie in [0, {limit})")
+    template = "{what}: [{start}, {stop}) must lie in [0, {limit})"
+    what: str
+    start: int
+    stop: int
+    limit: int
 
 
-class FreedBufferError(ArgumentError):
+class FreedBufferError(Fielded, ArgumentError):
     """A buffer that was used, or freed again, after it was freed."""
 
-    def __init__(self, what: str, action: str) -> None:
-        super().__init__(f"cannot {action} {what}: it has been freed")
+    template = "cannot {action} {what}: it has been freed"
+    what: str
+    action: str
 
 
-class ForeignBufferError(ArgumentError):
+class ForeignBufferError(Fielded, ArgumentError):
     """A buffer of one device given to another."""
 
-    def __init__(self, what: str, expected: str, actual: str) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{what} must be a buffer of {expected}, not of {actual}")
+    template = "{what} must be a buffer of {expected}, not of {actual}"
+    what: str
+    expected: str
+    actual: str
 
 
-class OutOfDeviceMemoryError(NearstepError, MemoryError):
+class OutOfDeviceMemoryError(Fielded, NearstepError, MemoryError):
     """An allocation that does not fit."""
 
-    def __init__(
-        self, requested: int, largest: int, free: int, capacity: int, hint: str = ""
-    ) -> None:
-        self.requested = requested
-        self.largest = largest
-        self.free = free
-        self.capacity = capacity
-        super().__init__(
-            f"cannot allocate {requested} bytes: the largest free piece has {largest} bytes "
-            f"({free} of {capacity} bytes are free){hint}"
-        )
+    template = (
+        "cannot allocate {requested} bytes: the largest free piece has {largest} bytes "
+        "({free} of {capacity} bytes are free){hint}"
+    )
+    requested: int
+    largest: int
+    free: int
+    capacity: int
+    hint: str = ""
 
     def with_hint(self, options: str) -> OutOfDeviceMemoryError:
         """This error, with the options of the device's name that give it more memory, if any."""
@@ -136,15 +144,15 @@ class OutOfDeviceMemoryError(NearstepError, MemoryError):
         return type(self)(self.requested, self.largest, self.free, self.capacity, hint)
 
 
-class OutOfHostMemoryError(NearstepError, MemoryError):
+class OutOfHostMemoryError(Fielded, NearstepError, MemoryError):
     """A device whose memory this machine cannot emulate."""
 
-    def __init__(self, requested: int, reason: str) -> None:
-        self.requested = requested
-        super().__init__(
-            f"cannot emulate {requested} bytes of memory: {reason}; open the device with less "
-            "(memory_bytes)"
-        )
+    template = (
+        "cannot emulate {requested} bytes of memory: {reason}; open the device with less "
+        "(memory_bytes)"
+    )
+    requested: int
+    reason: str
 
 
 class ClosedDeviceError(NearstepError):
@@ -155,12 +163,7 @@ class ClosedDeviceError(NearstepError):
 
 
 class ForkedDeviceError(ClosedDeviceError):
-    """A device that was used in a child of the process that opened it.
-
-    Attributes
-    ----------
-    process : that opened it.
-    """
+    """A device that was used in a child of `process`, which opened it."""
 
     def __init__(self, device: str, action: str, process: int) -> None:
         self.process = process
@@ -189,6 +192,9 @@ class DeviceError(NearstepError):
     ) -> None:
         self.registers: Mapping[str, int] = dict(registers or {})
         self.transactions: Sequence[str] = tuple(transactions)
+        super().__init__(self._with_dump(message))
+
+    def _with_dump(self, message: str) -> str:
         text = [message]
         if self.registers:
             text.append("registers:")
@@ -196,50 +202,67 @@ class DeviceError(NearstepError):
         if self.transactions:
             text.append("last bus transactions:")
             text += [f"  {line}" for line in self.transactions]
-        super().__init__("\n".join(text))
+        return "\n".join(text)
 
 
-class MismatchError(DeviceError):
+class FieldedDeviceError(Fielded, DeviceError):
+    """A `DeviceError` that declares a message and fields."""
+
+    _: KW_ONLY
+    registers: Mapping[str, int] = field(default_factory=dict)
+    transactions: Sequence[str] = ()
+
+    def _text(self) -> str:
+        return self._with_dump(super()._text())
+
+
+class MismatchError(FieldedDeviceError):
     """The device is not the one that this driver was written for."""
 
-    def __init__(self, what: str, expected: object, actual: object) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{what} must be {expected}, not {actual}")
+    template = "{what} must be {expected}, not {actual}"
+    what: str
+    expected: object
+    actual: object
 
 
-class BusError(DeviceError):
-    """A register access that was answered with an error response."""
-
-    def __init__(self, address: int, response: int, *, write: bool) -> None:
-        self.address = address
-        self.response = response
-        self.write = write
-        super().__init__(
-            f"register {'write' if write else 'read'} at {address:#x}: response must be OKAY, "
-            f"not {RESPONSES[response & 3]}"
-        )
-
-
-class RegisterAccessError(ArgumentError):
-    """An access of registers that their BAR does not take; nothing was sent.
+class AccessError(FieldedDeviceError):
+    """Base: an access of registers or memory that failed.
 
     Attributes
     ----------
-    address
-    nbytes
+    write : whether it was a write, and no read.
     """
 
-    def __init__(self, address: int, nbytes: int, expected: str) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.expected = expected
-        super().__init__(
-            f"register access must be {expected}, not of {nbytes} bytes at {address:#x}"
-        )
+    _: KW_ONLY
+    write: bool
+
+    @property
+    def action(self) -> str:
+        return "write" if self.write else "read"
 
 
-class MemoryBarError(DeviceError):
+class BusError(AccessError):
+    """A register access that was answered with an error response."""
+
+    template = "register {action} at {address:#x}: response must be OKAY, not {answer}"
+    address: int
+    response: int
+
+    @property
+    def answer(self) -> str:
+        return RESPONSES[self.response & 3]
+
+
+class RegisterAccessError(Fielded, ArgumentError):
+    """An access of registers that their BAR does not take; nothing was sent."""
+
+    template = "register access must be {expected}, not of {nbytes} bytes at {address:#x}"
+    address: int
+    nbytes: int
+    expected: str
+
+
+class MemoryBarError(FieldedDeviceError):
     """An access of memory through a BAR that the device did not carry out.
 
     Attributes
@@ -248,39 +271,33 @@ class MemoryBarError(DeviceError):
     status : answer of the memory, or `timeout`.
     """
 
-    what = "access of memory at {address:#x}: response"
-
-    def __init__(self, address: int, status: str, *, transactions: Sequence[str] = ()) -> None:
-        self.address = address
-        self.status = status
-        super().__init__(
-            f"{self.what.format(address=address)} must be OKAY, not {status}",
-            transactions=transactions,
-        )
+    template = "access of memory at {address:#x}: response must be OKAY, not {status}"
+    address: int
+    status: str
 
 
 class CompletionError(MemoryBarError):
     """A read through a memory BAR that was not completed."""
 
-    what = "read of memory at {address:#x}: completion"
+    template = "read of memory at {address:#x}: completion must be OKAY, not {status}"
 
 
 class PostedWriteError(MemoryBarError):
     """A write through a memory BAR that failed after it was sent: found out at a later access."""
 
-    what = "posted write to memory at {address:#x}: response"
+    template = "posted write to memory at {address:#x}: response must be OKAY, not {status}"
 
 
 class PeerReadError(MemoryBarError):
     """A read of memory by the drive beside it that was not completed."""
 
-    what = "drive's read of memory at {address:#x}: completion"
+    template = "drive's read of memory at {address:#x}: completion must be OKAY, not {status}"
 
 
 class PeerWriteError(MemoryBarError):
     """A write to memory by the drive beside it that memory did not carry out."""
 
-    what = "drive's write to memory at {address:#x}: response"
+    template = "drive's write to memory at {address:#x}: response must be OKAY, not {status}"
 
 
 class BusyError(DeviceError):
@@ -290,128 +307,96 @@ class BusyError(DeviceError):
 class ResetNeededError(DeviceError):
     """The device stopped before; it does nothing more until it is reset.
 
-    Its `__cause__` is what it stopped with, where that is known.
+    Its `__cause__` is the error that stopped it, where that is known.
     """
 
 
-class ModeError(DeviceError):
+class ModeError(FieldedDeviceError):
     """A memory channel is not in the mode that an action needs; nothing was done.
 
     Attributes
     ----------
-    channel
     expected, actual : modes: `normal` or `acceleration`.
     """
 
-    def __init__(
-        self,
-        action: str,
-        channel: int,
-        expected: str,
-        actual: str,
-        *,
-        reason: str = "",
-        registers: Mapping[str, int] | None = None,
-    ) -> None:
-        self.channel = channel
-        self.expected = expected
-        self.actual = actual
-        super().__init__(
-            f"cannot {action}: channel {channel} must be in {expected} mode, not {actual}"
-            f"{reason and ': '}{reason}",
-            registers=registers,
-        )
+    template = (
+        "cannot {action}: channel {channel} must be in {expected} mode, not {actual}{because}"
+    )
+    action: str
+    channel: int
+    expected: str
+    actual: str
+    _: KW_ONLY
+    reason: str = ""
+
+    @property
+    def because(self) -> str:
+        return self.reason and f": {self.reason}"
 
 
-class ModeRegisterError(DeviceError):
-    """The DRAM of a channel has mode registers that its kernel cannot work with, as somebody set
-    them; nothing was done.
+class ModeRegisterError(FieldedDeviceError):
+    """Mode registers of a channel's DRAM have values that its kernel cannot work with; nothing was
+    done.
 
     Attributes
     ----------
-    channel
     mode_registers : tuple[int, ...]. Their numbers: 3 is MR3.
     """
 
-    def __init__(
-        self,
-        channel: int,
-        mode_registers: Iterable[int],
-        *,
-        registers: Mapping[str, int] | None = None,
-    ) -> None:
-        self.channel = channel
-        self.mode_registers = tuple(mode_registers)
-        names = ", ".join(f"MR{number}" for number in self.mode_registers)
-        super().__init__(
-            f"cannot enter acceleration mode: {names} of channel {channel} must be set as "
-            "docs/axdimm.md says, and the host has set them otherwise",
-            registers=registers,
-        )
+    template = (
+        "cannot enter acceleration mode: {names} of channel {channel} must be set as "
+        "docs/axdimm.md says, and the host has set them otherwise"
+    )
+    channel: int
+    mode_registers: Iterable[int]
+
+    @property
+    def names(self) -> str:
+        return ", ".join(f"MR{number}" for number in self.mode_registers)
 
 
-class LostCommandError(DeviceError):
+class LostCommandError(FieldedDeviceError):
     """Commands of the host's memory controller came while the kernel had the memory, and were lost.
 
     Attributes
     ----------
-    channel
     count : since `control.clear`.
     pins, bank : of the first: A17 to A0; BA in the low two bits, then BG.
     """
 
-    def __init__(
-        self,
-        channel: int,
-        count: int,
-        *,
-        pins: int,
-        bank: int,
-        registers: Mapping[str, int] | None = None,
-    ) -> None:
-        self.channel = channel
-        self.count = count
-        self.pins = pins
-        self.bank = bank
-        code = pins >> 14 & 7
-        name = f"MRS of MR{bank}" if code == 0 else f"a command with code {code:#05b}"
-        super().__init__(
-            f"channel {channel} has lost {count} commands of the host's memory controller; the "
-            f"first was {name}, with {pins:#x} on the address pins",
-            registers=registers,
-        )
+    template = (
+        "channel {channel} has lost {count} commands of the host's memory controller; the "
+        "first was {name}, with {pins:#x} on the address pins"
+    )
+    channel: int
+    count: int
+    _: KW_ONLY
+    pins: int
+    bank: int
+
+    @property
+    def name(self) -> str:
+        code = self.pins >> 14 & 7
+        return f"MRS of MR{self.bank}" if code == 0 else f"a command with code {code:#05b}"
 
 
-class WaitTimeoutError(DeviceError):
-    """What was waited for did not happen in the device time given.
+class WaitTimeoutError(FieldedDeviceError):
+    """An event did not happen in the device time given.
 
     Attributes
     ----------
-    waited_for
     max_cycles : device cycles (steps, on a device without a clock).
     unit : which of the two.
     """
 
-    def __init__(
-        self,
-        waited_for: str,
-        max_cycles: int,
-        *,
-        unit: str = "device cycles",
-        registers: Mapping[str, int] | None = None,
-        transactions: Sequence[str] = (),
-    ) -> None:
-        self.waited_for = waited_for
-        self.max_cycles = max_cycles
-        self.unit = unit
-        super().__init__(
-            f"waited {max_cycles} {unit} for {waited_for}",
-            registers=registers,
-            transactions=transactions,
-        )
+    template = "waited {max_cycles} {unit} for {waited_for}"
+    waited_for: str
+    max_cycles: int
+    _: KW_ONLY
+    unit: str = "device cycles"
 
 
-class KernelError(DeviceError):
+class KernelError(FieldedDeviceError):
     """A run that stopped with the ERROR register set.
 
     Attributes
@@ -424,29 +409,17 @@ class KernelError(DeviceError):
     count : elements that the run was to update.
     """
 
-    def __init__(
-        self,
-        *,
-        cause: str,
-        stream: str,
-        address: int,
-        committed: int,
-        count: int,
-        detail: str = "",
-        registers: Mapping[str, int] | None = None,
-        transactions: Sequence[str] = (),
-    ) -> None:
-        self.cause = cause
-        self.stream = stream
-        self.address = address
-        self.committed = committed
-        self.count = count
-        super().__init__(
-            f"run of {count} elements stopped: {cause}{detail} on stream {stream} at {address:#x}; "
-            f"{committed} elements are committed",
-            registers=registers,
-            transactions=transactions,
-        )
+    template = (
+        "run of {count} elements stopped: {cause}{detail} on stream {stream} at {address:#x}; "
+        "{committed} elements are committed"
+    )
+    _: KW_ONLY
+    cause: str
+    stream: str
+    address: int
+    committed: int
+    count: int
+    detail: str = ""
 
 
 class BusResponseError(KernelError):
@@ -469,9 +442,9 @@ class PairError(KernelError):
     position : the first bad pair, counted from 0.
     """
 
-    def __init__(self, *, position: int, **outcome: Any) -> None:
-        self.position = position
-        super().__init__(detail=f" of pair {position}", **outcome)
+    template = KernelError.template.replace("{detail}", " of pair {position}")
+    _: KW_ONLY
+    position: int
 
 
 class PairRangeError(PairError):
@@ -486,18 +459,12 @@ class AbortedError(KernelError):
     """The run was aborted by the host."""
 
 
-class MemoryFaultError(DeviceError):
+class MemoryFaultError(AccessError):
     """The kernel made an access that an emulated memory does not let pass."""
 
-    def __init__(
-        self, reason: str, address: int, *, write: bool, transactions: Sequence[str] = ()
-    ) -> None:
-        self.reason = reason
-        self.address = address
-        self.write = write
-        super().__init__(
-            f"{'write' if write else 'read'} at {address:#x}: {reason}", transactions=transactions
-        )
+    template = "{action} at {address:#x}: {reason}"
+    reason: str
+    address: int
 
 
 class OutOfRangeError(MemoryFaultError):
@@ -512,13 +479,12 @@ class GuardError(MemoryFaultError):
     """An access to a guard: memory between buffers, or freed."""
 
 
-class ProtocolError(DeviceError):
+class ProtocolError(FieldedDeviceError):
     """A port broke its bus protocol."""
 
-    def __init__(
-        self, channel: str, rule: str, detail: str, *, cycle: int, transactions: Sequence[str] = ()
-    ) -> None:
-        self.channel = channel
-        self.rule = rule
-        self.cycle = cycle
-        super().__init__(f"{channel}: {rule}: {detail} (cycle {cycle})", transactions=transactions)
+    template = "{channel}: {rule}: {detail} (cycle {cycle})"
+    channel: str
+    rule: str
+    detail: str
+    _: KW_ONLY
+    cycle: int

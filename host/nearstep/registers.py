@@ -22,7 +22,14 @@ import numpy as np
 from rich.table import Table
 
 from nearstep.backends.base import Poll
-from nearstep.errors import ArgumentError, BusError, BusyError, MismatchError, NearstepError
+from nearstep.errors import (
+    ArgumentError,
+    BusError,
+    BusyError,
+    Fielded,
+    MismatchError,
+    NearstepError,
+)
 from nearstep_spec.csr.model import (
     WORD_BITS,
     WORD_BYTES,
@@ -55,22 +62,21 @@ class UnknownRegisterError(NearstepError, AttributeError):
         self.name = name
 
 
-class ReadOnlyFieldError(ArgumentError, AttributeError):
+class ReadOnlyFieldError(Fielded, ArgumentError, AttributeError):
     """An assignment to a field that software cannot write. Nothing has been sent."""
 
-    def __init__(self, field: str, access: Access) -> None:
-        self.field = field
-        super().__init__(f"{field} is read-only ({access.value})")
+    template = "{field} is read-only ({access.value})"
+    field: str
+    access: Access
 
 
-class FieldValueError(ArgumentError):
+class FieldValueError(Fielded, ArgumentError):
     """A value that the field cannot hold. Nothing has been sent."""
 
-    def __init__(self, field: str, expected: str, actual: object) -> None:
-        self.field = field
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{field} must be {expected}, not {actual!r}")
+    template = "{field} must be {expected}, not {actual!r}"
+    field: str
+    expected: str
+    actual: object
 
 
 class RefusedWriteError(BusyError):

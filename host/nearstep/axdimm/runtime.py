@@ -29,11 +29,10 @@ from nearstep.errors import (
     OverlapError,
 )
 from nearstep.scalars import is_whole
-from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.aligned import aligned_bytes, flat_bytes
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive import QUEUE_DEPTH
 from nearstep.storage.drive_errors import DriveFullError
-from nearstep.storage.spans import flat_bytes
 from nearstep.storage.store import Store
 from nearstep.updater.run import UpdateRun
 

@@ -9,23 +9,23 @@ from typing import TextIO
 
 import typer
 
-from nearstep.cli import cache as cache_command
-from nearstep.cli import coarse as coarse_command
-from nearstep.cli import config as config_command
-from nearstep.cli import devices as devices_command
-from nearstep.cli import doctor
-from nearstep.cli import offload as offload_command
-from nearstep.cli import open as open_command
-from nearstep.cli import paper as paper_command
-from nearstep.cli import plan as plan_command
-from nearstep.cli import platform as platform_command
-from nearstep.cli import registers as registers_command
-from nearstep.cli import storage as storage_command
-from nearstep.cli import trace as trace_command
+from nearstep.cli import (
+    cache,
+    coarse,
+    config,
+    devices,
+    doctor,
+    offload,
+    paper,
+    plan,
+    platform,
+    registers,
+    storage,
+    trace,
+)
+from nearstep.cli import open as open_device
 from nearstep.cli.outcome import FAILED, WRONG
 from nearstep.errors import NearstepError
-
-__all__ = ["main"]
 
 
 def _version(show: bool) -> None:
@@ -49,19 +49,10 @@ def _app() -> typer.Typer:
     ) -> None:
         pass
 
-    app.command("devices")(devices_command.command)
-    app.command("doctor")(doctor.command)
-    app.command("offload")(offload_command.command)
-    app.command("open")(open_command.command)
-    app.command("plan")(plan_command.command)
-    app.command("trace")(trace_command.command)
-    _command(app, "registers", registers_command.command)
-    app.add_typer(cache_command.app, name="cache")
-    app.add_typer(coarse_command.app, name="coarse")
-    app.add_typer(config_command.app, name="config")
-    app.add_typer(paper_command.app, name="paper")
-    app.add_typer(platform_command.app, name="platform")
-    app.add_typer(storage_command.app, name="storage")
+    for module in (devices, doctor, offload, open_device, plan, trace, registers):
+        _command(app, module.__name__.rpartition(".")[2], module.command)
+    for group in (cache, coarse, config, paper, platform, storage):
+        app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):
         _add(app, entry)
     return app
@@ -86,13 +77,13 @@ def _add(app: typer.Typer, entry: importlib.metadata.EntryPoint) -> None:
 
 
 def _command(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
-    """A command, which may say of itself how it is to be parsed."""
+    """Add a command, with its own settings of the parser if it has some."""
     settings = getattr(command, "context_settings", None)
     app.command(name, context_settings=settings)(command)
 
 
 def _printable(stream: TextIO | object) -> None:
-    """What a terminal has no characters for is printed as a question mark, not a traceback."""
+    """Print characters that a terminal lacks as question marks, not a traceback."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None and not str(getattr(stream, "encoding", "")).startswith("utf"):
         reconfigure(errors="replace")

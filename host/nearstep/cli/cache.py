@@ -1,4 +1,4 @@
-"""`nearstep cache`: where builds are kept, what is there, and how to be rid of it."""
+"""`nearstep cache`: place and contents of the cache of builds, and its removal."""
 
 import os
 import subprocess
@@ -6,12 +6,9 @@ import sys
 from pathlib import Path
 
 import typer
-from rich.table import Table
 
-from nearstep.cli.outcome import FAILED, print_table, reported, working
+from nearstep.cli.outcome import FAILED, print_table, reported, table_of, working
 from nearstep_spec import cache
-
-__all__ = ["app"]
 
 MEANINGS = {
     "rtl": "Verilog of designs",
@@ -38,14 +35,13 @@ def show(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     rows = cache.kinds()
-    table = Table("folder", "pieces", "MB", "what")
-    for row in rows:
-        table.add_row(
-            row.name, str(row.pieces), f"{row.nbytes / 1e6:.1f}", MEANINGS.get(row.name, "")
-        )
     typer.echo(f"{cache.cache_dir()}: {sum(row.nbytes for row in rows) / 1e6:.1f} MB")
     if rows:
-        print_table(table)
+        texts = [
+            (row.name, str(row.pieces), f"{row.nbytes / 1e6:.1f}", MEANINGS.get(row.name, ""))
+            for row in rows
+        ]
+        print_table(table_of(("folder", "pieces", "MB", "what"), texts))
     if reason := cache.unwritable(cache.cache_dir()):
         typer.echo(f"cannot be written: {reason}")
 

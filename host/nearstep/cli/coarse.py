@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 
 LEAVE_S = 60.0
-"""After its input has ended a service waits so long for clients to leave."""
+"""Seconds that a service waits for clients to leave after its input has ended."""
 
 
 @app.callback()

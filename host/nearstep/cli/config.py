@@ -8,12 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported
+from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported, table_of
 from nearstep.deepspeed.config import check as examine
-
-__all__ = ["app"]
 
 app = typer.Typer(help="Configurations in DeepSpeed's spelling.", no_args_is_help=True)
 
@@ -47,10 +44,9 @@ def check(
     if as_json:
         print_json([vars(row) for row in found.rows])
     else:
-        table = Table("key", "value", "", "what becomes of it", box=SIMPLE_HEAD, pad_edge=False)
-        for row in found.rows:
-            table.add_row(row.key, json.dumps(row.value), row.fate, row.text)
-        print_table(table)
+        columns = ("key", "value", "", "what becomes of it")
+        rows = [(row.key, json.dumps(row.value), row.fate, row.text) for row in found.rows]
+        print_table(table_of(columns, rows, box=SIMPLE_HEAD, pad_edge=False))
     if found.problems:
         typer.echo(f"{len(found.problems)} of {len(found.rows)} keys are refused", err=True)
         raise typer.Exit(FAILED)

@@ -1,4 +1,4 @@
-"""`nearstep devices`: what can be opened, and every option of a device; completion of names."""
+"""`nearstep devices`: devices that can be opened, options of a device, and completion of names."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -7,22 +7,21 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from nearstep.backends.options import DeviceUrl, Family
-from nearstep.cli.outcome import AsJson, print_json, print_table, reported
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of
 from nearstep.device import BACKENDS
 from nearstep.errors import UrlError
 from nearstep_spec.codec import OptionRow, choices, describe
 
-__all__ = ["command", "complete", "devices", "options"]
+OPTION_COLUMNS = ("option", "values", "default", "meaning")
 
 UNAVAILABLE = "unavailable: "
 
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device that can be opened, or a backend that says why it has none."""
+    """A device that can be opened, or a backend with the reason why it has none."""
 
     name: str
     summary: str
@@ -45,11 +44,11 @@ def devices() -> list[DeviceRow]:
 
 
 def options(url: str) -> list[OptionRow]:
-    """Every option of the device that `url` names; those that it gives are checked.
+    """Every option of the device that `url` names; given ones are checked.
 
     Raises
     ------
-    UrlError, OptionError
+    UrlError
     """
     name = DeviceUrl.parse(url)
     found = entry_points(group=BACKENDS, name=name.backend)
@@ -66,7 +65,7 @@ def options(url: str) -> list[OptionRow]:
 
 
 def complete(incomplete: str) -> list[str]:
-    """Device names that begin with what was typed, one part further: for shell completion."""
+    """Complete a device name by one part, for a shell."""
     name, question, query = incomplete.partition("?")
     if not question:
         rows = [row.name for row in devices() if not row.summary.startswith(UNAVAILABLE)]
@@ -83,7 +82,7 @@ def complete(incomplete: str) -> list[str]:
 
 
 def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
-    """`option=value` of options that are not given yet, `option=` where any value may be."""
+    """`option=value` of options that are not given yet, `option=` where any value is allowed."""
     chosen = family.variant(given)
     for row in describe(chosen.options):
         if row.name in given:
@@ -98,7 +97,7 @@ def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
 
 
 def families_of(entry: EntryPoint) -> Mapping[str, Family]:
-    """What a backend offers; nothing if it does not say."""
+    """Families that a backend offers; none if it does not say."""
     found: Mapping[str, Family] = getattr(importlib.import_module(entry.module), "DEVICES", {})
     return found
 
@@ -124,10 +123,8 @@ def command(
     if as_json:
         print_json([asdict(row) for row in rows])
         return
-    if url is None:
-        table = Table("device", "what it is")
-    else:
-        table = Table("option", "values", "default", "meaning", title=url, title_justify="left")
-    for row in rows:
-        table.add_row(*(str(value) for value in asdict(row).values()))
-    print_table(table)
+    columns = (
+        ["device", "what it is"] if url is None else ["option", "values", "default", "meaning"]
+    )
+    texts = [[*map(str, asdict(row).values())] for row in rows]
+    print_table(table_of(columns, texts, url, title_justify="left"))

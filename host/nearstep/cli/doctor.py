@@ -1,4 +1,4 @@
-"""`nearstep doctor`: every tool, its version, and what to do about what is missing."""
+"""`nearstep doctor`: every tool, its version, and remedies for missing ones."""
 
 import importlib.metadata
 import importlib.util
@@ -14,12 +14,9 @@ from pathlib import Path
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, working
+from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, table_of, working
 from nearstep_spec import cache
-
-__all__ = ["Finding", "command", "examine"]
 
 MINIMUM_PYTHON = (3, 11)
 
@@ -30,13 +27,13 @@ CXX_PROBE = """
 static_assert(std::bit_cast<unsigned>(1.0F) == 0x3f800000U);
 static_assert([]<class T>(T x) requires(sizeof(T) > 1) { return x; }(2) == 2);
 """
-"""C++20 of this program is what the libraries are written in."""
+"""C++20 features that the libraries need."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One tool: `version` is None when it was not found, and `fault` says why one that was is
-    of no use; `remedy` says what to do then."""
+    """A tool: `version` is None if it was not found, `fault` is the reason if it cannot be used,
+    and `remedy` is the advice then."""
 
     tool: str
     used_for: str
@@ -72,7 +69,7 @@ def _program(
 
 
 def _compiler() -> Finding:
-    """The C++ compiler: one that is there may be too old, or may not start."""
+    """Find the C++ compiler, which may be too old, or fail to start."""
     used_for, remedy = "Verilated models, C++ kernels", "install a C++20 compiler: g++ 11 or newer"
     given = os.environ.get("CXX") or "g++"
     try:
@@ -91,7 +88,7 @@ def _compiler() -> Finding:
 
 
 def _cache() -> Finding:
-    """The place of builds, and whether it can be written."""
+    """Find the cache of builds, and whether it can be written."""
     used_for, remedy = "builds, once each", f"{cache.CACHE} can name another folder"
     try:
         folder = cache.cache_dir()
@@ -141,7 +138,7 @@ def _torch() -> str:
 
 
 def examine() -> list[Finding]:
-    """Look at every tool that some part of nearstep uses. Starts nothing that takes long."""
+    """Find every tool that a part of nearstep uses. Starts nothing that takes long."""
     python = platform.python_version() if sys.version_info >= MINIMUM_PYTHON else None
     return [
         Finding("python", "everything", True, python, "install Python 3.11 or newer"),
@@ -199,13 +196,14 @@ def command(
     if as_json:
         print_json([{**asdict(f), "ok": f.ok} for f in findings])
     else:
-        table = Table("", *("tool", "version", "used for", "what to do"))
+        rows = []
         for f in findings:
             mark = "ok" if f.ok else "unfit" if f.fault else "missing" if f.needed else "absent"
             color = "green" if f.ok else "red" if f.needed else "yellow"
             to_do = "" if f.ok else "; ".join(filter(None, (f.fault, f.remedy)))
             row = [escape(text) for text in (f.tool, f.version or "-", f.used_for, to_do)]
-            table.add_row(f"[{color}]{mark}", *row)
-        print_table(table, markup=True)
+            rows.append((f"[{color}]{mark}", *row))
+        columns = ("", "tool", "version", "used for", "what to do")
+        print_table(table_of(columns, rows), markup=True)
     if any(f.needed and not f.ok for f in findings):
         raise typer.Exit(FAILED)

@@ -1,12 +1,15 @@
-"""Files that a command writes, checked before it works for long."""
+"""Files that a command writes, checked before the work begins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from nearstep.work.timeline import Timeline
+from nearstep.work.trace import picture, write_trace
 
 TraceFile = Annotated[
     Path | None,
@@ -19,8 +22,10 @@ PictureFile = Annotated[
 
 
 def check_outputs(paths: Mapping[str, Path | None]) -> None:
-    """Refuse files that cannot be written, by option, with `typer.BadParameter`; and a `--picture`
-    of a kind that cannot be drawn, before that of others is found out, which makes folders."""
+    """Refuse files that cannot be written, by option, with `typer.BadParameter`.
+
+    The kind of a `--picture` is checked before the other files, whose check makes folders.
+    """
     image = paths.get("--picture")
     if image is not None:
         check_picture(image)
@@ -29,10 +34,20 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
             check_writable(option, path)
 
 
+def write_timeline(
+    timeline: Timeline, trace: Path | None, image: Path | None, title: str, **options: Any
+) -> None:
+    """Write a timeline as a Chrome trace and as a picture, to the files that are given."""
+    if trace is not None:
+        write_trace(timeline, trace)
+    if image is not None:
+        picture(timeline, image, title, **options)
+
+
 def check_writable(option: str, path: Path) -> None:
     """Make the folder, and refuse a path that cannot be written, before anything is computed.
 
-    A file that was not there is not there afterwards.
+    No file is left behind.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,15 @@
-"""`nearstep offload`: how far computation, transfers and updates of an offloaded model overlap."""
+"""`nearstep offload`: overlap of computation, transfers and updates of an offloaded model."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from nearstep.cli.devices import complete
-from nearstep.cli.files import PictureFile, TraceFile, check_outputs
-from nearstep.cli.outcome import FAILED, console, print_table, reported, working
+from nearstep.cli.files import PictureFile, TraceFile, check_outputs, write_timeline
+from nearstep.cli.outcome import FAILED, console, print_table, reported, table_of, working
 from nearstep.work.clock import MODEL_HERTZ
-from nearstep.work.trace import picture, write_trace
 
 if TYPE_CHECKING:
     from nearstep.measure.overlap import Overlap
@@ -71,10 +69,7 @@ def command(
     _show(found)
     timeline = found.overlapped.timeline
     assert timeline is not None, "it was recorded"
-    if output is not None:
-        write_trace(timeline, output)
-    if image is not None:
-        picture(timeline, image, title=f"{layers} layers of {width} x {width} on {url}")
+    write_timeline(timeline, output, image, f"{layers} layers of {width} x {width} on {url}")
     if found.bits:
         raise typer.Exit(FAILED)
 
@@ -86,15 +81,13 @@ def _show(found: Overlap) -> None:
     unit = (
         "cycles" if timeline.unit == "cycles" and timeline.hertz != MODEL_HERTZ else "ps, modelled"
     )
-    table = Table(
-        "backward and update", f"with overlap, {unit}", "share", "without", title="One iteration"
-    )
+    columns = ("backward and update", f"with overlap, {unit}", "share", "without")
     phase, serial = found.overlapped.phase, found.serial.phase
-    table.add_row("all", str(phase.duration), "", str(serial.duration))
+    rows = [("all", str(phase.duration), "", str(serial.duration))]
     for resource, busy in sorted(phase.busy.items()):
         share = f"{100 * busy / max(phase.duration, 1):.1f} %"
-        table.add_row(resource, str(busy), share, str(serial.busy.get(resource, 0)))
-    print_table(table)
+        rows.append((resource, str(busy), share, str(serial.busy.get(resource, 0))))
+    print_table(table_of(columns, rows, "One iteration"))
     console().print(
         f"backward and update: {found.ratio:.3f} x what is busy longest, "
         f"{found.ratio_of_bounds:.3f} x what is without overlap; "

@@ -1,30 +1,25 @@
-"""`nearstep open`: opens a device and says what it is."""
+"""`nearstep open`: opens a device and describes it."""
 
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from nearstep.backends.options import DeviceUrl
 from nearstep.cli.devices import complete, families_of
-from nearstep.cli.outcome import AsJson, print_json, print_table, reported, working
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
 from nearstep.device import BACKENDS, open_device
 from nearstep_spec.codec import to_json, to_text
 
 
 def manifest(url: str) -> dict[str, Any]:
-    """What the device named `url` is, for `json.dumps`; it is opened, and its registers are
-    compared with the maps that the driver has.
+    """Describe the device named `url`, for `json.dumps`; it is opened, and its registers are
+    compared with the maps of the driver.
 
-    `device` is the shortest name that opens the same, `options` are all of them with their
-    values, `memory_bytes` is what arrays can take, and `registers` has address and hash of the
-    map of each block. A board's own manifest is `board`.
-
-    Raises
-    ------
-    NearstepError : as `nearstep.open`.
+    `device` is the shortest name that opens the same, `options` are all of them with their values,
+    `memory_bytes` is the memory for arrays, and `registers` has address and hash of the map of each
+    block. A board's own manifest is `board`.
     """
     name = DeviceUrl.parse(url)
     with open_device(url) as device:
@@ -61,12 +56,10 @@ def command(
     if as_json:
         print_json(found)
         return
-    table = Table(
-        "block", "address", "hash of its map", title=found["device"], title_justify="left"
-    )
-    for block, row in found["registers"].items():
-        table.add_row(block, f"{row['address']:#x}", row["map_hash"])
-    print_table(table)
+    columns = ("block", "address", "hash of its map")
+    blocks = found["registers"].items()
+    rows = [(block, f"{row['address']:#x}", row["map_hash"]) for block, row in blocks]
+    print_table(table_of(columns, rows, found["device"], title_justify="left"))
     if "board" in found:
         board = found["board"]
         typer.echo(f"{board['board']}, made by nearstep {board['package']}, {board['family']}")

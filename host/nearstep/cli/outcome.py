@@ -1,9 +1,9 @@
-"""How every command shows what it found, that it is at work, and why it failed."""
+"""Output of every command: tables, JSON, progress and errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -14,23 +14,12 @@ from rich.table import Table
 
 from nearstep.errors import NearstepError
 
-__all__ = [
-    "FAILED",
-    "WRONG",
-    "AsJson",
-    "console",
-    "print_json",
-    "print_table",
-    "reported",
-    "working",
-]
-
 FAILED, WRONG = 1, 2
-"""Exit statuses. Something did not hold or did not work: a check, a device, a drive, a program, a
-package. What was given cannot be: an option, a name of a device, a file."""
+"""Exit statuses: a check, device, drive, program or package failed; an option, device name or file
+is invalid."""
 
 UNBOUNDED = 1 << 14
-"""Columns where there is no terminal: more than a table has."""
+"""Columns without a terminal: more than any table has."""
 
 Errors = tuple[type[Exception], ...]
 
@@ -39,13 +28,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 @contextmanager
 def reported(*, wrong: Errors = (), failed: Errors = ()) -> Iterator[None]:
-    """End the command with an error of what is inside, as a line on standard error.
+    """Print an error of the body as a line on standard error, and end the command.
 
-    The status is `WRONG` of a `ValueError`, which all `ArgumentError`s are, else `FAILED`.
+    The exit status is `WRONG` of a `ValueError`, which all `ArgumentError`s are, else `FAILED`.
 
     Parameters
     ----------
-    wrong, failed : errors that have that status, whatever they are.
+    wrong, failed : errors that have that status regardless.
     """
     known: Errors = (NearstepError, ModuleNotFoundError, OSError, *wrong, *failed)
     try:
@@ -58,35 +47,57 @@ def reported(*, wrong: Errors = (), failed: Errors = ()) -> Iterator[None]:
 
 
 def console(*, markup: bool = False) -> Console:
-    """Standard output. Where it is no terminal a line is as long as it has to be."""
+    """Standard output; without a terminal lines are not wrapped."""
     made = Console(markup=markup, highlight=False)
     if made.is_terminal:
         return made
     return Console(markup=markup, highlight=False, width=UNBOUNDED)
 
 
+def table_of(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, **style: Any
+) -> Table:
+    """A table of texts.
+
+    Parameters
+    ----------
+    columns : names; that of a right-aligned column begins with `>`.
+    rows : an empty one ends a section.
+    style : options of `rich.table.Table`.
+    """
+    table = Table(title=title, **style)
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name[:1] == ">" else "left")
+    for row in rows:
+        if row:
+            table.add_row(*row)
+        else:
+            table.add_section()
+    return table
+
+
 def print_table(table: Table, *, markup: bool = False) -> None:
-    """Print a table; on a terminal that is too narrow its words go on in the next line."""
+    """Print a table; a terminal that is too narrow wraps its cells."""
     for column in table.columns:
         column.overflow = "fold"
     console(markup=markup).print(table)
 
 
 def print_json(value: Any) -> None:
-    """Print what `--json` asks for."""
+    """Print the JSON of `--json`."""
     typer.echo(json.dumps(value, indent=2))
 
 
 @contextmanager
 def working(what: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal's standard error, as long as it takes, that the command is at work.
+    """Show progress on standard error, if it is a terminal.
 
-    What is given ends a part of it, and names the next one.
+    The function that is yielded ends a part and names the next one.
 
     Parameters
     ----------
-    what : the first part.
-    total : parts, if that is known.
+    what : name of the first part.
+    total : number of parts, if known.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     bar = () if total is None else (BarColumn(),)

@@ -1,4 +1,4 @@
-"""`nearstep paper`: tables of the papers beside what is modelled and measured here."""
+"""`nearstep paper`: tables of the papers beside modelled and measured ones."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearstep.cli.files import check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, working
+from nearstep.cli.files import check_outputs, write_timeline
+from nearstep.cli.outcome import AsJson, console, print_table, table_of, working
 from nearstep.cli.paper_coarse import command as coarse
 from nearstep.cli.paper_memferry import command as memferry
-from nearstep.cli.paper_rows import RowsFile, give_json
+from nearstep.cli.paper_rows import RowsFile, chosen, give_json
 from nearstep.cli.paper_smart_infinity import command as smart_infinity
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
-from nearstep.paper.axdimm_training import Row
-from nearstep.work.trace import picture, write_trace
+from nearstep.paper.axdimm_training import Comparison
 
 app = typer.Typer(
     help="Tables of the papers, beside what is modelled and measured here.", no_args_is_help=True
@@ -60,18 +59,14 @@ def axdimm(
     ] = True,
 ) -> None:
     """Table 5 (rate of the kernel) and Table 6 (training of five GPT models) of AXDIMM."""
-    chosen = models.split(",")
-    for name in chosen:
-        if name not in axdimm_training.TABLE_6:
-            known = ", ".join(axdimm_training.TABLE_6)
-            raise typer.BadParameter(f"must be of {known}, not {name!r}", param_hint="--models")
+    names = chosen(models, axdimm_training.TABLE_6, "--models")
     if policy not in axdimm_training.POLICIES:
         expected = " or ".join(axdimm_training.POLICIES)
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
     check_outputs({"--output": output, "--trace": trace, "--picture": image})
     rates: list[Rate] = []
-    rows: list[Row] = []
-    parts = len(chosen) + kernel * (len(axdimm_kernel.DEVICES) + 1)
+    rows: list[Comparison] = []
+    parts = len(names) + kernel * (len(axdimm_kernel.DEVICES) + 1)
     with working("Table 5" if kernel else "Table 6", total=parts) as progress:
         if kernel:
             rates += axdimm_kernel.PRINTED
@@ -81,7 +76,7 @@ def axdimm(
             core = axdimm_kernel.this_core()
             rates += [core] if core else []
             progress("Table 6")
-        printed = {name: axdimm_training.TABLE_6[name] for name in chosen}
+        printed = {name: axdimm_training.TABLE_6[name] for name in names}
         for row in axdimm_training.table_6(printed, policy=policy):
             rows.append(row)
             progress("Table 6")
@@ -94,17 +89,13 @@ def axdimm(
         print_table(_table_6(rows))
         _explain(console(), rows)
     if trace is not None or image is not None:
-        case = axdimm_training.Case(model=chosen[0], platform="axdimm", policy=policy)
+        case = axdimm_training.AxdimmCase(model=names[0], platform="axdimm", policy=policy)
         timeline = case.timeline()
-        if trace is not None:
-            write_trace(timeline, trace)
-        if image is not None:
-            seconds = timeline.seconds or 0.0
-            title = f"{chosen[0]} on the AXDIMM, {seconds:.2f} s, modelled"
-            picture(timeline, image, title, links=False)
+        title = f"{names[0]} on the AXDIMM, {timeline.seconds or 0.0:.2f} s, modelled"
+        write_timeline(timeline, trace, image, title, links=False)
 
 
-def plain(rates: Sequence[Rate], rows: Sequence[Row]) -> dict[str, Any]:
+def plain(rates: Sequence[Rate], rows: Sequence[Comparison]) -> dict[str, Any]:
     """Both tables for `json.dumps`, seconds and parameters a second."""
     return {
         "table_5": [asdict(rate) for rate in rates],
@@ -126,47 +117,41 @@ def plain(rates: Sequence[Rate], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _table_5(rates: Sequence[Rate]) -> Table:
-    table = Table(title="Table 5: million parameters a second")
-    table.add_column("device")
-    table.add_column("")
-    for name in ("theoretical", "achieved", "efficiency"):
-        table.add_column(name, justify="right")
-    for rate in rates:
-        table.add_row(
+    rows = [
+        (
             rate.name,
             rate.kind,
             "" if rate.theoretical is None else f"{rate.theoretical / 1e6:.2f}",
             f"{rate.achieved / 1e6:.2f}",
             "" if rate.efficiency is None else f"{rate.efficiency:.1%}",
         )
-    return table
+        for rate in rates
+    ]
+    columns = ("device", "", ">theoretical", ">achieved", ">efficiency")
+    return table_of(columns, rows, "Table 5: million parameters a second")
 
 
-def _table_6(rows: Sequence[Row]) -> Table:
-    table = Table(title="Table 6: seconds of an iteration (forward, backward, total)")
-    table.add_column("model")
-    table.add_column("platform")
-    for name in ("paper", "modelled", "error"):
-        table.add_column(name, justify="right")
+def _table_6(rows: Sequence[Comparison]) -> Table:
+    texts: list[tuple[str, ...]] = []
     for row in rows:
         for name, printed, modelled, error in (
             ("baseline", row.printed.baseline, row.baseline, row.errors[0]),
             ("AXDIMM", row.printed.axdimm, row.axdimm, row.errors[1]),
         ):
             here = modelled.forward_s, modelled.backward_s, modelled.total_s
-            table.add_row(
-                row.model if name == "baseline" else "",
-                name,
-                " ".join(f"{each:6.2f}" for each in (*printed, sum(printed))),
-                " ".join(f"{each:6.2f}" for each in here),
-                f"{error:+.1%}",
-            )
+            beside = [
+                " ".join(f"{each:6.2f}" for each in seconds)
+                for seconds in ((*printed, sum(printed)), here)
+            ]
+            model = row.model if name == "baseline" else ""
+            texts.append((model, name, *beside, f"{error:+.1%}"))
         speedups = f"{row.printed.speedup:6.2f}", f"{row.speedup:6.2f}"
-        table.add_row("", "speedup", *speedups, f"{row.errors[2]:+.1%}", end_section=True)
-    return table
+        texts += [("", "speedup", *speedups, f"{row.errors[2]:+.1%}"), ()]
+    columns = ("model", "platform", ">paper", ">modelled", ">error")
+    return table_of(columns, texts, "Table 6: seconds of an iteration (forward, backward, total)")
 
 
-def _explain(console: Console, rows: Sequence[Row]) -> None:
+def _explain(console: Console, rows: Sequence[Comparison]) -> None:
     totals = fmean(abs(error) for row in rows for error in row.errors[:2])
     speedups = fmean(abs(row.errors[2]) for row in rows)
     count = len(rows)

@@ -1,4 +1,4 @@
-"""`nearstep paper coarse`: its figures and Table I, with what each assumption decides."""
+"""`nearstep paper coarse`: its figures and Table I, with the effect of each assumption."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from nearstep.cli.files import PictureFile, check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, working
+from nearstep.cli.outcome import AsJson, table_of, working
 from nearstep.cli.paper_rows import (
     RowsFile,
     chosen,
     give_json,
     plain_rows,
-    print_assumed,
-    print_speedups,
-    table_of,
+    print_report,
+    speedups,
+    table_of_assumptions,
+    table_of_figures,
 )
 from nearstep.paper import coarse
-from nearstep.paper.coarse import Evaluation, Sensitivity
+from nearstep.paper.coarse import Evaluation, Variant
 from nearstep.paper.coarse_picture import draw
 from nearstep.paper.coarse_timeline import Cost, Pushed, Run, costs, pushed, runs
-from nearstep.paper.rows import Errors, Row, errors
+from nearstep.paper.rows import errors
 
 
 def command(
@@ -86,12 +86,19 @@ def command(
     give_json(written, as_json, output)
     if as_json:
         return
-    print_table(table_of(rows, "COARSE"))
-    _explain(console(), evaluation, rows, found)
-    for table in (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums)):
-        if table.row_count:
-            print_table(table)
-    print_assumed(console(), coarse.NOT_MODELLED, coarse.ASSUMPTIONS)
+    given = sum(row.kind == "input" for row in rows)
+    fitted = (
+        f"Fitted, once, on section II: {evaluation.options.gpu:.1%} of a GPU's peak, so that "
+        "communication is 76 % of BERT's training on four T4. "
+        f"{given} rows are inputs: what is printed is what the machines have."
+    )
+    notes = [f"{row.name}: {row.note}." for row in rows if row.note]
+    tables = (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums))
+    print_report(
+        [table_of_figures(rows, "COARSE"), *notes, *speedups(found), fitted, *tables],
+        coarse.NOT_MODELLED,
+        coarse.ASSUMPTIONS,
+    )
 
 
 def _dual(run: Run) -> dict[str, Any]:
@@ -135,82 +142,50 @@ def _cost(each: Cost) -> dict[str, Any]:
     }
 
 
-def _explain(
-    console: Console, evaluation: Evaluation, rows: Sequence[Row], found: Errors | None
-) -> None:
-    for row in rows:
-        if row.note:
-            console.print(f"{row.name}: {row.note}.", soft_wrap=True)
-    print_speedups(console, found)
-    given = sum(row.kind == "input" for row in rows)
-    console.print(
-        f"Fitted, once, on section II: {evaluation.options.gpu:.1%} of a GPU's peak, so that "
-        "communication is 76 % of BERT's training on four T4. "
-        f"{given} rows are inputs: what is printed is what the machines have.",
-        soft_wrap=True,
+def _sensitivity(changed: Sequence[Variant]) -> Table:
+    titles = [*coarse.SENSITIVE.values()]
+    return table_of_assumptions(
+        changed, titles, lambda each: [f"{each.values[name]:.2f}" for name in titles]
     )
 
 
-def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
-    table = Table("assumption", title="What each assumption decides (modelled)")
-    titles = [*coarse.SENSITIVE.values()]
-    for name in ("GPU, of its peak", "mean error", "largest"):
-        table.add_column(name, justify="right")
-    table.add_column("of")
-    for name in titles:
-        table.add_column(name, justify="right")
-    for each in changed:
-        values = [f"{each.gpu:.1%}", f"{each.mean:.1%}", f"{each.largest:+.1%}", each.of]
-        table.add_row(each.variant, *values, *(f"{each.values[name]:.2f}" for name in titles))
-    return table
-
-
 def _dual_table(dual: Iterable[Mapping[str, Any]]) -> Table:
-    table = Table("GPU", "machine", "model", title="Dual synchronization on the timeline")
-    for name in ("m* / n", "T_train", "timeline at m*", "ratio", "best m / n", "ratio there"):
-        table.add_column(name, justify="right")
-    for each in dual:
-        table.add_row(
+    columns = ("GPU", "machine", "model")
+    right = (">m* / n", ">T_train", ">timeline at m*", ">ratio", ">best m / n", ">ratio there")
+    rows = [
+        (
             each["gpu"],
             f"{each['workers']} of {each['machine']}",
             each["model"],
             f"{each['m_of_n']:.3f}",
             *(f"{1e3 * each[name]:.1f} ms" for name in ("t_train_s", "timeline_s")),
-            f"{each['ratio']:.3f}",
-            f"{each['best_m_of_n']:.3f}",
-            f"{each['best_ratio']:.3f}",
+            *(f"{each[name]:.3f}" for name in ("ratio", "best_m_of_n", "best_ratio")),
         )
-    return table
+        for each in dual
+    ]
+    return table_of((*columns, *right), rows, "Dual synchronization on the timeline")
 
 
 def _pipelines(pipelines: Sequence[Pushed]) -> Table:
-    table = Table("64 MiB in four tensors", title="Push, sync, pull (figure 9; modelled)")
-    for name in ("time", "over the bound", "link up busy", "down"):
-        table.add_column(name, justify="right")
+    rows = []
     for each in pipelines:
         kind = "whole" if each.shard_bytes is None else f"shards of {each.shard_bytes >> 20} MiB"
         seconds = float(each.timeline.seconds or 0)
         busy = (f"{share:.0%}" for share in each.busy)
-        table.add_row(kind, f"{1e3 * seconds:.2f} ms", f"{seconds / each.bound:.2f}", *busy)
-    return table
+        rows.append((kind, f"{1e3 * seconds:.2f} ms", f"{seconds / each.bound:.2f}", *busy))
+    columns = ("64 MiB in four tensors", ">time", ">over the bound", ">link up busy", ">down")
+    return table_of(columns, rows, "Push, sync, pull (figure 9; modelled)")
 
 
 def _costs(sums: Sequence[Cost]) -> Table:
-    table = Table("tensor", "devices", "rings", title="A sum over many devices (modelled)")
-    for name in ("cycles", "cycles a KiB", "of the bound"):
-        table.add_column(name, justify="right")
+    rows = []
     for each in sums:
         fabric = each.fabric
         rings = "one"
         if fabric.racks > 1:
             links = "uplink" if fabric.uplinks == 1 else "uplinks"
             rings = f"{fabric.racks} racks of {fabric.devices}, {fabric.uplinks} {links}"
-        table.add_row(
-            f"{each.nbytes >> 20} MiB",
-            f"{fabric.members:,}",
-            rings,
-            f"{each.cycles:,}",
-            f"{each.cycles_per_kib:.1f}",
-            f"{each.of_bound:.1%}",
-        )
-    return table
+        figures = (f"{each.cycles:,}", f"{each.cycles_per_kib:.1f}", f"{each.of_bound:.1%}")
+        rows.append((f"{each.nbytes >> 20} MiB", f"{fabric.members:,}", rings, *figures))
+    columns = ("tensor", "devices", "rings", ">cycles", ">cycles a KiB", ">of the bound")
+    return table_of(columns, rows, "A sum over many devices (modelled)")

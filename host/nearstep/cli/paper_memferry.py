@@ -1,4 +1,4 @@
-"""`nearstep paper memferry`: section V, with what each assumption decides."""
+"""`nearstep paper memferry`: section V, with the effect of each assumption."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 
 from nearstep.cli.files import check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, working
-from nearstep.cli.paper_rows import RowsFile, chosen, give_json, print_assumed
+from nearstep.cli.outcome import AsJson, table_of, working
+from nearstep.cli.paper_rows import RowsFile, chosen, give_json, print_report
 from nearstep.paper import memferry
-from nearstep.paper.memferry import Evaluation, Row, Sensitivity
+from nearstep.paper.memferry import Evaluation, Modelled, Sensitivity
 
 
 def command(
@@ -32,7 +32,7 @@ def command(
     """Section V of MemFerry: what is printed, and what is modelled."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
     check_outputs({"--output": output})
-    found: list[Row] = []
+    found: list[Modelled] = []
     changed: list[Sensitivity] = []
     evaluation = Evaluation()
     with working("section V") as progress:
@@ -49,22 +49,16 @@ def command(
     give_json(plain(found, plans, changed, memory), as_json, output)
     if as_json:
         return
-    for table in (_rows(found), _gap_table(plans), _sensitivity(changed), _memory(memory)):
-        if table.row_count:
-            print_table(table)
-    print_assumed(
-        console(),
-        memferry.NOT_MODELLED,
-        memferry.ASSUMPTIONS,
-        "*modelled*: no constant is fitted. Assumed:",
-    )
+    tables = (_rows(found), _gap_table(plans), _sensitivity(changed), _memory(memory))
+    title = "*modelled*: no constant is fitted. Assumed:"
+    print_report(tables, memferry.NOT_MODELLED, memferry.ASSUMPTIONS, title)
 
 
 def plain(
-    rows: Sequence[Row],
+    rows: Sequence[Modelled],
     gaps: Sequence[dict[str, Any]],
     changed: Sequence[Sensitivity],
-    memory: Mapping[str, Sequence[Row]],
+    memory: Mapping[str, Sequence[Modelled]],
 ) -> dict[str, Any]:
     """All tables for `json.dumps`."""
     return {
@@ -78,12 +72,12 @@ def plain(
     }
 
 
-def _with_errors(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _with_errors(rows: Sequence[Modelled]) -> list[dict[str, Any]]:
     return [{**asdict(row), "error": row.error} for row in rows]
 
 
 def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
-    """Greedy plans of a model beside the exact one."""
+    """Greedy plans of a model, compared with the exact one."""
     planned = evaluation.named(model).memferry
     readings = {
         str(reading): None if total is None else total / planned.total - 1
@@ -97,57 +91,48 @@ def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
     }
 
 
-def _rows(rows: Sequence[Row]) -> Table:
-    table = Table("figure", "where", title="MemFerry, section V")
-    for name in ("paper", "modelled", "error"):
-        table.add_column(name, justify="right")
+def _rows(rows: Sequence[Modelled]) -> Table:
+    texts = []
     for row in rows:
         digits = 1 if row.unit == "%" else 2
         error = f"{row.error:+.1f} points" if row.unit == "%" else f"{row.error:+.1%}"
         values = [f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.modelled)]
-        table.add_row(row.name, row.section, *values, error)
-    return table
+        texts.append((row.name, row.section, *values, error))
+    columns = ("figure", "where", ">paper", ">modelled", ">error")
+    return table_of(columns, texts, "MemFerry, section V")
 
 
 def _gap_table(plans: Sequence[dict[str, Any]]) -> Table:
-    title = "Greedy plans by reading of Algorithm 1: longer than the exact plan by"
-    table = Table("criterion, gain, base", title=title)
+    columns, rows = ["criterion, gain, base"], []
     for each in plans:
         proven = "" if each["gap"] == 0 else f", within {each['gap']:.2%}"
-        table.add_column(f"{each['model']}{proven}", justify="right")
+        columns.append(f">{each['model']}{proven}")
     for reading in plans[0]["greedy"] if plans else ():
         longer = [each["greedy"][reading] for each in plans]
-        table.add_row(reading, *("no plan" if each is None else f"{each:.2%}" for each in longer))
-    return table
+        rows.append((reading, *("no plan" if x is None else f"{x:.2%}" for x in longer)))
+    title = "Greedy plans by reading of Algorithm 1: longer than the exact plan by"
+    return table_of(columns, rows, title)
 
 
 def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
-    table = Table("assumption", "model", title="What each assumption decides (modelled)")
-    for name in (
-        *memferry.SENSITIVE,
-        "over native, updates overlap loads",
-        "over native, DHA shares the link",
-    ):
-        table.add_column(name, justify="right")
-    last = ""
+    more = ("over native, updates overlap loads", "over native, DHA shares the link")
+    columns = ("assumption", "model", *(f">{name}" for name in (*memferry.SENSITIVE, *more)))
+    rows, last = [], ""
     for each in changed:
         values = [
             f"{value:.2f}" if memferry.SENSITIVE[name][0] == "x" else f"{value:.1f} %"
             for name, value in each.values.items()
         ]
         shown = each.variant if each.variant != last else ""
-        table.add_row(shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}")
+        rows.append((shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}"))
         last = each.variant
-    return table
+    return table_of(columns, rows, "What each assumption decides (modelled)")
 
 
-def _memory(rows: Mapping[str, Sequence[Row]]) -> Table:
-    table = Table("assumption", title="Rows of memory by assumption, % beside DeepSpeed (modelled)")
+def _memory(rows: Mapping[str, Sequence[Modelled]]) -> Table:
     first = next(iter(rows.values()), [])
-    for row in first:
-        table.add_column(f"{row.name.removeprefix('Memory: ')}, {row.section}", justify="right")
-    if first:
-        table.add_row("*paper*", *(f"{row.paper:.1f}" for row in first))
-    for variant, each in rows.items():
-        table.add_row(variant, *(f"{row.modelled:.1f}" for row in each))
-    return table
+    named = [f">{row.name.removeprefix('Memory: ')}, {row.section}" for row in first]
+    texts = [("*paper*", *(f"{row.paper:.1f}" for row in first))] if first else []
+    texts += [(variant, *(f"{row.modelled:.1f}" for row in each)) for variant, each in rows.items()]
+    title = "Rows of memory by assumption, % beside DeepSpeed (modelled)"
+    return table_of(("assumption", *named), texts, title)

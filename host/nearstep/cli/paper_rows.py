@@ -1,23 +1,22 @@
-"""What `nearstep paper` prints of every paper: rows beside what is printed, and what is assumed."""
+"""Output of `nearstep paper` for every paper: rows, errors and assumptions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from nearstep.cli.outcome import print_json
-from nearstep.paper.rows import Errors, Row
+from nearstep.cli.outcome import console, print_json, print_table, table_of
+from nearstep.paper.rows import Errors, Row, Sensitivity
 
 
 def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
-    """Names with commas between them. Raises `typer.BadParameter` if one is not known."""
+    """Split names at commas; raise `typer.BadParameter` if one is not known."""
     names, known = tuple(text.split(",")), tuple(known)
     for name in names:
         if name not in known:
@@ -33,51 +32,65 @@ RowsFile = Annotated[
 
 
 def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
-    """Write what `--json` prints to a file, print it, or neither."""
+    """Write the JSON of `--json` to a file, print it, or neither."""
     if output is not None:
         output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if as_json:
         print_json(rows)
 
 
-def table_of(rows: Sequence[Row], title: str) -> Table:
-    """Rows, printed figures beside those from here."""
-    table = Table("figure", "where", title=title)
-    for name in ("paper", "here"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    table.add_column("error", justify="right")
+def table_of_figures(rows: Sequence[Row], title: str) -> Table:
+    """Printed figures beside those from here."""
+    texts = []
     for row in rows:
         printed = f"{row.relation if row.relation != '=' else ''} {_value(row.paper, row.unit)}"
         kind = row.kind if row.found is not None else row.note
         here = _value(row.found, row.unit)
-        table.add_row(row.name, row.section, printed.strip(), here, kind, _error(row))
-    return table
+        texts.append((row.name, row.section, printed.strip(), here, kind, _error(row)))
+    return table_of(("figure", "where", ">paper", ">here", "", ">error"), texts, title)
 
 
-def print_speedups(console: Console, found: Errors | None) -> None:
-    """Mean and largest error of the printed speedups."""
-    if found is not None:
-        console.print(
-            f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
-            f"{found.largest.error:+.1%}, {found.largest.name}.",
-            soft_wrap=True,
+def table_of_assumptions(
+    changed: Sequence[Sensitivity], names: Sequence[str], values: Callable[[Any], Iterable[str]]
+) -> Table:
+    """Errors under each changed assumption, and `values` under these names."""
+    columns = ["assumption", ">GPU, of its peak", ">mean error", ">largest", "of"]
+    rows = [
+        (
+            each.variant,
+            *(f"{each.gpu:.1%}", f"{each.mean:.1%}", f"{each.largest:+.1%}", each.of),
+            *values(each),
         )
+        for each in changed
+    ]
+    columns += [f">{name}" for name in names]
+    return table_of(columns, rows, "What each assumption decides (modelled)")
 
 
-def print_assumed(
-    console: Console,
+def speedups(found: Errors | None) -> list[str]:
+    """Mean and largest error of the printed speedups, as text."""
+    if found is None:
+        return []
+    return [
+        f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
+        f"{found.largest.error:+.1%}, {found.largest.name}."
+    ]
+
+
+def print_report(
+    parts: Iterable[Table | str],
     not_modelled: Mapping[str, str],
     assumptions: Iterable[str],
     title: str = "Assumed:",
 ) -> None:
-    """What is not modelled, for which reasons, and what is assumed."""
-    console.print("Not modelled:")
-    for name, reason in not_modelled.items():
-        console.print(f"- {name}: {reason}.", soft_wrap=True)
-    console.print(title)
-    for line in assumptions:
-        console.print(f"- {line}", soft_wrap=True)
+    """Print tables that have rows and paragraphs, then figures that are not modelled, with the
+    reasons, and the assumptions."""
+    left = [f"- {name}: {reason}." for name, reason in not_modelled.items()]
+    for part in (*parts, "Not modelled:", *left, title, *(f"- {each}" for each in assumptions)):
+        if isinstance(part, str):
+            console().print(part, soft_wrap=True)
+        elif part.row_count:
+            print_table(part)
 
 
 def plain_rows(rows: Sequence[Row], found: Errors | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`nearstep paper smart-infinity`: its figures and tables, with what each assumption decides."""
+"""`nearstep paper smart-infinity`: its figures and tables, with the effect of each assumption."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from nearstep.cli.files import PictureFile, check_outputs
-from nearstep.cli.outcome import AsJson, console, print_table, working
+from nearstep.cli.outcome import AsJson, working
 from nearstep.cli.paper_rows import (
     RowsFile,
     chosen,
     give_json,
     plain_rows,
-    print_assumed,
-    print_speedups,
-    table_of,
+    print_report,
+    speedups,
+    table_of_assumptions,
+    table_of_figures,
 )
 from nearstep.errors import ArgumentError
 from nearstep.paper import smart_infinity
 from nearstep.paper.rows import Errors, Row, errors
-from nearstep.paper.smart_infinity import Evaluation, Sensitivity
+from nearstep.paper.smart_infinity import Evaluation, Variant
 from nearstep.paper.smart_infinity_measured import FOLDER, measured
 from nearstep.paper.smart_infinity_picture import draw
 
@@ -57,7 +56,7 @@ def command(
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--bench") from None
     rows: list[Row] = []
-    changed: list[Sensitivity] = []
+    changed: list[Variant] = []
     with working("Smart-Infinity") as progress:
         evaluation = Evaluation()
         for row in evaluation.rows(parts):
@@ -75,20 +74,31 @@ def command(
     give_json(plain(evaluation, rows, changed, found), as_json, output)
     if as_json:
         return
-    print_table(table_of(rows, "Smart-Infinity"))
-    _explain(console(), evaluation, rows, found)
-    if changed:
-        print_table(_sensitivity(changed))
-    print_assumed(console(), smart_infinity.NOT_MODELLED, smart_infinity.ASSUMPTIONS)
+    fitted = _fitted(evaluation)
+    text = (
+        f"Fitted, once, on section III: {fitted['uplink_bytes_per_s'] / 1e9:.2f} GB/s of the "
+        "uplink, both ways together, so that the baseline gains nothing beyond four SSDs; "
+        f"{fitted['gpu']:.1%} of the GPU's peak, so that the update of GPT-2 4.0B on one SSD takes "
+        "80 % of an iteration."
+    )
+    padding = {row.name.partition(":")[0]: row.note for row in rows if row.section == "Table I"}
+    notes = [f"{system}: {note}." for system, note in padding.items()]
+    names = ["SU+O over SU, 10 CSDs"]
+    table = table_of_assumptions(changed, names, lambda each: [f"{each.handler:.2f}"])
+    print_report(
+        [table_of_figures(rows, "Smart-Infinity"), *notes, *speedups(found), text, table],
+        smart_infinity.NOT_MODELLED,
+        smart_infinity.ASSUMPTIONS,
+    )
 
 
 def plain(
     evaluation: Evaluation,
     rows: Sequence[Row],
-    changed: Sequence[Sensitivity],
+    changed: Sequence[Variant],
     found: Errors | None,
 ) -> dict[str, Any]:
-    """All of it for `json.dumps`; errors of `%` and `M` are differences, of others fractions."""
+    """All results for `json.dumps`; errors of `%` and `M` are differences, of others fractions."""
     return {
         **plain_rows(rows, found),
         "fitted": _fitted(evaluation),
@@ -103,32 +113,3 @@ def _fitted(evaluation: Evaluation) -> dict[str, float]:
         "uplink_bytes_per_s": evaluation.machine.uplink_bytes_per_s,
         "gpu": float(evaluation.options.gpu or 0.0),
     }
-
-
-def _explain(
-    console: Console, evaluation: Evaluation, rows: Sequence[Row], found: Errors | None
-) -> None:
-    padding = {row.name.partition(":")[0]: row.note for row in rows if row.section == "Table I"}
-    for system, note in padding.items():
-        console.print(f"{system}: {note}.", soft_wrap=True)
-    print_speedups(console, found)
-    fitted = _fitted(evaluation)
-    console.print(
-        f"Fitted, once, on section III: {fitted['uplink_bytes_per_s'] / 1e9:.2f} GB/s of the "
-        "uplink, both ways together, so that the baseline gains nothing beyond four SSDs; "
-        f"{fitted['gpu']:.1%} of the GPU's peak, so that the update of GPT-2 4.0B on one SSD takes "
-        "80 % of an iteration.",
-        soft_wrap=True,
-    )
-
-
-def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
-    table = Table("assumption", title="What each assumption decides (modelled)")
-    for name in ("GPU, of its peak", "mean error", "largest"):
-        table.add_column(name, justify="right")
-    table.add_column("of")
-    table.add_column("SU+O over SU, 10 CSDs", justify="right")
-    for each in changed:
-        values = [f"{each.gpu:.1%}", f"{each.mean:.1%}", f"{each.largest:+.1%}"]
-        table.add_row(each.variant, *values, each.of, f"{each.handler:.2f}")
-    return table

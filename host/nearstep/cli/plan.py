@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from nearstep.cli.files import check_outputs
+from nearstep.cli.files import check_outputs, write_timeline
 from nearstep.cli.outcome import console, print_table, reported, working
 from nearstep.memferry import modelled, planner, profile, work
 from nearstep.memferry.cost import Costs
@@ -18,7 +18,6 @@ from nearstep.memferry.plan import Plan, from_json
 from nearstep.memferry.planner import Planned
 from nearstep.torch.budget import budget_bytes
 from nearstep.work.timeline import Timeline
-from nearstep.work.trace import picture, write_trace
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.models import MODELS
 from nearstep_spec.platform.transformer import Transformer
@@ -98,11 +97,8 @@ def command(
         output.write_text(made.plan.to_json(made.costs), encoding="utf-8")
     if write_profile is not None:
         write_profile.write_text(found.to_json(), encoding="utf-8")
-    if trace is not None:
-        write_trace(timeline, trace)
-    if image is not None:
-        seconds = timeline.makespan / 1e12
-        picture(timeline, image, f"{system}, {found.description}: {seconds:.4g} s")
+    seconds = timeline.makespan / 1e12
+    write_timeline(timeline, trace, image, f"{system}, {found.description}: {seconds:.4g} s")
 
 
 def _profile(source: str, platform: str, options: dict[str, object]) -> profile.Profile:
@@ -143,14 +139,7 @@ def _timeline(made: Planned, system: str) -> Timeline:
 
 
 def show(made: Planned, timeline: Timeline, system: str) -> None:
-    """Print a plan as a table, and what it takes.
-
-    Parameters
-    ----------
-    made
-    timeline : of an iteration.
-    system : whose it is.
-    """
+    """Print a plan as a table, and its times and bytes; `timeline` is an iteration of `system`."""
     out = console()
     costs, source = made.costs, made.costs.profile.source
     table = Table(

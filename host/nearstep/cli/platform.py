@@ -1,4 +1,4 @@
-"""`nearstep platform`: descriptions of machines, and that of this one."""
+"""`nearstep platform`: descriptions of machines, and of this one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from nearstep.cli.outcome import AsJson, print_json, print_table, reported, working
+from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
 from nearstep.measure.errors import MeasureError
 from nearstep_spec.cache import cache_dir, make_folder
 from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
 from nearstep_spec.platform.machine import ORIGINS, Figure, Platform, PlatformError
-
-__all__ = ["app", "figures"]
 
 app = typer.Typer(help="Machines: what they consist of, how fast that is, and who says so.")
 
@@ -28,11 +25,11 @@ UNITS = (
     ("_s", 1e-6, "us"),
     ("flops", 1e12, "TFLOP/s"),
 )
-"""How figures are printed, by what their names contain, the first that fits."""
+"""Units of figures, by a part of their names, the first that fits."""
 
 
 def figures(platform: Platform) -> Iterator[tuple[str, str, Figure]]:
-    """Part, entry and figure, of all that a machine has."""
+    """Part, entry and figure, of all figures of a machine."""
     for table in PARTS:
         for name, part in getattr(platform, table).items():
             for each in fields(part):
@@ -44,7 +41,7 @@ def figures(platform: Platform) -> Iterator[tuple[str, str, Figure]]:
 
 
 def complete(incomplete: str) -> list[str]:
-    """Names that begin with what was typed: for shell completion."""
+    """Complete the name of a machine, for a shell."""
     return [name for name in (*shipped(), THIS) if name.startswith(incomplete)]
 
 
@@ -61,13 +58,13 @@ Name = Annotated[
 @app.command("list")
 def list_machines() -> None:
     """List the machines that come with nearstep, and this one, if it is measured."""
-    table = Table("name", "what it is", *(f"figures: {origin}" for origin in ORIGINS))
-    names = [*shipped(), *([THIS] if measured_path().is_file() else [])]
-    for name in names:
+    rows = []
+    for name in [*shipped(), *([THIS] if measured_path().is_file() else [])]:
         with reported():
             platform = load(name)
-        table.add_row(name, platform.title, *map(str, _origins(platform).values()))
-    print_table(table)
+        rows.append((name, platform.title, *map(str, _origins(platform).values())))
+    columns = ("name", "what it is", *(f"figures: {origin}" for origin in ORIGINS))
+    print_table(table_of(columns, rows))
 
 
 @app.command("show")
@@ -81,14 +78,13 @@ def show(
     if as_json:
         print_json(asdict(platform))
         return
-    table = Table("part", "entry", "value", "origin", "source", title=platform.title)
-    for part, entry, figure in figures(platform):
-        table.add_row(part, entry, _printed(entry, figure), figure.origin, figure.source)
-    print_table(table)
-    links = Table("link", "ends", "duplex")
-    for part, link in platform.links.items():
-        links.add_row(part, " - ".join(link.ends), link.duplex)
-    print_table(links)
+    rows = [
+        (part, entry, _printed(entry, figure), figure.origin, figure.source)
+        for part, entry, figure in figures(platform)
+    ]
+    print_table(table_of(("part", "entry", "value", "origin", "source"), rows, platform.title))
+    links = [(name, " - ".join(each.ends), each.duplex) for name, each in platform.links.items()]
+    print_table(table_of(("link", "ends", "duplex"), links))
 
 
 @app.command("check")

@@ -23,7 +23,7 @@ BLOCKS: dict[str, tuple[type[Any], Callable[[Any], RegisterMap]]] = {
     "coarse": (CoarseConfig, device_map),
     "coarse-sync": (CoarseConfig, sync_core_map),
 }
-"""Each with the configuration that shapes it, and its map."""
+"""Register blocks, each with its kind of configuration, and its map."""
 
 
 def command(
@@ -69,7 +69,7 @@ cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown
 def _map(
     kind: type[Any], map_of: Callable[[Any], RegisterMap], arguments: Sequence[str]
 ) -> RegisterMap:
-    """The map of a configuration; an option that would change nothing in it is an error."""
+    """The map of a configuration; an option without an effect on it is an error."""
     texts = texts_of(kind, arguments)
     config = from_text(kind, texts)
     whole = map_of(config)

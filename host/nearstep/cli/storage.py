@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
-from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported
+from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported, table_of
 from nearstep.storage.check import SetReport, check_drives, sets_of
 from nearstep.storage.drive import QUEUE_DEPTH
 from nearstep.storage.drive_errors import (
@@ -22,15 +21,8 @@ from nearstep.storage.drive_errors import (
     StorageError,
 )
 
-__all__ = ["app"]
-
-DRIVES = (
-    DriveIOError,
-    DriveLockedError,
-    DriveTimeoutError,
-    ShortTransferError,
-)
-"""Drives that cannot be read now; with other errors of them, other ones must be named."""
+DRIVES = (DriveIOError, DriveLockedError, DriveTimeoutError, ShortTransferError)
+"""Errors of drives that cannot be read now; other errors mean that other drives must be named."""
 
 app = typer.Typer(help="Drives that hold tensors: files and block devices.", no_args_is_help=True)
 
@@ -97,12 +89,12 @@ def _checked(paths: list[Path], direct: bool, queue_depth: int) -> list[SetRepor
 
 def _print(report: SetReport) -> None:
     typer.echo(f"set {report.set_id} of {report.owner!r}: {', '.join(report.drives)}")
-    table = Table("generation", "tensors", "extents", "MB", "meta", "")
+    rows = []
     for each in report.generations:
         state = f"{len(each.problems)} problems" if each.problems else "whole"
         numbers = (each.number, each.tensors, each.extents, f"{each.nbytes / 1e6:.1f}")
-        table.add_row(*map(str, numbers), json.dumps(each.meta)[:60], state)
-    print_table(table)
+        rows.append((*map(str, numbers), json.dumps(each.meta)[:60], state))
+    print_table(table_of(("generation", "tensors", "extents", "MB", "meta", ""), rows))
     for problem in [*report.problems, *(p for g in report.generations for p in g.problems)]:
         typer.echo(f"problem: {problem}")
     for note in report.notes:

@@ -1,4 +1,4 @@
-"""`nearstep trace`: what a step of an optimizer does, and when, in device cycles."""
+"""`nearstep trace`: operations of a step of an optimizer, in device cycles."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from nearstep.cli.devices import complete
-from nearstep.cli.files import PictureFile, TraceFile, check_outputs
-from nearstep.cli.outcome import print_table, reported, working
+from nearstep.cli.files import PictureFile, TraceFile, check_outputs, write_timeline
+from nearstep.cli.outcome import print_table, reported, table_of, working
 from nearstep.device import open_device
 from nearstep.errors import ArgumentError
 from nearstep.work.timeline import Timeline
-from nearstep.work.trace import picture, write_trace
 
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
 SEED = 1
@@ -30,7 +28,7 @@ def timeline_of(
     max_grad_norm: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Timeline:
-    """The last of some steps on parameters of these sizes, with gradients at random.
+    """Timeline of the last of some steps on parameters of these sizes, with gradients at random.
 
     Parameters
     ----------
@@ -39,12 +37,11 @@ def timeline_of(
     optimizer : one of `OPTIMIZERS`.
     steps : at least 1. The first sends the parameters, too.
     compression, max_grad_norm : as the optimizers take them.
-    progress : is called with what begins.
+    progress : called with the name of each part.
 
     Raises
     ------
-    ArgumentError : the device has no clock; or a number or a name is none that can be.
-    NearstepError : as `nearstep.open` and the step.
+    ArgumentError : the device has no clock; or an argument is invalid.
     """
     import torch  # an extra: other commands do without
 
@@ -119,18 +116,15 @@ def command(
         )
     text = f"{timeline.makespan} cycles, {timeline.makespan / timeline.limit:.3f} of the busiest"
     with reported():
-        if output is not None:
-            write_trace(timeline, output)
-        if image is not None:
-            picture(timeline, image, title=f"{optimizer} of {sizes} on {url}: {text}")
+        write_timeline(timeline, output, image, f"{optimizer} of {sizes} on {url}: {text}")
     show(timeline, text)
 
 
 def show(timeline: Timeline, title: str) -> None:
     """Print how busy each resource was."""
-    table = Table("resource", "operations", "busy, cycles", "share", title=title)
+    rows = []
     for lane, entries in sorted(timeline.lanes.items()):
         busy = timeline.busy(lane)
         share = f"{100 * busy / max(timeline.makespan, 1):.1f} %"
-        table.add_row(lane, str(len(entries)), str(busy), share)
-    print_table(table)
+        rows.append((lane, str(len(entries)), str(busy), share))
+    print_table(table_of(("resource", "operations", "busy, cycles", "share"), rows, title))

@@ -7,10 +7,15 @@ A `RingError` ends all jobs on all devices; tensors keep the values that they ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from nearstep.errors import ArgumentError, DeviceError, WaitTimeoutError
+from nearstep.errors import (
+    ArgumentError,
+    Fielded,
+    FieldedDeviceError,
+    WaitTimeoutError,
+)
 from nearstep.errors import ResetNeededError as ResetNeededError
 from nearstep.storage.errors import SnapshotError as SnapshotError
 from nearstep.storage.errors import SnapshotSaveError as SnapshotSaveError
@@ -31,7 +36,7 @@ class TensorMismatchError(ArgumentError):
         super().__init__(f"arrays of all devices must have one shape and dtype, not {text}")
 
 
-class QueueFullError(DeviceError):
+class QueueFullError(FieldedDeviceError):
     """A queue has no space for the job; it was sent to no device.
 
     Attributes
@@ -40,86 +45,83 @@ class QueueFullError(DeviceError):
     capacity : jobs that can wait there.
     """
 
-    def __init__(self, device: int, group: int, capacity: int) -> None:
-        self.device = device
-        self.group = group
-        self.capacity = capacity
-        super().__init__(
-            f"all {capacity} places of the queue of group {group} on device {device} are taken"
-        )
+    template = "all {capacity} places of the queue of group {group} on device {device} are taken"
+    device: int
+    group: int
+    capacity: int
 
 
-class PushOrderError(ArgumentError):
+class PushOrderError(Fielded, ArgumentError):
     """A client pushed tensors in another order than that of the program. Nothing was pushed."""
 
-    def __init__(self, client: int, tensor: int, after: int) -> None:
-        self.client = client
-        self.tensor = tensor
-        self.after = after
-        super().__init__(
-            f"client {client} must push tensors in the order of the program, "
-            f"not tensor {tensor} after tensor {after}"
-        )
+    template = (
+        "client {client} must push tensors in the order of the program, not tensor {tensor} after "
+        "tensor {after}"
+    )
+    client: int
+    tensor: int
+    after: int
 
 
-class PushedTwiceError(ArgumentError):
+class PushedTwiceError(Fielded, ArgumentError):
     """A proxy has that tensor already. Nothing was pushed."""
 
-    def __init__(self, proxy: int, tensor: int) -> None:
-        self.proxy = proxy
-        self.tensor = tensor
-        super().__init__(f"proxy {proxy} must get tensor {tensor} once, not twice")
+    template = "proxy {proxy} must get tensor {tensor} once, not twice"
+    proxy: int
+    tensor: int
 
 
-class ProfileError(ArgumentError):
-    """What a client measured of its proxies cannot be a profile.
+class ProfileError(Fielded, ArgumentError):
+    """Measurements of proxies by a client that cannot be a profile.
 
     Attributes
     ----------
     proxy : whose measurements they are, or None.
     """
 
-    def __init__(self, proxy: int | None, reason: str) -> None:
-        self.proxy = proxy
-        of = "" if proxy is None else f" of proxy {proxy}"
-        super().__init__(f"profile{of}: {reason}")
+    template = "profile{of}: {reason}"
+    proxy: int | None
+    reason: str
+
+    @property
+    def of(self) -> str:
+        return "" if self.proxy is None else f" of proxy {self.proxy}"
 
 
-class RingError(DeviceError):
+class RingError(FieldedDeviceError):
     """A device ended its jobs, and with them all devices did.
 
     Attributes
     ----------
     device : which found the first fault.
-    cause : name of the cause, as in the register map.
     causes : what each device says: `PEER` if it heard of it from another one.
     stream : where it happened on `device`, as in the register map.
     address : of the access, in the memory of `device`, if it was one.
     """
 
-    def __init__(
-        self,
-        *,
-        device: int,
-        causes: Mapping[int, str],
-        stream: str,
-        address: int,
-        detail: str = "",
-        registers: Mapping[str, int] | None = None,
-        transactions: Sequence[str] = (),
-    ) -> None:
-        self.device = device
-        self.causes = dict(causes)
-        self.cause = self.causes[device]
-        self.stream = stream
-        self.address = address
-        what = f"device {device} ended its jobs: {self.cause} on stream {stream} at {address:#x}"
-        said = ", ".join(f"device {number}: {each}" for number, each in self.causes.items())
-        super().__init__(
-            f"{detail or what} ({said})",
-            registers=registers,
-            transactions=transactions,
-        )
+    template = "{summary} ({said})"
+    _: KW_ONLY
+    device: int
+    causes: Mapping[int, str]
+    stream: str
+    address: int
+    detail: str = ""
+
+    @property
+    def cause(self) -> str:
+        """Name of the cause on `device`, as in the register map."""
+        return self.causes[self.device]
+
+    @property
+    def summary(self) -> str:
+        if self.detail:
+            return self.detail
+        where = f"{self.cause} on stream {self.stream} at {self.address:#x}"
+        return f"device {self.device} ended its jobs: {where}"
+
+    @property
+    def said(self) -> str:
+        return ", ".join(f"device {number}: {each}" for number, each in self.causes.items())
 
 
 class SilentLinkError(RingError):
@@ -131,14 +133,10 @@ class SilentLinkError(RingError):
     peer : the device at its other end.
     """
 
-    def __init__(self, *, port: int, peer: int, device: int, **found: Any) -> None:
-        self.port = port
-        self.peer = peer
-        super().__init__(
-            device=device,
-            detail=f"device {device} heard nothing from device {peer} on link {port}",
-            **found,
-        )
+    template = "device {device} heard nothing from device {peer} on link {port} ({said})"
+    _: KW_ONLY
+    port: int
+    peer: int
 
 
 class JobMismatchError(RingError):

@@ -1,4 +1,4 @@
-"""A configuration as it is used."""
+"""A configuration in DeepSpeed's spelling, checked and converted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearstep.deepspeed.errors import ConfigError
-from nearstep.deepspeed.examine import Examined, Row, examine, read
+from nearstep.deepspeed.examine import Examined, KeyFate, examine, read
 from nearstep.scalars import is_whole
 
 Format = Literal["fp32", "fp16", "bf16"]
@@ -19,15 +19,15 @@ SUB_GROUP = "zero_optimization.sub_group_size"
 NVME_PATH = f"{OFFLOAD}.nvme_path"
 
 ELEMENTS = 10**9
-"""Of a subgroup, if nothing is said; DeepSpeed's default, as all that follow."""
+"""Default elements of a subgroup; DeepSpeed's, as all defaults that follow."""
 
 BUFFERS = 4
-"""Of a subgroup: parameters, gradients and two moments."""
+"""Buffers of a subgroup: parameters, gradients and two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossScaling:
-    """How the loss of an fp16 model is scaled.
+    """Scaling of the loss of an fp16 model.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class LossScaling:
     window : steps without overflow until it is doubled.
     hysteresis : overflows until it is halved.
     consecutive : whether these have to be in a row; else they count since the last change.
-    least : the scale is never below it.
+    least : the least scale.
     """
 
     scale: float
@@ -49,14 +49,14 @@ class LossScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Nvme:
-    """State that lies on drives.
+    """State on drives.
 
     Attributes
     ----------
     path : folder of the drives' files.
     buffers : in memory, of `elements` fp32 numbers each.
     elements : of a subgroup.
-    stated : whether the configuration says how many.
+    stated : whether the configuration gives them.
     """
 
     path: Path
@@ -67,21 +67,21 @@ class Nvme:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a configuration asks for.
+    """The settings of a configuration.
 
     Attributes
     ----------
     optimizer : name of a class of `nearstep.optim`.
-    hyper : its hyper-parameters; those that are not there have the defaults of that class.
+    hyper : its hyper-parameters; others have the defaults of that class.
     format : of the parameters.
     gradient_clipping : bound on the norm of all gradients together, or None.
     loss_scaling : of fp16, or None.
     nvme : None keeps state in the memory of the device.
     train_batch_size, train_micro_batch_size_per_gpu : samples of a step of all processes, and of
-        one backward pass; None if nothing is said.
+        one backward pass; None if not given.
     gradient_accumulation_steps : backward passes of a step.
     world_size : processes.
-    rows : each key, and what became of it.
+    rows : the fate of each key.
     """
 
     optimizer: str
@@ -94,7 +94,7 @@ class Config:
     train_micro_batch_size_per_gpu: int | None
     gradient_accumulation_steps: int
     world_size: int
-    rows: tuple[Row, ...]
+    rows: tuple[KeyFate, ...]
 
 
 def load(
@@ -104,18 +104,18 @@ def load(
     ignore: Collection[str] = (),
     world_size: int = 1,
 ) -> Config:
-    """What a configuration in DeepSpeed's spelling asks for.
+    """Read a configuration in DeepSpeed's spelling.
 
     Parameters
     ----------
     source : a JSON file, or the table.
     auto : values of keys that are `"auto"` there, by path, such as `optimizer.params.lr`.
-    ignore : paths of keys that are left out, such as `scheduler`, whatever they say.
+    ignore : paths of keys that are left out, such as `scheduler`, whatever their values.
     world_size : processes that train.
 
     Raises
     ------
-    ConfigError : the first that is wrong, by its path: RepeatedKeyError, UnknownKeyError,
+    ConfigError : the first problem, by its path: RepeatedKeyError, UnknownKeyError,
         UnsupportedKeyError and AutoValueError are some.
     """
     found = check(source, auto=auto, ignore=ignore, world_size=world_size)
@@ -131,15 +131,12 @@ def check(
     ignore: Collection[str] = (),
     world_size: int = 1,
 ) -> Examined:
-    """All that is wrong with a configuration, and what becomes of each key.
-
-    Parameters
-    ----------
-    source, auto, ignore, world_size : as in `load`.
+    """Find all problems of a configuration, and the fate of each key; arguments are those of
+    `load`.
 
     Raises
     ------
-    ConfigError : it cannot be looked at: it is no table in JSON.
+    ConfigError : it is no table in JSON.
     """
     if isinstance(ignore, str):
         raise ConfigError("ignore", "several paths", ignore)
@@ -152,7 +149,7 @@ def check(
 
 
 def _conflicts(found: Examined, world_size: int) -> Iterator[ConfigError]:
-    """What is wrong between keys. Those that are refused by themselves count as not given."""
+    """Conflicts between keys. Keys that are refused by themselves count as not given."""
     values = found.values
     refused = {error.key for error in found.problems}
     if "optimizer.type" not in values and refused.isdisjoint(("optimizer", "optimizer.type")):

@@ -1,35 +1,40 @@
-"""What can be wrong with a configuration in DeepSpeed's spelling."""
+"""Errors of a configuration in DeepSpeed's spelling."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-from nearstep.errors import ArgumentError
+from nearstep.errors import ArgumentError, Fielded
 
 AUTO = "auto"
-"""What stands for a value that another program is to find."""
+"""Stands for a value that another program chooses."""
 
 
-class ConfigError(ArgumentError):
+class ConfigError(Fielded, ArgumentError):
     """A configuration that cannot be followed. Nothing has been opened or made.
 
     Attributes
     ----------
     key : path of the key, such as `optimizer.params.lr`; empty for the whole.
-    expected, actual
     """
 
-    def __init__(self, key: str, expected: str, actual: object) -> None:
-        self.key = key
-        self.expected = expected
-        self.actual = actual
-        found = "missing" if actual is None else repr(actual)
-        super().__init__(f"{key or 'the configuration'} must be {expected}, not {found}")
+    template = "{name} must be {expected}, not {found}"
+    key: str
+    expected: str
+    actual: object
+
+    @property
+    def name(self) -> str:
+        return self.key or "the configuration"
+
+    @property
+    def found(self) -> str:
+        return "missing" if self.actual is None else repr(self.actual)
 
 
 class RepeatedKeyError(ConfigError):
-    """A key that stands twice in one table."""
+    """A key that is given twice in one table."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key, "given once", "given twice")
@@ -51,17 +56,10 @@ class UnknownKeyError(ConfigError):
 
 
 class UnsupportedKeyError(ConfigError):
-    """A key that DeepSpeed has, with a value that nothing here does.
+    """A key that DeepSpeed has, with a value that nearstep does not support."""
 
-    Attributes
-    ----------
-    reason
-    """
-
-    def __init__(self, key: str, expected: str, actual: object, reason: str) -> None:
-        super().__init__(key, expected, actual)
-        self.reason = reason
-        self.args = (f"{self.args[0]}: {reason}",)
+    template = "{name} must be {expected}, not {found}: {reason}"
+    reason: str
 
 
 class AutoValueError(ConfigError):

@@ -1,4 +1,4 @@
-"""Looks at each key of a configuration."""
+"""Examination of each key of a configuration."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from nearstep.deepspeed.keys import Key, Keys, keys
 
 
 @dataclass(frozen=True)
-class Row:
-    """What becomes of one key.
+class KeyFate:
+    """The fate of one key.
 
     Attributes
     ----------
     key : its path, such as `optimizer.params.lr`.
-    value : as it was given; the caller's in the place of `auto`.
+    value : as given; the caller's in the place of `auto`.
     fate : `used`, `ignored`, `left out` or `refused`.
-    text : for what, or why.
+    text : its use, or the reason.
     """
 
     key: str
@@ -46,22 +46,22 @@ class Examined:
     ----------
     values : of keys that are used, by path.
     rows : every key that is not a table with keys of its own, in the order of the file.
-    problems : in that order, too.
+    problems : in the same order.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[KeyFate] = field(default_factory=list)
     problems: list[ConfigError] = field(default_factory=list)
 
     def refuse(self, error: ConfigError, value: object) -> None:
-        """Note what is wrong with a key, whatever became of it so far."""
+        """Refuse a key, whatever its fate so far."""
         self.problems.append(error)
         self.rows = [row for row in self.rows if row.key != error.key]
-        self.rows.append(Row(error.key, value, "refused", str(error)))
+        self.rows.append(KeyFate(error.key, value, "refused", str(error)))
 
 
 class _Table(dict[str, Any]):
-    """A table of a JSON text, which knows the keys that stand in it twice."""
+    """A table of a JSON text, which knows its repeated keys."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -70,7 +70,7 @@ class _Table(dict[str, Any]):
 
 
 def read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table of a configuration.
+    """Read the table of a configuration.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def examine(
     auto: Mapping[str, Any],
     ignore: Collection[str],
 ) -> Examined:
-    """Look at each key by itself.
+    """Examine each key by itself.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class _Examination:
         return self._found
 
     def _filled(self, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        """The table with the caller's values, as far as the keys depend on them."""
+        """The table with the caller's values, as far as the known keys depend on them."""
         return {
             name: self._filled(value, f"{prefix}{name}.")
             if isinstance(value, Mapping)
@@ -143,7 +143,7 @@ class _Examination:
             key = f"{prefix}{name}"
             if key in self._ignore:
                 self._used.add(key)
-                self._found.rows.append(Row(key, value, "left out", "the caller says so"))
+                self._found.rows.append(KeyFate(key, value, "left out", "the caller says so"))
             elif name in getattr(table, "repeated", ()):
                 self._found.refuse(RepeatedKeyError(key), value)
             elif name not in known:
@@ -191,7 +191,7 @@ class _Examination:
                 expected = " or ".join(map(json.dumps, known.accepted))
                 raise UnsupportedKeyError(key, expected, value, known.text)
             self._found.values[key] = found
-        self._found.rows.append(Row(key, value, fate, known.text))
+        self._found.rows.append(KeyFate(key, value, fate, known.text))
 
 
 def _is_auto(value: object) -> bool:

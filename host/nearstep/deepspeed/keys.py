@@ -1,4 +1,4 @@
-"""Keys of DeepSpeed's configuration, and what becomes of each.
+"""Keys of DeepSpeed's configuration, and the fate of each.
 
 Ref: https://www.deepspeed.ai/docs/config-json/
 """
@@ -12,8 +12,8 @@ from typing import Any, Literal
 from nearstep.deepspeed.kinds import Kind, Number, OrNull, Several, Switch, Table, Text, Whole
 
 Fate = Literal["used", "ignored", "only", "off", "refused"]
-"""What becomes of a key: it is used; it is ignored, because no bit depends on it; it is accepted
-with some values alone; it is accepted if its `enabled` is false; it is refused."""
+"""Fate of a key: used; ignored, because no bit depends on it; accepted with some values alone;
+accepted if its `enabled` is false; refused."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class Key:
 
     Attributes
     ----------
-    kind
-    fate
-    text : what it is used for, or why not.
+    text : its use, or the reason against it.
     accepted : of `only`.
     """
 
@@ -35,7 +33,7 @@ class Key:
 
 
 Keys = Mapping[str, "Key | Keys"]
-"""Keys of a table: those that are tables have keys again."""
+"""Keys of a table; those that are tables have keys again."""
 
 FORMATS = ("fp32", "fp16", "bf16")
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -270,16 +268,11 @@ TOP: Keys = {
     "expert_parallel": _off("use torch.distributed"),
     "pipeline": _refused("use torch.distributed.pipelining"),
 }
-"""Keys of the whole, but `optimizer`, whose keys depend on its type."""
+"""Keys of the whole, without `optimizer`, whose keys depend on its type."""
 
 
 def keys(table: Mapping[str, Any]) -> Keys:
-    """Keys of a configuration, with the hyper-parameters of its optimizer.
-
-    Parameters
-    ----------
-    table : the configuration, or what stands for one.
-    """
+    """Keys of a configuration, with the hyper-parameters of its optimizer."""
     optimizer = table.get("optimizer")
     named = optimizer.get("type") if isinstance(optimizer, Mapping) else None
     title = named.lower() if isinstance(named, str) else None

@@ -1,4 +1,4 @@
-"""Kinds of values that keys have, each with its check."""
+"""Kinds of values of keys, each with its check."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from nearstep.deepspeed.errors import ConfigError
 
 
 class Kind(ABC):
-    """What a value has to be."""
+    """A kind of values."""
 
     @property
     @abstractmethod
     def expected(self) -> str:
-        """That, in words."""
+        """Description of the kind."""
 
     @abstractmethod
     def read(self, key: str, value: object) -> Any:
-        """The value as it is used.
+        """Check a value, and convert it for use.
 
         Raises
         ------
-        ConfigError
+        ConfigError : the value is not of the kind.
         """
 
     def wrong(self, key: str, value: object) -> ConfigError:
-        """The error that says so; null is a value."""
+        """The error of a wrong value; null is a value."""
         return ConfigError(key, self.expected, "null" if value is None else value)
 
 
@@ -75,13 +75,7 @@ class Whole(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A finite number.
-
-    Attributes
-    ----------
-    least
-    below : it is less than that.
-    """
+    """A finite number of at least `least`, and less than `below`."""
 
     least: float = 0.0
     below: float = math.inf
@@ -99,13 +93,7 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Several(Kind):
-    """A list of numbers.
-
-    Attributes
-    ----------
-    each
-    count
-    """
+    """A list of numbers."""
 
     each: Number
     count: int
@@ -126,7 +114,7 @@ class Text(Kind):
 
     Attributes
     ----------
-    choices : that it is one of, whatever their case; none for any that is not empty.
+    choices : the allowed texts, in any case; none allows any that is not empty.
     """
 
     choices: tuple[str, ...] = ()
@@ -148,12 +136,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class OrNull(Kind):
-    """A value, or null.
-
-    Attributes
-    ----------
-    kind
-    """
+    """A value, or null."""
 
     kind: Kind
 
@@ -171,7 +154,7 @@ class OrNull(Kind):
 
 
 class Table(Kind):
-    """A table whose keys nobody looks at."""
+    """A table whose keys are not examined."""
 
     @property
     def expected(self) -> str:
@@ -184,7 +167,7 @@ class Table(Kind):
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is a finite number; a truth value is none, nor is one beyond binary64."""
+    """Whether a value is a finite number of binary64, and no truth value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:

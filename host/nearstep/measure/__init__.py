@@ -1,1 +1,1 @@
-"""What the machine that this runs on can do: copies, drives, arithmetic."""
+"""Measurements of this machine: copies, drives, arithmetic."""

@@ -16,26 +16,25 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""What each name of `nearstep_spec.platform.machine.DTYPES` is in torch."""
+"""Dtypes of torch by name in `nearstep_spec.platform.machine.DTYPES`."""
 
 FIRST_ROWS = 256
 LONG_S = 0.03
-"""A product that takes longer is large enough: it has many times the work of starting it."""
+"""Time from which on a product is large enough: its start is a small part of that."""
 
 
 def dtypes_of(device: torch.device) -> tuple[str, ...]:
-    """Those in which the device multiplies: TF32 is of GPUs alone."""
+    """Dtypes that the device multiplies in: TF32 is of GPUs alone."""
     return tuple(name for name in DTYPES if name != "tf32" or device.type == "cuda")
 
 
 def matmul_flops(device: torch.device, dtype: str, most: int) -> tuple[float, int]:
-    """Floating-point operations a second of a product of square matrices.
+    """Measure floating-point operations a second of a product of square matrices.
 
     Parameters
     ----------
-    device
     dtype : of `DTYPES`.
-    most : rows of each. They are fewer where a product takes long, as of FP16 on many CPUs.
+    most : rows of each; fewer where a product takes long, as of FP16 on many CPUs.
 
     Returns
     -------
@@ -55,13 +54,7 @@ def matmul_flops(device: torch.device, dtype: str, most: int) -> tuple[float, in
 
 
 def adam_params_per_s(device: torch.device, count: int) -> float:
-    """Parameters that torch's fused AdamW updates in a second, all of fp32.
-
-    Parameters
-    ----------
-    device
-    count : of them, in one tensor.
-    """
+    """Measure torch's fused AdamW on one tensor of so many parameters, all of fp32."""
     parameter = torch.nn.Parameter(torch.randn(count, device=device))
     parameter.grad = torch.randn(count, device=device)
     optimizer = torch.optim.AdamW([parameter], fused=True)
@@ -69,14 +62,8 @@ def adam_params_per_s(device: torch.device, count: int) -> float:
 
 
 def copy_bytes_per_s(to: torch.device, start: torch.device, nbytes: int) -> float:
-    """Bytes a second of a copy, each byte once; on the host from or to pinned memory if the other
-    side is a GPU.
-
-    Parameters
-    ----------
-    to, start
-    nbytes
-    """
+    """Measure a copy, each byte once; on the host from or to pinned memory if the other side is a
+    GPU."""
     pinned = {to.type, start.type} == {"cpu", "cuda"}
     source, target = (
         torch.zeros(
@@ -89,7 +76,7 @@ def copy_bytes_per_s(to: torch.device, start: torch.device, nbytes: int) -> floa
 
 
 def _synchronous(device: torch.device, work: Callable[[], object]) -> Callable[[], None]:
-    """The same work, which returns when the device is done."""
+    """Work that returns when the device is done."""
 
     def run() -> None:
         work()
@@ -101,7 +88,7 @@ def _synchronous(device: torch.device, work: Callable[[], object]) -> Callable[[
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether products of fp32 on a GPU may be of TF32."""
+    """Set whether products of fp32 on a GPU may use TF32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:

@@ -1,4 +1,4 @@
-"""How long something takes."""
+"""Time of a call."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from statistics import median
 from time import perf_counter
 
 RUNS = 5
-"""Runs of which the median counts; one more, before them, does not."""
+"""Runs of a median, after one that does not count."""
 
 BUDGET_S = 1.0
-"""No run is begun after as many seconds; if the first one took longer, it counts."""
+"""Seconds after which no run is begun; if the first one took longer, it counts."""
 
 
 def seconds(work: Callable[[], object], *, runs: int = RUNS) -> float:

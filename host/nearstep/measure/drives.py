@@ -1,4 +1,4 @@
-"""Rates of a drive: a file that is written and read past the system's cache."""
+"""Rates of a drive, from a file that is written and read past the system's cache."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from nearstep.measure.clocked import seconds
 from nearstep.measure.errors import MeasureError
 
 DEPTHS = (1, 2, 4, 8, 16)
-"""Requests under way at once."""
+"""Requests in flight."""
 
 BLOCK_BYTES = 1 << 20
 PAGE_BYTES = 4096
-"""What the latency is of."""
+"""Bytes of a request for latency."""
 
 LATENCY_RUNS = 64
 ENOUGH = 0.95
-"""Share of the best rate that the depth which is told has."""
+"""Share of the best rate that the reported depth reaches."""
 
-Transfer = Callable[[int, int], None]
-"""Moves block `i` by the buffer of thread `j`."""
+BlockCopy = Callable[[int, int], None]
+"""Transfers block `i` by the buffer of thread `j`."""
 
 
 @dataclass(frozen=True)
 class DriveRates:
-    """What a drive does.
+    """Rates and latencies of a drive.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class DriveRates:
 
     @property
     def depth(self) -> int:
-        """The least at which both rates are near the best of any."""
+        """The least depth at which both rates are near the best."""
         return max(_enough(self.read_bytes_per_s), _enough(self.write_bytes_per_s))
 
 
@@ -66,12 +66,12 @@ def drive_rates(
     ----------
     directory : on the drive.
     file_bytes : a multiple of `BLOCK_BYTES`.
-    report : gets a line before each step; there are `len(DEPTHS) * 2 + 1`.
+    report : called with a line before each of `len(DEPTHS) * 2 + 1` steps.
 
     Raises
     ------
     ArgumentError : the size is not a multiple.
-    MeasureError : the folder is none, has no room, or takes no O_DIRECT.
+    MeasureError : the path is no folder, or has no room, or does not take O_DIRECT.
     """
     if file_bytes < BLOCK_BYTES or file_bytes % BLOCK_BYTES:
         raise ArgumentError(f"file_bytes must be a multiple of {BLOCK_BYTES}, not {file_bytes}")
@@ -109,8 +109,8 @@ def _enough(rates: Mapping[int, float]) -> int:
     return min(depth for depth, rate in rates.items() if rate >= ENOUGH * best)
 
 
-def _time(transfer: Transfer, blocks: int, depth: int) -> float:
-    """Seconds in which so many threads move all blocks, each the next that is left."""
+def _time(transfer: BlockCopy, blocks: int, depth: int) -> float:
+    """Seconds in which so many threads transfer all blocks, each the next one left."""
     left = iter(range(blocks))
 
     def work(thread: int) -> None:
@@ -143,7 +143,7 @@ def _buffers(count: int, size: int = BLOCK_BYTES) -> Iterator[list[mmap.mmap]]:
 
 @contextmanager
 def _direct(directory: Path) -> Iterator[int]:
-    """A new file past the system's cache, which is removed at the end."""
+    """Open a new file past the system's cache, and remove it at the end."""
     try:
         handle, name = tempfile.mkstemp(prefix="nearstep-", dir=directory)
     except OSError as error:

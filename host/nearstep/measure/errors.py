@@ -1,22 +1,15 @@
-"""What can be wrong where a drive is measured."""
+"""Errors of the measurement of a drive."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from nearstep.errors import NearstepError
+from nearstep.errors import Fielded, NearstepError
 
 
-class MeasureError(NearstepError):
-    """Nothing can be measured in a folder.
+class MeasureError(Fielded, NearstepError):
+    """Nothing can be measured in a folder."""
 
-    Attributes
-    ----------
-    directory
-    reason
-    """
-
-    def __init__(self, directory: Path, reason: str) -> None:
-        self.directory = directory
-        self.reason = reason
-        super().__init__(f"{directory}: {reason}")
+    template = "{directory}: {reason}"
+    directory: Path
+    reason: str

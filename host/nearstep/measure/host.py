@@ -1,4 +1,4 @@
-"""A description of the machine that this runs on, all of its figures measured."""
+"""A description of this machine, all of its figures measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured with.
+    """Sizes of the measurements.
 
     Attributes
     ----------
@@ -46,12 +46,12 @@ class Sizes:
 
 
 def gpus() -> list[torch.device]:
-    """Those that torch can use."""
+    """GPUs that torch can use."""
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def steps() -> int:
-    """Steps that `measure` reports."""
+    """Number of steps that `measure` reports."""
     each = [len(dtypes_of(device)) + 2 for device in (CPU, *gpus())]
     return sum(each) + 2 * len(gpus()) + 2 * len(DEPTHS) + 1
 
@@ -64,8 +64,8 @@ def measure(
     Parameters
     ----------
     directory : on the drive; a file is made there and removed.
-    sizes : None: large enough for caches not to matter.
-    report : gets a line before each of `steps`.
+    sizes : None: too large for caches.
+    report : called with a line before each of `steps`.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def measure(
 
 
 def keep(platform: Platform) -> Path:
-    """Write the description where `load("this")` finds it, whole or not at all.
+    """Write the description atomically to the place that `load("this")` reads.
 
     Raises
     ------

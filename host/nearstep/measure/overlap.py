@@ -1,4 +1,4 @@
-"""How far an offloaded model overlaps: a stack of equal layers, with overlap and without."""
+"""Overlap in an offloaded model: a stack of equal layers, with overlap and without."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from nearstep.torch.offload.recording import Phase, backward_and_update
 from nearstep.work.timeline import Timeline
 
 STEPS = 3
-"""Of a training. The second is recorded: the first has not yet seen the order of uses."""
+"""Steps of a training. The second is recorded: the order of uses is not known in the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Linear layers without bias, each with a tanh behind it, and how they are trained.
+    """Linear layers without bias, each followed by a tanh, and their training.
 
     Attributes
     ----------
-    device : name of the optimizer's.
+    device : name of the optimizer's device.
     platform : whose processor computes.
-    compute : that processor; None if it has one alone.
-    host_params_per_s : that its host updates, if it does not say so.
+    compute : that processor; None if it is the only one.
+    host_params_per_s : rate of its host's updates, if the platform has none.
     layers, width : width x width parameters each.
     batch : rows of the input.
     room : the budget, in parameters and gradients of a layer.
     updates : as of `nearstep.offload`.
-    seed
 
     Raises
     ------
@@ -60,16 +59,11 @@ class Stack:
 
     @property
     def budget(self) -> int:
-        """Bytes."""
+        """Budget in bytes."""
         return self.room * 4 * self.width * self.width
 
     def train(self, *, offloads: bool = True, overlaps: bool | None = None) -> Trained:
-        """Train, and record the second step unless `overlaps` is None.
-
-        Raises
-        ------
-        NearstepError : as the device and the engine.
-        """
+        """Train, and record the second step unless `overlaps` is None."""
         generator = torch.Generator().manual_seed(self.seed)
         model = nn.Sequential()
         for _ in range(self.layers):
@@ -115,12 +109,12 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A training.
+    """Result of a training.
 
     Attributes
     ----------
     left : parameters and moments.
-    timeline : of the step that was recorded.
+    timeline : of the recorded step.
     report : of the engine.
     """
 
@@ -130,7 +124,7 @@ class Trained:
 
     @cached_property
     def phase(self) -> Phase:
-        """Backward and update."""
+        """Phase of backward and update."""
         assert self.timeline is not None, "a step was recorded"
         return backward_and_update(self.timeline)
 
@@ -141,9 +135,7 @@ class Overlap:
 
     Attributes
     ----------
-    stack
-    overlapped, serial
-    bits : that differ from the one that is not offloaded, of both.
+    bits : that differ in both recordings from the training that is not offloaded.
     """
 
     stack: Stack
@@ -153,7 +145,7 @@ class Overlap:
 
     @classmethod
     def of(cls, stack: Stack) -> Overlap:
-        """Train."""
+        """Train a stack three times."""
         plain = stack.train(offloads=False)
         overlapped, serial = stack.train(overlaps=True), stack.train(overlaps=False)
         bits = sum(_differing(each.left, plain.left) for each in (overlapped, serial))
@@ -161,23 +153,23 @@ class Overlap:
 
     @property
     def bounds(self) -> Mapping[str, int]:
-        """Cycles of backward and update that each resource is held without overlap, where nothing
-        else makes an operation longer."""
+        """Cycles of backward and update in which each resource is held without overlap, where no
+        other operation delays it."""
         return self.serial.phase.busy
 
     @property
     def ratio(self) -> float:
-        """Backward and update, by what holds its resource longest at the same time."""
+        """Time of backward and update over that of the longest held resource at the same time."""
         return self.overlapped.phase.duration / max(self.overlapped.phase.longest, 1)
 
     @property
     def ratio_of_bounds(self) -> float:
-        """Backward and update, by the longest of `bounds`."""
+        """Time of backward and update over the longest of `bounds`."""
         return self.overlapped.phase.duration / max(self.serial.phase.longest, 1)
 
     @property
     def gain(self) -> float:
-        """Backward and update without overlap, by that with it."""
+        """Time of backward and update without overlap over that with it."""
         return self.serial.phase.duration / max(self.overlapped.phase.duration, 1)
 
 
@@ -187,7 +179,7 @@ def _random(rows: int, columns: int, generator: torch.Generator) -> Tensor:
 
 
 def _differing(left: list[Tensor], right: list[Tensor]) -> int:
-    """Bits that differ."""
+    """Number of bits that differ."""
     return sum(
         int(np.bitwise_count(a.numpy().view(np.uint32) ^ b.numpy().view(np.uint32)).sum())
         for a, b in zip(left, right, strict=True)

@@ -1,1 +1,1 @@
-"""MemFerry: where each layer's parameters and gradients live, and how the layer is computed."""
+"""MemFerry: plans of where each layer's parameters and gradients are, and how it is computed."""

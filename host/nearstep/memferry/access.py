@@ -1,7 +1,7 @@
-"""What direct host access takes: rates of the link, and how often a matrix comes over it.
+"""Cost of direct host access: rates of the link, and the number of reads of a matrix.
 
 A matrix is read once by each wave of tiles: tiles of 128 x 128 outputs, one on each multiprocessor
-at a time, and what a wave reads stays in the L2 cache for that wave.
+at a time; the L2 cache keeps the reads of a wave.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from nearstep.errors import ArgumentError
 from nearstep_spec.platform.machine import Platform
 
 Reads = Literal["once", "wave", "tile"]
-"""How often a matrix comes over the link: once, for each wave of tiles, for each row of tiles."""
+"""Reads of a matrix over the link: one, one for each wave of tiles, or one for each row of tiles.
+"""
 
 TILE = 128
 MULTIPROCESSORS = {"A100": 108, "V100": 80}
-"""Of the GPUs whose title has the name (datasheets of NVIDIA)."""
+"""Multiprocessors of GPUs, by a word of their title (datasheets of NVIDIA)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Of a GPU to the memory of a host.
+    """Access of a GPU to the memory of a host.
 
     Attributes
     ----------
     down, up : bytes a second from the host, and to it.
     reads : of matrices.
-    multiprocessors : of the GPU; 1 if that does not matter.
+    multiprocessors : of the GPU; 1 if `reads` does not depend on them.
     """
 
     down: float
@@ -39,13 +40,11 @@ class Access:
 
     @classmethod
     def of(cls, platform: Platform, host: str, gpu: str, reads: Reads) -> Self:
-        """Between two processors of a machine.
+        """Access between two processors of a machine.
 
         Raises
         ------
-        ArgumentError : there is no such GPU, or nobody knows its multiprocessors, by which it
-            reads.
-        PlatformError : there is no such host, or no way between the two.
+        ArgumentError : there is no such GPU, or its multiprocessors are unknown and needed.
         """
         found = platform.processors.get(gpu)
         if found is None:
@@ -63,7 +62,7 @@ class Access:
         return cls(down=down, up=up, reads=reads, multiprocessors=known[0] if known else 1)
 
     def matrix_reads(self, rows: int, columns: int) -> int:
-        """How often a matrix is read for a product with so many outputs."""
+        """Number of reads of a matrix for a product with so many outputs."""
         tiles = ceil(rows / TILE)
         if self.reads == "once":
             return 1

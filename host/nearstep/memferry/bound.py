@@ -1,15 +1,15 @@
 """Lower bounds on an iteration whose first layers are decided.
 
-An iteration takes at least as long as any path through its operations. A path is a sum of numbers
-of layers, each by what is decided for that layer; so the mean over some paths is, too, and its
-least value is found layer by layer. The more evenly the paths are those that are longest under good
-decisions, the nearer the bound is to the optimum: they are found by letting decisions answer the
-mean of the paths so far, and adding the path that is the longest under the answer (fictitious
-play), later ones more often; of all rounds that counts whose bound is the best. A limit on bytes is
-priced: bytes times a multiplier are added, and the limit times it taken off.
+An iteration takes at least as long as any path through its operations. The length of a path is a
+sum of one number for each layer, by its decision; so is the mean of some paths, whose least value
+is found layer by layer. A bound is close to the optimum if its paths are those that are longest
+under good decisions: decisions answer the mean of the paths so far, the longest path under the
+answer is added (fictitious play), later ones with more weight; the best bound of all rounds counts.
+A limit on bytes is priced: bytes times a multiplier are added, and the limit times the multiplier
+is subtracted.
 
-All is integers: sums over paths, not means, so that the bound is exact. Several bounds are found at
-a time, so that each step is one of arrays.
+All numbers are integers: sums over paths, not means, so that the bound is exact. Several bounds are
+computed at a time by operations on arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nearstep.memferry import tail
 from nearstep.memferry.cost import DECISIONS, Costs, Ints, Mode
 
 NUMBERS = (tail.F, tail.R, tail.A, tail.S, tail.D)
-"""Numbers of a state that paths come from and go to: the first two, and the rest."""
+"""Numbers of a state that paths begin at: the first two, and end at: the rest."""
 
 
 class Limits(NamedTuple):
@@ -37,17 +37,16 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Bound:
-    """What a set of paths says.
+    """A lower bound from a set of paths.
 
     Attributes
     ----------
-    paths : how many, each as often as it counts.
-    weights : by layers decided, from 0 to L, how often a path goes through each of `NUMBERS`;
-        int64 of shape (L + 1, 5).
-    rest : least that the layers not decided add to all paths, and updates that are over; (L + 1,).
+    paths : number, with weights.
+    weights : by layers decided, from 0 to L, how often a path passes each of `NUMBERS`; int64 of
+        shape (L + 1, 5).
+    rest : least that the undecided layers add to all paths, with updates that are over; (L + 1,).
     excess : what each decision adds above the least of its layer; (L, 6).
     prices : of a byte, and of a byte of gradients, times the number of paths.
-    limits
     """
 
     paths: int
@@ -58,8 +57,8 @@ class Bound:
     limits: Limits
 
     def of(self, states: Ints, decided: int) -> Ints:
-        """Least picoseconds of what begins with these states, times `paths`; int64 of shape
-        (n,)."""
+        """Least picoseconds of iterations that begin with these states, times `paths`; int64 of
+        shape (n,)."""
         # more than floating point is off by
         found = np.full(len(states), self.rest[decided] - self.paths - len(self.rest))
         for number, weight in zip(NUMBERS, self.weights[decided].tolist(), strict=True):
@@ -73,20 +72,19 @@ class Bound:
 
 
 def longest(costs: Costs, columns: Ints) -> tuple[Ints, Ints]:
-    """The paths that decide when iterations end; of DFGB layers that wait for their own forward the
-    longest of the others.
+    """The longest paths of iterations; for DFGB layers that wait for their own forward, the longest
+    of the others.
 
     Parameters
     ----------
-    costs
     columns : `Decision.index` of each layer of n plans; int64 of shape (n, L).
 
     Returns
     -------
     Ints : by layer, where each path changes lanes; int64 of shape (n, 4): from the last load to the
         first computation after it (-1 without a load, L with loads alone); in backward to the first
-        copy to the host, and from there to the first update after it (-1: there is none); from the
-        last load of a DFGB layer to its backward (L: there is none).
+        copy to the host, and from there to the first update after it (-1: none); from the last load
+        of a DFGB layer to its backward (L: none).
     Ints : picoseconds of each; (n,).
     """
     rows, each = np.arange(len(costs)), np.arange(len(columns))
@@ -123,9 +121,9 @@ def longest(costs: Costs, columns: Ints) -> tuple[Ints, Ints]:
 
 
 def coefficients(costs: Costs, paths: Ints) -> Ints:
-    """What each layer adds to paths, by decision; int64 of shape (n, L, 6).
+    """Time that each layer adds to paths, by decision; int64 of shape (n, L, 6).
 
-    A path without copies to the host has all updates beside that.
+    A path without copies to the host has all updates in addition.
     """
     i = np.arange(len(costs))
     load, sent, updated, last = (paths[:, [column]] for column in range(4))
@@ -143,8 +141,8 @@ def coefficients(costs: Costs, paths: Ints) -> Ints:
 
 
 def lanes(costs: Costs, paths: Ints, weights: Ints) -> tuple[Ints, Ints]:
-    """How often paths go through each of `NUMBERS` after each number of decided layers, and how
-    often through updates; (L + 1, 5) and (L + 1,)."""
+    """How often paths pass each of `NUMBERS` after each number of decided layers, and how often
+    updates; (L + 1, 5) and (L + 1,)."""
     last = np.arange(-1, len(costs))
     load, sent, updated, late = (paths[:, [column]] for column in range(4))
     computes = last < load  # from loads
@@ -158,16 +156,13 @@ def lanes(costs: Costs, paths: Ints, weights: Ints) -> tuple[Ints, Ints]:
 def bounds(
     costs: Costs, limits: Limits, best: Ints, rounds: int, decided: int = 0
 ) -> tuple[list[Bound], Ints]:
-    """Bounds, and the decisions that answered their paths: good ones, if they are within the
-    limits.
+    """Compute bounds, and the decisions that answered their paths: good ones, if within the limits.
 
     Parameters
     ----------
-    costs
-    limits
-    best : columns of n good plans, whose longest paths come first; int64 of shape (n, L).
-    rounds : paths.
-    decided : so many layers are in all answers as in `best`: each bound is good near these.
+    best : columns of n good plans, whose longest paths are the first; int64 of shape (n, L).
+    rounds : number of paths.
+    decided : layers that are in all answers as in `best`: each bound is good near these.
 
     Returns
     -------
@@ -228,7 +223,7 @@ def _bound(
 
 
 SAME = 4
-"""Rounds after which paths count once more."""
+"""Rounds after which the weight of a path grows."""
 
 _EARLY, _LATE = (np.array([d.mode is mode for d in DECISIONS]) for mode in (Mode.GFGB, Mode.DFGB))
 _KEEPS = np.array([not d.write for d in DECISIONS])
@@ -237,7 +232,7 @@ _NEVER = 1 << 62
 
 
 def _priced(total: Ints, prices: npt.NDArray[np.float64], sizes: Ints) -> Ints:
-    """With the price of bytes; not above it."""
+    """A limit with the price of bytes; a lower bound of it."""
     if not prices.any():
         return total
     bytes_ = prices[:, 0, None, None] * sizes[0] + prices[:, 1, None, None] * sizes[1]

@@ -1,28 +1,28 @@
-"""How long an iteration takes under a decision for each layer: the planner's cost model.
+"""The planner's cost model: the time of an iteration under a decision for each layer.
 
-Times are whole picoseconds, as `nearstep.work.clock` counts them, so that sums are exact. There are
-four things that do one thing at a time: the GPU, the copies from the host, the copies to the host,
-and the optimizer on the host. Of a layer l (from 0 to L-1, in the order of the forward pass):
+Times are whole picoseconds, as `nearstep.work.clock` counts them, so that sums are exact. Four
+resources do one thing at a time: the GPU, the copies from the host, the copies to the host, and the
+optimizer on the host. For a layer l (from 0 to L-1, in the order of the forward pass):
 
 - *Loads*: `R_l = R_{l-1} + T_trans(l)` of a GFGB layer, else `R_l = R_{l-1}`; `R_{-1} = 0`.
-- *Forward*: `F_l = max(F_{l-1} + A_{l-1,l}, R_l) + T_FP(l)` of a GFGB layer, else
-  `F_l = F_{l-1} + A_{l-1,l} + T_FP^H(l)`.
-- *Loads of DFGB layers* come after all those of GFGB, the last layer first, since backward comes to
-  it first, each after its own forward: `D_l = max(D of the one before, R_{L-1}, F_l) + T_trans(l)`.
+- *Forward*: `F_l = max(F_{l-1} + A_{l-1,l}, R_l) + T_FP(l)` of a GFGB layer, else `F_l = F_{l-1} +
+  A_{l-1,l} + T_FP^H(l)`.
+- *Loads of DFGB layers* follow those of all GFGB layers, the last layer first, since its backward
+  is the first, each after its own forward: `D_l = max(D of the one before, R_{L-1}, F_l) +
+  T_trans(l)`.
 - *Backward*, from L-1 to 0: `B_l = max(B_{l+1} + A_{l,l+1}, D_l) + T`, where `B_L = F_{L-1}`, `D_l`
   is of DFGB layers alone, and T is the time by where parameters and gradients are.
 - *Gradients* that GPU memory keeps are sent: `S_l = max(S of the one before, B_l) + T_send(l)`.
-- *Updates* begin when backward has ended, in its order, each when the host has its gradients:
-  `U_l = max(U of the one before, B_0, S_l) + T_update(l)`. An iteration ends with the last.
+- *Updates* begin after backward, in its order, each when the host has its gradients: `U_l = max(U
+  of the one before, B_0, S_l) + T_update(l)`. An iteration ends with the last.
 
-What the paper leaves open, and is assumed: direct host access does not slow the copies, nor they it
-(section III-B: the streams "are independent"); copies to and from the host do not slow each other
-(PCIe is full duplex); nothing is loaded before the iteration begins; a layer without parameters
-waits for no copy.
+Assumptions where the paper is silent: direct host access and copies do not slow each other (section
+III-B: the streams "are independent"), nor do copies to and from the host (PCIe is full duplex);
+nothing is loaded before the iteration begins; a layer without parameters waits for no copy.
 
-Memory that a decision takes: parameters of GFGB and DFGB layers, and gradients that are not written
-to the host, each in a buffer of its own, which it has for the whole iteration (section V-A: "we do
-not destroy the gradients on GPU after they have been used").
+Memory of a decision: parameters of GFGB and DFGB layers, and gradients that are not written to the
+host, each in a buffer of its own for the whole iteration (section V-A: "we do not destroy the
+gradients on GPU after they have been used").
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, order=True)
 class Decision:
-    """Of one layer.
+    """A decision for one layer.
 
     Attributes
     ----------
-    mode
     write : gradients are written to host memory by direct host access; else they are kept in GPU
         memory, and sent.
     """
@@ -66,23 +65,22 @@ class Decision:
 
     @property
     def index(self) -> int:
-        """Place in the columns of `Costs`."""
+        """Index of its column in `Costs`."""
         return 2 * self.mode + self.write
 
 
 DECISIONS = tuple(Decision(mode, write) for mode in Mode for write in (False, True))
-"""All, by `Decision.index`."""
+"""All decisions, by `Decision.index`."""
 
 GFGB, DHA, DFGB = (Decision(mode) for mode in Mode)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Picoseconds at which things end, by layer; -1 where there is no such thing.
+    """Ends of operations in picoseconds, by layer; -1 where there is no such operation.
 
     Attributes
     ----------
-    load, forward, backward, send, update : of each layer.
     total : end of the iteration.
     """
 
@@ -97,19 +95,14 @@ class Times:
 class Costs:
     """Times and bytes of a profile, by layer and decision.
 
-    Parameters
-    ----------
-    profile
-
     Attributes
     ----------
-    profile
-    load, send, update : of each layer, picoseconds; int64 of shape (L,).
-    before_forward, before_backward : between the layer before and this one, picoseconds; (L,), the
+    load, send, update : picoseconds of each layer; int64 of shape (L,).
+    before_forward, before_backward : picoseconds between the layer before and this one; (L,), the
         first 0.
-    forward, backward : of each layer and `Decision.index`, picoseconds; int64 of shape (L, 6).
+    forward, backward : picoseconds by layer and `Decision.index`; int64 of shape (L, 6).
     allowed : bool of shape (L, 6).
-    parameter_bytes, gradient_bytes : that a decision takes in GPU memory; int64 of shape (L, 6).
+    parameter_bytes, gradient_bytes : GPU memory of a decision; int64 of shape (L, 6).
 
     Raises
     ------
@@ -159,18 +152,18 @@ class Costs:
 
     @cached_property
     def horizon(self) -> int:
-        """Picoseconds that no iteration is longer than."""
+        """Upper bound of an iteration, in picoseconds."""
         slowest = self.forward.max(1) + self.backward.max(1)
         rest = self.load + self.send + self.update + self.before_forward + self.before_backward
         return int((slowest + rest).sum(dtype=object))
 
     def bytes_of(self, decisions: Sequence[Decision]) -> int:
-        """GPU memory that parameters and gradients take."""
+        """GPU memory of parameters and gradients."""
         rows, columns = range(len(self)), [each.index for each in decisions]
         return int((self.parameter_bytes + self.gradient_bytes)[rows, columns].sum())
 
     def times(self, decisions: Sequence[Decision]) -> Times:
-        """The recurrence above, for one decision for each layer."""
+        """Compute the recurrence of the module for one decision for each layer."""
         count = len(self)
         load, forward, backward, send, update = ([-1] * count for _ in range(5))
         columns = [each.index for each in decisions]
@@ -202,7 +195,7 @@ class Costs:
         return Times(load, forward, backward, send, update, total)
 
     def seconds(self, decisions: Sequence[Decision]) -> float:
-        """Of an iteration."""
+        """Seconds of an iteration."""
         return self.times(decisions).total / 1e12
 
 

@@ -1,45 +1,58 @@
-"""What can be wrong with profiles and plans."""
+"""Errors of profiles and plans."""
 
 from __future__ import annotations
 
-from nearstep.errors import ArgumentError, NearstepError
+from collections.abc import Mapping, Sequence
+
+from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 
-class ProfileError(ArgumentError):
-    """A profile that says nothing usable; nothing was planned.
+class FieldError(Fielded, ArgumentError):
+    """Base: a field of a profile or of a plan that has a wrong value.
 
     Attributes
     ----------
     layer : name of the layer, or its place where it has no name; empty if it is no layer's field.
-    field
-    expected : what it must be.
-    actual : what was found.
     """
 
-    def __init__(self, layer: str, field: str, expected: str, actual: object) -> None:
-        self.layer = layer
-        self.field = field
-        self.expected = expected
-        self.actual = actual
-        where = f"layer {layer}: " if layer else ""
-        super().__init__(f"{where}{field} must be {expected}, not {actual!r}")
+    template = "{where}{field} must be {expected}, not {actual!r}"
+    layer: str
+    field: str
+    expected: str
+    actual: object
+
+    @property
+    def where(self) -> str:
+        return f"layer {self.layer}: " if self.layer else ""
+
+    @classmethod
+    def check_keys(
+        cls,
+        layer: str,
+        table: Mapping[str, object],
+        known: Sequence[str],
+        listed: Sequence[str] = (),
+    ) -> None:
+        """Raise the error unless a table has all of the known fields, and no other.
+
+        Parameters
+        ----------
+        listed : the known fields as the message lists them, if in another order.
+        """
+        for name in known:
+            if name not in table:
+                raise cls(layer, name, "given", "missing")
+        for name in table:
+            if name not in known:
+                raise cls(layer, name, f"one of {', '.join(listed or known)}", "unknown")
 
 
-class PlanError(ArgumentError):
-    """A plan that cannot be carried out, such as one edited by hand; the first fault is named.
+class ProfileError(FieldError):
+    """A profile that cannot be used; nothing was planned."""
 
-    Attributes
-    ----------
-    layer, field, expected, actual : as `ProfileError` has them.
-    """
 
-    def __init__(self, layer: str, field: str, expected: str, actual: object) -> None:
-        self.layer = layer
-        self.field = field
-        self.expected = expected
-        self.actual = actual
-        where = f"layer {layer}: " if layer else ""
-        super().__init__(f"{where}{field} must be {expected}, not {actual!r}")
+class PlanError(FieldError):
+    """A plan that cannot be carried out, such as one edited by hand; the first fault is named."""
 
 
 class FingerprintError(PlanError):
@@ -49,22 +62,21 @@ class FingerprintError(PlanError):
         super().__init__("", "fingerprint", f"that of the profile, {expected}", actual)
 
 
-class PlanBudgetError(NearstepError, MemoryError):
-    """No plan fits into the budget of GPU memory.
+class PlanBudgetError(Fielded, NearstepError, MemoryError):
+    """No plan fits into the budget of GPU memory, in bytes.
 
     Attributes
     ----------
-    budget : bytes that were given.
-    smallest : bytes with which there is a plan; with one less there is none.
+    smallest : budget for which there is a plan; with one byte less there is none.
     layer : the first one whose own least bytes are above the budget, or that does not fit beside
         those before it.
     """
 
-    def __init__(self, budget: int, smallest: int, layer: str, needed: int) -> None:
-        self.budget = budget
-        self.smallest = smallest
-        self.layer = layer
-        super().__init__(
-            f"layer {layer} does not fit: it and the layers before it need at least {needed} bytes "
-            f"of GPU memory, the budget is {budget}; the smallest budget that works is {smallest}"
-        )
+    template = (
+        "layer {layer} does not fit: it and the layers before it need at least {needed} bytes "
+        "of GPU memory, the budget is {budget}; the smallest budget that works is {smallest}"
+    )
+    budget: int
+    smallest: int
+    layer: str
+    needed: int

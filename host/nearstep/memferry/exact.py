@@ -1,10 +1,10 @@
 """The best decisions under the cost model, and the proof that none are better.
 
-A dynamic programme over layers: states as `nearstep.memferry.tail` has them, of which those go that
-another one dominates - none of its numbers is above - and those from which no iteration can be
+A dynamic programme over layers, with the states of `nearstep.memferry.tail`. A state is dropped if
+another one dominates it - none of whose numbers is above - or if no iteration from it can be
 shorter than the best one known (`nearstep.memferry.bound`). The best one known comes from the same
-search with few states, in a moment. Where there are more states than it may keep, those with the
-least bounds go on, and no iteration is shorter than the least bound of the others.
+search with few states. Beyond the number of states to keep, those with the least bounds continue,
+and no iteration is shorter than the least bound of the others.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ BEAMS = (16, 128)
 """States that the search for good decisions keeps after each layer."""
 
 MOST_STATES = 2_000
-"""States after a layer with which the search goes on."""
+"""States that the search keeps after a layer."""
 
 FEW = 200
 EVERY = 4
 CLOSE_ROUNDS = 32
 MOST_BOUNDS = 15
-"""More than so many states are looked at closer, after every fourth layer: with bounds that are
-good near some of them, of which the last ones stay."""
+"""Number of states beyond which, after every fourth layer, bounds near some of them are added, of
+which the last ones stay."""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """What the search found.
+    """Result of the search.
 
     Attributes
     ----------
     decisions : the best ones known.
     total : picoseconds of their iteration.
-    least : picoseconds that no iteration is shorter than: `total`, where that is proven.
-    states : that were looked at.
+    least : lower bound of any iteration in picoseconds: `total`, where that is proven.
+    states : number that was examined.
     """
 
     decisions: tuple[Decision, ...]
@@ -67,16 +67,7 @@ def optimum(
     rounds: int = ROUNDS,
     most_states: int = MOST_STATES,
 ) -> Optimum:
-    """Search for the best decisions within limits.
-
-    Parameters
-    ----------
-    costs
-    limits
-    known : decisions within the limits.
-    rounds
-    most_states
-    """
+    """Search for the best decisions within limits, which the `known` ones keep."""
     first = np.array([[each.index for each in known]])
     (bound,), answers = bounds(costs, limits, first, rounds)
     search = _Search(costs, limits, bound, known)
@@ -106,8 +97,8 @@ class _Search:
         """Least bytes of the layers from one on."""
 
     def offer(self, columns: Ints) -> None:
-        """Take the best plan if it is better, of those within the limits; columns are of shape
-        (n, L)."""
+        """Take the best of some plans within the limits, if it is better; columns are of shape (n,
+        L)."""
         rows = np.arange(len(self.costs))
         kept = self.costs.gradient_bytes[rows, columns].sum(1)
         used = self.costs.parameter_bytes[rows, columns].sum(1) + kept
@@ -122,16 +113,14 @@ class _Search:
                 self.best, self.total = decisions, total
 
     def _clipped(self) -> Ints:
-        """Numbers of states that are as good as lower ones: they end no iteration later than
-        `least`."""
+        """Numbers of states, raised as far as no iteration ends later than `least`."""
         bound = self.bounds[0]
         first = int(bound.of(tail.start(self.costs), 0)[0])
         gap = max(bound.paths * (self.total - 1) - first, 0)
         return self.least - ahead(self.costs, bound.excess, bound.paths, gap)
 
     def run(self, most: int) -> None:
-        """Go through all layers with so many states after each; find better decisions, and what
-        none are below."""
+        """Search all layers with so many states after each, and return a lower bound."""
         states, cut = tail.start(self.costs), self.total
         clip = self._clipped()
         self.bounds = self.bounds[:1]
@@ -162,8 +151,8 @@ class _Search:
         self.least = max(self.least, min(cut, self.total))
 
     def _promising(self, states: Ints, decided: int) -> tuple[Ints, Ints]:
-        """Numbers of those that could be better than the best, the most promising first, and
-        what no iteration that begins with them is shorter than."""
+        """Numbers of states that could be better than the best, the most promising first, and the
+        lower bounds of their iterations."""
         fits = np.ones(len(states), bool)
         for column, limit, after in zip(
             (tail.BYTES, tail.KEPT), self.limits, self._after, strict=True
@@ -180,8 +169,8 @@ class _Search:
         return chosen[order], least[order]
 
     def _keys(self, states: Ints, clip: Ints) -> Ints:
-        """Sums of two numbers that paths go through, and bytes: a state none of whose keys is above
-        those of another leads to nothing worse; (n, k)."""
+        """Sums of two numbers that paths pass, and bytes: a state none of whose keys is above those
+        of another is not worse; (n, k)."""
         found = [
             np.maximum(states[:, before] + states[:, after], least)
             for (before, after), least in zip(KEYS, clip, strict=True)
@@ -222,21 +211,20 @@ _UNLIMITED = 1 << 62
 NO_LIMITS = Limits(_UNLIMITED, _UNLIMITED)
 
 _BLOCK, _CHUNK = 256, 512
-"""Rows that are compared at a time: what comes of it fits a cache."""
+"""Rows that are compared at a time: the result fits a cache."""
 
 
 def _undominated(keys: Ints, most: int) -> tuple[Ints, int]:
-    """Rows that none before is below or equal to in all columns.
+    """Find rows that no row before is below or equal to in all columns.
 
     Parameters
     ----------
-    keys
-    most : rows that are looked for.
+    most : rows to find.
 
     Returns
     -------
     Ints : their numbers, ascending.
-    int : rows that were looked at; the others come after `most` that were found.
+    int : rows that were examined before `most` were found.
     """
     ranks = _ranks(keys)
     kept, count = np.empty((len(ranks), most), ranks.dtype), 0
@@ -257,7 +245,7 @@ def _undominated(keys: Ints, most: int) -> tuple[Ints, int]:
 
 
 def _ranks(keys: Ints) -> npt.NDArray[np.uint32]:
-    """Places in the order of each column, in few bits, as they are compared often: (k, n)."""
+    """Ranks in the order of each column, in few bits, since they are compared often: (k, n)."""
     found = [np.unique(column, return_inverse=True)[1] for column in keys.T]
     narrow: type = np.uint16 if len(keys) <= 1 << 16 else np.uint32
     return np.stack(found).astype(narrow)

@@ -1,21 +1,21 @@
 """Algorithm 1: which layers are computed by direct host access in the forward pass.
 
-As printed it leaves three things open, each of which is a named reading:
+The printed text leaves three things open, each of which is a named reading:
 
-- `Criterion`: line 3 adds `max(T_trans(l), 0)`, which is T_trans(l): a layer that cannot be
-  negative needs no maximum. `whole-load` is that; `exposed-load` adds `max(T_trans(l) - T_res, 0)`,
-  the part of the load that computation before it does not hide.
-- `Gain`: line 21 has `T_trans(i) + T_FP^H(i) - T_FP(i)`: the load goes, and computation is longer.
-  Section IV-B prints `T_all + T_FP^H(i) - T_FP^H(i) + T_trans(i)`, where two terms cancel and a
-  point in time is added to durations. `line-21` is the first; `transfer-only` the second without
-  T_all.
+- `Criterion`: line 3 adds `max(T_trans(l), 0)`, which is T_trans(l), since a load is not negative.
+  `whole-load` is that; `exposed-load` adds `max(T_trans(l) - T_res, 0)`, the part of the load that
+  computation before it does not hide.
+- `Gain`: line 21 has `T_trans(i) + T_FP^H(i) - T_FP(i)`: the load is saved, and computation is
+  longer. Section IV-B prints `T_all + T_FP^H(i) - T_FP^H(i) + T_trans(i)`, where two terms cancel
+  and a point in time is added to durations. `line-21` is the first; `transfer-only` the second
+  without T_all.
 - `Base`: line 22 starts from T_all of before the backtracking even when an earlier layer has been
-  turned to DHA, whose longer forward is forgotten then. `as-printed` does; `accumulated` adds it.
+  turned to DHA, whose longer forward is then lost. `as-printed` does; `accumulated` adds it.
 
-Four more are taken as the only ones with a sense: line 30 sets T_all to `base`, which has T_all in
-it, instead of adding it; `i` runs over layers before l that are GFGB, since line 13 makes l GFGB in
-any case; a tag of -1 stands for the first layer; layers that cannot be computed by direct host
-access are GFGB, and are not turned.
+Four more have one sensible reading: line 30 sets T_all to `base`, which includes T_all, instead of
+adding it; `i` runs over layers before l that are GFGB, since line 13 makes l GFGB in any case; a
+tag of -1 stands for the first layer; layers that cannot be computed by direct host access are GFGB,
+and are not turned.
 
 Ref: MemFerry paper, Algorithm 1 and section IV-B.
 """
@@ -36,7 +36,7 @@ Base = Literal["as-printed", "accumulated"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How Algorithm 1 is read."""
+    """A reading of Algorithm 1."""
 
     criterion: Criterion = "whole-load"
     gain: Gain = "line-21"
@@ -55,13 +55,7 @@ READINGS = tuple(
 
 
 def hosted(costs: Costs, reading: Reading) -> list[bool]:
-    """Whether each layer is computed by direct host access in forward.
-
-    Parameters
-    ----------
-    costs
-    reading
-    """
+    """Whether each layer is computed by direct host access in forward."""
     run = _Run(costs, reading)
     for layer in range(len(costs)):
         run.decide(layer)
@@ -69,7 +63,7 @@ def hosted(costs: Costs, reading: Reading) -> list[bool]:
 
 
 class _Run:
-    """State of the algorithm: T_all, T_res and tag as it has them."""
+    """State of the algorithm, with the paper's T_all, T_res and tag."""
 
     def __init__(self, costs: Costs, reading: Reading) -> None:
         self.reading = reading

@@ -1,9 +1,9 @@
 """Which gradients are written to the host: GO-MemFerry's dynamic programme.
 
-`D[i][j] = max(D[i-1][j], D[i-1][j - s_i] + T_GBP(i) - T_CBP(i))`: with j bytes, the most time that
-is saved by keeping gradients of layers up to i in GPU memory. The second axis is in units of bytes:
-the greatest common divisor of the sizes, or, where that would be more than `UNITS`, the limit over
-`UNITS`; then sizes are rounded up, so that the limit holds.
+`D[i][j] = max(D[i-1][j], D[i-1][j - s_i] + T_GBP(i) - T_CBP(i))`: the most time that is saved by
+keeping gradients of layers up to i in j bytes of GPU memory. The unit of the second axis is the
+greatest common divisor of the sizes, or, where that needs more than `UNITS` columns, the limit over
+`UNITS`, with sizes rounded up, so that the limit holds.
 
 Ref: MemFerry paper, section IV-D.
 """
@@ -22,12 +22,11 @@ UNITS = 4096
 
 
 def write_back(costs: Costs, decisions: Sequence[Decision], limit: int) -> list[Decision]:
-    """Decisions with gradients kept in GPU memory where that saves most.
+    """Keep gradients in GPU memory where that saves most, and write the others to the host.
 
     Parameters
     ----------
-    costs
-    decisions : whose modes stay.
+    decisions : whose modes are kept.
     limit : bytes of gradients in GPU memory. Layers that cannot write theirs are kept in any case.
     """
     found = list(decisions)

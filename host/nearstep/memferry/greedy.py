@@ -1,8 +1,8 @@
-"""The paper's planner: Algorithm 1, then DFGB layers, then gradients, and a budget beside these.
+"""The paper's planner: Algorithm 1, then DFGB layers, then gradients, and a budget in addition.
 
 *DFGB* (section IV-B, which gives no algorithm): of the layers that are computed by direct host
-access those are loaded for backward that make it the shortest, the largest gain first, as long as
-all of their loads fit between the end of loading and the first gradient that is sent.
+access those are loaded for backward that shorten it most, the largest gain first, as long as all of
+their loads fit between the end of loading and the first gradient that is sent.
 
 *Budget* (not in the paper, which limits gradients alone): while a plan takes too many bytes, first
 gradients are written to the host, then DFGB layers stay in host memory, then GFGB layers are
@@ -22,14 +22,7 @@ from nearstep.memferry.gradients import write_back
 
 
 def greedy(costs: Costs, limits: Limits, reading: Reading) -> list[Decision] | None:
-    """The paper's decisions, or None if these steps do not come below the limits.
-
-    Parameters
-    ----------
-    costs
-    limits
-    reading : of Algorithm 1.
-    """
+    """The paper's decisions, or None if they exceed the limits."""
     forward = hosted(costs, reading)
     modes = load_late(costs, [Mode.DHA if each else Mode.GFGB for each in forward])
     modes = _within(costs, modes, limits)
@@ -40,13 +33,7 @@ def greedy(costs: Costs, limits: Limits, reading: Reading) -> list[Decision] | N
 
 
 def load_late(costs: Costs, modes: Sequence[Mode]) -> list[Mode]:
-    """DHA layers become DFGB where the window has room for their loads.
-
-    Parameters
-    ----------
-    costs
-    modes : GFGB or DHA.
-    """
+    """Turn DHA layers into DFGB ones where the window has room for their loads."""
     found = list(modes)
     times = costs.times([Decision(mode) for mode in modes])
     loaded = max(times.load, default=0)

@@ -1,22 +1,22 @@
-"""Profiles that are *modelled*: a machine and the shape of a model, by a roofline for each layer.
+"""Profiles of a model on a machine that are *modelled*, by a roofline for each layer.
 
-A layer of the planner is an embedding, a normalisation or a matrix, as the paper's figure 3 has
-them; blocks of a transformer are cut into these, and what has no parameters (attention, GELU) is
+A layer of the planner is an embedding, a normalisation or a matrix, as in the paper's figure 3;
+blocks of a transformer are cut into these, and operations without parameters (attention, GELU) are
 between.
 
 - *On the GPU*: the larger of FLOPs at the datasheet's rate and bytes at that of its memory:
   parameters, inputs and outputs; backward has twice the FLOPs and bytes of a matrix, the others
   once.
-- *By direct host access*: the larger of that and what goes over the link. An embedding reads the
+- *By direct host access*: the larger of that and the bytes over the link. An embedding reads the
   rows of its tokens, as many as there are of either. A normalisation reads its vectors once. A
-  matrix is read once by each wave of tiles (`nearstep.memferry.access`). In backward
-  only the product for the gradient of the input reads the matrix; an embedding and a
-  normalisation's bias read nothing.
+  matrix is read once by each wave of tiles (`nearstep.memferry.access`). In backward only the
+  product for the gradient of the input reads the matrix; an embedding and a normalisation's bias
+  read nothing.
 - *Gradients written to the host*: the larger of backward and their bytes over the link.
-- A tied matrix is a layer of its own where it is multiplied with, which loads it; its gradient
-  counts with the embedding, where it is complete.
+- A tied matrix is a layer of its own in its product, which loads it; its gradient counts with the
+  embedding, where it is complete.
 
-What no source says: the rate of the optimizer on the host (`host_params_per_s`).
+No source has the rate of the optimizer on the host (`host_params_per_s`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is trained, and on what part of a machine.
+    """A training setup on a machine.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Setup:
     dtype : of parameters, activations and gradients on the GPU.
     gpu, host : names of processors.
     reads : of matrices by direct host access.
-    host_params_per_s : that the optimizer on the host updates.
+    host_params_per_s : rate of the optimizer on the host.
     frozen : names of planner layers without gradients.
     """
 
@@ -62,7 +62,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class _Part:
-    """A layer of the planner, or what is between two if `kind` is `between`."""
+    """A layer of the planner, or the computation between two if `kind` is `between`."""
 
     name: str
     kind: Literal["embedding", "norm", "matrix", "between"]
@@ -78,19 +78,11 @@ class _Part:
 
 
 def profile(platform: Platform, model: Transformer, setup: Setup) -> Profile:
-    """The profile of a model on a machine.
-
-    Parameters
-    ----------
-    platform
-    model
-    setup
+    """Model the profile of a model on a machine.
 
     Raises
     ------
     ArgumentError : the machine lacks a figure that is needed, or the host updates nothing.
-    ValueError : batch or sequence are none that the model takes.
-    PlatformError : there is no such part.
     """
     rate = setup.host_params_per_s
     if not rate > 0:
@@ -121,7 +113,7 @@ def profile(platform: Platform, model: Transformer, setup: Setup) -> Profile:
 
 
 def _parts(model: Transformer, layer: Layer, setup: Setup) -> Iterator[_Part]:
-    """Cut a layer; the order of a block is that of `_PARTS`."""
+    """Cut a layer into layers of the planner, in the order of forward."""
     tokens, hidden = setup.batch * (setup.sequence or model.tokens), model.hidden
     width = tokens * hidden
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -135,16 +127,7 @@ def _parts(model: Transformer, layer: Layer, setup: Setup) -> Iterator[_Part]:
         if weight is not None and len(weight) > 1:
             rows = setup.batch if layer.name == "head" else tokens
             inner, columns = prod(weight[1:]), weight[0]
-            yield _Part(
-                name,
-                "matrix",
-                elements,
-                2 * rows * inner * columns,
-                rows * (inner + columns),
-                columns,
-                inner,
-                rows,
-            )
+            yield _matrix(name, elements, rows, inner, columns)
         elif weight is not None or group.startswith("norm"):
             yield _Part(name, "norm", elements, moved=2 * width)
         else:
@@ -158,18 +141,16 @@ def _parts(model: Transformer, layer: Layer, setup: Setup) -> Iterator[_Part]:
         elif group in ("projection", "down"):
             yield _Part(f"{layer.name}.{group} residual", "between", 0, 0, 3 * width)
     if layer.tied:
-        vocabulary = model.vocabulary
-        yield _Part(
-            f"{layer.name}.tied",
-            "matrix",
-            vocabulary * hidden,
-            2 * tokens * hidden * vocabulary,
-            tokens * (hidden + vocabulary),
-            vocabulary,
-            hidden,
-            tokens,
-            tied=True,
-        )
+        elements = model.vocabulary * hidden
+        name = f"{layer.name}.tied"
+        yield _matrix(name, elements, tokens, hidden, model.vocabulary, tied=True)
+
+
+def _matrix(
+    name: str, elements: int, rows: int, inner: int, columns: int, *, tied: bool = False
+) -> _Part:
+    flops, moved = 2 * rows * inner * columns, rows * (inner + columns)
+    return _Part(name, "matrix", elements, flops, moved, columns, inner, rows, tied)
 
 
 class _Roof:
@@ -200,7 +181,7 @@ class _Roof:
             yield self._layer(part, times)
 
     def _computed(self, part: _Part) -> tuple[float, float]:
-        """Seconds of forward and backward with all in GPU memory."""
+        """Seconds of forward and backward with all data in GPU memory."""
         moved = (part.moved + (part.elements if part.kind == "matrix" else 0)) * self.width
         forward = max(part.flops / self.flops, moved / self.memory)
         if part.kind == "embedding":  # backward writes the whole gradient

@@ -9,24 +9,25 @@ from typing import Any
 
 from nearstep.memferry.cost import Costs, Decision, Mode
 from nearstep.memferry.errors import FingerprintError, PlanError
+from nearstep.scalars import is_whole
 
 VERSION = 1
 FIELDS = ("version", "fingerprint", "budget_bytes", "reserve", "layers")
 LAYER_FIELDS = ("gradients", "mode")
 GRADIENTS = ("gpu", "host", "none")
-"""Kept in GPU memory and sent, written to the host, or there are none."""
+"""Gradients kept in GPU memory and sent, written to the host, or absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What each layer does.
+    """A decision for each layer.
 
     Attributes
     ----------
     fingerprint : of the profile's model.
     budget_bytes : of GPU memory for parameters and gradients; None of no limit.
     reserve : share of the gradients' bytes that GPU memory may keep.
-    layers : decision of each, by name, in the order of the forward pass.
+    layers : decisions by name, in the order of the forward pass.
     """
 
     fingerprint: str
@@ -35,12 +36,8 @@ class Plan:
     layers: Mapping[str, Decision]
 
     def to_json(self, costs: Costs) -> str:
-        """As text: keys sorted, a line for each layer, numbered in the order of the forward pass.
-
-        Parameters
-        ----------
-        costs : of the profile that it was made for.
-        """
+        """Write the plan as text: keys sorted, a numbered line for each layer in the order of
+        forward."""
         digits = len(str(max(len(costs) - 1, 0)))
         lines = []
         for i, (name, decision) in enumerate(self.layers.items()):
@@ -57,12 +54,7 @@ class Plan:
 
 
 def from_json(text: str, costs: Costs) -> Plan:
-    """The plan that a text describes, checked against a profile.
-
-    Parameters
-    ----------
-    text
-    costs : of the profile.
+    """Read a plan, and check it against the costs of a profile.
 
     Raises
     ------
@@ -77,13 +69,13 @@ def from_json(text: str, costs: Costs) -> Plan:
         raise PlanError("", "plan", "JSON", str(error)) from None
     if not isinstance(table, dict):
         raise PlanError("", "plan", "a table", table)
-    _check_keys("", table, FIELDS)
+    PlanError.check_keys("", table, FIELDS, sorted(FIELDS))
     if table["version"] != VERSION:
         raise PlanError("", "version", str(VERSION), table["version"])
     if table["fingerprint"] != costs.profile.fingerprint:
         raise FingerprintError(costs.profile.fingerprint, str(table["fingerprint"]))
     budget, reserve = table["budget_bytes"], table["reserve"]
-    if budget is not None and (not _whole(budget) or budget < 0):
+    if budget is not None and (not is_whole(budget) or budget < 0):
         raise PlanError("", "budget_bytes", "bytes from 0, or null", budget)
     number = isinstance(reserve, int | float) and not isinstance(reserve, bool)
     if not number or not 0 <= reserve <= 1:
@@ -99,11 +91,11 @@ def from_json(text: str, costs: Costs) -> Plan:
 
 
 def check(plan: Plan, costs: Costs) -> None:
-    """Refuse a plan that takes more than it allows itself.
+    """Check that a plan keeps to its own limits.
 
     Raises
     ------
-    PlanError : the layer with which it is too much is named.
+    PlanError : the first layer that exceeds them is named.
     """
     kept = used = 0
     most = allowance(plan.reserve, costs)
@@ -144,7 +136,7 @@ def _layers(table: object, costs: Costs) -> dict[str, Decision]:
 def _decision(name: str, table: object, place: int, costs: Costs) -> Decision:
     if not isinstance(table, dict):
         raise PlanError(name, "layer", "a table", table)
-    _check_keys(name, table, LAYER_FIELDS)
+    PlanError.check_keys(name, table, LAYER_FIELDS)
     mode, gradients = table["mode"], table["gradients"]
     if mode not in Mode.__members__:
         raise PlanError(name, "mode", f"one of {', '.join(Mode.__members__)}", mode)
@@ -160,15 +152,6 @@ def _decision(name: str, table: object, place: int, costs: Costs) -> Decision:
     return decision
 
 
-def _check_keys(layer: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in known:
-        if key not in table:
-            raise PlanError(layer, key, "given", "missing")
-    for key in table:
-        if key not in known:
-            raise PlanError(layer, key, f"one of {', '.join(sorted(known))}", "unknown")
-
-
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A table; a key that stands twice is an error, not the last one."""
     found: dict[str, Any] = {}
@@ -177,7 +160,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise PlanError("", key, "given once", "given twice")
         found[key] = value
     return found
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

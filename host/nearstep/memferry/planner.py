@@ -17,23 +17,22 @@ from nearstep.memferry.forward import READINGS, Reading
 from nearstep.memferry.greedy import greedy
 from nearstep.memferry.plan import Plan, allowance, check
 from nearstep.memferry.profile import Profile
+from nearstep.scalars import is_whole
 
 Planner = Literal["best", "greedy", "exact"]
 QUICK_STATES = 1000
 MOST_EXACT = 500
-"""Layers with which the exact planner is tried by default."""
+"""Layers up to which the exact planner is tried by default."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and how it compares.
+    """A plan, and its comparison with others.
 
     Attributes
     ----------
-    plan
-    costs : of the profile.
     total : picoseconds of an iteration.
-    least : picoseconds that no plan is below; None if nothing was proven.
+    least : lower bound of any plan in picoseconds; None if nothing was proven.
     readings : picoseconds of the greedy planner by reading; None where it found no plan.
     """
 
@@ -49,14 +48,8 @@ class Planned:
 
     @property
     def gap(self) -> float | None:
-        """How much of the time could at most be saved by another plan."""
+        """Share of the time that another plan could save at most."""
         return None if self.least is None else (self.total - self.least) / max(self.total, 1)
-
-    @property
-    def greedy_gap(self) -> float | None:
-        """How much longer the greedy plan, by the first reading, takes than this one."""
-        first = next(iter(self.readings.values()), None)
-        return None if first is None else first / max(self.total, 1) - 1
 
 
 def make(
@@ -73,25 +66,22 @@ def make(
 
     Parameters
     ----------
-    profile
     budget : bytes of GPU memory for parameters and gradients; None of no limit.
     reserve : share of the gradients' bytes that GPU memory may keep.
     planner : `greedy`: by the first reading; `exact`, and `best`: the best plan of both, and of all
-        readings, where `best` leaves exact planning of more than `MOST_EXACT` layers.
+        readings, where `best` skips exact planning of more than `MOST_EXACT` layers.
     readings : of Algorithm 1, at least one.
     decisions : `all`, or `keep`: no gradient is written to the host by choice (MemFerry without
         GO).
-    most_states : of the exact planner; with fewer it is sooner done, and proves less. None: as many
-        as it needs to prove most, or, for `best`, `QUICK_STATES`.
+    most_states : of the exact planner; fewer take less time, and prove less. None: as many as it
+        needs to prove most, or, for `best`, `QUICK_STATES`.
 
     Raises
     ------
-    ArgumentError : a number is none that can be.
-    PlanBudgetError : nothing fits.
+    ArgumentError : an argument is out of range.
+    PlanBudgetError : no plan fits.
     """
-    if budget is not None and (
-        isinstance(budget, bool) or not isinstance(budget, int) or budget < 0
-    ):
+    if budget is not None and (not is_whole(budget) or budget < 0):
         raise ArgumentError(f"budget must be bytes from 0, or None, not {budget!r}")
     if not 0 <= reserve <= 1:
         raise ArgumentError(f"reserve must be a share from 0 to 1, not {reserve!r}")
@@ -132,7 +122,7 @@ def _least(costs: Costs, limits: Limits) -> list[Decision]:
 
     Raises
     ------
-    PlanBudgetError : these are too many.
+    PlanBudgetError : these exceed the budget.
     """
     sizes = costs.parameter_bytes + costs.gradient_bytes
     never = np.int64(1 << 62)

@@ -1,4 +1,4 @@
-"""What the planner knows of each layer: bytes and times, as data.
+"""Profiles: bytes and times of each layer, the planner's input.
 
 A source of profiles is a function that returns a `Profile`: `nearstep.memferry.modelled.profile` of
 a machine and the shape of a model, `from_json` of a file.
@@ -9,37 +9,37 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from nearstep.memferry.errors import ProfileError
+from nearstep.scalars import is_whole
 
 VERSION = 1
 Source = Literal["modelled", "measured", "file"]
 MOST_SECONDS = 1e4
-"""Of one time: the planner counts picoseconds in 64 bits."""
+"""Largest time: the planner counts picoseconds in 64 bits."""
 
 MOST_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProfile:
-    """Bytes and seconds of one layer, in the order of the forward pass.
+    """Bytes and seconds of one layer.
 
     Attributes
     ----------
-    name
-    parameter_bytes : that the layer reads, as they lie in GPU memory.
-    gradient_bytes : of its gradients; 0 of a layer that has none, such as a frozen one.
+    parameter_bytes : that the layer reads, as in GPU memory.
+    gradient_bytes : of its gradients; 0 without gradients, as of a frozen layer.
     load_s : parameters from host to GPU (T_trans).
     send_s : gradients from GPU to host.
-    forward_s, backward_s : parameters and gradients in GPU memory (T_FP, T_BP).
-    forward_dha_s, backward_dha_s : parameters by direct host access (T_FP^H, T_BP^H); None of a
-        layer that cannot be computed so.
-    backward_write_s : parameters in GPU memory, gradients written to the host (T_GBP); None of a
-        layer that cannot, or has no gradients.
-    backward_dha_write_s : both in host memory; None likewise.
+    forward_s, backward_s : with parameters and gradients in GPU memory (T_FP, T_BP).
+    forward_dha_s, backward_dha_s : with parameters by direct host access (T_FP^H, T_BP^H); None of
+        a layer that cannot be computed so.
+    backward_write_s : with parameters in GPU memory, gradients written to the host (T_GBP); None of
+        a layer that cannot, or has no gradients.
+    backward_dha_write_s : with both in host memory; None likewise.
     between_forward_s, between_backward_s : computation between this layer and the next (A_{l,l+1}).
     update_s : of its parameters by the optimizer on the host.
 
@@ -100,7 +100,7 @@ def _check_number(layer: str, name: str, value: object) -> None:
     if value is None and name in _NULLABLE:
         return
     if name in _BYTES:
-        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_BYTES
+        good = is_whole(value) and 0 <= value <= MOST_BYTES
         expected = f"a whole number of bytes from 0 to {MOST_BYTES}"
     else:
         good = (
@@ -120,15 +120,15 @@ class Profile:
 
     Attributes
     ----------
-    source : who says the times.
-    description : what was profiled: model, batch, machine.
+    source : of the times.
+    description : model, batch, machine.
     fingerprint : of the model's tensors, by `fingerprint`.
     layers : in the order of the forward pass, at least one; names are unique.
-    activation_bytes : most that activations take on the GPU in an iteration.
+    activation_bytes : peak of activations on the GPU in an iteration.
 
     Raises
     ------
-    ProfileError : a field contradicts that.
+    ProfileError : a field is invalid.
     """
 
     source: Source
@@ -162,17 +162,13 @@ class Profile:
         return sum(layer.gradient_bytes for layer in self.layers)
 
     def to_json(self) -> str:
-        """As text: the same profile is the same text."""
+        """Write the profile as text, the same for equal profiles."""
         table = {"version": VERSION, **asdict(self)}
         return json.dumps(table, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def fingerprint(tensors: Iterable[tuple[str, Sequence[int], str]]) -> str:
-    """Of a model: its tensors in order.
-
-    Parameters
-    ----------
-    tensors : name, shape and dtype of each.
+    """Fingerprint of a model from name, shape and dtype of its tensors in order.
 
     Returns
     -------
@@ -183,12 +179,11 @@ def fingerprint(tensors: Iterable[tuple[str, Sequence[int], str]]) -> str:
 
 
 def from_json(text: str) -> Profile:
-    """The profile that a text describes.
+    """Read a profile.
 
     Raises
     ------
-    ProfileError : it is no JSON of a profile: the first field that is missing, unknown or out of
-        range is named with its layer.
+    ProfileError : the first field that is missing, unknown or out of range is named with its layer.
     """
     try:
         table = json.loads(text)
@@ -201,7 +196,7 @@ def from_json(text: str) -> Profile:
     layers = table.get("layers")
     if not isinstance(layers, list):
         raise ProfileError("", "layers", "a list", layers)
-    _check_keys("", Profile, table)
+    ProfileError.check_keys("", table, [each.name for each in fields(Profile)])
     read = tuple(_layer(place, each) for place, each in enumerate(layers))
     return Profile(**{**table, "layers": read})
 
@@ -210,16 +205,6 @@ def _layer(place: int, table: object) -> LayerProfile:
     if not isinstance(table, dict):
         raise ProfileError(str(place), "layer", "a table", table)
     name = table.get("name")
-    _check_keys(name if isinstance(name, str) else str(place), LayerProfile, table)
+    known = [each.name for each in fields(LayerProfile)]
+    ProfileError.check_keys(name if isinstance(name, str) else str(place), table, known)
     return LayerProfile(**table)
-
-
-def _check_keys(layer: str, kind: type[Any], table: Mapping[str, object]) -> None:
-    """All fields, and no other: what a file leaves out is not guessed."""
-    known = [each.name for each in fields(kind)]
-    for name in known:
-        if name not in table:
-            raise ProfileError(layer, name, "given", "missing")
-    for name in table:
-        if name not in known:
-            raise ProfileError(layer, name, f"one of {', '.join(known)}", "unknown")

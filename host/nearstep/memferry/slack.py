@@ -1,9 +1,9 @@
-"""Which numbers of a state cannot matter any more.
+"""Slack of the numbers of a state: how large each may be without effect.
 
-The longest path that begins at a number of a state, over all decisions that are left, says how
-large the number may be without any effect on an iteration of a given length. Decisions that lead to
-nothing better than the best iteration known need not be thought of: what one adds to a bound, above
-the least, may be no more than the bound is below the best; that is priced.
+The longest path that begins at a number of a state, over all remaining decisions, says how large
+the number may be without any effect on an iteration of a given length. Decisions that lead to
+nothing better than the best iteration known are excluded by a price: what one adds to a bound,
+above the least, may be no more than the distance of the bound from the best.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ KEYS = (
     (tail.R, tail.D),
     (tail.H, tail.D),
 )
-"""Pairs of numbers through which paths go."""
+"""Pairs of numbers that paths pass."""
 
 _NEVER = -(1 << 60)
 _MOST = (1 << 63) - 1
 _SHARES = (0, 1, 2, 4, 8, 16)
-"""Prices that are tried: paths of the bound that a picosecond of the path is exchanged for."""
+"""Prices that are tried: paths of the bound for a picosecond of the path."""
 
 
 def ahead(costs: Costs, excess: Ints, paths: int, gap: int) -> Ints:
@@ -36,10 +36,8 @@ def ahead(costs: Costs, excess: Ints, paths: int, gap: int) -> Ints:
 
     Parameters
     ----------
-    costs
     excess : what a decision adds to a bound above the least of its layer, times `paths`; (L, 6).
-    paths
-    gap : by how much the bound is below what must be beaten, times `paths`.
+    gap : distance of the bound from the time to beat, times `paths`.
 
     Returns
     -------

@@ -1,7 +1,8 @@
 """The cost model from the first layer to the last, in one pass.
 
-Forward comes to layer 0 first, backward last. So what is decided for layers 0 to l is summed up by
-when things can go on after their forward, and by how long it takes from their backward to the end:
+Forward begins with layer 0, backward ends with it. So decisions for layers 0 to l are summed up by
+the times at which resources are free after their forward, and by the time from their backward to
+the end:
 
 - `F`, `R`: the GPU and the copies from the host are free; `H`: forward of the last DFGB layer
   ended.
@@ -9,7 +10,7 @@ when things can go on after their forward, and by how long it takes from their b
   GPU, from where copies to the host are free, from where copies of DFGB layers <= l can begin.
 
 With all layers decided, the iteration takes `max(F + a, max(R, H) + d)`. Each number grows with
-each of those before, which is what makes one state dominate another.
+each of those before, so that one state can dominate another.
 """
 
 from __future__ import annotations
@@ -32,13 +33,11 @@ def start(costs: Costs) -> Ints:
 
 
 def extend(costs: Costs, states: Ints, place: int, column: int) -> Ints:
-    """States after one more layer.
+    """Extend states by one layer.
 
     Parameters
     ----------
-    costs
     states : int64 of shape (n, 8), of the layers before.
-    place : of the layer.
     column : `Decision.index`.
     """
     decision = DECISIONS[column]
@@ -68,7 +67,7 @@ def extend(costs: Costs, states: Ints, place: int, column: int) -> Ints:
 
 
 def totals(states: Ints) -> Ints:
-    """Picoseconds of the iteration, of states after the last layer; int64 of shape (n,)."""
+    """Picoseconds of iterations, from states after the last layer; int64 of shape (n,)."""
     late = np.maximum(states[:, R], states[:, H]) + states[:, D]
     found: Ints = np.maximum(states[:, F] + states[:, A], late)
     return found

@@ -1,8 +1,8 @@
 """Iterations under a plan as graphs of work: MemFerry's, native ZeRO-Offload's, and DeepSpeed's.
 
-One iteration alone takes exactly as long as `nearstep.memferry.cost` says. Of several ones each
-begins as the bytes allow: a layer is loaded, or computed in host memory, when the iteration before
-has updated it. So updates overlap loads, as in figure 2.
+One iteration alone takes exactly as long as in `nearstep.memferry.cost`. In a sequence of
+iterations a layer is loaded, or computed in host memory, when the iteration before has updated it:
+updates overlap loads, as in figure 2.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from nearstep_spec.platform.machine import Hop
 
 GPU, LOADS, SENDS, HOST = "GPU", "host to GPU", "GPU to host", "host"
 Updates = Literal["after-backward", "all-gradients"]
-"""When updates begin: as the cost model has it, or, as ZeRO-Offload's, when the host has all
+"""When updates begin: as in the cost model, or, as in ZeRO-Offload, when the host has all
 gradients; then in the order of the forward pass, so that loads may follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Direct host access and copies share a link, as they do not in the cost model.
+    """A link that direct host access and copies share, unlike in the cost model.
 
     Attributes
     ----------
@@ -40,19 +40,18 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Where DeepSpeed collects gradients before it sends them.
+    """DeepSpeed's bucket, which collects gradients before they are sent.
 
-    Those of a layer go into it when they have been computed; what is in it is sent when a layer's
-    have no room, and when backward has ended. A layer with more than that has a bucket of its own.
+    Gradients of a layer are added when they have been computed; the bucket is sent when those of a
+    layer do not fit, and after backward. A layer that exceeds the bucket has one of its own.
 
     Attributes
     ----------
-    nbytes : that it holds.
-    beside : backward goes on while it is sent (`overlap_comm`, with two of them); else the GPU
-        waits.
+    beside : backward continues while the bucket is sent (`overlap_comm`, with two of them); else
+        the GPU waits.
 
     Ref: DeepSpeed, `deepspeed/runtime/zero/stage_1_and_2.py`:
-        `reduce_independent_p_g_buckets_and_remove_grads`.
+    `reduce_independent_p_g_buckets_and_remove_grads`.
     """
 
     nbytes: int
@@ -60,19 +59,13 @@ class Bucket:
 
 
 class Iterations:
-    """Adds iterations to a graph.
+    """Builder of a graph of iterations.
 
     Parameters
     ----------
-    costs
     decisions : for each layer.
-    updates
     shared : None: as in the cost model.
     bucket : None: gradients are sent layer by layer.
-
-    Attributes
-    ----------
-    graph
     """
 
     def __init__(
@@ -95,7 +88,7 @@ class Iterations:
         self._names = [layer.name for layer in costs.profile.layers]
 
     def add(self) -> None:
-        """One more iteration."""
+        """Add an iteration."""
         costs, decisions = self._costs, self._decisions
         count = range(len(costs))
         loads: dict[int, Operation] = {}
@@ -137,7 +130,8 @@ class Iterations:
     def _send_all(
         self, held: list[int], now: Operation | None, sends: dict[int, Operation]
     ) -> Operation | None:
-        """Send what was collected; what the GPU's next computation comes after."""
+        """Send the collected gradients; return the operation that the GPU's next computation waits
+        for."""
         for i in held:
             assert now is not None, "gradients were computed"
             sends[i] = self._send(i, now)
@@ -181,8 +175,11 @@ class Iterations:
         )
 
     def _compute(self, kind: str, layer: int, ticks: int, after: Sequence[Operation]) -> Operation:
-        """On the GPU; what it reads of the host goes over a shared link beside that, in the bytes
-        that take as long as direct host access is longer than computation on the GPU."""
+        """Compute a layer on the GPU.
+
+        On a shared link its reads of the host are a transfer beside that, of the bytes whose time
+        is the excess of direct host access over computation on the GPU.
+        """
         decision, costs = self._decisions[layer], self._costs
         in_place = decision.mode is Mode.DHA or (decision.mode is Mode.DFGB and kind == "forward")
         done = self.graph.add(
@@ -222,7 +219,7 @@ class Iterations:
 
 @dataclass(frozen=True)
 class Steady:
-    """An iteration among others.
+    """A steady-state iteration.
 
     Attributes
     ----------
@@ -235,13 +232,7 @@ class Steady:
 
 
 def steady(iterations: Iterations) -> Steady:
-    """The last of four iterations beside the third: they have all that they wait for from the one
-    before.
-
-    Parameters
-    ----------
-    iterations : of which none was added.
-    """
+    """Time the last of four iterations against the third: each waits for the one before alone."""
     found: list[Timeline] = []
     for count in (3, 1):
         for _ in range(count):
@@ -258,7 +249,7 @@ def once(
     updates: Updates = "after-backward",
     bucket: Bucket | None = None,
 ) -> Timeline:
-    """One iteration alone, by default as the cost model has it."""
+    """Time one iteration alone, by default as the cost model has it."""
     iterations = Iterations(costs, decisions, updates=updates, bucket=bucket)
     iterations.add()
     return execute(iterations.graph)

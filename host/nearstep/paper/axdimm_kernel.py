@@ -1,8 +1,8 @@
-"""Table 5 of the AXDIMM paper: parameters that the kernel updates in a second, and a core.
+"""Table 5 of the AXDIMM paper: parameters that the kernel, and a core, update in a second.
 
-*Measured*: RTL cycles of a step on `sim:axdimm`, at 200 MHz. The paper's chips, K4ABG165WA of
-32 Gb, are two dies of 16 Gb in a package (Samsung; JESD79-4 has no die above 16 Gb), so a refresh
-takes what one of 16 Gb takes, 550 ns (JESD79-4, tRFC1).
+*Measured*: RTL cycles of a step on `sim:axdimm`, at 200 MHz. The paper's chips, K4ABG165WA of 32
+Gb, are two dies of 16 Gb in a package (Samsung; JESD79-4 has no die above 16 Gb), so a refresh
+takes as long as one of 16 Gb, 550 ns (JESD79-4, tRFC1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES_PER_PARAMETER = 28
 CLOCK_HZ = 200e6
 CHANNEL_BYTES_PER_S = 12.8e9
 ELEMENTS = 1 << 19
-"""Of each channel."""
+"""Elements of each channel."""
 
 DEVICES: Mapping[str, str] = {
     "32Gb, two dies of 16Gb x8": "sim:axdimm?memory=ddr4-1600&channels=2&density=32Gb&width=x16",
@@ -29,16 +29,15 @@ DEVICES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rate:
-    """A row.
+    """A row of the table.
 
     Attributes
     ----------
-    name
     kind : `paper` or `measured`.
     theoretical, achieved : parameters a second.
-    source : a section, a device, or what was timed.
+    source : a section, a device, or a description of the measurement.
     """
 
     name: str
@@ -52,40 +51,25 @@ class Rate:
         return None if self.theoretical is None else self.achieved / self.theoretical
 
 
-CPU = Rate(
-    name="CPU, one core",
-    kind="paper",
-    theoretical=228.57e6,
-    achieved=140.32e6,
-    source="Table 5, DDR4-800",
-)
-AXDIMM = Rate(
-    name="AXDIMM, 32Gb",
-    kind="paper",
-    theoretical=914.29e6,
-    achieved=789.38e6,
-    source="Table 5, two channels of DDR4-1600",
-)
+CPU = Rate("CPU, one core", "paper", 228.57e6, 140.32e6, "Table 5, DDR4-800")
+AXDIMM = Rate("AXDIMM, 32Gb", "paper", 914.29e6, 789.38e6, "Table 5, two channels of DDR4-1600")
 PRINTED = (CPU, AXDIMM)
 
 
 def measured(elements: int = ELEMENTS, seed: int = 5) -> Iterator[Rate]:
-    """Rows of the RTL: both channels update at once, `elements` each."""
+    """Measure the rows of the RTL: both channels update `elements` each at once."""
     for name, url in DEVICES.items():
         with open_device(url, KernelDevice) as device:
             cycles = _step(device, elements, seed)
             channels = device.channel_count
-        yield Rate(
-            name=f"AXDIMM, {name}",
-            kind="measured",
-            theoretical=channels * CHANNEL_BYTES_PER_S / BYTES_PER_PARAMETER,
-            achieved=channels * elements / (cycles / CLOCK_HZ),
-            source=f"{url}, {elements} parameters a channel, {cycles} cycles",
-        )
+        theoretical = channels * CHANNEL_BYTES_PER_S / BYTES_PER_PARAMETER
+        achieved = channels * elements / (cycles / CLOCK_HZ)
+        source = f"{url}, {elements} parameters a channel, {cycles} cycles"
+        yield Rate(f"AXDIMM, {name}", "measured", theoretical, achieved, source)
 
 
 def _step(device: KernelDevice, elements: int, seed: int) -> int:
-    """Cycles of a step of AdamW on all channels at once, those of the slower one."""
+    """Cycles of a step of AdamW on all channels at once, of the slowest one."""
     random = np.random.default_rng(seed)
     arrays = []
     for channel in range(device.channel_count):
@@ -101,7 +85,7 @@ def _step(device: KernelDevice, elements: int, seed: int) -> int:
 
 
 def this_core(elements: int = 1 << 24) -> Rate | None:
-    """One thread of this machine with torch's fused AdamW; None without torch.
+    """Measure one thread of this machine with torch's fused AdamW; None without torch.
 
     Parameters
     ----------
@@ -119,10 +103,5 @@ def this_core(elements: int = 1 << 24) -> Rate | None:
         achieved = adam_params_per_s(torch.device("cpu"), elements)
     finally:
         torch.set_num_threads(threads)
-    return Rate(
-        name="CPU of this machine, one thread",
-        kind="measured",
-        theoretical=None,
-        achieved=achieved,
-        source=f"torch.optim.AdamW(fused=True), {elements} parameters, median of some steps",
-    )
+    source = f"torch.optim.AdamW(fused=True), {elements} parameters, median of some steps"
+    return Rate("CPU of this machine, one thread", "measured", None, achieved, source)

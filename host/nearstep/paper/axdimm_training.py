@@ -1,14 +1,14 @@
 """Table 6 of the AXDIMM paper: an iteration of five GPT models, with and without the DIMM.
 
 *Modelled*: `nearstep.plan` plans the iteration, and the work graph gives it time on the paper's
-machine. What is not in the paper or in a datasheet:
+machine. Inputs beyond the paper and datasheets:
 
 - One constant is fitted, on one figure, the forward pass of the largest model on the baseline
   (`FITTED_ON`): the rate of both drives together, in both directions.
-- The printed peak of the drives is an input: it says how much memory is left for tensors
-  (`Case.memory_bytes`). The text does not explain it: parameters and state less 16 GB are 8 to 14
-  GB below it.
-- What the text leaves open is in `ASSUMPTIONS`.
+- The printed peak of the drives is an input: it gives the memory left for tensors
+  (`AxdimmCase.memory_bytes`). The text does not explain it: parameters and state less 16 GB are 8
+  to 14 GB below it.
+- `ASSUMPTIONS` list what the text leaves open.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Printed:
 
     @property
     def speedup(self) -> float:
-        """Of the totals."""
+        """Ratio of the totals."""
         return sum(self.baseline) / sum(self.axdimm)
 
 
@@ -68,20 +68,18 @@ TABLE_6: Mapping[str, Printed] = {
 }
 FITTED_ON = "gpt3-13b"
 DRIVES_BYTES_PER_S = 2.07e9
-"""Of both drives, both ways: with it the forward pass of `FITTED_ON` on the baseline takes what is
-printed."""
+"""Rate of both drives, both ways: with it the forward pass of `FITTED_ON` on the baseline takes the
+printed time."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class AxdimmCase:
     """A model on one of the two platforms.
 
     Attributes
     ----------
     model : of Table 4.
     platform : `baseline` or `axdimm`.
-    drives_bytes_per_s
-    limits
     policy : `updated_first`, as in section 5.3, or `belady`.
     """
 
@@ -93,7 +91,7 @@ class Case:
 
     @cached_property
     def machine(self) -> Platform:
-        """The paper's, with the fitted rate of the drives, and with the rate of copies."""
+        """The paper's machine, with the fitted rate of the drives, and the rate of copies."""
         machine = load("axdimm")
         copies = Figure(
             value=ELEMENT_BYTES * 7 * float(machine.processors["cpu"].adam_params_per_s or 0),
@@ -114,7 +112,7 @@ class Case:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """Of the model, with the times of this machine's GPU."""
+        """Layers of the model, with the times of this machine's GPU."""
         model = MODELS[self.model]
         shapes = model.layers(model.batch, model.sequence, ELEMENT_BYTES)  # type: ignore[attr-defined]
         flops = float(self.machine.processors["gpu"].flops["fp32"])
@@ -136,7 +134,7 @@ class Case:
 
     @property
     def memory_bytes(self) -> int:
-        """What is left for tensors: parameters and state less the printed peak of the drives."""
+        """Memory left for tensors: parameters and state less the printed peak of the drives."""
         elements = sum(layer.elements for layer in self.layers)
         peak = round(TABLE_6[self.model].peak_gb * 1e9)
         return len(ARRAYS) * ELEMENT_BYTES * elements - peak
@@ -169,7 +167,7 @@ class Case:
         )
 
     def plan(self) -> Iterations:
-        """A graph without iterations yet."""
+        """Make a graph without iterations."""
         pieces, layers = self.pieces, self.layers
         borrowed = {
             index: [
@@ -195,12 +193,13 @@ class Case:
         return Iterations(layers, pieces, schedule, self.machine, self.roles, self.limits)
 
     def run(self) -> Iteration:
-        """The second iteration; the first one finds tensors where initialisation left them."""
+        """Run two iterations, and return the second: the first finds tensors as initialisation left
+        them."""
         plan, timeline = self._two()
         return plan.times(timeline)[-1]
 
     def timeline(self) -> Timeline:
-        """The same iteration as `run`, operation by operation."""
+        """Timeline of the iteration that `run` returns."""
         plan, timeline = self._two()
         return plan.split(timeline)[-1]
 
@@ -212,8 +211,8 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A row of the table, beside what is printed."""
+class Comparison:
+    """A row of the table, beside the printed one."""
 
     model: str
     printed: Printed
@@ -226,7 +225,8 @@ class Row:
 
     @property
     def errors(self) -> tuple[float, float, float]:
-        """Of the totals, baseline and AXDIMM, and of the speedup: fractions of what is printed."""
+        """Errors of the totals, baseline and AXDIMM, and of the speedup: fractions of the printed
+        figures."""
         printed = self.printed
         return (
             self.baseline.total_s / sum(printed.baseline) - 1,
@@ -235,17 +235,11 @@ class Row:
         )
 
 
-def table_6(models: Mapping[str, Printed] = TABLE_6, **options: object) -> Iterator[Row]:
-    """The rows, one after the other, as each is modelled.
-
-    Parameters
-    ----------
-    models : of `TABLE_6`.
-    **options : of `Case`.
-    """
+def table_6(models: Mapping[str, Printed] = TABLE_6, **options: object) -> Iterator[Comparison]:
+    """Model the rows one after the other; `options` are fields of `AxdimmCase`."""
     for model, printed in models.items():
         runs = {
-            platform: Case(model=model, platform=platform, **options).run()  # type: ignore[arg-type]
+            platform: AxdimmCase(model=model, platform=platform, **options).run()  # type: ignore[arg-type]
             for platform in ("baseline", "axdimm")
         }
-        yield Row(model=model, printed=printed, **runs)
+        yield Comparison(model=model, printed=printed, **runs)

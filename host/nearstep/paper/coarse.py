@@ -1,8 +1,8 @@
-"""The COARSE paper's figures and tables beside what is modelled here.
+"""The COARSE paper's figures and tables beside modelled ones.
 
 *Modelled*: bytes over the links of the paper's machines, and FLOPs at the datasheets' peaks
-(`nearstep.paper.coarse_case`). One constant is fitted, on section II (figure 2), in `Evaluation`;
-what the text leaves open is in `ASSUMPTIONS`, and what that does to the rows in `sensitivity`.
+(`nearstep.paper.coarse_case`). One constant is fitted, on section II (figure 2), in `Evaluation`.
+`ASSUMPTIONS` list what the text leaves open, and `sensitivity` shows their effect on the rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from nearstep.coarse.routing import FULL
 from nearstep.paper.coarse_case import Communication, Layout, Options, Work, platform
 from nearstep.paper.coarse_pcie import ROUND_TRIP_S, Pcie
-from nearstep.paper.rows import Row, errors, row, spread
+from nearstep.paper.rows import Row, Sensitivity, row, sensitive, spread
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Transfer
@@ -56,10 +56,10 @@ NOT_MODELLED = {
     "printed",
     "Memory that limits AllReduce to a batch of 2": "no number is printed; the batch is an input",
 }
-"""Printed, without a row, and why."""
+"""Printed figures without a row, and the reasons."""
 
 FITTED_SHARE = 0.76
-"""Of training time on four T4, communication (section II-B): up to 76 %."""
+"""Share of communication in training time on four T4 (section II-B): up to 76 %."""
 
 BERT, RESNET = "bert-large", "resnet50"
 KNEE = 2 << 20
@@ -72,7 +72,6 @@ class Iteration:
 
     Attributes
     ----------
-    compute
     blocked : communication that training waits for.
     """
 
@@ -97,7 +96,7 @@ class Evaluation:
 
     Attributes
     ----------
-    options : with what was fitted.
+    options : with the fitted constant.
     """
 
     def __init__(self, options: Options | None = None, payload: int = 128) -> None:
@@ -113,14 +112,14 @@ class Evaluation:
         return Work(model, machine, batch, self.options)
 
     def all_reduce(self, model: str, layout: Layout, batch: int | None = None) -> Iteration:
-        """Without memory devices."""
+        """Iteration without memory devices."""
         work = self.work(model, layout.machine, batch)
         return Iteration(
             work.seconds, Communication(layout, self.options).all_reduce_s(work.nbytes)
         )
 
     def coarse(self, model: str, layout: Layout, batch: int | None = None) -> Iteration:
-        """With dual synchronization."""
+        """Iteration with dual synchronization."""
         work = self.work(model, layout.machine, batch)
         hidden = work.backward_s if self.options.overlap else 0.0
         return Iteration(
@@ -128,16 +127,16 @@ class Evaluation:
         )
 
     def dense(self, model: str, layout: Layout, batch: int | None = None) -> Iteration:
-        """With one memory device, which all push to and pull from."""
+        """Iteration with one memory device, which all workers push to and pull from."""
         work = self.work(model, layout.machine, batch)
         return Iteration(work.seconds, Communication(layout, self.options).dense_s(work.nbytes))
 
     def speedup(self, model: str, layout: Layout) -> float:
-        """Of COARSE over DENSE."""
+        """Speedup of COARSE over DENSE."""
         return self.dense(model, layout).total / self.coarse(model, layout).total
 
     def less_blocked(self, layout: Layout) -> float:
-        """Of AllReduce's blocked communication for BERT, what COARSE saves, in percent."""
+        """Saving of COARSE in AllReduce's blocked communication for BERT, in percent."""
         ours, theirs = self.coarse(BERT, layout).blocked, self.all_reduce(BERT, layout).blocked
         return 100 * (1 - ours / theirs)
 
@@ -248,12 +247,7 @@ class Evaluation:
             yield row(name, where, "%", 10.0, 100 * worst, relation="<")
 
     def rows(self, parts: Iterable[str] | None = None) -> Iterator[Row]:
-        """As each is modelled.
-
-        Parameters
-        ----------
-        parts : of `PARTS`; None: all.
-        """
+        """Model the rows of some of `PARTS`; None: of all."""
         for part in PARTS if parts is None else parts:
             yield from PARTS[part](self)
 
@@ -273,7 +267,7 @@ PARTS: Mapping[str, Callable[[Evaluation], Iterator[Row]]] = {
     "figure-16": Evaluation.figure_16,
     "figure-17": Evaluation.figure_17,
 }
-"""Of the paper; figure 13 is with figure 3."""
+"""Parts of the paper; figure 13 is with figure 3."""
 
 
 def both_ways(machine: str, one: str, other: str, nbytes: int = 1 << 30) -> float:
@@ -303,23 +297,9 @@ VARIANTS: Mapping[str, tuple[Options, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sensitivity:
-    """Some rows under a changed assumption.
+class Variant(Sensitivity):
+    """Rows under a changed assumption: `values` are those of `SENSITIVE`."""
 
-    Attributes
-    ----------
-    variant
-    gpu : share of its peak, fitted anew unless the variant has it.
-    mean, largest : errors of the printed speedups.
-    of : the row with the largest.
-    values : modelled, of the rows in `SENSITIVE`.
-    """
-
-    variant: str
-    gpu: float
-    mean: float
-    largest: float
-    of: str
     values: Mapping[str, float]
 
 
@@ -330,27 +310,16 @@ SENSITIVE = {
     "V100, BERT: less blocked, most": "V100 less blocked",
     "P100, local, one way": "one way",
 }
-"""Rows that the table of sensitivity has, and what they are called there."""
+"""Rows in the table of sensitivity, and their titles there."""
 
 
 def sensitivity(
     variants: Mapping[str, tuple[Options, int]] = VARIANTS,
-) -> Iterator[Sensitivity]:
-    """What each assumption decides."""
+) -> Iterator[Variant]:
+    """Evaluate the paper under each assumption."""
     for variant, (options, payload) in variants.items():
         evaluation = Evaluation(options, payload)
         rows = [*evaluation.rows(["figure-8", "figure-16", "figure-17"])]
-        found = errors(rows)
-        yield Sensitivity(
-            variant=variant,
-            gpu=float(evaluation.options.gpu or 0.0),
-            mean=found.mean,
-            largest=float(found.largest.error or 0.0),
-            of=found.largest.name,
-            values={
-                title: float(each.found or 0.0)
-                for name, title in SENSITIVE.items()
-                for each in rows
-                if each.name == name
-            },
-        )
+        found = {each.name: float(each.found or 0.0) for each in rows}
+        values = {title: found[name] for name, title in SENSITIVE.items()}
+        yield Variant(**sensitive(variant, evaluation.options.gpu, rows), values=values)

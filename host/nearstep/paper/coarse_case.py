@@ -1,4 +1,4 @@
-"""Machines and models of the COARSE paper, as its evaluation uses them, under assumptions."""
+"""Machines and models of the COARSE paper's evaluation, under assumptions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from nearstep_spec.platform.models import MODELS
 
 GRADIENT_BYTES = 4
 BOTH_WAYS_BYTES_PER_S = 25e9
-"""Of a PCIe 3.0 x16 link of a GPU: printed, section III-E and figure 8b."""
+"""Rate of a PCIe 3.0 x16 link of a GPU: printed, section III-E and figure 8b."""
 
 FIGURE_8 = {"p3": (9e9, 16e9), "sdsc": (25e9, 18e9)}
-"""Both ways together between two GPUs at one switch, and at two."""
+"""Rates both ways together between two GPUs at one switch, and at two."""
 
 TENSOR_CORES = frozenset({"g4dn", "p3"})
-"""Machines whose GPUs have them: TensorFlow's mixed precision is for these alone (Volta and later).
+"""Machines whose GPUs have tensor cores: TensorFlow's mixed precision needs them (Volta and later).
 """
 
 SQUAD_TOKENS = 384
-"""Of BERT's own fine-tuning on SQuAD 1.1, and of NVIDIA's examples."""
+"""Tokens of BERT's own fine-tuning on SQuAD 1.1, and of NVIDIA's examples."""
 
 BATCHES = {"bert-large": 2, "resnet50": 64}
-"""Of each GPU (section V-D)."""
+"""Batch of each GPU (section V-D)."""
 
 Dtype = Literal["mixed", "fp32"]
 Share = Literal["links and pairs", "pairs", "uplinks"]
@@ -45,14 +45,14 @@ class Options:
     gpu : share of the peak that a GPU reaches. None: fitted (`nearstep.paper.coarse`).
     dtype : `mixed`: fp16 on GPUs with tensor cores, `fp32` on all.
     tokens : of a sequence of BERT.
-    share : what transfers share: `links and pairs`, a GPU's link each way, and the rate of figure 8
-        between two GPUs; `pairs`: those rates alone; `uplinks`: GPUs' links, and all that leaves a
-        switch together the rate between two of its GPUs and others.
-    overlap : synchronization begins within backward, as in T_train; else when backward has ended.
+    share : limits that transfers share: `links and pairs`, a GPU's link each way, and the rate of
+        figure 8 between two GPUs; `pairs`: those rates alone; `uplinks`: GPUs' links, and for all
+        transfers that leave a switch the rate between two of its GPUs and others.
+    overlap : synchronization begins within backward, as in T_train; else after backward.
     dense_shared : DENSE's one memory device serves one worker after the other.
     dense_turns : a worker of DENSE pushes all before it pulls; else both at once.
     server_bytes_per_s : of a GPU's link to DENSE's device, each way.
-    read, write : how often slower that is by loads and by stores of the host (figure 3).
+    read, write : factors by which loads and stores of the host are slower (figure 3).
     """
 
     gpu: float | None = None
@@ -79,10 +79,8 @@ class Work:
 
     Parameters
     ----------
-    model : its name.
     machine : `g4dn`, `p3` or `sdsc`.
     batch : None: the paper's.
-    options
     """
 
     model: str
@@ -92,21 +90,21 @@ class Work:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """In the order of forward."""
+        """Layers in the order of forward."""
         tokens = self.options.tokens if self.model.startswith("bert") else 0
         batch = BATCHES[self.model] if self.batch is None else self.batch
         return tuple(MODELS[self.model].layers(batch, tokens))
 
     @property
     def flops_per_s(self) -> float:
-        """Of a GPU, as far as it reaches its peak."""
+        """Rate of a GPU, as far as it reaches its peak."""
         mixed = self.options.dtype == "mixed" and self.machine in TENSOR_CORES
         peak = platform(self.machine).processors["gpu0"].flops["fp16" if mixed else "fp32"]
         return float(peak) * (1.0 if self.options.gpu is None else self.options.gpu)
 
     @property
     def nbytes(self) -> int:
-        """Of all gradients, n."""
+        """Bytes of all gradients, n."""
         return GRADIENT_BYTES * sum(layer.parameter_count for layer in self.layers)
 
     @property
@@ -119,7 +117,7 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """Of forward and backward."""
+        """Seconds of forward and backward."""
         return self.forward_s + self.backward_s
 
     @property
@@ -135,7 +133,8 @@ class Work:
         ]
 
     def inputs(self, workers: int) -> DualInputs:
-        """Of the estimate in section III-F: rings of workers and of devices between switches."""
+        """Inputs of the estimate in section III-F: rings of workers and of devices between
+        switches."""
         rate = pair_bytes_per_s(self.machine, local=False)
         return DualInputs(
             workers=workers,
@@ -148,21 +147,20 @@ class Work:
 
 
 def pair_bytes_per_s(machine: str, *, local: bool) -> float:
-    """Each way between two GPUs, at one switch or at two; a link's where there are no switches."""
+    """Rate each way between two GPUs, at one switch or at two; of a link where there are no
+    switches."""
     both = FIGURE_8.get(machine, (BOTH_WAYS_BYTES_PER_S,) * 2)
     return both[not local] / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which GPUs of a machine are workers, and which are memory devices.
+    """Workers and memory devices among the GPUs of a machine.
 
     Attributes
     ----------
-    machine
     workers : p, of all nodes; dealt to switches in turn, as devices are.
     devices : as many, or a divisor of that: workers share them.
-    nodes
     """
 
     machine: str
@@ -172,7 +170,7 @@ class Layout:
 
 
 def lowest(lines: Sequence[tuple[float, float]]) -> float:
-    """The lowest point of the upper envelope of lines from 0 to 1, of which both ends are given."""
+    """The lowest point of the upper envelope of lines from 0 to 1, given by both ends."""
 
     def highest(part: float) -> float:
         return max(first + (last - first) * part for first, last in lines)
@@ -185,29 +183,23 @@ def lowest(lines: Sequence[tuple[float, float]]) -> float:
 
 
 class Communication:
-    """Seconds that links need for a synchronization: the busiest one's, each way for itself.
-
-    Parameters
-    ----------
-    layout
-    options
-    """
+    """Seconds of a synchronization: those of the busiest link, each way by itself."""
 
     def __init__(self, layout: Layout, options: Options) -> None:
         self.layout = layout
         self.options = options
 
     def all_reduce_s(self, nbytes: int) -> float:
-        """A ring of all workers."""
+        """Seconds of a ring of all workers."""
         return max(nbytes * each for each in self._loads(0.0).values())
 
     def coarse_s(self, nbytes: int, hidden_s: float = 0.0) -> float:
-        """The workers sum n - m, the devices m, with the m that is best for both together.
+        """Seconds of sums of n - m by the workers and of m by the devices, with the best m.
 
         Parameters
         ----------
         nbytes : n.
-        hidden_s : of the devices' part, hidden behind backward.
+        hidden_s : seconds of the devices' part that backward hides.
         """
 
         none, whole = self._loads(0.0), self._loads(1.0)
@@ -216,7 +208,7 @@ class Communication:
         return lowest([*lines, ring])
 
     def _loads(self, part: float) -> Mapping[str, float]:
-        """Seconds for a byte of n on each link, of a part for the devices."""
+        """Seconds for a byte of n on each link, with a part of it for the devices."""
         layout = self.layout
         p, d = layout.workers, layout.devices
         rest, shared = 1.0 - part, p / d
@@ -241,7 +233,7 @@ class Communication:
         return loads
 
     def dense_s(self, nbytes: int) -> float:
-        """All push to one memory device and pull from it, by stores and loads."""
+        """Seconds of pushes to one memory device and pulls from it, by stores and loads."""
         options = self.options
         push, pull = (
             nbytes * x / options.server_bytes_per_s for x in (options.write, options.read)

@@ -1,7 +1,7 @@
-"""A PCI Express 3.0 link's rates by size of its packets, for the COARSE paper's prototype.
+"""Rates of a PCI Express 3.0 link by size of packets, for the COARSE paper's prototype.
 
 Ref: PCI Express Base Specification 3.0; Intel AN 708, *Understanding PCI Express Throughput*: 5 to
-    7 double words beside the payload of a packet, and link-layer packets of two.
+7 double words beside the payload of a packet, and link-layer packets of two.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from nearstep.errors import ArgumentError
 
 LANE_BYTES_PER_S = 8e9 * 128 / 130 / 8
 REQUEST_BYTES = 24
-"""Of a write beside its payload, with an address of 64 bits: framing, header, CRC."""
+"""Bytes of a write beside its payload, with an address of 64 bits: framing, header, CRC."""
 
 COMPLETION_BYTES = 20
-"""Of what answers a read beside its payload."""
+"""Bytes of the answer to a read beside its payload."""
 
 LINK_LAYER_BYTES = 16
-"""An acknowledgement and credits, which go the other way for each packet."""
+"""Bytes of an acknowledgement and credits, sent the other way for each packet."""
 
 ROUND_TRIP_S = 550e-9
-"""Of a read of 64 bytes. Neugebauer et al., *Understanding PCIe performance for end host
+"""Round trip of a read of 64 bytes. Neugebauer et al., *Understanding PCIe performance for end host
 networking*, SIGCOMM 2018: the median between a card and a Haswell Xeon, rounded."""
 
 LOAD_BYTES = 64
-STORE_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +33,11 @@ class Pcie:
 
     Attributes
     ----------
-    lanes
-    payload : most bytes in a packet; 128 is what every part must take.
+    payload : most bytes in a packet; every part must take 128.
 
     Raises
     ------
-    ArgumentError : lanes or payload are no such number.
+    ArgumentError : lanes or payload are not in the standard.
     """
 
     lanes: int
@@ -53,7 +51,7 @@ class Pcie:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of all bytes, each way, after 128/130 coding."""
+        """Rate of all bytes, each way, after 128/130 coding."""
         return self.lanes * LANE_BYTES_PER_S
 
     def writes(self, size: int) -> float:
@@ -67,13 +65,14 @@ class Pcie:
 
     @property
     def both_ways(self) -> float:
-        """The same both ways together, where packets of the link layer take room, too."""
+        """Payload a second of the largest writes both ways together, beside packets of the link
+        layer."""
         whole = self.payload + REQUEST_BYTES + LINK_LAYER_BYTES
         return 2 * self.bytes_per_s * self.payload / whole
 
     @property
     def reads(self) -> float:
-        """Payload a second of reads, as many under way as it takes."""
+        """Payload a second of reads, with enough of them in flight."""
         return self.bytes_per_s * self.payload / (self.payload + COMPLETION_BYTES)
 
     @property

@@ -1,4 +1,4 @@
-"""A picture of the COARSE paper's rows and timelines, as modelled."""
+"""A picture of the COARSE paper's modelled rows and timelines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 def draw(
     rows: Sequence[Row], run: Run, pipelines: Sequence[Pushed], costs: Sequence[Cost], path: Path
 ) -> None:
-    """Write a picture: speedups, time over m, figure 9, and cost over the number of devices.
+    """Draw speedups, time over m, figure 9, and cost over the number of devices.
 
     Parameters
     ----------
     rows : those of printed speedups are drawn.
     run : whose m is varied.
-    pipelines : as of `pushed`.
-    costs
     path : of any kind that matplotlib writes.
     """
     from matplotlib.figure import Figure  # in the extra `torch`; the rows need none of it

@@ -13,10 +13,10 @@ from nearstep.paper.coarse_case import Options, Work, pair_bytes_per_s
 from nearstep.work.timeline import Timeline
 
 MACHINES = (("p3", 4), ("sdsc", 2), ("g4dn", 2), ("g4dn", 4))
-"""With workers."""
+"""Machines, each with its number of workers."""
 
 SWEEP = 16
-"""Parts of n, to look for a better m on the timeline."""
+"""Parts of n in a search for a better m on the timeline."""
 
 SIZES = (4 << 20, 40 << 20, 2 << 20, 18 << 20)
 """Tensors of 64 MiB in all, as unequal as figure 9's."""
@@ -33,9 +33,7 @@ class Run:
 
     Attributes
     ----------
-    machine, workers, model
     inputs : of the estimate: figure 8's rate between switches for both rings.
-    blocks : the model's layers.
     client_bytes_per_s : between a worker and the proxy with the highest rate, each way.
     """
 
@@ -52,11 +50,11 @@ class Run:
         return best_split(self.inputs)
 
     def estimated(self, m: int) -> float:
-        """T_train."""
+        """T_train for this m."""
         return float(self.inputs.train_s(m))
 
     def on_timeline(self, m: int) -> float:
-        """Seconds of an iteration."""
+        """Seconds of an iteration on the timeline."""
         link = self.client_bytes_per_s
         run = iterate(self.blocks, self.inputs, m, client_bytes_per_s=link, shard=KNEE)
         return run.seconds
@@ -68,7 +66,7 @@ class Run:
 
 
 def runs(gpu: float) -> Iterator[Run]:
-    """All of the paper's machines and models, at a share of the GPUs' peaks."""
+    """Runs of all of the paper's machines and models, at a share of the GPUs' peaks."""
     for machine, workers in MACHINES:
         for model in (BERT, RESNET):
             work = Work(model, machine, options=Options(gpu=gpu))
@@ -82,9 +80,8 @@ class Pushed:
 
     Attributes
     ----------
-    shard_bytes : None: tensors go whole.
-    timeline
-    bound : seconds that the slower of the link and the sum needs.
+    shard_bytes : None: whole tensors.
+    bound : seconds of the slower of the link and the sum.
     """
 
     shard_bytes: int | None
@@ -93,14 +90,14 @@ class Pushed:
 
     @property
     def busy(self) -> tuple[float, float]:
-        """Shares of the time in which the link is, up and down."""
+        """Shares of the time in which the link is busy, up and down."""
         timeline = self.timeline
         up, down = (timeline.busy(way) / timeline.makespan for way in (UP, DOWN))
         return up, down
 
 
 def pushed() -> list[Pushed]:
-    """Whole tensors, and shards of what reaches the full rate in print."""
+    """Push whole tensors, and shards of the size that reaches the full rate in print."""
     link, ring = (pair_bytes_per_s("sdsc", local=local) for local in (True, False))
     found = []
     for shard in (None, KNEE):
@@ -111,13 +108,11 @@ def pushed() -> list[Pushed]:
 
 @dataclass(frozen=True)
 class Cost:
-    """A sum over many devices.
+    """Cost of a sum over many devices.
 
     Attributes
     ----------
-    fabric
     nbytes : of the tensor on each device.
-    cycles
     """
 
     fabric: Fabric
@@ -130,12 +125,12 @@ class Cost:
 
     @property
     def of_bound(self) -> float:
-        """Of the time, what payload alone needs on the busiest link."""
+        """Share of the time that payload alone needs on the busiest link."""
         return self.fabric.bound(self.nbytes) / self.cycles
 
 
 def costs(devices: Sequence[int] = DEVICES, tensors: Sequence[int] = TENSORS) -> Iterator[Cost]:
-    """One ring of all, and beyond 64 devices rings of racks."""
+    """Costs of one ring of all devices, and beyond 64 devices of rings of racks."""
     for nbytes in tensors:
         for count in devices:
             fabrics = [Fabric(devices=count)]

@@ -1,9 +1,9 @@
-"""Section V of the MemFerry paper: what is printed, beside what is modelled.
+"""Section V of the MemFerry paper: printed figures beside modelled ones.
 
 *Modelled*: profiles by roofline (`nearstep.memferry.modelled`) on the machines of the platform
 files, plans by `nearstep.memferry.planner`, times of one iteration by the cost model. No constant
-is fitted. What neither the paper nor a datasheet says is in `ASSUMPTIONS`, and what that does to
-the rows in `sensitivity`.
+is fitted. `ASSUMPTIONS` list what neither the paper nor a datasheet says, and `sensitivity` shows
+their effect on the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from nearstep.memferry.work import Iterations, Shared, native, steady
-from nearstep.paper.memferry_case import BUCKET_ELEMENTS, Case, Options, sized
+from nearstep.paper.memferry_case import BUCKET_ELEMENTS, MemferryCase, Options, sized
+from nearstep.paper.rows import error
 from nearstep.work.executor import execute
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.models import MODELS
@@ -50,18 +51,16 @@ NOT_MODELLED = {
     "Figure 10(b): time over the reserve factor is convex": "no number is printed; "
     "`.venv/bin/nearstep plan --reserve` shows the curve",
 }
-"""Printed, without a row, and why."""
+"""Printed figures without a row, and the reasons."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A printed figure.
+@dataclass(frozen=True)
+class Modelled:
+    """A printed figure and the modelled one.
 
     Attributes
     ----------
-    name, section
-    unit : `x` of a ratio, `%`, or `s`.
-    paper, modelled
+    unit : `x` of a ratio, `%`, `s`, or `B` of billions.
     """
 
     name: str
@@ -72,38 +71,31 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Of percentages their difference in points, of others a fraction of what is printed."""
-        if self.unit == "%":
-            return self.modelled - self.paper
-        return self.modelled / self.paper - 1
+        """Difference in points of percentages, else a fraction of the printed figure."""
+        return error(self.unit, self.paper, self.modelled)
 
 
 class Evaluation:
-    """Section V under some assumptions.
-
-    Parameters
-    ----------
-    options
-    """
+    """Section V under some assumptions."""
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
-        self._cases: dict[object, Case] = {}
+        self._cases: dict[object, MemferryCase] = {}
 
-    def case(self, model: Transformer, machine: str = "memferry-a100", **size: Any) -> Case:
+    def case(self, model: Transformer, machine: str = "memferry-a100", **size: Any) -> MemferryCase:
         key = (model.name, machine, *size.items())
         if key not in self._cases:
-            made = Case(model=model, machine=machine, options=self.options, **size)
+            made = MemferryCase(model=model, machine=machine, options=self.options, **size)
             self._cases[key] = made
         return self._cases[key]
 
-    def named(self, name: str) -> Case:
-        """A model of figure 9."""
+    def named(self, name: str) -> MemferryCase:
+        """Case of a model of figure 9."""
         model = MODELS[name]
         assert isinstance(model, Transformer)
         return self.case(model, sequence=1024 if name == "gpt2-medium" else 512)
 
-    def figure_9(self) -> Iterator[Row]:
+    def figure_9(self) -> Iterator[Modelled]:
         where = "V-B, figure 9"
         for title, models, low, high in (
             ("All models", MODELS_OF_FIGURE_9, 10.0, 40.0),
@@ -112,68 +104,68 @@ class Evaluation:
         ):
             cases = [self.named(name) for name in models]
             values = [100 * (v - 1) for each in cases for v in (each.speedup, each.native_speedup)]
-            yield _row(f"{title}: speed, least", where, "%", low, min(values))
-            yield _row(f"{title}: speed, most", where, "%", high, max(values))
+            yield Modelled(f"{title}: speed, least", where, "%", low, min(values))
+            yield Modelled(f"{title}: speed, most", where, "%", high, max(values))
         every = [self.named(name) for name in MODELS_OF_FIGURE_9]
         fastest = max(each.speedup for each in every)
-        yield _row("MemFerry, up to", "abstract", "x", 1.68, fastest)
+        yield Modelled("MemFerry, up to", "abstract", "x", 1.68, fastest)
         slower = [100 * _slower(each) for each in every]
-        yield _row("Backward by DHA, slower, least", "III-B", "%", 5.0, min(slower))
-        yield _row("Backward by DHA, slower, most", "III-B", "%", 10.0, max(slower))
+        yield Modelled("Backward by DHA, slower, least", "III-B", "%", 5.0, min(slower))
+        yield Modelled("Backward by DHA, slower, most", "III-B", "%", 10.0, max(slower))
 
-    def utilisation(self) -> Iterator[Row]:
+    def utilisation(self) -> Iterator[Modelled]:
         busy = self.named("gpt2-medium").busy
         bert = self.named("bert-base").busy
         where = "V-B, figure 10(a)"
-        yield _row("Bert-base: GPU busy, DeepSpeed", "I", "%", 63.0, 100 * bert.deepspeed)
-        yield _row("GPT-2: GPU busy, DeepSpeed", "III-A", "%", 63.1, 100 * busy.deepspeed)
+        yield Modelled("Bert-base: GPU busy, DeepSpeed", "I", "%", 63.0, 100 * bert.deepspeed)
+        yield Modelled("GPT-2: GPU busy, DeepSpeed", "III-A", "%", 63.1, 100 * busy.deepspeed)
         for name, paper, ours, base in (
             ("MemFerry over DeepSpeed", 18.5, busy.memferry, busy.deepspeed),
             ("MemFerry over native", 1.5, busy.memferry, busy.native),
             ("GO-MemFerry over DeepSpeed", 27.0, busy.go, busy.deepspeed),
         ):
-            yield _row(f"GPT-2, GPU busy: {name}", where, "%", paper, 100 * (ours / base - 1))
+            yield Modelled(f"GPT-2, GPU busy: {name}", where, "%", paper, 100 * (ours / base - 1))
         every = [self.named(name).busy for name in MODELS_OF_FIGURE_9]
         most = max(max(each.memferry, each.go) / each.deepspeed for each in every)
-        yield _row("GPU busy over DeepSpeed, up to", "I", "x", 1.27, most)
+        yield Modelled("GPU busy over DeepSpeed, up to", "I", "x", 1.27, most)
 
-    def memory(self) -> Iterator[Row]:
+    def memory(self) -> Iterator[Modelled]:
         found = {name: self.named(name).memory for name in MODELS_OF_FIGURE_9}
         ours = {name: 100 * (each.memferry / each.deepspeed - 1) for name, each in found.items()}
         go = {name: 100 * (each.go / each.deepspeed - 1) for name, each in found.items()}
         beside = [100 * (found[name].go / found[name].memferry - 1) for name in SMALL]
         where = "V-C, figure 12"
         small = fmean(ours[name] for name in SMALL)
-        yield _row("Memory: MemFerry, smaller models", where, "%", -40.1, small)
-        yield _row("Memory: GO-MemFerry beside MemFerry", where, "%", -17.6, fmean(beside))
-        yield _row("Memory: MemFerry, GPT-2", where, "%", -1.4, ours["gpt2-medium"])
-        yield _row("Memory: MemFerry, mean", where, "%", -25.4, fmean(ours.values()))
-        yield _row("Memory: GO-MemFerry, mean", where, "%", -41.6, fmean(go.values()))
-        yield _row("Memory: MemFerry, up to", "I", "%", -61.7, min(ours.values()))
-        yield _row("Memory: GO-MemFerry, mean", "I", "%", -20.1, fmean(go.values()))
-        yield _row("Memory: GO-MemFerry, up to", "I", "%", -74.4, min(go.values()))
+        yield Modelled("Memory: MemFerry, smaller models", where, "%", -40.1, small)
+        yield Modelled("Memory: GO-MemFerry beside MemFerry", where, "%", -17.6, fmean(beside))
+        yield Modelled("Memory: MemFerry, GPT-2", where, "%", -1.4, ours["gpt2-medium"])
+        yield Modelled("Memory: MemFerry, mean", where, "%", -25.4, fmean(ours.values()))
+        yield Modelled("Memory: GO-MemFerry, mean", where, "%", -41.6, fmean(go.values()))
+        yield Modelled("Memory: MemFerry, up to", "I", "%", -61.7, min(ours.values()))
+        yield Modelled("Memory: GO-MemFerry, mean", "I", "%", -20.1, fmean(go.values()))
+        yield Modelled("Memory: GO-MemFerry, up to", "I", "%", -74.4, min(go.values()))
 
-    def sizes(self) -> Iterator[Row]:
+    def sizes(self) -> Iterator[Modelled]:
         cases = [self.case(sized(each)) for each in (0.7, 1.0, 2.4, 4.3, 6.7)]
         where = "V-D, figure 13"
-        yield _row("mean of sizes", where, "x", 1.32, fmean(each.speedup for each in cases))
-        yield _row("1 billion", where, "x", 1.37, cases[1].speedup)
-        yield _row("6.7 billion", where, "x", 1.26, cases[-1].speedup)
+        yield Modelled("mean of sizes", where, "x", 1.32, fmean(each.speedup for each in cases))
+        yield Modelled("1 billion", where, "x", 1.37, cases[1].speedup)
+        yield Modelled("6.7 billion", where, "x", 1.26, cases[-1].speedup)
         saved = [100 * (each.memory.go / each.memory.deepspeed - 1) for each in cases]
-        yield _row("GO-MemFerry, memory", where, "%", -21.6, fmean(saved))
-        yield _row("GO-MemFerry, memory, least saved", where, "%", -18.0, max(saved))
-        yield _row("GO-MemFerry, memory, most saved", where, "%", -22.0, min(saved))
+        yield Modelled("GO-MemFerry, memory", where, "%", -21.6, fmean(saved))
+        yield Modelled("GO-MemFerry, memory, least saved", where, "%", -18.0, max(saved))
+        yield Modelled("GO-MemFerry, memory, most saved", where, "%", -22.0, min(saved))
 
-    def v100(self) -> Iterator[Row]:
+    def v100(self) -> Iterator[Modelled]:
         cases = [self.case(sized(each), "memferry-v100", batch=1) for each in (0.7, 1.0, 1.7, 2.4)]
         where = "V-C, figure 11"
-        yield _row("V100: MemFerry", where, "x", 1.12, fmean(each.speedup for each in cases))
+        yield Modelled("V100: MemFerry", where, "x", 1.12, fmean(each.speedup for each in cases))
         go = fmean(each.go_speedup - 1 for each in cases)
-        yield _row("V100: GO-MemFerry, speed", where, "%", -3.4, 100 * go)
+        yield Modelled("V100: GO-MemFerry, speed", where, "%", -3.4, 100 * go)
         others = [self._largest(name) for name in ("deepspeed", "native", "memferry")]
-        yield _row("V100: largest without GO, billions", where, "B", 2.4, max(others) / 1e9)
+        yield Modelled("V100: largest without GO, billions", where, "B", 2.4, max(others) / 1e9)
         ratio = self._largest("go") / others[0]
-        yield _row("V100: GO's largest over DeepSpeed's", where, "x", 1.52, ratio)
+        yield Modelled("V100: GO's largest over DeepSpeed's", where, "x", 1.52, ratio)
 
     def _largest(self, system: str) -> float:
         """Parameters of the largest model whose peak fits into the V100, by greedy plans."""
@@ -189,21 +181,21 @@ class Evaluation:
             low, high = (blocks, high) if peak <= capacity else (low, blocks)
         return low * 12 * base.hidden**2 + base.vocabulary * base.hidden
 
-    def gpus(self) -> Iterator[Row]:
+    def gpus(self) -> Iterator[Modelled]:
         one = self.case(sized(4.3))
         eight = self.case(sized(4.3), batch=1)
         where = "V-D, figure 14(a)"
-        yield _row("4.3 billion, 1 GPU", where, "s", 5.41, one.seconds.memferry)
-        yield _row("4.3 billion, 8 GPUs", where, "s", 4.12, eight.seconds.memferry)
-        yield _row("8 GPUs: over DeepSpeed", where, "%", 28.1, 100 * (eight.speedup - 1))
-        yield _row("8 GPUs: over native", where, "%", 19.1, 100 * (eight.native_speedup - 1))
+        yield Modelled("4.3 billion, 1 GPU", where, "s", 5.41, one.seconds.memferry)
+        yield Modelled("4.3 billion, 8 GPUs", where, "s", 4.12, eight.seconds.memferry)
+        yield Modelled("8 GPUs: over DeepSpeed", where, "%", 28.1, 100 * (eight.speedup - 1))
+        yield Modelled("8 GPUs: over native", where, "%", 19.1, 100 * (eight.native_speedup - 1))
         large = self.case(sized(6.7), batch=16)
         where = "V-D, figure 14(b)"
-        yield _row("6.7 billion, batch 128, 8 GPUs", where, "x", 1.21, large.speedup)
-        yield _row("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup)
+        yield Modelled("6.7 billion, batch 128, 8 GPUs", where, "x", 1.21, large.speedup)
+        yield Modelled("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup)
 
-    def rows(self) -> Iterator[Row]:
-        """All, as each is modelled."""
+    def rows(self) -> Iterator[Modelled]:
+        """Model all rows."""
         for each in (
             self.figure_9,
             self.utilisation,
@@ -215,15 +207,11 @@ class Evaluation:
             yield from each()
 
 
-def _slower(case: Case) -> float:
-    """By how much backward of a model is longer with all parameters in host memory."""
+def _slower(case: MemferryCase) -> float:
+    """Relative increase of backward with all parameters in host memory."""
     layers = case.profile.layers
     there = sum(each.backward_dha_s or each.backward_s for each in layers)
     return there / sum(each.backward_s for each in layers) - 1
-
-
-def _row(name: str, section: str, unit: str, paper: float, modelled: float) -> Row:
-    return Row(name=name, section=section, unit=unit, paper=paper, modelled=modelled)
 
 
 VARIANTS: Mapping[str, Options] = {
@@ -242,7 +230,7 @@ VARIANTS: Mapping[str, Options] = {
     "DeepSpeed: no bucket, as native": Options(bucket=None),
 }
 
-SENSITIVE: Mapping[str, tuple[str, Callable[[Case], float]]] = {
+SENSITIVE: Mapping[str, tuple[str, Callable[[MemferryCase], float]]] = {
     "over DeepSpeed": ("x", lambda case: case.speedup),
     "over native": ("x", lambda case: case.native_speedup),
     "GO over DeepSpeed": ("x", lambda case: case.go_speedup),
@@ -261,7 +249,6 @@ class Sensitivity:
 
     Attributes
     ----------
-    variant, model
     values : by `SENSITIVE`.
     overlapped : speedup over native if updates overlap the next iteration's loads, in both systems.
     shared : speedup over native if direct host access and copies share the link.
@@ -275,20 +262,14 @@ class Sensitivity:
 
 
 def evaluations() -> Mapping[str, Evaluation]:
-    """Section V under each of `VARIANTS`."""
+    """Evaluations of section V under each of `VARIANTS`."""
     return {variant: Evaluation(options) for variant, options in VARIANTS.items()}
 
 
 def sensitivity(
     models: tuple[str, ...] = MODELS_OF_FIGURE_9, under: Mapping[str, Evaluation] | None = None
 ) -> Iterator[Sensitivity]:
-    """What each assumption decides.
-
-    Parameters
-    ----------
-    models : of figure 9.
-    under : `evaluations`, which keep their plans.
-    """
+    """Evaluate models of figure 9 under each assumption; `under` are `evaluations` to reuse."""
     for variant, evaluation in (under or evaluations()).items():
         for name in models:
             case = evaluation.named(name)
@@ -296,8 +277,8 @@ def sensitivity(
             yield Sensitivity(variant, name, values, _overlapped(case), _shared(case))
 
 
-def _overlapped(case: Case) -> float:
-    """The better one of MemFerry's two orders of updates, beside native's."""
+def _overlapped(case: MemferryCase) -> float:
+    """Speedup over native of the better one of MemFerry's two orders of updates."""
     base = Iterations(case.costs, native(case.costs), updates="all-gradients")
     ours = [
         steady(Iterations(case.costs, case.memferry.decisions, updates=each)).seconds
@@ -306,8 +287,8 @@ def _overlapped(case: Case) -> float:
     return steady(base).seconds / min(ours)
 
 
-def _shared(case: Case) -> float:
-    """MemFerry's plan on a link that reads of the GPU take from the copies."""
+def _shared(case: MemferryCase) -> float:
+    """Speedup of MemFerry's plan on a link that copies and reads of the GPU share."""
     ends = "cpu", "gpu0" if case.machine == "memferry-a100" else "gpu"
     down, up = (
         min(hop.bytes_per_s for hop in case.platform.route(*way)) for way in (ends, ends[::-1])

@@ -1,6 +1,6 @@
 """A model on a machine of the MemFerry paper, under assumptions: times and memory of each system.
 
-Rows of section V come of these (`nearstep.paper.memferry`, whose `ASSUMPTIONS` they follow).
+Rows of section V are made of these (`nearstep.paper.memferry`, whose `ASSUMPTIONS` they follow).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from nearstep.memferry.profile import Profile
 from nearstep.memferry.work import GPU, Bucket, native, once
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
-from nearstep_spec.platform.machine import Figure, Platform
+from nearstep_spec.platform.machine import Platform
 from nearstep_spec.platform.transformer import Transformer
 
 HOST_PARAMS_PER_S = {"memferry-a100": 8 * 25.6e9 / 28, "memferry-v100": 2 * 21.328e9 / 28}
 MOST_STATES = 400
 BUCKET_ELEMENTS = 500_000_000
-"""DeepSpeed's default `reduce_bucket_size`, which backward allocates whatever the model has
+"""DeepSpeed's default `reduce_bucket_size`, which backward allocates for any model
 (`deepspeed/runtime/zero/stage_1_and_2.py`)."""
 
 
 class Systems(NamedTuple):
-    """A number of each."""
+    """A figure of each system."""
 
     deepspeed: float
     native: float
@@ -44,12 +44,12 @@ class Options:
     dtype : None: as `ASSUMPTIONS` has it for the machine.
     reads : of matrices by direct host access.
     host : factor on the rate of the optimizer on the host.
-    flops : factor on that of the GPU.
+    flops : factor on the rate of the GPU.
     batch : factor on the batch.
     recompute : activations are computed again in backward: outputs of layers are kept, and all of
         one layer. Times stay.
     bucket : gradients that DeepSpeed collects; None: its memory and its order are native's.
-    beside : it has two buckets, and backward goes on while one is sent (`overlap_comm`).
+    beside : two buckets: backward continues while one is sent (`overlap_comm`).
     """
 
     dtype: str | None = None
@@ -63,15 +63,11 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class MemferryCase:
     """A model on a machine.
 
     Attributes
     ----------
-    model
-    machine : name.
-    batch, sequence
-    options
     planner : of MemFerry and GO-MemFerry.
     """
 
@@ -96,21 +92,13 @@ class Case:
 
     @cached_property
     def platform(self) -> Platform:
-        machine = load(self.machine)
-        gpus = {
-            name: replace(
-                part,
-                flops={
-                    dtype: Figure(
-                        value=float(each) * self.options.flops,
-                        origin=each.origin,
-                        source=each.source,
-                    )
-                    for dtype, each in part.flops.items()
-                },
-            )
-            for name, part in machine.processors.items()
-        }
+        machine, gpus = load(self.machine), {}
+        for name, part in machine.processors.items():
+            flops = {
+                dtype: replace(each, value=float(each) * self.options.flops)
+                for dtype, each in part.flops.items()
+            }
+            gpus[name] = replace(part, flops=flops)
         return replace(machine, processors=gpus)
 
     @cached_property
@@ -152,33 +140,33 @@ class Case:
 
     @property
     def deepspeed_s(self) -> float:
-        """Of an iteration of DeepSpeed."""
+        """Seconds of an iteration of DeepSpeed."""
         return self._deepspeed.makespan / 1e12
 
     @property
     def native_s(self) -> float:
-        """Of an iteration of native ZeRO-Offload."""
+        """Seconds of an iteration of native ZeRO-Offload."""
         return self._native.makespan / 1e12
 
     @property
     def seconds(self) -> Systems:
-        """Of an iteration."""
+        """Seconds of an iteration of each system."""
         ours = self.memferry.total / 1e12, self.go.total / 1e12
         return Systems(self.deepspeed_s, self.native_s, *ours)
 
     @property
     def speedup(self) -> float:
-        """Of MemFerry over DeepSpeed."""
+        """Speedup of MemFerry over DeepSpeed."""
         return self.deepspeed_s * 1e12 / self.memferry.total
 
     @property
     def native_speedup(self) -> float:
-        """Of MemFerry over native ZeRO-Offload."""
+        """Speedup of MemFerry over native ZeRO-Offload."""
         return self.native_s * 1e12 / self.memferry.total
 
     @property
     def go_speedup(self) -> float:
-        """Of GO-MemFerry over DeepSpeed."""
+        """Speedup of GO-MemFerry over DeepSpeed."""
         return self.deepspeed_s * 1e12 / self.go.total
 
     @property
@@ -201,8 +189,8 @@ class Case:
     def memory(self) -> Systems:
         """Peak of the GPU's memory in bytes.
 
-        DeepSpeed has buckets beside all parameters, from when backward begins, and gradients that
-        are not yet in one: those of the largest layer, when activations have gone.
+        DeepSpeed has buckets beside all parameters, from the begin of backward, and gradients that
+        are not yet in one: those of the largest layer, after activations are freed.
         """
         plans = (native(self.costs), self.memferry.decisions, self.go.decisions)
         others = (self.costs.bytes_of(each) + self.activation_bytes for each in plans)
@@ -223,14 +211,14 @@ class Case:
 def _planned(
     profile: Profile, reserve: float, decisions: Literal["all", "keep"], planner: Planner
 ) -> Planned:
-    """A plan; assumptions about memory and baselines alone leave it as it is."""
+    """A plan, which assumptions about memory and baselines alone do not change."""
     return make(
         profile, reserve=reserve, decisions=decisions, planner=planner, most_states=MOST_STATES
     )
 
 
 def sized(billions: float) -> Transformer:
-    """A model of about so many billion parameters, as `ASSUMPTIONS` has them."""
+    """A model of about so many billion parameters, by `ASSUMPTIONS`."""
     large = billions >= 4
     hidden, vocabulary = (4096, 130528) if large else (2048, 32768)
     blocks = max(round((billions * 1e9 - vocabulary * hidden) / (12 * hidden**2)), 1)

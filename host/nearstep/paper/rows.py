@@ -1,4 +1,4 @@
-"""Printed figures of a paper as rows, and what is there beside them."""
+"""Printed figures of a paper as rows, beside figures from here."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ class Row:
 
     Attributes
     ----------
-    name, section
     unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `GB/s` and so on.
-    paper
     relation : `>` and `<` of a bound.
     found : None if it is not measured yet; `note` says how.
-    kind : `counted`, `modelled`, `fitted` if a constant is chosen so, `input` if what is printed is
-        one, or `measured`.
-    speedup : it is a printed speedup, which the mean error is of.
-    note
+    kind : `counted`, `modelled`, `fitted` if a constant is chosen by it, `input` if it is an input
+        here, or `measured`.
+    speedup : whether the mean error counts it.
     """
 
     name: str
@@ -40,29 +37,33 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """Of `%` and `M` their difference, of others a fraction; None of bounds."""
+        """Error of the figure; None of bounds, and where nothing is found."""
         if self.found is None or self.relation != "=":
             return None
-        difference = self.found - self.paper
-        return difference if self.unit in ("%", "M") else difference / self.paper
+        return error(self.unit, self.paper, self.found)
 
     @property
     def holds(self) -> bool | None:
-        """Whether a bound does; None of what is none."""
+        """Whether a bound holds; None of other figures."""
         if self.found is None or self.relation == "=":
             return None
         return self.found > self.paper if self.relation == ">" else self.found < self.paper
 
 
+def error(unit: str, paper: float, found: float) -> float:
+    """Error of a figure: the difference of `%` and `M`, else a fraction of the printed figure."""
+    difference = found - paper
+    return difference if unit in ("%", "M") else difference / paper
+
+
 @dataclass(frozen=True)
 class Errors:
-    """Of printed speedups.
+    """Errors of printed speedups.
 
     Attributes
     ----------
-    mean : of their absolute values.
-    largest : the row whose error is.
-    count
+    mean : of the absolute values.
+    largest : the row with the largest.
     """
 
     mean: float
@@ -71,14 +72,47 @@ class Errors:
 
 
 def errors(rows: Iterable[Row]) -> Errors:
-    """Of the speedups among some rows, of which there must be one."""
+    """Errors of the speedups among some rows, at least one."""
     found = [(abs(row.error), row) for row in rows if row.speedup and row.error is not None]
     largest = max(found, key=lambda each: each[0])[1]
     return Errors(fmean(each for each, _ in found), largest, len(found))
 
 
-def row(name: str, section: str, unit: str, paper: float, found: float, **others: Any) -> Row:
-    """A row; `others` are those of `Row`."""
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """Printed speedups under a changed assumption.
+
+    Attributes
+    ----------
+    gpu : share of its peak, fitted anew unless the variant has it.
+    mean, largest : errors.
+    of : the row with the largest.
+    """
+
+    variant: str
+    gpu: float
+    mean: float
+    largest: float
+    of: str
+
+
+def sensitive(variant: str, gpu: float | None, rows: Iterable[Row]) -> dict[str, Any]:
+    """Fields of a `Sensitivity`: errors of some rows under a variant."""
+    found = errors(rows)
+    largest, of = float(found.largest.error or 0.0), found.largest.name
+    return {
+        "variant": variant,
+        "gpu": float(gpu or 0.0),
+        "mean": found.mean,
+        "largest": largest,
+        "of": of,
+    }
+
+
+def row(
+    name: str, section: str, unit: str, paper: float, found: float | None, **others: Any
+) -> Row:
+    """Make a row; `others` are fields of `Row`."""
     return Row(name=name, section=section, unit=unit, paper=paper, found=found, **others)
 
 

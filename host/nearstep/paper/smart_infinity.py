@@ -1,9 +1,9 @@
-"""The Smart-Infinity paper's figures and tables beside what is here.
+"""The Smart-Infinity paper's figures and tables beside those from here.
 
 *Counted*: bytes of the operations of an iteration. *Modelled*: the time of the same operations on
 the paper's machine, with links and drives shared (`nearstep.paper.smart_infinity_case`). Two
-constants are fitted, both on section III (figure 3), in `Evaluation`; what the text leaves open is
-in `ASSUMPTIONS`, and what that does to the rows in `sensitivity`. What is measured comes from
+constants are fitted, both on section III (figure 3), in `Evaluation`. `ASSUMPTIONS` list what the
+text leaves open, and `sensitivity` shows their effect on the rows. Measured rows are of
 `nearstep.paper.smart_infinity_measured`.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from nearstep.paper.rows import Row, errors, row, spread
-from nearstep.paper.smart_infinity_case import METHODS, Case, Method, Phases
+from nearstep.paper.rows import Row, Sensitivity, row, sensitive, spread
+from nearstep.paper.smart_infinity_case import METHODS, CsdCase, Method, Phases
 from nearstep.paper.smart_infinity_machine import SATURATED_BY, Machine, Options
 from nearstep.paper.smart_infinity_traffic import traffic
 from nearstep_spec.platform.layer import Model
@@ -56,14 +56,14 @@ NOT_MODELLED = {
     "Figure 14: rates of the SSD": "no number is printed; the platform file has a datasheet's",
     "Top-K on the GPU, allocation of buffers, file system and software": "no number is printed",
 }
-"""Printed, without a row, and why."""
+"""Printed figures without a row, and the reasons."""
 
 FITTED_SHARE = 0.80
-"""Of an iteration with one SSD, its update: over 80 % (section III)."""
+"""Share of the update in an iteration with one SSD: over 80 % (section III)."""
 
 FIT_STEPS = 16
 WIDTHS = {1.16: 1536, 4.0: 2304, 8.4: 3072, 16.6: 4096, 33.0: 6144}
-"""Of GPT-2, by billions of parameters: Megatron's up to 8.4 (Shoeybi et al., Table 1)."""
+"""Widths of GPT-2, by billions of parameters: Megatron's up to 8.4 (Shoeybi et al., Table 1)."""
 
 FINE_TUNING = {
     "bert-large": ("BERT-0.34B", 1.10, {10: 1.23, 5: 1.34, 2: 1.38, 1: 1.40}),
@@ -74,7 +74,7 @@ FINE_TUNING = {
 
 GLUE_TOKENS = 128
 DOLLARS = {"server": 45_000, "a5000": 2_000, "a100": 7_000, "ssd": 400, "card": 2_400}
-"""Section VII-I."""
+"""Prices of section VII-I."""
 
 
 def gpt2(billions: float) -> Transformer:
@@ -121,7 +121,7 @@ class Evaluation:
 
     Attributes
     ----------
-    options : with what was fitted.
+    options : with the fitted constant.
     """
 
     def __init__(self, options: Options | None = None) -> None:
@@ -131,12 +131,12 @@ class Evaluation:
             self.options = replace(self.options, gpu=self._fit())
 
     def _fit(self) -> float:
-        """By bisection; the peak if that is not enough."""
+        """Fit by bisection, up to the peak."""
         low, high = 0.0, 1.0
         for _ in range(FIT_STEPS):
             middle = (low + high) / 2
             options = replace(self.options, gpu=middle)
-            found = Case(model=gpt2(4.0), drives=1, options=options).phases
+            found = CsdCase(model=gpt2(4.0), drives=1, options=options).phases
             if found.update < FITTED_SHARE * found.total:
                 low = middle
             else:
@@ -148,21 +148,23 @@ class Evaluation:
         return Machine(self.options)
 
     def phases(self, model: Model, method: Method, drives: int, **others: Any) -> Phases:
-        """Of an iteration; `others` are those of `Case`."""
+        """Phases of an iteration; `others` are fields of `CsdCase`."""
         key = (model.name, method, drives, *sorted(others.items()))
         if key not in self._phases:
-            case = Case(model=model, method=method, drives=drives, options=self.options, **others)
+            case = CsdCase(
+                model=model, method=method, drives=drives, options=self.options, **others
+            )
             self._phases[key] = case.phases
         return self._phases[key]
 
     def speedup(self, model: Model, method: Method, drives: int, **others: Any) -> float:
-        """Over the baseline with as many drives."""
+        """Speedup over the baseline with as many drives."""
         base = {key: value for key, value in others.items() if key != "percent"}
         ours = self.phases(model, method, drives, **others)
         return self.phases(model, "base", drives, **base).total / ours.total
 
     def tables(self) -> Iterator[Row]:
-        """Table I, and what the text counts of it."""
+        """Table I, and figures of the text counted from it."""
         printed = {
             "base": ("ZeRO-Inf", (6.0, 6.0, 2.0, 2.0)),
             "su": ("SmartUpdate", (2.0, 0.0, 0.0, 2.0)),
@@ -171,7 +173,7 @@ class Evaluation:
         ways = ("states read", "states written", "gradients read", "gradients written")
         totals = {}
         for method, (name, values) in printed.items():
-            case = Case(model=gpt2(4.0), method=method, options=self.options)  # type: ignore[arg-type]
+            case = CsdCase(model=gpt2(4.0), method=method, options=self.options)  # type: ignore[arg-type]
             found = traffic(case)
             totals[method] = found
             note = f"padding to 4 KiB: {float(found.padding):.6f} M"
@@ -186,7 +188,7 @@ class Evaluation:
         less = 1 - float(sum(ours[:4]) / sum(base[:4]))
         yield row("SmartUpdate: less traffic", where, "%", 75.0, 100 * less, kind="counted")
         for name in ("sgd_momentum", "adagrad"):
-            case = Case(model=gpt2(4.0), optimizer=name, options=self.options)
+            case = CsdCase(model=gpt2(4.0), optimizer=name, options=self.options)
             found = traffic(case)
             volume = float((found[0] + found[2]) / (base[0] + base[2]))
             title = f"{name}: bytes read, of Adam's"
@@ -205,9 +207,9 @@ class Evaluation:
         yield row(name, where, "x", 1.0, four / ten, kind="fitted")
 
     def _moving(self, model: Model, drives: int) -> float:
-        """Share of an iteration that it would not take without drives: all but forward and
-        backward with next to no gradients to offload."""
-        free = Case(
+        """Share of an iteration that drives cost: all but forward and backward with next to no
+        gradients to offload."""
+        free = CsdCase(
             model=model, method="su+o+c", drives=10, percent=0.001, options=self.options
         ).phases
         whole = self.phases(model, "base", drives)
@@ -272,7 +274,7 @@ class Evaluation:
         yield from spread("BLOOM and ViT, 6 and 10 SSDs", "VII-G, figure 13", 1.32, 1.85, found)
 
     def costs(self) -> Iterator[Row]:
-        """Figure 15: what a dollar buys, beside the baseline with as many SSDs."""
+        """Figure 15: speed for a dollar, beside the baseline with as many SSDs."""
         where = "VII-I, figure 15"
         for drives, relation in ((3, "<"), (5, ">"), (10, ">")):
             prices = [
@@ -299,12 +301,7 @@ class Evaluation:
         yield from spread("1 to 3 A4000 in the expansion", "VIII-A, figure 17", 1.66, 1.86, found)
 
     def rows(self, parts: Iterable[str] | None = None) -> Iterator[Row]:
-        """As each is counted or modelled.
-
-        Parameters
-        ----------
-        parts : of `PARTS`; None: all.
-        """
+        """Count and model the rows of some of `PARTS`; None: of all."""
         for part in PARTS if parts is None else parts:
             yield from PARTS[part](self)
 
@@ -318,7 +315,7 @@ PARTS: Mapping[str, Callable[[Evaluation], Iterator[Row]]] = {
     "table-4": Evaluation.fine_tuning,
     "figure-17": Evaluation.congested,
 }
-"""Of the paper, with rows that are counted or modelled."""
+"""Parts of the paper with rows that are counted or modelled."""
 
 
 def _a4000(count: int) -> tuple[str, ...]:
@@ -342,37 +339,21 @@ VARIANTS: Mapping[str, Options] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sensitivity:
+class Variant(Sensitivity):
     """The printed speedups under a changed assumption.
 
     Attributes
     ----------
-    variant
-    gpu : share of its peak, fitted anew unless the variant has it.
-    mean, largest : errors.
-    of : the row with the largest.
     handler : SU+O over SU with ten cards, GPT-2 4.0B; 1.04 in print.
     """
 
-    variant: str
-    gpu: float
-    mean: float
-    largest: float
-    of: str
     handler: float
 
 
-def sensitivity(variants: Mapping[str, Options] = VARIANTS) -> Iterator[Sensitivity]:
-    """What each assumption decides."""
+def sensitivity(variants: Mapping[str, Options] = VARIANTS) -> Iterator[Variant]:
+    """Evaluate the paper under each assumption."""
     for variant, options in variants.items():
         evaluation = Evaluation(options)
-        found = errors(evaluation.rows())
+        found = sensitive(variant, evaluation.options.gpu, evaluation.rows())
         su, handler = (evaluation.phases(gpt2(4.0), each, 10).total for each in METHODS[1:3])
-        yield Sensitivity(
-            variant=variant,
-            gpu=float(evaluation.options.gpu or 0.0),
-            mean=found.mean,
-            largest=float(found.largest.error or 0.0),
-            of=found.largest.name,
-            handler=su / handler,
-        )
+        yield Variant(**found, handler=su / handler)

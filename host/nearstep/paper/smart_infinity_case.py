@@ -1,7 +1,7 @@
 """One iteration of storage-offloaded training on the machine of the Smart-Infinity paper.
 
-A graph of work (`nearstep.work`) of forward, backward with the gradients' way to the drives, and
-the update, by any of the paper's methods. All of them use the same machine, drives and links.
+A graph of work (`nearstep.work`) of forward, backward with transfers of gradients to the drives,
+and the update, by any of the paper's methods, on the same machine, drives and links.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from nearstep.errors import ArgumentError
 from nearstep.paper.smart_infinity_machine import PARAMETER_BYTES, STATES, Machine, Options
@@ -30,10 +30,11 @@ PAIR_BYTES = 8
 """An index and a value of a gradient (section VII-A)."""
 
 MOST_BLOCKS = 24
-"""Layers are joined to so many blocks, which come, are computed and go together."""
+"""Blocks that layers are joined to, which are transferred and computed as a whole."""
 
 SUMS = 2
-"""Of the activations of a layer on several GPUs: one of attention and one of the perceptron."""
+"""Sums of the activations of a layer on several GPUs: one of attention and one of the perceptron.
+"""
 
 DRIVES = 10
 
@@ -44,9 +45,8 @@ class Phases:
 
     Attributes
     ----------
-    forward
-    backward : with the gradients' way to the drives.
-    update : with that of the optimizer's states.
+    backward : with transfers of gradients to the drives.
+    update : with transfers of the optimizer's states.
     """
 
     forward: float
@@ -65,7 +65,7 @@ class Block:
     Attributes
     ----------
     elements : parameters.
-    forward_flops, backward_flops : the latter with the forward that is computed again.
+    forward_flops, backward_flops : the latter with the second forward.
     output_bytes : activations that are kept.
     """
 
@@ -76,7 +76,7 @@ class Block:
 
 
 def blocks(layers: Sequence[Layer], most: int = MOST_BLOCKS) -> list[Block]:
-    """Layers joined to at most so many blocks of about as many layers each."""
+    """Join layers to at most so many blocks of about as many layers each."""
     count = min(most, len(layers))
     bounds = [len(layers) * i // count for i in range(count + 1)]
     found = []
@@ -95,29 +95,27 @@ def blocks(layers: Sequence[Layer], most: int = MOST_BLOCKS) -> list[Block]:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """A number dealt out as equally as whole numbers can be."""
+    """Divide a number into parts as equal as whole numbers can be."""
     return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CsdCase:
     """A model, trained by a method.
 
     Parameters
     ----------
-    model
     method : of `METHODS`.
     drives : 1 to 10.
     gpus : names of the machine's; several share each layer (tensor parallelism, section VIII-A).
     optimizer : of `STATES`.
-    percent : of SmartComp, bytes of pairs beside those of whole gradients (section VII-A).
+    percent : of SmartComp: bytes of pairs beside those of whole gradients (section VII-A).
     batch : sequences.
-    sequence : tokens. None: as the options have it.
-    options
+    sequence : tokens. None: those of the options.
 
     Raises
     ------
-    ArgumentError : a number or a name is none that there is.
+    ArgumentError : a number is out of range, or a name unknown.
     """
 
     model: Model
@@ -153,7 +151,7 @@ class Case:
 
     @property
     def elements(self) -> int:
-        """Parameters."""
+        """Number of parameters."""
         return sum(block.elements for block in self.blocks)
 
     @property
@@ -161,7 +159,8 @@ class Case:
         return STATES[self.optimizer]
 
     def gradient_bytes(self, elements: int) -> int:
-        """That go to the drives for so many parameters: all, or pairs of the largest."""
+        """Bytes of gradients sent to the drives for so many parameters: all, or pairs of the
+        largest."""
         if self.method != "su+o+c":
             return PARAMETER_BYTES * elements
         return PAIR_BYTES * ceil(elements * self.percent * PARAMETER_BYTES / PAIR_BYTES / 100)
@@ -183,14 +182,14 @@ class Case:
 
     @property
     def seconds(self) -> float:
-        """Of an iteration."""
+        """Seconds of an iteration."""
         return self.phases.total
 
 
 class _Work:
     """The graph of a case."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CsdCase) -> None:
         self.graph = Graph()
         self._case = case
         self._machine = case.machine
@@ -208,67 +207,49 @@ class _Work:
     def _move(
         self,
         name: str,
-        start: str,
-        stop: str,
+        ends: tuple[str, str],
         nbytes: int,
-        *holds: str,
-        after: Sequence[Operation] = (),
-        reads: Sequence[Range] = (),
-        writes: Sequence[Range] = (),
-        priority: int = 0,
+        hold: str,
+        after: Sequence[Operation],
+        **others: Any,
     ) -> Operation:
-        return self.graph.add(
-            name,
-            *holds,
-            after=after,
-            reads=reads,
-            writes=writes,
-            transfer=self._machine.transfer(start, stop, nbytes),
-            priority=priority,
-        )
+        """Add a transfer between two parts, which holds a stream; `others` are of `Graph.add`."""
+        holds = (hold,) if hold else ()
+        transfer = self._machine.transfer(*ends, nbytes)
+        return self.graph.add(name, *holds, after=after, transfer=transfer, **others)
 
     def _compute(
         self, name: str, flops: int, sums: int, after: Sequence[Operation]
     ) -> list[Operation]:
-        """A block on all GPUs, each with its share, and sums of so many bytes in a ring."""
+        """Compute a block on all GPUs, each with its share, and sum so many bytes in a ring."""
         gpus = self._case.gpus
         options = self._case.options
         share = 1.0 if options.gpu is None else options.gpu
-        done = [
-            self.graph.add(
-                f"{name} on {gpu}",
-                gpu,
-                after=after,
-                seconds=flops / len(gpus) / (share * self._machine.flops(gpu)),
-            )
-            for gpu in gpus
-        ]
+        done = []
+        for gpu in gpus:
+            seconds = flops / len(gpus) / (share * self._machine.flops(gpu))
+            done.append(self.graph.add(f"{name} on {gpu}", gpu, after=after, seconds=seconds))
         if len(gpus) == 1:
             return done
         nbytes = 2 * (len(gpus) - 1) * sums // len(gpus)
-        return [
-            self._move(f"{name} sums", gpu, following, nbytes, after=done)
-            for gpu, following in zip(gpus, (*gpus[1:], gpus[0]), strict=True)
-        ]
+        ring = zip(gpus, (*gpus[1:], gpus[0]), strict=True)
+        return [self._move(f"{name} sums", ends, nbytes, "", done) for ends in ring]
 
     def _loads(
         self, name: str, block: Block, extra: int, after: Sequence[Operation]
     ) -> list[Operation]:
-        """Parameters in half precision, and what else a block takes, come to each GPU."""
-        count = len(self._case.gpus)
-        nbytes = (HALF_BYTES * block.elements + extra) // count
-        return [
-            self._move(name, "cpu", gpu, nbytes, f"{gpu} loads", after=after)
-            for gpu in self._case.gpus
-        ]
+        """Load parameters in half precision, and extra bytes of a block, to each GPU."""
+        gpus = self._case.gpus
+        nbytes = (HALF_BYTES * block.elements + extra) // len(gpus)
+        return [self._move(name, ("cpu", gpu), nbytes, f"{gpu} loads", after) for gpu in gpus]
 
     def _sends(self, name: str, nbytes: int, after: Sequence[Operation]) -> Iterator[Operation]:
-        count = len(self._case.gpus)
-        for gpu in self._case.gpus:
-            yield self._move(name, gpu, "cpu", nbytes // count, f"{gpu} sends", after=after)
+        gpus = self._case.gpus
+        for gpu in gpus:
+            yield self._move(name, (gpu, "cpu"), nbytes // len(gpus), f"{gpu} sends", after)
 
     def _forward(self) -> list[Operation]:
-        """Figure 1(a): one block is loaded ahead; its activations go to the host."""
+        """Figure 1(a): one block is loaded ahead; its activations are sent to the host."""
         done: list[list[Operation]] = [[], []]
         kept: list[Operation] = []
         for number, block in enumerate(self._blocks):
@@ -280,7 +261,7 @@ class _Work:
         return [*done[-1], *kept]
 
     def _backward(self, begin: Operation) -> list[Operation]:
-        """Figure 1(b): gradients of a block go to the host, and from there to the drives."""
+        """Figure 1(b): gradients of a block are sent to the host, and from there to the drives."""
         case = self._case
         done: list[list[Operation]] = [[begin], [begin]]
         gone: list[list[Operation]] = [[begin]]
@@ -294,54 +275,38 @@ class _Work:
             if case.method == "su+o+c":
                 nbytes = case.gradient_bytes(block.elements)
             sent = [*self._sends(f"gradient {number}", nbytes, done[-1])]
-            gone.append(
-                [
-                    self._move(
-                        f"offload gradient {number}",
-                        "cpu",
-                        f"ssd{drive}",
-                        case.gradient_bytes(each),
-                        f"ssd{drive} offloads",
-                        after=sent,
-                    )
-                    for drive, each in enumerate(shares(block.elements, case.drives))
-                    if each
-                ]
-            )
+            gone.append([])
+            for drive, each in enumerate(shares(block.elements, case.drives)):
+                if each:
+                    nbytes = case.gradient_bytes(each)
+                    gone[-1].append(self._offload(f"gradient {number}", drive, nbytes, sent))
         return [*done[-1], *(each for group in gone for each in group)]
 
+    def _offload(self, what: str, drive: int, nbytes: int, after: Sequence[Operation]) -> Operation:
+        ends, hold = ("cpu", f"ssd{drive}"), f"ssd{drive} offloads"
+        return self._move(f"offload {what}", ends, nbytes, hold, after)
+
     def _update_on_host(self) -> None:
-        """Figures 1(c), 4(a): while a block is updated the next one comes and the last one goes."""
+        """Figures 1(c), 4(a): while a block is updated the next one is read and the last one
+        written."""
         case = self._case
         states = PARAMETER_BYTES * len(case.states)
         written: list[list[Operation]] = [[self._gate]] * 3
         for number, block in enumerate(self._blocks):
             dealt = [*enumerate(shares(block.elements, case.drives))]
-            here = [
-                self._move(
-                    f"upload {what} {number}",
-                    f"ssd{drive}",
-                    "cpu",
-                    each * width,
-                    f"ssd{drive} uploads",
-                    after=[self._gate, *written[-3]],
-                )
-                for drive, each in dealt
-                for what, width in (("states", states), ("gradient", PARAMETER_BYTES))
-            ]
+            here = []
+            for drive, each in dealt:
+                for what, width in (("states", states), ("gradient", PARAMETER_BYTES)):
+                    after = [self._gate, *written[-3]]
+                    here.append(
+                        self._upload(f"{what} {number}", f"ssd{drive}", each * width, after)
+                    )
             moved = (2 * len(case.states) + 1) * PARAMETER_BYTES
             seconds = block.elements * moved / (28 * self._machine.host_params_per_s)
             update = self.graph.add(f"update {number}", "cpu", after=here, seconds=seconds)
             written.append(
                 [
-                    self._move(
-                        f"offload states {number}",
-                        "cpu",
-                        f"ssd{drive}",
-                        each * states,
-                        f"ssd{drive} offloads",
-                        after=[update],
-                    )
+                    self._offload(f"states {number}", drive, each * states, [update])
                     for drive, each in dealt
                 ]
             )
@@ -349,66 +314,58 @@ class _Work:
     def _update_on_card(self, drive: int, elements: int) -> None:
         """Figures 4(b), 5 and 6(b): subgroups as large as the card's DRAM has room for.
 
-        With the handler a variable of the next subgroup comes when its buffer is written back; else
-        when all are.
+        With the handler a variable of the next subgroup is read when its buffer has been written
+        back; without, when all have.
         """
         case = self._case
         ssd, fpga = f"ssd{drive}", f"fpga{drive}"
         room = self._machine.card_bytes // (PARAMETER_BYTES * (len(case.states) + 1))
         written: Sequence[Operation] = [self._gate]
-        uploads: list[tuple[str, int, Operation]] = []  # that wait for the next subgroup
+        waiting: list[tuple[str, int, Operation]] = []  # uploads, until the next subgroup is read
         for number, each in enumerate(shares(elements, max(1, ceil(elements / room)))):
             tag, nbytes = f"{drive}.{number}", PARAMETER_BYTES * each
             after = written if case.method == "su" else [self._gate]
             *reads, update = self._read_and_update(drive, tag, each, after)
-            self._upload(ssd, uploads, reads)
-            written = [
-                self._move(
-                    f"write {name} {tag}",
-                    fpga,
-                    ssd,
-                    nbytes,
-                    f"{ssd} writes",
-                    after=[update],
-                    reads=[Range((fpga, name), 0, 1)],
-                    priority=-1,
-                )
-                for name in case.states
-            ]
-            uploads = [(f"upload p {tag}", nbytes, written[0])]
+            self._upload_all(ssd, waiting, reads)
+            written = []
+            for name in case.states:
+                kept: Any = {"reads": [Range((fpga, name), 0, 1)], "priority": -1}
+                title = f"write {name} {tag}"
+                hold = f"{ssd} writes"
+                written.append(self._move(title, (fpga, ssd), nbytes, hold, [update], **kept))
+            waiting.append((f"p {tag}", nbytes, written[0]))
             if case.options.upload == "written":
-                self._upload(ssd, uploads, [])
-                uploads = []
-        self._upload(ssd, uploads, [])
+                self._upload_all(ssd, waiting, [])
+        self._upload_all(ssd, waiting, [])
 
-    def _upload(
-        self, ssd: str, uploads: Sequence[tuple[str, int, Operation]], after: Sequence[Operation]
+    def _upload_all(
+        self, ssd: str, waiting: list[tuple[str, int, Operation]], after: Sequence[Operation]
     ) -> None:
-        """Updated parameters go to the host once they are written and others have come."""
-        for name, nbytes, written in uploads:
-            self._move(name, ssd, "cpu", nbytes, f"{ssd} uploads", after=[written, *after])
+        """Send updated parameters to the host once they are written and others have been read."""
+        while waiting:
+            what, nbytes, written = waiting.pop()
+            self._upload(what, ssd, nbytes, [written, *after])
+
+    def _upload(self, what: str, ssd: str, nbytes: int, after: Sequence[Operation]) -> Operation:
+        return self._move(f"upload {what}", (ssd, "cpu"), nbytes, f"{ssd} uploads", after)
 
     def _read_and_update(
         self, drive: int, tag: str, elements: int, after: Sequence[Operation]
     ) -> list[Operation]:
-        """A subgroup comes and is updated: what brings it, and the update."""
+        """Read and update a subgroup, and return these operations."""
         case, machine = self._case, self._machine
         ssd, fpga = f"ssd{drive}", f"fpga{drive}"
         buffers = {name: Range((fpga, name), 0, 1) for name in (*case.states, "g", "pairs")}
-        landing = "pairs" if case.method == "su+o+c" else "g"
-        there = [
-            self._move(
-                f"read {name} {tag}",
-                ssd,
-                fpga,
-                case.gradient_bytes(elements) if name == landing else PARAMETER_BYTES * elements,
-                f"{ssd} reads",
-                after=after,
-                writes=[buffers[name]],
-            )
-            for name in (*case.states, landing)
-        ]
-        if landing == "pairs":
+        gradient = "pairs" if case.method == "su+o+c" else "g"
+        there = []
+        for name in (*case.states, gradient):
+            nbytes = PARAMETER_BYTES * elements
+            if name == gradient:
+                nbytes = case.gradient_bytes(elements)
+            title, writes = f"read {name} {tag}", [buffers[name]]
+            read = self._move(title, (ssd, fpga), nbytes, f"{ssd} reads", after, writes=writes)
+            there.append(read)
+        if gradient == "pairs":
             seconds = machine.decompress_s(elements)
             reads, writes = [buffers["pairs"]], [buffers["g"]]
             self.graph.add(f"decompress {tag}", fpga, reads=reads, writes=writes, seconds=seconds)

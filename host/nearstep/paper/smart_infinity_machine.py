@@ -1,4 +1,4 @@
-"""The machine of the Smart-Infinity paper as its evaluation uses it, under assumptions."""
+"""The machine of the Smart-Infinity paper's evaluation, under assumptions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nearstep_spec.platform.machine import Figure, Hop, Link, Platform
 
 ADAM_STATES = 3
 PARAMETER_BYTES = 4
-"""Of a parameter, a gradient or a moment on a drive (section II-A)."""
+"""Bytes of a parameter, a gradient or a moment on a drive (section II-A)."""
 
 UPDATER_BYTES_PER_S = 7e9
-"""That an updater reads, at least (section VII-H)."""
+"""Read rate of an updater, at least (section VII-H)."""
 
 HOST_BYTES = 28
-"""That the CPU's update of Adam moves for a parameter: four loads and three stores."""
+"""Bytes that the CPU's update of Adam moves for a parameter: four loads and three stores."""
 
 SATURATED_BY = 4
 """Drives beyond which the baseline gains nothing (section III, figure 3(b))."""
@@ -38,14 +38,14 @@ class Options:
         not slow the other.
     uplink : `half`: its rate is that of both ways together.
     read_bytes_per_s, write_bytes_per_s : of a drive. None: as the platform has them.
-    overlap : backward goes on while the gradients of the block before go to the drives.
-    updater_bytes_per_s : that it reads.
-    decompressor : gradients that it fills, as a factor on the bytes that a drive reads.
+    overlap : backward continues while the gradients of the block before are sent to the drives.
+    updater_bytes_per_s : read rate of an updater.
+    decompressor : rate of gradients, as a factor on the bytes that a drive reads.
     uplink_bytes_per_s : None: fitted, so that `SATURATED_BY` drives fill it.
     gpu : share of the peak that the GPU reaches. None: fitted (`nearstep.paper.smart_infinity`).
     sequence : tokens.
-    upload : when a subgroup's updated parameters go to the host: while the updater works on the
-        next one (`update`, section IV-A), or as soon as they are written (`written`).
+    upload : when a subgroup's updated parameters are sent to the host: while the updater works on
+        the next one (`update`, section IV-A), or as soon as they are written (`written`).
     """
 
     drive: Duplex = "half"
@@ -64,13 +64,8 @@ class Options:
 class Machine:
     """Rates and routes of the paper's machine.
 
-    Parameters
-    ----------
-    options
-
     Attributes
     ----------
-    options
     read_bytes_per_s, write_bytes_per_s : of a drive.
     """
 
@@ -82,7 +77,7 @@ class Machine:
 
     @property
     def drive_bytes_per_s(self) -> float:
-        """Of a drive in the baseline's update of Adam: reads and writes together."""
+        """Rate of a drive in the baseline's update of Adam: reads and writes together."""
         reads, writes = (
             (ADAM_STATES + 1) / self.read_bytes_per_s,
             ADAM_STATES / (self.write_bytes_per_s),
@@ -92,7 +87,7 @@ class Machine:
 
     @property
     def uplink_bytes_per_s(self) -> float:
-        """Of the host's link to the expansion, as `Options.uplink` counts it."""
+        """Rate of the host's link to the expansion, as `Options.uplink` counts it."""
         if self.options.uplink_bytes_per_s is not None:
             return self.options.uplink_bytes_per_s
         both = SATURATED_BY * self.drive_bytes_per_s
@@ -101,7 +96,7 @@ class Machine:
 
     @cached_property
     def platform(self) -> Platform:
-        """The platform file's, with the fitted rate of the uplink."""
+        """The platform file's machine, with the fitted rate of the uplink."""
         machine = load("smart-infinity")
         rate = Figure(value=self.uplink_bytes_per_s, origin="fitted", source="section III")
         uplink = Link(ends=("cpu", "falcon"), bytes_per_s=rate, duplex=self.options.uplink)
@@ -109,7 +104,7 @@ class Machine:
 
     @cached_property
     def _weights(self) -> tuple[int, int, float]:
-        """How often a byte read and one written takes of a drive's lane, and that lane's rate."""
+        """Weights of a byte read and of one written on a drive's lane, and that lane's rate."""
         ratio = Fraction(self.read_bytes_per_s) / Fraction(self.write_bytes_per_s)
         ratio = ratio.limit_denominator(16)
         return ratio.denominator, ratio.numerator, self.read_bytes_per_s * ratio.denominator
@@ -119,12 +114,7 @@ class Machine:
         return {}
 
     def transfer(self, start: str, stop: str, nbytes: int) -> Transfer:
-        """Bytes from one part to another, where a drive does one of reading and writing at a time.
-
-        Raises
-        ------
-        PlatformError : there is no such part.
-        """
+        """Transfer from one part to another, where a drive reads or writes at a time."""
         if (start, stop) not in self._routes:
             route = self.platform.route(start, stop)
             hops = [each for hop in route for each in self._drive(hop)]
@@ -143,26 +133,26 @@ class Machine:
         return [shared, *[again] * ((read, write)[hop.direction] - 1)]
 
     def flops(self, gpu: str) -> float:
-        """Of a GPU, in half precision, at the datasheet's peak."""
+        """Rate of a GPU in half precision, at the datasheet's peak."""
         return float(self.platform.processors[gpu].flops["fp16"])
 
     @property
     def host_params_per_s(self) -> float:
-        """That the CPU updates, as fast as its memory allows."""
+        """Updates of the CPU, as fast as its memory allows."""
         return float(self.platform.processors["cpu"].memory_bytes_per_s or 0) / HOST_BYTES
 
     def update_s(self, elements: int, arrays: int) -> float:
-        """Of a card's updater, which reads so many arrays."""
+        """Seconds of a card's updater, which reads so many arrays."""
         return elements * arrays * PARAMETER_BYTES / self.options.updater_bytes_per_s
 
     def decompress_s(self, elements: int) -> float:
-        """Of a card's decompressor, which fills a gradient (section V-B)."""
+        """Seconds of a card's decompressor, which fills a gradient (section V-B)."""
         rate = self.read_bytes_per_s * self.options.decompressor
         return elements * PARAMETER_BYTES / rate
 
     @property
     def card_bytes(self) -> int:
-        """Of a card's DRAM."""
+        """Bytes of a card's DRAM."""
         return int(float(self.platform.processors["fpga0"].memory_bytes or 0))
 
 

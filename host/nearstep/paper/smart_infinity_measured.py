@@ -1,4 +1,4 @@
-"""Table III and figure 14 of the Smart-Infinity paper beside what benches here have measured."""
+"""Table III and figure 14 of the Smart-Infinity paper beside measurements of benches here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nearstep.errors import ArgumentError
-from nearstep.paper.rows import Relation, Row
+from nearstep.paper.rows import Relation, Row, row
 from nearstep.paper.smart_infinity_machine import Machine, Options
 
 FOLDER = Path("build/bench")
-"""Where benches of a checkout write."""
+"""Folder that benches of a checkout write to."""
 
 TABLE_3: Mapping[str, Mapping[str, float]] = {
     "Adam": {"lut": 33.66, "bram36": 27.13, "uram": 34.38, "dsp": 11.03},
@@ -28,7 +28,7 @@ SPREAD = "random"
 
 
 def measured(folder: Path = FOLDER) -> Iterator[Row]:
-    """Rows of what benches have written; those of benches that have not run have nothing found.
+    """Rows of the files of benches; nothing is found for a bench that has not run.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def measured(folder: Path = FOLDER) -> Iterator[Row]:
 
     Raises
     ------
-    ArgumentError : a file is none that its bench writes.
+    ArgumentError : a file is not that of its bench.
     """
     yield from _figure_14(folder)
     yield from _table_3(folder)
@@ -67,20 +67,13 @@ def _table_3(folder: Path) -> Iterator[Row]:
 
             def share(results: Any, name: str = name, resource: str = resource) -> float:
                 wanted = (UNITS, FORMS[name])
-                (row,) = (r for r in results["area"] if (r["units"], r["top_k"]) == wanted)
-                return 100 * float(row["of_chip"][resource])
+                (found,) = (r for r in results["area"] if (r["units"], r["top_k"]) == wanted)
+                return 100 * float(found["of_chip"][resource])
 
             title = f"{name}: {resource.removesuffix('36').upper()}"
             if resource == "uram":
-                yield Row(
-                    name=title,
-                    section="Table III",
-                    unit="%",
-                    paper=paper,
-                    found=None,
-                    kind="measured",
-                    note="not counted: memories are block RAM and LUTs here",
-                )
+                note = "not counted: memories are block RAM and LUTs here"
+                yield row(title, "Table III", "%", paper, None, kind="measured", note=note)
             else:
                 note = "synth_xilinx -family xcup, 16 units"
                 yield _row(folder, AREA, share, note, title, "Table III", "%", paper)
@@ -107,13 +100,5 @@ def _row(
                 f"{path} must be what {command.removesuffix(' makes it')} writes, not a file "
                 f"without {name}: {error!r}"
             ) from None
-    return Row(
-        name=name,
-        section=section,
-        unit=unit,
-        paper=paper,
-        found=found,
-        relation=relation,
-        kind="measured",
-        note=note if found is not None else command,
-    )
+    note = note if found is not None else command
+    return row(name, section, unit, paper, found, relation=relation, kind="measured", note=note)

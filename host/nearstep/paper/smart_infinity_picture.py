@@ -15,11 +15,10 @@ GPUS = ("a5000", "a100")
 
 
 def draw(evaluation: Evaluation, path: Path) -> None:
-    """Write a picture: parts of an iteration by method, and speedup over the number of drives.
+    """Draw parts of an iteration by method, and speedup over the number of drives.
 
     Parameters
     ----------
-    evaluation
     path : of any kind that matplotlib writes.
     """
     from matplotlib.figure import Figure  # in the extra `torch`; the rows need none of it

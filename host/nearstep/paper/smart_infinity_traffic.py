@@ -1,4 +1,4 @@
-"""Table I of the Smart-Infinity paper, counted of the operations of an iteration."""
+"""Table I of the Smart-Infinity paper, counted from the operations of an iteration."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-from nearstep.paper.smart_infinity_case import HALF_BYTES, Case
+from nearstep.paper.smart_infinity_case import HALF_BYTES, CsdCase
 
 PAGE_BYTES = 4096
-"""What a drive is read and written in."""
+"""Unit of a drive's reads and writes."""
 
 
 class Traffic(NamedTuple):
     """Bytes a parameter over the host's link, in units of M, 2 bytes a parameter (Table I).
 
-    What error feedback holds back is not among them: the paper has none.
+    Residuals of error feedback are not counted: the paper has none.
 
     Attributes
     ----------
-    states_read, states_written, gradients_read, gradients_written
-    padding : of all, what whole pages of 4 KiB take more, in the same unit.
+    padding : additional bytes of whole pages of 4 KiB, in the same unit.
     """
 
     states_read: Fraction
@@ -30,8 +29,8 @@ class Traffic(NamedTuple):
     padding: Fraction
 
 
-def traffic(case: Case) -> Traffic:
-    """What an iteration moves between host and drives, counted of its operations."""
+def traffic(case: CsdCase) -> Traffic:
+    """Count the bytes that an iteration moves between host and drives."""
     counted: Counter[tuple[bool, int]] = Counter()
     padding = 0
     drives = case.machine.platform.drives

@@ -1,1 +1,1 @@
-"""Training with parameters and optimizer state outside the compute device: who holds what, when."""
+"""Plans of training with parameters and optimizer state outside the compute device."""

@@ -1,4 +1,4 @@
-"""Iterations of training as a graph of work on a machine that is modelled."""
+"""Iterations of training as a graph of work on a modelled machine."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from nearstep.work.timeline import Entry, Timeline
 from nearstep_spec.platform.machine import Platform
 
 PRIORITIES = {"fetch": -2, "send": -1}
-"""What the compute device waits for goes first; then gradients, so that a channel has updates to do
-while the host copies to or from another."""
+"""Transfers that the compute device waits for are first; then gradients, so that a channel has
+updates to do while the host copies to or from another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Who does what on a machine.
+    """Roles of the parts of a machine.
 
     Attributes
     ----------
-    compute, drives : names of parts or switches that bytes go from and to.
+    compute, drives : names of parts or switches that hold bytes.
     memory : the same of each channel.
     updates : `memory`: the kernels of its channels, one each, beside everything else, while the
         host copies to or from one channel at a time (AXDIMM, section 5.2); `processor`: one thread
-        of the host, which also moves what goes between memory and drives, one thing after the
-        other.
-    params_per_s : that one channel's kernel updates, or the thread.
+        of the host, which also copies between memory and drives, one thing after the other.
+    params_per_s : updates of one channel's kernel, or of the thread.
     """
 
     compute: str
@@ -43,17 +42,17 @@ class Roles:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How far what is overlapped may run ahead.
+    """Limits of overlap.
 
     Attributes
     ----------
     layers_ahead : layers that are fetched before the one that is computed has ended.
-    gradient_layers : layers whose gradients may lie on the compute device, that which is computed
+    gradient_layers : layers whose gradients may be on the compute device, the one that is computed
         among them.
 
     Raises
     ------
-    ArgumentError : one is too small: no layer ahead is the least, and gradients of one.
+    ArgumentError : `layers_ahead` is below 0 or `gradient_layers` below 1.
     """
 
     layers_ahead: int = 1
@@ -69,12 +68,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration of a graph, as it came out on a timeline.
+    """Times of one iteration.
 
     Attributes
     ----------
-    forward_s, backward_s : to the end of the last layer's forward, and from there to the end of
-        the last update.
+    forward_s, backward_s : to the end of the last layer's forward, and from there to the end of the
+        last update.
     """
 
     forward_s: float
@@ -86,23 +85,16 @@ class Iteration:
 
 
 class Iterations:
-    """Adds iterations to a graph, each of which begins when the one before has ended.
+    """Builder of a graph of iterations, one after the other.
 
-    Parameters come to the compute device before each use and go after it, but for the last layer,
-    whose backward follows its forward. What an update needs is gathered when the gradients of its
-    layer are complete (section 5.3).
+    Parameters are fetched to the compute device before each use and freed after it, but for the
+    last layer, whose backward follows its forward. The arrays of an update are gathered when the
+    gradients of its layer are complete (section 5.3).
 
     Parameters
     ----------
     layers, pieces : as `nearstep.plan.pieces.cut` makes them.
     schedule : of these pieces, which has placed them.
-    machine
-    roles
-    limits
-
-    Attributes
-    ----------
-    graph, schedule
     """
 
     def __init__(
@@ -126,12 +118,7 @@ class Iterations:
         self._rooms: dict[int, Sequence[Operation]] = {}  # the last one of each channel
 
     def add(self) -> None:
-        """One more iteration.
-
-        Raises
-        ------
-        NoRoomError : it cannot be had with this memory.
-        """
+        """Add an iteration."""
         computed: list[Operation] = []  # layers in the order of computation
         sent: list[list[Operation]] = []  # gradients of each
         updates: list[Operation] = []
@@ -164,8 +151,8 @@ class Iterations:
     def _room(
         self, channel: int, moves: Sequence[Move], computed: Operation
     ) -> Sequence[Operation]:
-        """Add what gives way in a channel for an update, and return what has to end before bytes
-        may come there: that, and all that was to give way before, of which some may be left."""
+        """Add the evictions of an update in a channel, and return the operations that must end
+        before bytes may be sent there: these evictions, and all earlier ones."""
         gone = [self._move(move, computed) for move in moves if move.kind in ("evict", "drop")]
         after = [computed, *gone, *self._rooms.get(channel, ())]
         room = self.graph.add(f"room {channel}", f"room {channel}", after=after, seconds=0.0)
@@ -173,12 +160,7 @@ class Iterations:
         return [room]
 
     def times(self, timeline: Timeline) -> list[Iteration]:
-        """Of each iteration.
-
-        Parameters
-        ----------
-        timeline : of the graph.
-        """
+        """Times of each iteration, from the timeline of the graph."""
         at = {entry.operation.index: entry.end for entry in timeline.entries}
         hertz = timeline.hertz or 1.0
         found, begin = [], 0
@@ -189,12 +171,7 @@ class Iterations:
         return found
 
     def split(self, timeline: Timeline) -> list[Timeline]:
-        """The timeline of each iteration by itself, from where it begins.
-
-        Parameters
-        ----------
-        timeline : of the graph.
-        """
+        """Split the timeline of the graph into those of the iterations, each from its own begin."""
         at = {entry.operation.index: entry.end for entry in timeline.entries}
         found, first, begin = [], 0, 0
         for _, end in self._ends:
@@ -224,7 +201,7 @@ class Iterations:
         return self.graph.add(name, self._roles.compute, after=after, seconds=seconds)
 
     def _move(self, move: Move, *after: Operation) -> Operation:
-        """Add a move, which waits for what touched its bytes before."""
+        """Add a move, which waits for earlier uses of its bytes."""
         piece, array = move.item
         roles, graph = self._roles, self.graph
         name = f"{move.kind} {array}{piece.index}"
@@ -264,8 +241,8 @@ class Iterations:
         )
 
     def _holds(self, move: Move) -> tuple[str, ...]:
-        """What nothing else has meanwhile: a channel, and the one copy to or from a channel that is
-        under way; or the thread; and fetches come on a stream of their own (section 5.2)."""
+        """Resources that a move holds: a channel, and the one copy to or from channels; or the
+        thread; fetches have a stream of their own (section 5.2)."""
         stream = ("fetches",) if move.kind == "fetch" else ()
         if self._roles.updates == "processor":
             return ("host thread",) if move.kind in ("evict", "load", "update") else stream
@@ -276,7 +253,8 @@ class Iterations:
 
 
 def _moved(entry: Entry, first: int, begin: int) -> Entry:
-    """The same, counted from the first operation of an iteration and from the cycle it begins."""
+    """An entry counted from the first operation of an iteration and from the cycle that it begins
+    at."""
     operation = entry.operation
     own = replace(
         operation,

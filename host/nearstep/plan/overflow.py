@@ -1,4 +1,4 @@
-"""Steps of an optimizer whose arrays lie on drives as far as memory does not hold them."""
+"""Steps of an optimizer whose arrays are kept on drives where memory has no room."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nearstep.errors import ArgumentError
 from nearstep.plan.residency import Candidate, Residency, belady, updated_first
 
 Eviction = Literal["updated_first", "belady"]
-"""What gives way: section 5.3 of AXDIMM, or what is used again last."""
+"""Policy of eviction: section 5.3 of AXDIMM, or the array whose next use is last."""
 
 Kind = Literal["evict", "drop", "load", "make"]
-"""An array to the drives; given up, since they have it; from the drives; made, since the update, or
+"""Write an array to the drives; drop it, since they have it; read it; make it, since the update, or
 the host, writes all of it."""
 
 
@@ -24,7 +24,6 @@ class Array:
     Attributes
     ----------
     unit : index of these parameters.
-    name
     nbytes : in memory, of each channel.
     transient : a gradient.
     """
@@ -37,30 +36,29 @@ class Array:
 
 @dataclass(frozen=True)
 class ArrayMove:
-    """One thing to do."""
+    """A move of one array."""
 
     kind: Kind
     array: Array
 
 
 class OverflowPlan:
-    """Says what to move for each update, and what to write at the end of a step.
+    """Plan of the moves before each update, and of the writes at the end of a step.
 
-    After `written` the drives have everything; so an array that a later step finds in memory, and
-    has not come to yet, gives way without being written. Each array is written once a step.
+    After `written` the drives have all arrays; so an array that a later step finds in memory, and
+    has not used yet, is evicted without a write. Each array is written once a step.
 
     Parameters
     ----------
     capacity : bytes of memory of each channel.
-    eviction
 
     Attributes
     ----------
-    units : how many there are; a step updates them in their order.
+    units : number of units; a step updates them in order.
 
     Raises
     ------
-    ArgumentError : there is no such policy, or the capacity is negative.
+    ArgumentError : there is no such policy.
     """
 
     def __init__(self, capacity: int, eviction: Eviction) -> None:
@@ -72,20 +70,19 @@ class OverflowPlan:
 
     @property
     def peak(self) -> int:
-        """Most bytes of a channel that were in use."""
+        """Peak of the memory of a channel in bytes."""
         return self._memory.peak
 
     def __contains__(self, array: Array) -> bool:
-        """Whether it is in memory."""
+        """Whether an array is in memory."""
         return array in self._memory
 
     def update(self, arrays: Sequence[Array], made: Sequence[Array]) -> list[ArrayMove]:
-        """All arrays of one unit are about to be used, and changed.
+        """Plan the moves before the update of all arrays of one unit.
 
         Parameters
         ----------
-        arrays
-        made : those of them that need not come from the drives.
+        made : arrays that need not be read from the drives.
 
         Raises
         ------
@@ -100,11 +97,11 @@ class OverflowPlan:
         return moves
 
     def change(self, array: Array) -> None:
-        """An array in memory was written, not by an update."""
+        """Note that an array in memory was written, not by an update."""
         self._memory.change(array)
 
     def written(self) -> list[Array]:
-        """What the drives do not have yet; it is written, and a step has ended."""
+        """End a step, and return the arrays that must be written to the drives."""
         self._memory.end_iteration()
         return self._memory.written()
 

@@ -1,4 +1,4 @@
-"""What moves at once: parameters of a model, cut where they are large."""
+"""Pieces of parameters: what is moved and updated at once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import NamedTuple
 from nearstep.errors import ArgumentError
 
 ELEMENT_BYTES = 4
-"""Of an fp32 element."""
+"""Bytes of an fp32 element."""
 
 GRADIENT = "g"
-"""Array of gradients."""
+"""Name of the array of gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Parameters that are used together, and the work that uses them.
+    """Parameters that are used together, and the computation that uses them.
 
     Attributes
     ----------
-    name
     parameters : elements of each.
-    borrowed : parameters of earlier layers that it uses, too: index of the layer, and of the
+    borrowed : parameters of earlier layers that it also uses: index of the layer, and of the
         parameter in it.
     forward_s, backward_s : of the computation alone.
     """
@@ -36,21 +35,20 @@ class Layer:
 
     @property
     def elements(self) -> int:
-        """Of all its parameters."""
+        """Elements of all its parameters."""
         return sum(self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A parameter, or a part of a large one: what is moved and updated at once.
+    """A parameter, or a part of a large one.
 
     Attributes
     ----------
-    index
     layer : index of the layer.
     parameter : index of the parameter in it.
     start, stop : its elements in the parameter.
-    channel : of the memory that it lies in.
+    channel : of its memory.
     """
 
     index: int
@@ -66,12 +64,12 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """Of one of its arrays."""
+        """Bytes of one of its arrays."""
         return ELEMENT_BYTES * self.elements
 
 
 class Item(NamedTuple):
-    """An array of a piece: what lies in one place."""
+    """An array of a piece."""
 
     piece: Piece
     array: str
@@ -88,15 +86,13 @@ class Item(NamedTuple):
 def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[Piece]]:
     """Cut the parameters of each layer into pieces, and give each a channel.
 
-    Each goes to the channel that has the fewest bytes so far: channels in turn if all are of one
-    size (AXDIMM, section 5.2). In turn regardless of size, a channel would get all weights and
+    A piece is given to the channel with the fewest bytes so far: channels in turn if all are of one
+    size (AXDIMM, section 5.2). In turn regardless of size, one channel would get all weights and
     another all biases.
 
     Parameters
     ----------
-    layers
-    channels
-    most : elements of a piece; parameters with more become parts of nearly equal size.
+    most : elements of a piece; larger parameters become parts of nearly equal size.
 
     Raises
     ------

@@ -1,52 +1,44 @@
-"""Which arrays lie in memory, and which give way to others and lie on drives."""
+"""Residency: which arrays are in memory, and which are evicted to drives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from nearstep.errors import ArgumentError, NearstepError
+from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 
 class Movable(Protocol):
-    """What lies in memory or on drives, as a whole. It can be hashed."""
+    """An array that is in memory or on drives as a whole. It can be hashed."""
 
     @property
     def nbytes(self) -> int:
-        """That it takes in memory."""
+        """Bytes that it takes in memory."""
 
     @property
     def transient(self) -> bool:
-        """Whether it is given up where other arrays are written: a gradient."""
+        """Whether it is dropped, not written, on eviction: a gradient."""
 
 
 AnyItem = TypeVar("AnyItem", bound=Movable)
 
 
-class NoRoomError(NearstepError):
-    """What is needed at once does not fit into the memory of a channel.
+class NoRoomError(Fielded, NearstepError):
+    """The arrays needed at once do not fit into the memory of a channel, in bytes."""
 
-    Attributes
-    ----------
-    expected, actual : bytes that are needed, and that the channel has.
-    """
-
-    def __init__(self, channel: int, expected: int, actual: int) -> None:
-        super().__init__(
-            f"channel {channel}: {expected} bytes are needed at once, there are {actual}"
-        )
-        self.expected = expected
-        self.actual = actual
+    template = "channel {channel}: {expected} bytes are needed at once, there are {actual}"
+    channel: int
+    expected: int
+    actual: int
 
 
 class Candidate(NamedTuple, Generic[AnyItem]):
-    """An array that could give way.
+    """An array that could be evicted.
 
     Attributes
     ----------
-    item
-    updated : whether it has been updated in this iteration; a gradient, whether it was used.
-    used : when it was last used: larger is later.
+    updated : whether this iteration has updated it; a gradient, whether it was used.
+    used : time of the last use.
     """
 
     item: AnyItem
@@ -55,12 +47,12 @@ class Candidate(NamedTuple, Generic[AnyItem]):
 
 
 Policy = Callable[[Sequence[Candidate[AnyItem]], int], AnyItem]
-"""Chooses what gives way, of at least one candidate, at a position in the order of uses."""
+"""Choose the array to evict, of at least one candidate, at a position in the order of uses."""
 
 
 def updated_first(candidates: Sequence[Candidate[AnyItem]], now: int) -> AnyItem:
-    """Gradients that were used; what this iteration has updated, the longest unused first (AXDIMM,
-    section 5.3); then what was used last, since backward comes to that last."""
+    """Choose used gradients; then arrays that this iteration has updated, the longest unused first
+    (AXDIMM, section 5.3); then the one that was used last, which backward needs last."""
     done = [each for each in candidates if each.updated]
     if done:
         return min(done, key=lambda each: (not each.item.transient, each.used)).item
@@ -68,12 +60,12 @@ def updated_first(candidates: Sequence[Candidate[AnyItem]], now: int) -> AnyItem
 
 
 def belady(uses: Mapping[AnyItem, Sequence[int]], length: int) -> Policy[AnyItem]:
-    """What is used next the furthest ahead, in an order of uses that repeats: no policy evicts less
-    (Belady, 1966; of arrays of equal size).
+    """Policy that evicts the array whose next use is furthest ahead, in an order of uses that
+    repeats: no policy evicts less (Belady, 1966; of arrays of equal size).
 
     Parameters
     ----------
-    uses : positions of each array, ascending, from 0; what has none is not used again.
+    uses : positions of each array, ascending, from 0; an array without any is not used again.
     length : positions of an iteration.
     """
 
@@ -88,15 +80,13 @@ def belady(uses: Mapping[AnyItem, Sequence[int]], length: int) -> Policy[AnyItem
 
 
 class Residency(Generic[AnyItem]):
-    """Arrays in the memory of one channel. What is in neither list lies on drives alone.
+    """Arrays in the memory of one channel; all others are on drives.
 
-    An array that has not been changed since it came from a drive need not be written back.
+    An array that has not been changed since it was read from a drive need not be written back.
 
     Parameters
     ----------
-    channel
     capacity : bytes.
-    policy
 
     Attributes
     ----------
@@ -118,27 +108,26 @@ class Residency(Generic[AnyItem]):
 
     @property
     def free(self) -> int:
-        """Bytes that nothing is in."""
+        """Free bytes."""
         return self.capacity - self._bytes
 
     def __contains__(self, item: AnyItem) -> bool:
         return item in self._held
 
     def make_room(self, items: Iterable[AnyItem], now: int) -> list[tuple[AnyItem, bool]]:
-        """Hold arrays together, with room for those that are not here.
+        """Hold arrays together, and evict others to make room for those that are missing.
 
         Parameters
         ----------
-        items
         now : position in the order of uses.
 
         Returns
         -------
-        list[tuple[AnyItem, bool]] : what gives way, in order, and whether it has to be written.
+        list[tuple[AnyItem, bool]] : evicted arrays, in order, and whether each must be written.
 
         Raises
         ------
-        NoRoomError : nothing has given way.
+        NoRoomError : nothing was evicted.
         """
         kept = dict.fromkeys(items)
         missing = [item for item in kept if item not in self._held]
@@ -166,7 +155,7 @@ class Residency(Generic[AnyItem]):
         return gone
 
     def use(self, item: AnyItem, *, updated: bool = False) -> None:
-        """An array here is used, and changed if it is `updated`."""
+        """Note a use of an array here, which changes it if it is `updated`."""
         self._time += 1
         self._held[item] = self._time
         if updated:
@@ -175,16 +164,15 @@ class Residency(Generic[AnyItem]):
                 self._changed.add(item)
 
     def change(self, item: AnyItem) -> None:
-        """An array here differs from what the drives have."""
+        """Note that an array here differs from its copy on the drives."""
         self._changed.add(item)
 
     def written(self) -> list[AnyItem]:
-        """All that is changed, in the order in which it was used: from now on the drives have it
-        as well."""
+        """All changed arrays, in the order of their uses; they count as written from now on."""
         found = [item for item in self._held if item in self._changed]
         self._changed.clear()
         return sorted(found, key=self._held.__getitem__)
 
     def end_iteration(self) -> None:
-        """What was updated has been so in the iteration before; what was used up still is."""
+        """Begin the next iteration: no array is updated but used gradients."""
         self._updated = {item for item in self._updated if item.transient}

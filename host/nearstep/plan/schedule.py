@@ -1,4 +1,4 @@
-"""What an iteration moves, in order: the same for a run on devices and for one that is modelled."""
+"""The moves of an iteration in order: the same for a run on devices and for a modelled one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from nearstep.plan.pieces import GRADIENT, Item, Piece
 from nearstep.plan.residency import Policy, Residency
 
 Kind = Literal["fetch", "evict", "drop", "load", "send", "update"]
-"""A parameter to the compute device; an array to the drives, or given up, since they have it; an
-array from the drives; a gradient to memory; an update."""
+"""Fetch a parameter to the compute device; evict an array to the drives, or drop it, since they
+have it; load an array from the drives; send a gradient to memory; update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """One thing to do.
+    """A move of one array.
 
     Attributes
     ----------
-    kind
     item : the array; of an update its parameter.
-    source : where it comes from, of a fetch.
+    source : of a fetch.
     """
 
     kind: Kind
@@ -32,27 +31,26 @@ class Move:
 
     @property
     def nbytes(self) -> int:
-        """That move; 0 of an update and of what is given up."""
+        """Bytes of the transfer; 0 of an update and of a drop."""
         return 0 if self.kind in ("update", "drop") else self.item.nbytes
 
 
 class Schedule:
-    """Says what to move when a layer is computed and when a gradient is complete.
+    """Plan of the moves when a layer is computed and when a gradient is complete.
 
-    Every array lies on the drives or in memory, and never is there a second state of it that
-    counts: a changed one in memory is written before it gives way. Parameters are read from
-    wherever they are (AXDIMM, section 5.3: from the drives at once to the GPU), and for an update
-    all arrays of a piece are gathered in the memory of its channel.
+    Every array is on the drives or in memory: a changed one in memory is written before it is
+    evicted. Parameters are read from wherever they are (AXDIMM, section 5.3: from the drives
+    directly to the GPU), and for an update all arrays of a piece are gathered in the memory of its
+    channel.
 
     Parameters
     ----------
     pieces : of each layer.
-    borrowed : pieces of other layers that each layer uses, too.
+    borrowed : pieces of other layers that each layer also uses.
     arrays : of the optimizer, `p` first.
     capacity : bytes of memory of each channel.
-    policy
-    from_compute : for an update a parameter comes from the compute device, which has just used it,
-        if it is not in memory; else from the drives.
+    from_compute : for an update a parameter that is not in memory is sent by the compute device,
+        which has just used it; else it is read from the drives.
 
     Attributes
     ----------
@@ -79,9 +77,9 @@ class Schedule:
         self.peak_on_drives = 0
 
     def place(self) -> list[Move]:
-        """Put the arrays of new parameters into memory in order, while there is room.
+        """Place the arrays of new parameters in memory in order, the rest on the drives.
 
-        The others lie on the drives. Moves are `send` or `evict`.
+        Moves are `send` or `evict`.
         """
         moves: list[Move] = []
         for layer in self._pieces:
@@ -103,7 +101,7 @@ class Schedule:
         return [Item(piece, array) for array in self._arrays]
 
     def fetch(self, layer: int) -> list[Move]:
-        """Before a layer is computed, forward or backward: its parameters come."""
+        """Plan the fetches of parameters before a layer is computed, forward or backward."""
         moves = []
         for piece in (*self._pieces[layer], *self._borrowed.get(layer, ())):
             item = Item(piece, "p")
@@ -117,8 +115,8 @@ class Schedule:
         return moves
 
     def update(self, piece: Piece) -> list[Move]:
-        """When a gradient is complete: room for it and for what is missing, what is missing, the
-        gradient, and the update.
+        """Plan evictions, reads and the gradient's transfer for the update of a piece, and the
+        update.
 
         Raises
         ------
@@ -145,7 +143,7 @@ class Schedule:
         return moves
 
     def end_iteration(self) -> None:
-        """All gradients of an iteration have been taken."""
+        """End an iteration, when all of its gradients have been used."""
         self._position = 0
         for memory in self._memory:
             memory.end_iteration()
@@ -165,8 +163,8 @@ def uses(
     borrowed: Mapping[int, Sequence[Piece]] = MappingProxyType({}),
     arrays: Sequence[str] = ("p", "m", "v"),
 ) -> tuple[Mapping[Item, Sequence[int]], int]:
-    """The order of uses of an iteration, and its length: layers forward and backward, and in
-    backward an update of each piece, the last first (for `nearstep.plan.residency.belady`)."""
+    """Order of uses of an iteration, and its length: layers forward and backward, and in backward
+    an update of each piece, the last first (for `nearstep.plan.residency.belady`)."""
     found: dict[Item, list[int]] = {}
     position = 0
 

@@ -1,4 +1,4 @@
-"""A board behind a link, with what a driver needs of a device."""
+"""A board behind a link, as the backend of a device."""
 
 from __future__ import annotations
 
@@ -36,35 +36,34 @@ from nearstep_spec.serial.protocol import (
 )
 
 RESET_CYCLES = 1 << 20
-"""A reset takes fewer: it waits for what memory owes."""
+"""Bound of a reset, which waits for outstanding accesses of memory."""
 
 READY_CYCLES = 1 << 27
-"""A memory controller that brings itself up takes fewer: its part asks for some 200 us."""
+"""Bound of the start of a memory controller that initialises itself: its part needs some 200 us."""
 
 
 class LinkBackend(PollingBackend):
     """A board that is reached over a link.
 
-    Time is that of the board: its counter of cycles bounds waits. Accesses may come from several
-    threads. After a `LinkError` every access raises one, and a new backend has to be made.
+    Its counter of cycles bounds waits. Accesses may come from several threads. After a `LinkError`
+    every access raises one, and a new backend has to be made.
 
     Parameters
     ----------
-    link : that nobody has opened.
-    board : name of the board that must be there. None: any.
+    link : that is not open.
+    board : expected name of the board. None: any.
 
     Attributes
     ----------
-    link
-    manifest : what the board says of itself.
+    manifest : the board's description.
     controller : registers of its memory controller.
     board : registers of the board.
 
     Raises
     ------
-    LinkError : nobody answers, or not as the protocol says.
-    ProtocolVersionError, WrongBoardError, FirmwareError : who answers is not what this host drives.
-    MemoryNotReadyError
+    LinkError : there is no answer, or none of the protocol.
+    ProtocolVersionError, WrongBoardError, FirmwareError : the board is not one that this host
+        drives.
     """
 
     def __init__(self, link: Link, board: str | None = None) -> None:
@@ -89,7 +88,7 @@ class LinkBackend(PollingBackend):
 
     @property
     def backend(self) -> Backend:
-        """Itself, for `nearstep.serial.controllers.BoardAccess`."""
+        """This backend, for `nearstep.serial.controllers.BoardAccess`."""
         return self
 
     @property
@@ -102,7 +101,7 @@ class LinkBackend(PollingBackend):
 
     @property
     def unit(self) -> str:
-        """What the board's counter counts."""
+        """Unit of the board's counter."""
         return "device cycles" if self.manifest.clock_hz else "steps"
 
     def read_register(self, address: int) -> int:
@@ -112,24 +111,7 @@ class LinkBackend(PollingBackend):
         self._registers.write_register(address, value)
 
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
-        parts = list(_cut(address, out.size))
-        failed: list[Answer] = []
-
-        def take(index: int, answer: Answer) -> None:
-            if answer.status is not Status.OK:
-                failed.append(answer)
-                return
-            first, size = parts[index]
-            out[first - address :][:size] = np.frombuffer(answer.data, np.uint8)
-
-        self.link.ask_all(
-            (
-                Request(op=Op.READ, space=Space.MEMORY, address=first, length=size)
-                for first, size in parts
-            ),
-            take,
-        )
-        self._check_memory(failed, write=False)
+        self._check_memory(self._read(Space.MEMORY, address, out), write=False)
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         failed: list[Answer] = []
@@ -138,27 +120,20 @@ class LinkBackend(PollingBackend):
             if answer.status is not Status.OK:
                 failed.append(answer)
 
-        self.link.ask_all(
-            (
-                Request(
-                    op=Op.WRITE,
-                    space=Space.MEMORY,
-                    address=first,
-                    length=size,
-                    data=data[first - address :][:size].tobytes(),
-                )
-                for first, size in _cut(address, data.size)
-            ),
-            take,
+        write: Any = {"op": Op.WRITE, "space": Space.MEMORY}
+        requests = (
+            Request(address=at, length=size, data=data[at - address :][:size].tobytes(), **write)
+            for at, size in _cut(address, data.size)
         )
+        self.link.ask_all(requests, take)
         self._check_memory(failed, write=True)
 
     def reset(self) -> None:
-        """Reset the device and its path to memory; at the return that is over.
+        """Reset the device and its path to memory, and wait for the end of that.
 
         Raises
         ------
-        WaitTimeoutError : memory still owes something, and does not give it.
+        WaitTimeoutError : memory does not end an outstanding access.
         """
         self.board.control.set(reset=1)
         self._await_board("resetting", 0, RESET_CYCLES)
@@ -176,21 +151,26 @@ class LinkBackend(PollingBackend):
             return int(self.board.cycles.value)
 
     def _manifest_text(self, nbytes: int) -> bytes:
-        parts: dict[int, bytes] = {}
+        text = np.zeros(nbytes, np.uint8)
+        for answer in self._read(Space.MANIFEST, 0, text):
+            raise LinkMemoryError(answer.failed_at, answer.status.name, write=False)
+        return text.tobytes()
+
+    def _read(self, space: Space, address: int, out: NDArray[np.uint8]) -> list[Answer]:
+        """Read bytes of a space, and return the answers of parts that failed."""
+        parts = list(_cut(address, out.size))
+        failed: list[Answer] = []
 
         def take(index: int, answer: Answer) -> None:
             if answer.status is not Status.OK:
-                raise LinkMemoryError(answer.failed_at, answer.status.name, write=False)
-            parts[index] = answer.data
+                failed.append(answer)
+                return
+            first, size = parts[index]
+            out[first - address :][:size] = np.frombuffer(answer.data, np.uint8)
 
-        self.link.ask_all(
-            (
-                Request(op=Op.READ, space=Space.MANIFEST, address=first, length=size)
-                for first, size in _cut(0, nbytes)
-            ),
-            take,
-        )
-        return b"".join(parts[index] for index in sorted(parts))
+        requests = (Request(op=Op.READ, space=space, address=at, length=n) for at, n in parts)
+        self.link.ask_all(requests, take)
+        return failed
 
     def _check_board(self, board: str | None) -> None:
         if board is not None and board != self.manifest.board:
@@ -229,35 +209,19 @@ class LinkBackend(PollingBackend):
 
 
 class SpaceBus:
-    """Registers of one space of a board.
-
-    Parameters
-    ----------
-    link
-    space
-    """
+    """Registers of one space of a board."""
 
     def __init__(self, link: Link, space: Space) -> None:
         self._link = link
         self._space = space
 
     def read_register(self, address: int) -> int:
-        """Read one word.
-
-        Raises
-        ------
-        BusError, RegisterTimeoutError, LinkError
-        """
+        """Read one word."""
         answer = self._ask(Op.READ, address, b"")
         return int.from_bytes(answer.data, "little")
 
     def write_register(self, address: int, value: int) -> None:
-        """Write one word.
-
-        Raises
-        ------
-        BusError, RegisterTimeoutError, LinkError
-        """
+        """Write one word."""
         self._ask(Op.WRITE, address, value.to_bytes(WORD_BYTES, "little"))
 
     def _ask(self, op: Op, address: int, data: bytes) -> Answer:
@@ -273,7 +237,7 @@ class SpaceBus:
 
 
 def _cut(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """A range as requests take it: first byte and size of each part."""
+    """Cut a range into requests: first byte and size of each part."""
     assert PAGE_BYTES % MOST_DATA == 0
     end = address + nbytes
     while address < end:

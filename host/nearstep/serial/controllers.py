@@ -1,4 +1,4 @@
-"""What brings the memory controller of a board up, before its memory can be used."""
+"""Initialisation of the memory controllers of boards."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from nearstep_spec.serial.manifest import Manifest
 
 
 class BoardAccess(Protocol):
-    """What the initialisation of a memory controller has of a board.
+    """A board during the initialisation of its memory controller.
 
     Attributes
     ----------
-    manifest
     controller : registers of `Space.CONTROLLER`.
     backend : memory, and device cycles.
     """
@@ -34,8 +33,8 @@ class BoardAccess(Protocol):
 
 
 Initialise = Callable[[BoardAccess], None]
-"""Brings a controller up; raises `MemoryNotReadyError` if it cannot. The board is told afterwards,
-by `memory.ready`."""
+"""Initialises a controller; raises `MemoryNotReadyError` if that fails. Afterwards `memory.ready`
+is set on the board."""
 
 NONE = "none"
 
@@ -45,16 +44,16 @@ CONTROLLERS: Mapping[str, str] = MappingProxyType(
         "litedram-ddr3": "nearstep.serial.litedram:initialise_ddr3",
     }
 )
-"""`module:function`, an `Initialise`, of each controller by its name in the manifest. Nothing is to
-be done for `NONE`."""
+"""`module:function`, an `Initialise`, of each controller by its name in the manifest; there is none
+for `NONE`."""
 
 
 def initialiser(name: str, made_by: str) -> Initialise | None:
-    """What brings the controller `name` up; None if nothing has to be done.
+    """Find the initialisation of the controller `name`; None if it needs none.
 
     Raises
     ------
-    FirmwareError : this version of nearstep does not know it.
+    FirmwareError : this version of nearstep does not know the controller.
     """
     if name == NONE:
         return None

@@ -1,4 +1,4 @@
-"""What a board is: its manifest as a configuration, and whether this host knows such a board."""
+"""Descriptions of boards: the manifest as a configuration, checked against this host."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FAMILIES: Mapping[str, Callable[[Manifest], type[Any]]] = MappingProxyType(
         "smartssd": lambda each: SmartssdConfig,
     }
 )
-"""Kind of configuration of each family; which of two it is the names of register blocks tell."""
+"""Kind of configuration of each family; names of register blocks tell two kinds apart."""
 
 
 def map_hashes(config: object) -> dict[str, int]:
@@ -49,7 +49,7 @@ def map_hashes(config: object) -> dict[str, int]:
 
     Raises
     ------
-    ArgumentError : it is none that a board has.
+    ArgumentError : no board has such a device.
     """
     if type(config) not in _MAPS:
         known = ", ".join(each.__name__ for each in _MAPS)
@@ -85,11 +85,11 @@ def describe(
 
 
 def read_manifest(text: bytes, port: str) -> Manifest:
-    """The manifest in the text that a board sent.
+    """Decode the manifest that a board sent.
 
     Raises
     ------
-    FirmwareError : it is none of the format that this host knows.
+    FirmwareError : this host does not know the format.
     """
     try:
         return Manifest.decode(text)
@@ -103,9 +103,9 @@ def config_of(manifest: Manifest, port: str) -> Any:
 
     Raises
     ------
-    WrongBoardError : no driver here is for its family.
-    FirmwareError : it has what this version of nearstep does not, or has otherwise: options,
-        register maps, update rules.
+    WrongBoardError : there is no driver for its family.
+    FirmwareError : options, register maps or update rules are unknown, or differ from this
+        version's.
     """
     made_by = f"{manifest.board} on {port}, made by nearstep {manifest.package or '?'}"
     if manifest.family not in _FAMILIES:

@@ -1,31 +1,25 @@
-"""What can go wrong on the way to a board.
+"""Errors of the link to a board.
 
 A `PortError` says that nothing was opened. After a `LinkError` the device has to be opened again:
-what was under way may have been done, in part, or not at all.
+requests in flight may have been carried out, in part, or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from nearstep.errors import DeviceError, MismatchError
+from nearstep.errors import AccessError, DeviceError, FieldedDeviceError, MismatchError
 
 UNKNOWN = "whether it was carried out is not known"
 
 
-class PortError(DeviceError):
-    """A serial port that cannot be opened.
+class PortError(FieldedDeviceError):
+    """A serial port that cannot be opened."""
 
-    Attributes
-    ----------
-    port
-    reason
-    """
-
-    def __init__(self, port: str, reason: str) -> None:
-        self.port = port
-        self.reason = reason
-        super().__init__(f"cannot open serial port {port}: {reason}")
+    template = "cannot open serial port {port}: {reason}"
+    port: str
+    reason: str
 
 
 class PortNotFoundError(PortError):
@@ -40,25 +34,16 @@ class PortBusyError(PortError):
     """Another program has the port."""
 
 
-class LinkError(DeviceError):
-    """The link to a board failed. Nothing more goes over it: the device has to be opened again.
+class LinkError(FieldedDeviceError):
+    """The link to a board failed. It carries nothing more: the device has to be opened again."""
 
-    Attributes
-    ----------
-    port
-    reason
-    """
-
-    def __init__(self, port: str, reason: str, *, transactions: Sequence[str] = ()) -> None:
-        self.port = port
-        self.reason = reason
-        super().__init__(
-            f"link on {port}: {reason}; open the device again", transactions=transactions
-        )
+    template = "link on {port}: {reason}; open the device again"
+    port: str
+    reason: str
 
 
 class NoAnswerError(LinkError):
-    """Nobody answered a request, however often it was sent: it may have been carried out, or not.
+    """A request was not answered, however often it was sent: it may have been carried out, or not.
 
     Attributes
     ----------
@@ -76,22 +61,18 @@ class NoAnswerError(LinkError):
         detail: str = "nothing came",
         transactions: Sequence[str] = (),
     ) -> None:
-        self.seconds = seconds
-        self.tries = tries
-        super().__init__(
-            port,
-            f"no answer to {request} in {seconds:.3g} s, sent {tries} times: {detail}; {UNKNOWN}",
-            transactions=transactions,
-        )
+        self.seconds, self.tries = seconds, tries
+        reason = f"no answer to {request} in {seconds:.3g} s, sent {tries} times: {detail}"
+        super().__init__(port, f"{reason}; {UNKNOWN}", transactions=transactions)
 
 
 class DamagedFramesError(NoAnswerError):
-    """As `NoAnswerError`, and what came meanwhile was damaged, or is of another protocol.
+    """As `NoAnswerError`, and the bytes received meanwhile were damaged, or of another protocol.
 
     Attributes
     ----------
     frames : damaged ones.
-    nbytes : that came, all in all.
+    nbytes : received in all.
     """
 
     def __init__(
@@ -105,28 +86,24 @@ class DamagedFramesError(NoAnswerError):
         nbytes: int,
         transactions: Sequence[str] = (),
     ) -> None:
-        self.frames = frames
-        self.nbytes = nbytes
-        super().__init__(
-            port,
-            request,
-            seconds=seconds,
-            tries=tries,
-            detail=f"of {nbytes} bytes that came, none were its answer; {frames} damaged frames "
-            "(is it this kind of board, and this baud rate?)",
-            transactions=transactions,
+        self.frames, self.nbytes = frames, nbytes
+        detail = (
+            f"of {nbytes} bytes that came, none were its answer; {frames} damaged frames "
+            "(is it this kind of board, and this baud rate?)"
         )
+        sent: Any = {"seconds": seconds, "tries": tries, "transactions": transactions}
+        super().__init__(port, request, detail=detail, **sent)
 
 
 class PortLostError(LinkError):
-    """The port went away: the cable was pulled, or what was behind it ended.
+    """The port is gone: the cable was pulled, or the program behind it ended.
 
-    What had no answer yet may have been carried out, or not.
+    Requests without an answer may have been carried out, or not.
     """
 
 
 class SessionLostError(LinkError):
-    """The board was reset while it was in use: what registers and the kernel held is gone."""
+    """The board was reset while it was in use: the state of registers and kernel is lost."""
 
 
 class InterruptedLinkError(LinkError):
@@ -134,12 +111,7 @@ class InterruptedLinkError(LinkError):
 
 
 class AnswerError(LinkError):
-    """The board answered something that the protocol does not allow.
-
-    Attributes
-    ----------
-    expected, actual
-    """
+    """The board sent an answer that the protocol does not allow."""
 
     def __init__(
         self,
@@ -150,17 +122,13 @@ class AnswerError(LinkError):
         *,
         transactions: Sequence[str] = (),
     ) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(
-            port,
-            f"the answer to {request} must be {expected}, not {actual}",
-            transactions=transactions,
-        )
+        self.expected, self.actual = expected, actual
+        reason = f"the answer to {request} must be {expected}, not {actual}"
+        super().__init__(port, reason, transactions=transactions)
 
 
 class LinkFailedError(LinkError):
-    """The link was used after it had failed; its `__cause__` is what it failed with."""
+    """The link was used after it had failed; its `__cause__` is the failure."""
 
 
 class ProtocolVersionError(MismatchError):
@@ -175,47 +143,26 @@ class FirmwareError(MismatchError):
     """The design on the board is not one of this version of nearstep."""
 
 
-class LinkMemoryError(DeviceError):
+class LinkMemoryError(AccessError):
     """An access of the board's memory that its bus answered with an error.
 
     Attributes
     ----------
     address : of the request, or of the burst, that failed first.
     status : answer of the bus.
-    write
     """
 
-    def __init__(
-        self, address: int, status: str, *, write: bool, transactions: Sequence[str] = ()
-    ) -> None:
-        self.address = address
-        self.status = status
-        self.write = write
-        super().__init__(
-            f"{'write' if write else 'read'} of memory at {address:#x}: response must be OKAY, "
-            f"not {status}",
-            transactions=transactions,
-        )
+    template = "{action} of memory at {address:#x}: response must be OKAY, not {status}"
+    address: int
+    status: str
 
 
-class RegisterTimeoutError(DeviceError):
-    """A register that did not answer on the board's bus in time.
+class RegisterTimeoutError(AccessError):
+    """A register that did not answer on the board's bus in time."""
 
-    Attributes
-    ----------
-    address
-    write
-    """
-
-    def __init__(self, address: int, *, write: bool, transactions: Sequence[str] = ()) -> None:
-        self.address = address
-        self.write = write
-        super().__init__(
-            f"register {'write' if write else 'read'} at {address:#x}: the bus of the board did "
-            "not answer",
-            transactions=transactions,
-        )
+    template = "register {action} at {address:#x}: the bus of the board did not answer"
+    address: int
 
 
 class MemoryNotReadyError(DeviceError):
-    """The memory controller of the board cannot be brought up."""
+    """The memory controller of the board cannot be initialised."""

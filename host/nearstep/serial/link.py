@@ -1,4 +1,4 @@
-"""Requests to a board and their answers: a session, what is ahead, and what is sent again."""
+"""Requests to a board and their answers: a session, a window of requests, and retries."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ SEQUENCES = 256
 WAIT_SECONDS = 0.1
 WAIT_GROWTH = 2.0
 MOST_GROWTHS = 3
-"""Times that the wait grows for one request, at most: so a board that is gone is found soon."""
+"""Growths of the wait for one request, at most, so that a board that is gone is found soon."""
 
 KEPT_GROWTHS = 8
-"""Times that it has grown, at most, after requests that were all sent again: to 25.6 s."""
+"""Growths of the wait, at most, after requests that were all retried: to 25.6 s."""
 
 TRIES = 10
 KEPT_TRANSACTIONS = 32
@@ -61,17 +61,17 @@ Take = Callable[[int, Answer], None]
 
 @dataclass
 class LinkTraffic:
-    """What has crossed the link since it was opened.
+    """Traffic of the link since it was opened.
 
     Attributes
     ----------
     bytes_sent, bytes_received : on the line, framing included.
-    bodies_sent, bodies_received : of them, bytes of requests and of answers. With six for each
-        frame, what is missing are escapes.
+    bodies_sent, bodies_received : bytes of requests and of answers among them. With six for each
+        frame, the rest are escapes.
     frames_sent, frames_received : whole ones.
-    frames_resent : of those sent, the ones that were sent before.
+    frames_resent : retries among the frames sent.
     frames_dropped : received and damaged.
-    frames_stale : received, and no answer to anything that still had none.
+    frames_stale : received, without an open request that they answer.
     """
 
     bytes_sent: int = 0
@@ -87,17 +87,16 @@ class LinkTraffic:
 
 @dataclass
 class _Pending:
-    """A request that is not answered yet.
+    """A request without an answer.
 
     Attributes
     ----------
-    index : its place among those of the call.
-    request
+    index : among those of the call.
     tries : times that it was sent.
-    growths : times that its wait has grown.
+    growths : of its wait.
     sent_at : number of its last frame, of all frames of the link.
-    begun, last : time at which it was sent first, and last.
-    received, dropped : bytes and damaged frames that had come by then.
+    begun, last : times of its first and last frame.
+    received, dropped : bytes and damaged frames received until then.
     """
 
     index: int
@@ -112,7 +111,7 @@ class _Pending:
 
     @property
     def nbytes(self) -> int:
-        """Of it and its answer on the line, about."""
+        """Bytes of the request and its answer on the line, about."""
         data = len(self.request.data) if self.request.op is Op.WRITE else self.request.length
         return data + REQUEST_BYTES + ANSWER_BYTES + 2 * FRAME_BYTES
 
@@ -120,33 +119,28 @@ class _Pending:
 class Link:
     """A session with a board.
 
-    Requests of a call go out ahead of their answers, as many as the board holds. Board and line
-    keep the order, so an answer shows that every request whose frame went out before its own, and
-    which has none, was lost, or its answer was: that is sent again at once. If nothing comes, the
-    oldest is sent again, after waits that grow, and stay as long until something that was sent once
-    is answered. What may not be ahead of answers waits for them: writes of registers, and of two
-    requests that share a byte of memory and do not both read it the second. Methods may be called
-    from several threads.
+    Requests of a call are sent ahead of their answers, as many as the board holds. Board and line
+    keep the order, so an answer shows that every unanswered request whose frame was sent before was
+    lost, or its answer was: that request is retried at once. If no answer arrives, the oldest
+    request is retried, after waits that grow, until a request that was sent once is answered. Some
+    requests wait for earlier answers: writes of registers, and the second of two requests that
+    share a byte of memory and do not both read it. Methods may be called from several threads.
 
-    Who gives up on a request has no session. So the link fails where none is answered; and a call
-    that is interrupted takes what it still has to get before it ends, unless it is interrupted
-    again.
+    A session cannot skip a request. So the link fails if one is never answered; and an interrupted
+    call receives its outstanding answers before it ends, unless it is interrupted again.
 
     Parameters
     ----------
-    transport
-    wait : seconds before a request is sent again, the first time; what the line needs for the bytes
-        is added.
+    wait : seconds before the first retry of a request, beside the time of the bytes on the line.
     tries : times that a request is sent before the link has failed.
     window : requests ahead, at most. None: as many as the board holds.
-    number : gives what tells one session from another, of 48 bits, another one every time.
+    number : returns a new number of a session, of 48 bits, at each call.
 
     Attributes
     ----------
     port : name of the line.
-    traffic
-    hello : what the board said of itself; None before `open`.
-    history : the last requests and how they ended, oldest first.
+    hello : the board's greeting; None before `open`.
+    history : the last requests and their outcomes, oldest first.
     """
 
     def __init__(
@@ -191,9 +185,7 @@ class Link:
 
         Raises
         ------
-        NoAnswerError, PortLostError
-        ProtocolVersionError : of another version of the protocol.
-        AnswerError
+        ProtocolVersionError : the board has another version of the protocol.
         """
         with self._lock:
             found: list[Hello] = []
@@ -208,13 +200,7 @@ class Link:
             return self.hello
 
     def ask(self, request: Request) -> Answer:
-        """Send one request and wait for its answer, which may be one of `FAILED`.
-
-        Raises
-        ------
-        LinkError
-        ForkedDeviceError
-        """
+        """Send one request and wait for its answer, which may be one of `FAILED`."""
         found: list[Answer] = []
         self.ask_all([request], lambda _, answer: found.append(answer))
         return found[0]
@@ -224,8 +210,8 @@ class Link:
 
         Parameters
         ----------
-        requests : the sequence number is the link's.
-        take : gets the place of each among them and its answer, in any order.
+        requests : without sequence numbers, which the link sets.
+        take : called with the index and the answer of each, in any order.
 
         Raises
         ------
@@ -243,7 +229,7 @@ class Link:
             self._exchange(requests, take)
 
     def close(self) -> None:
-        """Give the port back. Closing twice does nothing."""
+        """Close the port. Closing twice does nothing."""
         self._closed = True
         self._transport.close()
 
@@ -258,7 +244,7 @@ class Link:
             raise
 
     def _settle(self, cause: BaseException) -> None:
-        """Take what is unanswered after an interruption; fail if that is interrupted too."""
+        """Receive outstanding answers after an interruption; fail if that is interrupted too."""
         try:
             self._run(iter(()), lambda index, answer: None)
         except LinkError as error:
@@ -276,7 +262,7 @@ class Link:
         self._transport.close()
 
     def _run(self, requests: Iterator[Request], take: Take) -> None:
-        """Send everything, and take every answer."""
+        """Send all requests, and receive all answers."""
         pending = self._pending
         index = 0
         request = next(requests, None)
@@ -316,7 +302,7 @@ class Link:
         return not any(_clash(request, each.request) for each in self._pending)
 
     def _send(self, requests: Sequence[_Pending]) -> None:
-        """Send them, for the first time or again."""
+        """Send requests, for the first time or again."""
         data = bytearray()
         for each in requests:
             if each.tries >= self._tries:
@@ -341,10 +327,10 @@ class Link:
             self.traffic.bytes_sent += len(data)
 
     def _learn(self, answered: _Pending) -> None:
-        """Keep in mind how long an answer took.
+        """Learn from the time of an answer.
 
-        To which of several frames it came cannot be known: it may have taken longer, so waits stay
-        as long as they are.
+        Which of several frames was answered is unknown: the answer may have taken longer, so waits
+        keep their length.
         """
         now = self._transport.now
         took = now - max(answered.last, self._answered_at)
@@ -355,7 +341,7 @@ class Link:
 
     @property
     def _patience(self) -> float:
-        """Seconds in which something pending should be answered."""
+        """Seconds in which an open request should be answered."""
         baud = self._transport.baud
         line = BITS_A_BYTE / baud if baud else 0.0
         nbytes = sum(each.nbytes for each in self._pending)
@@ -363,7 +349,7 @@ class Link:
         return wait + (nbytes + self._pending[0].nbytes) * self._byte_seconds
 
     def _await(self) -> tuple[_Pending, Answer] | None:
-        """The next answer to something pending; None if it does not come in time."""
+        """Receive the next answer to an open request; None after a timeout."""
         begun = self._transport.now
         while True:
             while self._bodies:
@@ -379,7 +365,7 @@ class Link:
             self.traffic.frames_dropped = self._deframer.dropped
 
     def _match(self, body: bytes) -> tuple[_Pending, Answer] | None:
-        """What a frame answers; None if that has been answered before, or was never asked."""
+        """The request that a frame answers; None if there is none, or none any more."""
         self.traffic.frames_received += 1
         self.traffic.bodies_received += len(body)
         try:
@@ -397,7 +383,7 @@ class Link:
         return None
 
     def _learn_late(self, greeting: Answer) -> None:
-        """The answer to a SYNC that was sent before the newest: a board is there, but is slow."""
+        """Learn from the answer to a SYNC before the newest: the board is slow."""
         sent = self._syncs.get(int.from_bytes(greeting.data[:ADDRESS_BYTES], "little"))
         if sent is not None:
             took = self._transport.now - sent
@@ -420,7 +406,7 @@ class Link:
         raise AnswerError(self.port, asked, expected, actual, transactions=transactions)
 
     def _hello(self, answer: Answer) -> Hello:
-        """What a board says in its answer to SYNC."""
+        """Decode the greeting in an answer to SYNC."""
         data = answer.data
         if len(data) > ADDRESS_BYTES and data[ADDRESS_BYTES] != VERSION:
             what = f"version of the protocol on {self.port}"
@@ -447,7 +433,7 @@ class Link:
 
 
 def _clash(first: Request, second: Request) -> bool:
-    """Whether two requests must not both be unanswered."""
+    """Whether the second request must wait for the answer to the first."""
     both = (first, second)
     writes = [each for each in both if each.op is not Op.READ]
     if any(each.space is not Space.MEMORY for each in writes):
@@ -467,6 +453,6 @@ def _text(request: Request) -> str:
 
 
 def _said(pending: _Pending, answer: Answer) -> str:
-    """A request and how it ended, for reports."""
+    """A request and its outcome, for reports."""
     more = f", sent {pending.tries} times" if pending.tries > 1 else ""
     return f"{_text(pending.request)} -> {answer.status.name}{more}"

@@ -1,4 +1,4 @@
-"""Brings LiteDRAM's memory controllers up."""
+"""Initialisation of LiteDRAM's memory controllers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nearstep.serial.errors import MemoryNotReadyError
 from nearstep_spec.csr.model import WORD_BYTES
 
 TESTED_BYTES = 64
-"""At each end of memory, and at every power of two between."""
+"""Bytes tested at each end of memory, and at every power of two between."""
 
 SEED = 20
 
 HARDWARE = 1
-"""In the register `sdram_dfii_control`: the controller has the memory, not the host."""
+"""Value of `sdram_dfii_control`: the controller has the memory, not the host."""
 
 COMMAND: Mapping[str, int] = MappingProxyType(
     {"CS": 1, "WE": 2, "CAS": 4, "RAS": 8, "WRDATA": 16, "RDDATA": 32}
@@ -32,27 +32,27 @@ WORDS_A_PHASE = 2
 
 
 def initialise_sdr(board: BoardAccess) -> None:
-    """Do what the manifest says that an SDRAM needs, and see that it holds what is written.
+    """Initialise an SDRAM by the steps of the manifest, and check that it holds data.
 
     Raises
     ------
-    MemoryNotReadyError : it does not. With the first address, and what is there.
+    MemoryNotReadyError : it does not: the error has the first address, and its contents.
     """
     _do_steps(board)
     check_memory(board)
 
 
 def initialise_ddr3(board: BoardAccess) -> None:
-    """Do what the manifest says that a DDR3 SDRAM needs, find the delays at which its data is
-    taken, and see that it holds what is written.
+    """Initialise a DDR3 SDRAM by the steps of the manifest, find the delays of its data pins, and
+    check that it holds data.
 
     While a row is open for that, every command is a request over the line: it stays open longer
-    than a memory in use may have it.
+    than the standard allows in normal use.
 
     Raises
     ------
-    MemoryNotReadyError : a byte of the data pins has no delay at which it reads what was written,
-        or memory does not hold it.
+    MemoryNotReadyError : a byte of the data pins has no delay at which it reads written data, or
+        memory does not hold it.
 
     Ref: the read levelling of LiteDRAM's software, liblitedram of LiteX.
     """
@@ -66,10 +66,8 @@ def initialise_ddr3(board: BoardAccess) -> None:
 
 
 def longest(working: Sequence[Sequence[bool]]) -> tuple[int, int] | None:
-    """The middle of the longest row of `True`: which sequence, and where in it.
-
-    The first one of several; None if there is none.
-    """
+    """The middle of the first longest run of `True`: number of its sequence, and index there; None
+    if there is no run."""
     best: tuple[int, int] | None = None
     most = 0
     for number, row in enumerate(working):
@@ -84,8 +82,8 @@ def longest(working: Sequence[Sequence[bool]]) -> tuple[int, int] | None:
 
 
 class _Phy:
-    """What drives the pads of a DDR3 SDRAM, in the hands of the host: commands to the memory, a
-    row of it as a place to write and read, and the delays of its data pins."""
+    """The PHY of a DDR3 SDRAM under control of the host: commands to the memory, a row of it for
+    tests, and the delays of its data pins."""
 
     def __init__(self, board: BoardAccess) -> None:
         self._board = board
@@ -99,11 +97,11 @@ class _Phy:
         self._board.controller.write_register(address, value)
 
     def level(self, lane: int) -> None:
-        """Take the data of a lane in the middle of the delays at which it is right.
+        """Set a lane to the middle of the delays at which its data is right.
 
         Raises
         ------
-        MemoryNotReadyError : it is right at none.
+        MemoryNotReadyError : there is no such delay.
         """
         self.write("ddrphy_dly_sel", 1 << lane)
         working = []
@@ -176,13 +174,13 @@ def _do_steps(board: BoardAccess) -> None:
 
 
 def check_memory(board: BoardAccess) -> None:
-    """Write parts of memory, each of them other bytes, and then read them all.
+    """Write different bytes to parts of memory, and then read them all.
 
-    They lie where a wrong bit of an address, or of a row, makes one overwrite another.
+    The parts are where a wrong bit of an address, or of a row, makes one overwrite another.
 
     Raises
     ------
-    MemoryNotReadyError : with the first address that reads otherwise, and what is there.
+    MemoryNotReadyError : the error has the first wrong address, and its contents.
     """
     limit = board.manifest.memory_bytes
     places = [0, *(1 << bit for bit in range(TESTED_BYTES.bit_length(), limit.bit_length() - 1))]

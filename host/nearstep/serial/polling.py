@@ -1,4 +1,4 @@
-"""Waits for a device that is on another machine: its registers are read again and again."""
+"""Waits for a device on another machine, by polls of its registers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from nearstep.backends.base import Backend, Poll
 from nearstep.errors import WaitTimeoutError
 
 MOST_POLLS = 16
-"""Polls between two looks at the clock, at most."""
+"""Polls between two reads of the clock, at most."""
 
 
 class PollingBackend(Backend):
-    """A device with a clock that is read as a register is, and whose time passes by itself."""
+    """A device whose clock is read as a register is, and runs by itself."""
 
     @property
     @abstractmethod
     def unit(self) -> str:
-        """What the clock counts."""
+        """Unit of the clock."""
 
     @property
     @abstractmethod
     def now(self) -> int:
-        """The clock; a read takes time, too."""
+        """Value of the clock; the read takes time, too."""
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         begun: int | None = None

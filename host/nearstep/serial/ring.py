@@ -1,4 +1,4 @@
-"""Boards with COARSE devices that are joined to a ring, as one device."""
+"""Boards with COARSE devices in a ring, as one device."""
 
 from __future__ import annotations
 
@@ -19,24 +19,20 @@ FAMILY = "coarse"
 
 
 class BoardRing(PollingBackend):
-    """Boards whose devices are joined: link 1 of each to link 0 of the next, of the last to the
-    first; of two boards only the first to the second.
+    """Boards in a ring: link 1 of each is joined to link 0 of the next, of the last to the first;
+    of two boards only the first to the second.
 
     Registers of board d begin at d * `register_bytes`, its memory at d * `memory_bytes`. Time is
-    that of the first board. Boards that are given are closed with this, and if this fails.
+    that of the first board. The boards are closed with this, and if this fails.
 
     Parameters
     ----------
     boards : opened, in the order of the ring.
 
-    Attributes
-    ----------
-    boards
-
     Raises
     ------
-    ArgumentError : they are fewer than two or more than 64.
-    WrongBoardError : one of them has another device, or another configuration than the first.
+    ArgumentError : there are fewer than two or more than 64.
+    WrongBoardError : a board has another device, or another configuration than the first.
     """
 
     def __init__(self, boards: Sequence[LinkBackend]) -> None:
@@ -116,7 +112,7 @@ class BoardRing(PollingBackend):
     def _parts(
         self, what: str, address: int, data: NDArray[np.uint8]
     ) -> Iterator[tuple[LinkBackend, int, NDArray[np.uint8]]]:
-        """An access cut where the memory of one board ends: board, address there, its bytes."""
+        """Cut an access where the memory of one board ends: board, address there, its bytes."""
         end = address + data.size
         if address < 0 or end > self.capacity_bytes:
             raise OutOfBoundsError(f"memory {what}", address, end, self.capacity_bytes)
@@ -132,7 +128,7 @@ class BoardRing(PollingBackend):
 
         Raises
         ------
-        WaitTimeoutError : memory still owes something, and does not give it.
+        WaitTimeoutError : memory does not end an outstanding access.
         """
         for board in self.boards:
             board.reset()
@@ -142,7 +138,7 @@ class BoardRing(PollingBackend):
             board.close()
 
     def transactions(self) -> Sequence[str]:
-        """The last ones of each board, with its port."""
+        """The last transactions of each board, with its port."""
         return tuple(
             f"{board.link.port}: {each}" for board in self.boards for each in board.transactions()
         )

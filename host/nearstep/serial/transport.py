@@ -1,4 +1,4 @@
-"""Bytes to and from a board, and the time by which waits are counted."""
+"""Transports: bytes to and from a board, and the clock of waits."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ BITS_A_BYTE = 10
 """Start bit, eight bits, stop bit."""
 
 STUCK_SECONDS = 5.0
-"""A port that takes no byte for so long counts as lost; there is no flow control."""
+"""Seconds without a byte taken after which a port counts as lost; there is no flow control."""
 
 WRITTEN_BYTES = 2048
-"""Bytes that are given to the port at once; at 9600 baud they take 2 s."""
+"""Bytes of a write to the port; at 9600 baud they take 2 s."""
 
 MAY_BE = "what was under way may have been carried out"
 
 
 class Transport(Protocol):
-    """What a link needs of a line.
+    """A line, for a link.
 
     Attributes
     ----------
@@ -44,39 +44,27 @@ class Transport(Protocol):
 
     @property
     def now(self) -> float:
-        """Seconds, of the clock by which `read` waits."""
+        """Seconds of the clock by which `read` waits."""
 
     def write(self, data: bytes) -> None:
-        """Send bytes.
-
-        Raises
-        ------
-        PortLostError
-        """
+        """Send bytes."""
 
     def read(self, seconds: float) -> bytes:
-        """What has come; if that is nothing, wait for a byte, at most so long.
-
-        Raises
-        ------
-        PortLostError
-        """
+        """Return received bytes; if there are none, wait for one, at most so long."""
 
     def close(self) -> None:
-        """Give the line back. Closing twice does nothing."""
+        """Close the line. Closing twice does nothing."""
 
 
 class SerialPort:
-    """A serial port of this machine, which no other program may open meanwhile.
+    """A serial port of this machine, opened exclusively.
 
     Parameters
     ----------
     port : its path, such as `/dev/ttyUSB0`.
-    baud
 
     Raises
     ------
-    PortNotFoundError, PortPermissionError, PortBusyError
     PortError : it is no serial port, or does not have the baud rate.
     """
 
@@ -95,7 +83,7 @@ class SerialPort:
         return time.monotonic()
 
     def write(self, data: bytes) -> None:
-        """As `Transport.write`; what comes meanwhile is kept for `read`."""
+        """Send bytes as `Transport.write`; bytes received meanwhile are kept for `read`."""
         left = memoryview(data)
         until = self.now + STUCK_SECONDS
         try:
@@ -135,7 +123,7 @@ class SerialPort:
 
 
 def _written(port: int, data: memoryview) -> int:
-    """How many of these bytes the port has taken."""
+    """Number of these bytes that the port has taken."""
     try:
         return os.write(port, data)
     except BlockingIOError:
@@ -143,7 +131,7 @@ def _written(port: int, data: memoryview) -> int:
 
 
 def _why(port: str, error: Exception) -> PortError:
-    """What it means that a port could not be opened."""
+    """The error of a port that could not be opened."""
     number = getattr(error, "errno", None)
     if number in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
         return PortNotFoundError(port, "there is no such port")

@@ -1,1 +1,1 @@
-"""What devices hold, in files: snapshots, and drives with generations of tensors."""
+"""Storage of tensors in files: snapshots, and drives with generations."""

@@ -1,4 +1,4 @@
-"""Blocks of a file or a block device: the bottom of the storage, which tests replace."""
+"""Blocks of a file or a block device: the lowest layer of storage, which tests replace."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ BLOCK_BYTES = 4096
 """Bytes of a block: the unit of offsets, sizes and addresses."""
 
 GONE = {errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOMEDIUM, errno.ESHUTDOWN}
-"""Errors of a device that is no more."""
+"""Error numbers of a device that is gone."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
-"""Filesystems in memory. Newer kernels take O_DIRECT there, and do nothing of what it says."""
+"""Filesystems in memory. Newer kernels accept O_DIRECT there, and ignore it."""
 
 Bytes = NDArray[Any]
 
 Move = Callable[..., int]
-"""`os.preadv` or `os.pwritev`: of a descriptor, arrays of bytes and an offset."""
+"""`os.preadv` or `os.pwritev`: takes a descriptor, arrays of bytes and an offset."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls of the system that move data."""
+    """System calls that transfer data."""
 
     preadv: Move = os.preadv
     pwritev: Move = os.pwritev
@@ -58,7 +58,7 @@ SYSTEM = Calls()
 
 
 class Blocks(ABC):
-    """A number of blocks. Calls return when they are done, and may come from several threads.
+    """A number of blocks; calls return when they are done, and may be made by several threads.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def write(self, block: int, data: Bytes) -> None:
-        """Write whole blocks from `block` on. They last from the next `flush` on.
+        """Write whole blocks from `block` on, which are durable after the next `flush`.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Have every write that has ended outlast a power cut.
+        """Make every write that has ended durable.
 
         Raises
         ------
@@ -98,11 +98,11 @@ class Blocks(ABC):
 
     @abstractmethod
     def check_present(self) -> None:
-        """Raise `DriveVanishedError` if nobody could open it again."""
+        """Raise `DriveVanishedError` unless the drive could be opened again."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give it back. Closing twice does nothing."""
+        """Close the blocks; closing twice does nothing."""
 
 
 class BlockFile(Blocks):
@@ -110,15 +110,12 @@ class BlockFile(Blocks):
 
     Parameters
     ----------
-    path
-    direct : with O_DIRECT. If not, data go through the page cache.
-    read_only
-    calls : of the system.
+    direct : with O_DIRECT. Without, data is copied through the page cache.
 
     Raises
     ------
     DriveVanishedError : there is no such file.
-    NotADriveError : it is a folder, a pipe or the like.
+    NotADriveError : the path is a folder, a pipe or the like.
     DriveAccessError : it may not be opened.
     DirectIOError : O_DIRECT does not work there.
     DriveLockedError : it is in use.
@@ -174,7 +171,8 @@ class BlockFile(Blocks):
             self._fd = -1
 
     def _move(self, action: str, call: Move, block: int, data: Bytes) -> None:
-        """Move all of it: a system may stop in between, as at a signal, and goes on then."""
+        """Transfer all bytes: a call may stop in between, as at a signal, and is repeated for the
+        rest."""
         done = 0
         while done < data.nbytes:
             try:
@@ -194,16 +192,15 @@ class BlockFile(Blocks):
 
 
 def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> bool:
-    """Make a regular file of `nbytes`, every block of which has its place; see that a block device
-    has so many.
+    """Create a regular file of `nbytes` with all blocks allocated, or check the size of a block
+    device.
 
-    After an error there is no new file, and one that was there has the size that it had.
+    After an error there is no new file, and an old one has its old size.
 
     Parameters
     ----------
-    path
     nbytes : rounded up to whole blocks.
-    overwrite : take a file that is not empty, or a block device, all the same.
+    overwrite : accept a file that is not empty, or a block device.
 
     Returns
     -------
@@ -211,9 +208,9 @@ def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> bo
 
     Raises
     ------
-    NotADriveError : there is something already, and `overwrite` was not said; or it is a folder, a
-        pipe or the like.
-    DriveFullError : so much is not free.
+    NotADriveError : the file is not empty, and `overwrite` is not set; or it is a folder, a pipe or
+        the like.
+    DriveFullError : there is not so much space.
     DriveSizeError : the block device is smaller.
     DriveLockedError : the file is in use.
     DriveAccessError
@@ -261,7 +258,7 @@ def _check_device(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
 
 
 def _fill(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
-    """Give a regular file its blocks, and see that these and its name are on the disk."""
+    """Allocate the blocks of a regular file, and flush its size and name."""
     found = os.fstat(fd).st_size
     if found and not overwrite:
         raise NotADriveError(name, f"a new drive must be an empty file, not {found} bytes")
@@ -308,7 +305,7 @@ def _check_direct(name: str, fd: int) -> None:
 
 
 def _probe(name: str, fd: int, calls: Calls) -> None:
-    """See that blocks of this size, so aligned, are taken."""
+    """Check that blocks of this size and alignment are accepted."""
     try:
         calls.preadv(fd, [aligned_bytes(BLOCK_BYTES)], 0)
     except OSError as error:
@@ -318,7 +315,7 @@ def _probe(name: str, fd: int, calls: Calls) -> None:
 
 
 def filesystem(fd: int) -> str:
-    """Name of the kind of filesystem that an open file lies on, empty if that is not known."""
+    """Type of the filesystem of an open file; empty if unknown."""
     device = os.fstat(fd).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -337,7 +334,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names of a folder's files outlast a power cut."""
+    """Flush the names of a folder's files."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

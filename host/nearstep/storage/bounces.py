@@ -1,28 +1,27 @@
-"""Memory that data take on their way between a drive and arrays that it cannot reach."""
+"""Bounce buffers between a drive and arrays that O_DIRECT cannot transfer."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.aligned import aligned_bytes, is_aligned
 from nearstep.storage.blocks import Bytes
 
 BOUNCE_BYTES = 8 << 20
-"""What the bounce buffers of a drive have together, if two extents are not more. A drive that is
-given so much has its queue full: the kernel cuts it into requests of some 100 KiB."""
+"""Bytes of the bounce buffers of a drive, if two extents are not more: enough to fill the queue of
+a drive, since the kernel cuts them into requests of some 100 KiB."""
 
 LEAST = 2
-"""Buffers, however large: one is copied while the other is on the way."""
+"""Buffers, however large: one is copied during the transfer of the other."""
 
 
 class Bounces:
-    """Bounce buffers of a drive: made when they are needed, kept while any is, and given back.
+    """Bounce buffers of a drive: allocated on demand, freed when none is in use.
 
-    The threads of a drive share them, so that what they hold does not grow with the depth of its
-    queue, and is nothing while data go to and from arrays that the drive reaches. One that waits
-    holds none, and whoever holds one waits for the drive alone.
+    The threads of a drive share them, so that their memory does not grow with the depth of its
+    queue, and is nothing while arrays are aligned. A thread that waits for a buffer holds none.
 
     Parameters
     ----------
@@ -30,10 +29,9 @@ class Bounces:
 
     Attributes
     ----------
-    nbytes
     count : buffers that may be in use at once.
-    held : buffers that there are.
-    most : that there were at once.
+    held : buffers that are allocated.
+    most : the largest `held` so far.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -45,16 +43,14 @@ class Bounces:
         self._places = threading.Semaphore(self.count)
         self._lock = threading.Lock()
 
+    def reach(self, data: Bytes) -> AbstractContextManager[Bytes]:
+        """An array itself, if it is aligned, else a buffer of its size."""
+        return nullcontext(data) if is_aligned(data) else self.lend(data.nbytes)
+
     @contextmanager
     def lend(self, nbytes: int) -> Iterator[Bytes]:
-        """An aligned array of `nbytes`, whose contents are undefined, until the context ends.
-
-        Waits while all buffers are in use.
-
-        Parameters
-        ----------
-        nbytes : at most those of a buffer.
-        """
+        """Lend an aligned array of `nbytes`, whose contents are undefined, for the context; wait
+        while all buffers are in use."""
         with self._lock:
             self._inside += 1
         try:

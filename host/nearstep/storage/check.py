@@ -1,4 +1,4 @@
-"""Whether drives hold what was written to them: every superblock, index and extent is read."""
+"""A check of drives, which reads every superblock, index and extent."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import Any
 
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
 from nearstep.storage.bounces import Bounces
-from nearstep.storage.drive import QUEUE_DEPTH, Drive, Job, Transfer
-from nearstep.storage.drive_errors import IncompleteSetError, StorageError
+from nearstep.storage.drive import QUEUE_DEPTH, Drive, DriveTransfer, Job
+from nearstep.storage.drive_errors import IncompleteSetError, StorageError, TornError
 from nearstep.storage.drive_set import Place, beginnings, drives_in, open_set
 from nearstep.storage.extent_jobs import Source
 from nearstep.storage.extents import Extent, Run
-from nearstep.storage.generation import Generation, load, read_slots
+from nearstep.storage.generation import Generation, check_apart, damage, load, read_slots
 from nearstep.storage.header import MAGIC, Header, read_header
-from nearstep.storage.recovery import check_apart, damage
 
 BATCH = 1024
-"""Extents that are given to the drives at once."""
+"""Extents of a transfer."""
 
 Progress = Callable[[int], None]
-"""Told the bytes that were read since it was called last."""
+"""Called with the bytes that were read since the last call."""
 
 
 @dataclass
@@ -33,10 +32,7 @@ class GenerationReport:
 
     Attributes
     ----------
-    number
-    tensors, extents, nbytes : how many it has; bytes of whole blocks. Zeros that were never written
-        are none.
-    meta
+    extents, nbytes : number, and bytes of whole blocks, without zeros that were never written.
     problems : of its index and its extents.
     """
 
@@ -54,9 +50,8 @@ class SetReport:
 
     Attributes
     ----------
-    set_id, owner, drives
     generations : the last one first.
-    notes : what an interrupted commit can leave: nothing was lost that counted.
+    notes : traces of an interrupted commit, which lost nothing.
     problems : of the set.
     """
 
@@ -69,23 +64,18 @@ class SetReport:
 
     @property
     def whole(self) -> bool:
-        """Whether everything that counts is as it was written."""
+        """Whether all data is as it was written."""
         return not self.problems and not any(each.problems for each in self.generations)
 
 
 def sets_of(paths: Sequence[str | Path]) -> dict[uuid.UUID, list[Path]]:
-    """Drives by the set that they are of.
+    """Drives by their set.
 
-    A folder stands for all drives in it; one that is named
-    twice is taken once.
+    A folder stands for all drives in it; a drive that is named twice is taken once.
 
     Raises
     ------
-    NotADriveError, DriveLockedError, DriveVanishedError, DriveAccessError, FormatVersionError,
-        DriveSizeError
-    NoDriveError : there is no drive in a folder.
-    IncompleteSetError : not all drives of a set are there.
-    StorageError : a folder cannot be read.
+    IncompleteSetError : drives of a set are missing.
     """
     folders = [each for each in paths if Path(each).is_dir()]
     named = [e for p in paths for e in (drives_in(p) if p in folders else [Path(p)])]
@@ -107,7 +97,7 @@ def sets_of(paths: Sequence[str | Path]) -> dict[uuid.UUID, list[Path]]:
 
 
 def _no_drives(folders: Sequence[str | Path]) -> dict[str, bytes]:
-    """Files in folders that do not begin as drives do, and how they begin."""
+    """Files in folders that begin with other bytes than a drive, and those bytes."""
     begun = (each for folder in folders for each in beginnings(folder).items())
     return {str(path): begin for path, begin in begun if begin != MAGIC}
 
@@ -119,17 +109,12 @@ def check_drives(
     queue_depth: int = QUEUE_DEPTH,
     progress: Progress = lambda nbytes: None,
 ) -> SetReport:
-    """Read all that the drives of a set hold. Nothing is written.
+    """Read all data of a set of drives. Nothing is written.
 
     Parameters
     ----------
     places : all of the set.
     direct, queue_depth : as `nearstep.storage.store.Store.open`.
-    progress
-
-    Raises
-    ------
-    StorageError : the set cannot be opened, or a drive does not answer.
     """
     drives = open_set(places, owner=None, direct=direct, queue_depth=queue_depth, read_only=True)
     try:
@@ -170,7 +155,7 @@ def _check(drives: Sequence[Drive], progress: Progress) -> SetReport:
 def _check_generation(
     drives: Sequence[Drive], generation: Generation, known: dict[Run, str], progress: Progress
 ) -> GenerationReport:
-    """Read what was not read for another generation; `known` has what was wrong with that."""
+    """Read extents that were not read for another generation; `known` has the problem of each."""
     report = GenerationReport(generation.number, len(generation.tensors), meta=generation.meta)
     extents = _extents(drives, generation)
     while batch := list(islice(extents, BATCH)):
@@ -178,7 +163,7 @@ def _check_generation(
         known.update((extent.run, "") for _, extent in new)
         if new:
             jobs = [(drives[e.drive], _job(source, e, known)) for source, e in new]
-            Transfer(f"check of generation {generation.number}", jobs).begin().wait()
+            DriveTransfer(f"check of generation {generation.number}", jobs).begin().wait()
             progress(sum(extent.blocks for _, extent in new) * BLOCK_BYTES)
         report.extents += len(batch)
         report.nbytes += sum(extent.blocks for _, extent in batch) * BLOCK_BYTES
@@ -200,6 +185,6 @@ def _job(source: Source, extent: Extent, known: dict[Run, str]) -> Job:
             with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
                 source.read(extent, blocks)
         except StorageError as error:
-            known[extent.run] = getattr(error, "reason", str(error))
+            known[extent.run] = error.reason if isinstance(error, TornError) else str(error)
 
     return job

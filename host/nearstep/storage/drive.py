@@ -1,4 +1,4 @@
-"""A drive: blocks that several threads read and write at once."""
+"""A drive: blocks that several threads read and write."""
 
 from __future__ import annotations
 
@@ -16,42 +16,37 @@ from numpy.typing import NDArray
 from nearstep.backends.base import Completion
 from nearstep.errors import ArgumentError, OutOfBoundsError
 from nearstep.scalars import is_whole
-from nearstep.storage.aligned import is_aligned
 from nearstep.storage.blocks import BLOCK_BYTES, Blocks, Bytes
 from nearstep.storage.bounces import Bounces
 from nearstep.storage.drive_errors import ClosedStoreError, DriveTimeoutError
 from nearstep.storage.header import Header
 
 QUEUE_DEPTH = 8
-"""Reads or writes that a drive works on at once, if nothing is said: a thread whose call has
-returned waits for Python's lock before the next one, and the drive has others meanwhile."""
+"""Default number of reads and writes in flight on a drive: a thread whose call has returned waits
+for Python's lock before the next call, and the drive works on the others meanwhile."""
 
 MAX_QUEUE_DEPTH = 256
 
 SUMMING = 2
-"""Threads beyond the depth of the queue: they make CRCs, or copy, while it is full."""
+"""Threads beyond the depth of the queue: they compute CRCs, or copy, while it is full."""
 
 Job = Callable[[Bounces], None]
-"""Part of a transfer; gets buffers as large as an extent for arrays that the drive cannot reach."""
+"""Part of a transfer; its buffers stand in for arrays that the drive cannot reach."""
 
 TIMEOUT_S = 120.0
 """Seconds without any progress after which a wait gives up."""
 
 
-class Transfer(Completion):
+class DriveTransfer(Completion):
     """Reads or writes of drives.
 
-    Drives have no device time: `cycles` is None, and a wait is bounded by seconds in which no part
-    of any transfer of these drives ended.
+    `cycles` is None: drives have no device time. A wait fails after seconds in which no part of any
+    transfer of these drives ended.
 
     Parameters
     ----------
     what : for messages.
-    jobs : parts that have to end, each on its drive.
-
-    Raises
-    ------
-    ClosedStoreError
+    jobs : parts, each on its drive.
     """
 
     def __init__(self, what: str, jobs: Sequence[tuple[Drive, Job]]) -> None:
@@ -70,10 +65,10 @@ class Transfer(Completion):
         self._process = os.getpid()
 
     def begin(self) -> Self:
-        """Give the drives their parts.
+        """Queue the parts on their drives.
 
-        If that was interrupted `join` does it again: a drive looks for a part as often as it is
-        told to, and does none twice.
+        After an interrupt `join` does this again: a drive looks for a part as often as it is told
+        to, and carries out none twice.
         """
         for drive, jobs in self._jobs.items():
             for _ in range(len(jobs)):
@@ -87,7 +82,7 @@ class Transfer(Completion):
 
     @property
     def error(self) -> Exception | None:
-        """What it failed with, of several parts the first; None while it has not ended."""
+        """The first error of a part; None while the transfer has not ended."""
         return self._error if self.ended else None
 
     @property
@@ -99,13 +94,12 @@ class Transfer(Completion):
 
         Parameters
         ----------
-        max_cycles : means nothing here: a drive has no cycles.
+        max_cycles : ignored: a drive has no cycles.
 
         Raises
         ------
-        DriveTimeoutError : nothing ended for too long. It goes on.
-        ClosedStoreError : as of `join`.
-        StorageError : it failed: `error`.
+        DriveTimeoutError : nothing ended for too long. The transfer continues.
+        StorageError : the transfer failed: `error`.
         """
         self.join()
         if self._error is not None:
@@ -113,13 +107,13 @@ class Transfer(Completion):
         return self
 
     def join(self) -> None:
-        """Wait for the end, whatever it is.
+        """Wait for the end, with or without an error.
 
         Raises
         ------
         DriveTimeoutError
-        ClosedStoreError : this is a child of the process that began it, and it had not ended when
-            the child was made: what carries it out is not here.
+        ClosedStoreError : this is a child of the process that began the transfer, whose threads do
+            not exist here.
         """
         if self._left == 0:
             return
@@ -136,7 +130,7 @@ class Transfer(Completion):
                 raise DriveTimeoutError(self.what, self._timeout_s)
 
     def run_part(self, jobs: deque[Job], bounces: Bounces) -> None:
-        """Carry out one of these parts, if there is one that nobody has begun."""
+        """Carry out one of these parts that has not begun, if there is one."""
         try:
             job = jobs.popleft()
         except IndexError:
@@ -149,21 +143,21 @@ class Transfer(Completion):
         self.end_part(error)
 
     def end_part(self, error: Exception | None) -> None:
-        """A part has ended, with an error if one is given."""
+        """Count a part that has ended, with its error."""
         with self._count_lock:
             if self._error is None:
                 self._error = error
             self._left -= 1
             if self._left == 0:
-                self._jobs = {}  # whoever keeps the transfer does not keep the drives
+                self._jobs = {}  # a reference to the transfer keeps no drive
                 self._all_ended.set()
 
     def _progress(self) -> int:
         return sum(drive.ended.count for drive in self._jobs)
 
 
-_Task = tuple[Transfer, deque[Job]] | None
-"""A part of a transfer, to be looked for among those that nobody has begun; None: end."""
+_Task = tuple[DriveTransfer, deque[Job]] | None
+"""A transfer, and its parts that have not begun; None: end."""
 
 
 class Ended:
@@ -175,29 +169,19 @@ class Ended:
 
 
 class Drive:
-    """A drive of a set, with as many reads and writes under way as its queue is deep.
+    """A drive of a set, with as many reads and writes in flight as its queue is deep.
 
     Each is one `preadv` or `pwritev` of a thread of its own, without Python's lock; two threads
-    more make CRCs meanwhile. Python's binding of io_uring was no faster (docs/storage.md has the
-    figures).
+    more compute CRCs meanwhile. Python's binding of io_uring was no faster (docs/storage.md).
 
     Parameters
     ----------
-    blocks
-    header
-    queue_depth
-    timeout_s : without any progress, for `Transfer.wait`.
+    timeout_s : without any progress, for `DriveTransfer.wait`.
 
     Attributes
     ----------
-    blocks, header, queue_depth
     bytes_read, bytes_written : moved since the drive was opened.
-    flushes
-    ended : parts of transfers that have.
-
-    Raises
-    ------
-    ArgumentError : the depth is none.
+    ended : parts of transfers that have ended.
     """
 
     def __init__(
@@ -239,59 +223,35 @@ class Drive:
             raise ClosedStoreError(f"drive {self.name}", action, reason)
 
     def read_now(self, block: int, out: Bytes) -> None:
-        """Read whole blocks into an aligned array, in this thread.
-
-        Raises
-        ------
-        DriveIOError, ShortTransferError, DriveVanishedError
-        """
+        """Read whole blocks into an aligned array, in this thread."""
         with self._queue:
             self.blocks.read(block, out)
         with self._count_lock:
             self.bytes_read += out.nbytes
 
     def write_now(self, block: int, data: Bytes) -> None:
-        """Write whole blocks from an aligned array, in this thread.
-
-        Raises
-        ------
-        DriveIOError, ShortTransferError, DriveVanishedError, DriveFullError
-        """
+        """Write whole blocks from an aligned array, in this thread."""
         with self._queue:
             self.blocks.write(block, data)
         with self._count_lock:
             self.bytes_written += data.nbytes
 
     def flush_job(self, _: Bounces) -> None:
-        """Part of a transfer: flush what has been written."""
+        """Part of a transfer: flush the writes that have ended."""
         self.blocks.flush()
         with self._count_lock:
             self.flushes += 1
 
-    def read(self, block: int, out: NDArray[Any]) -> Transfer:
-        """Begin to read from `block` on into `out`, a contiguous array of whole blocks.
+    def read(self, block: int, out: NDArray[Any]) -> DriveTransfer:
+        """Begin to read from `block` on into `out`, a contiguous array of whole blocks."""
+        return self._pieces("read", block, out, self._read_job)
 
-        Raises
-        ------
-        OutOfBoundsError : the drive has not so many blocks.
-        ArgumentError : it is not so.
-        ClosedStoreError
-        """
-        return self._pieces("read", block, out, self._read_piece)
-
-    def write(self, block: int, data: NDArray[Any]) -> Transfer:
-        """Begin to write a contiguous array of whole blocks; it must not change until the end.
-
-        Raises
-        ------
-        OutOfBoundsError : the drive has not so many blocks.
-        ArgumentError : it is not so.
-        ClosedStoreError
-        """
+    def write(self, block: int, data: NDArray[Any]) -> DriveTransfer:
+        """Begin to write a contiguous array of whole blocks; it must not change until the end."""
         return self._pieces("write", block, data, self.write_job)
 
-    def submit(self, transfer: Transfer, jobs: deque[Job]) -> None:
-        """Have a thread of the drive do one part of a transfer, if there is one left."""
+    def submit(self, transfer: DriveTransfer, jobs: deque[Job]) -> None:
+        """Queue one part of a transfer, if there is one left, for a thread of the drive."""
         if sum(each.is_alive() for each in self._threads) < self.queue_depth + SUMMING:
             thread = threading.Thread(
                 target=_work, args=(self._tasks, self.ended, self._bounces), daemon=True
@@ -301,7 +261,7 @@ class Drive:
         self._tasks.put((transfer, jobs))
 
     def close(self) -> None:
-        """Wait for what is under way, and give the drive back. Closing twice does nothing."""
+        """Wait for transfers in flight, and close the blocks. Closing twice does nothing."""
         self._closed = True
         _stop(self._tasks, self._threads, self.blocks)
         self._stop.detach()
@@ -312,7 +272,14 @@ class Drive:
         block: int,
         data: NDArray[Any],
         piece: Callable[[int, Bytes], Job],
-    ) -> Transfer:
+    ) -> DriveTransfer:
+        """A transfer in pieces of extents.
+
+        Raises
+        ------
+        OutOfBoundsError : the drive has fewer blocks.
+        ArgumentError : the array is not contiguous, or not of whole blocks.
+        """
         self.check_open(action)
         if not data.flags.c_contiguous or data.nbytes % BLOCK_BYTES:
             raise ArgumentError(
@@ -326,16 +293,14 @@ class Drive:
             (self, piece(block + at // BLOCK_BYTES, flat[at : at + step]))
             for at in range(0, flat.nbytes, step)
         ]
-        return Transfer(f"{action} of {self.name}", jobs).begin()
+        return DriveTransfer(f"{action} of {self.name}", jobs).begin()
 
-    def _read_piece(self, block: int, out: Bytes) -> Job:
+    def _read_job(self, block: int, out: Bytes) -> Job:
         def job(bounces: Bounces) -> None:
-            if is_aligned(out):
-                self.read_now(block, out)
-                return
-            with bounces.lend(out.nbytes) as bounce:
-                self.read_now(block, bounce)
-                out[:] = bounce
+            with bounces.reach(out) as memory:
+                self.read_now(block, memory)
+                if memory is not out:
+                    out[:] = memory
 
         return job
 
@@ -343,12 +308,10 @@ class Drive:
         """Part of a transfer: write whole blocks from an array."""
 
         def job(bounces: Bounces) -> None:
-            if is_aligned(data):
-                self.write_now(block, data)
-                return
-            with bounces.lend(data.nbytes) as bounce:
-                bounce[:] = data
-                self.write_now(block, bounce)
+            with bounces.reach(data) as memory:
+                if memory is not data:
+                    memory[:] = data
+                self.write_now(block, memory)
 
         return job
 
@@ -356,19 +319,18 @@ class Drive:
 _open: weakref.WeakSet[Drive] = weakref.WeakSet()
 
 
-def _let_go() -> None:
-    """In a child after `fork()`: the drives are its parent's, and their locks end with the parent's
-    use of them, not with the child."""
+def _close_in_child() -> None:
+    """In a child after `fork()`: close the drives, whose locks belong to the parent."""
     for drive in list(_open):
         drive._stop.detach()
         drive.blocks.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def check_depth(depth: object) -> None:
-    """Raise `ArgumentError` unless a queue can be so deep."""
+    """Raise `ArgumentError` unless this is the depth of a queue."""
     if not is_whole(depth) or not 1 <= depth <= MAX_QUEUE_DEPTH:
         raise ArgumentError(f"queue_depth must be 1 to {MAX_QUEUE_DEPTH}, not {depth!r}")
 
@@ -379,13 +341,13 @@ def flushes(drives: Sequence[Drive]) -> list[tuple[Drive, Job]]:
 
 
 def _work(tasks: queue.SimpleQueue[_Task], ended: Ended, bounces: Bounces) -> None:
-    """One thread of a drive, which it does not know, so that one that nobody uses ends."""
+    """Loop of a thread of a drive. It has no reference to the drive, which can be collected."""
     while (task := tasks.get()) is not None:
         transfer, jobs = task
         transfer.run_part(jobs, bounces)
         with ended.lock:
             ended.count += 1
-        del task, transfer, jobs  # nothing of the user's lives on in a thread that waits
+        del task, transfer, jobs  # a thread that waits keeps no array of the user
     tasks.put(None)  # for the others
 
 

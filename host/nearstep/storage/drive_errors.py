@@ -1,10 +1,11 @@
-"""What can go wrong with drives, sets of drives and what they hold."""
+"""Errors of drives, of sets of drives and of their contents."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 
-from nearstep.errors import ArgumentError, NearstepError
+from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 MOST_OTHERS = 8
 """Files that a message names; it says how many more there are."""
@@ -14,34 +15,31 @@ class StorageError(NearstepError):
     """A drive, or a set of drives, could not do what it was asked."""
 
 
-class NoDriveError(StorageError):
+class NoDriveError(Fielded, StorageError):
     """A folder without a file that begins as a drive does.
 
     Attributes
     ----------
-    folder
     expected : bytes that a drive begins with.
     others : files that are there, with the bytes that they begin with.
     """
 
-    def __init__(self, folder: str, expected: bytes, others: Mapping[str, bytes]) -> None:
-        self.folder = folder
-        self.expected = expected
-        self.others = dict(others)
-        super().__init__(f"there is no drive in {folder}{_beginnings(expected, others)}")
+    template = "there is no drive in {folder}{begun}"
+    folder: str
+    expected: bytes
+    others: Mapping[str, bytes]
+
+    @property
+    def begun(self) -> str:
+        return _beginnings(self.expected, self.others)
 
 
-class DriveError(StorageError):
-    """Something is the matter with one drive.
+class DriveError(Fielded, StorageError):
+    """Base: an error of one drive."""
 
-    Attributes
-    ----------
-    path : of the drive.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        super().__init__(f"drive {path}: {reason}")
+    template = "drive {path}: {reason}"
+    path: str
+    reason: str
 
 
 class NotADriveError(DriveError):
@@ -61,46 +59,33 @@ class FormatVersionError(DriveError):
     """
 
     def __init__(self, path: str, expected: int, actual: int) -> None:
-        self.expected = expected
-        self.actual = actual
-        hint = (
-            "save what it holds (optimizer.state_dict()) with the release of nearstep that wrote "
-            "it, and load that on new drives"
-            if actual < expected
-            else "a newer release of nearstep reads it"
-        )
+        self.expected, self.actual = expected, actual
+        hint = "a newer release of nearstep reads it"
+        if actual < expected:
+            hint = (
+                "save what it holds (optimizer.state_dict()) with the release of nearstep that "
+                "wrote it, and load that on new drives"
+            )
         super().__init__(path, f"version of the format must be {expected}, not {actual}: {hint}")
 
 
 class OwnerError(DriveError):
-    """A drive that belongs to another model or job.
-
-    Attributes
-    ----------
-    expected, actual : names of the owners.
-    """
+    """A drive that belongs to another model or job: `expected` and `actual` are the owners."""
 
     def __init__(self, path: str, expected: str, actual: str) -> None:
-        self.expected = expected
-        self.actual = actual
+        self.expected, self.actual = expected, actual
         super().__init__(path, f"its owner must be {expected!r}, not {actual!r}")
 
 
 class ForeignDriveError(DriveError):
-    """A drive of another set than its neighbours.
-
-    Attributes
-    ----------
-    expected, actual : UUIDs of the sets.
-    """
+    """A drive of another set than its neighbours: `expected` and `actual` are UUIDs."""
 
     def __init__(self, path: str, expected: object, actual: object) -> None:
-        self.expected = expected
-        self.actual = actual
+        self.expected, self.actual = expected, actual
         super().__init__(path, f"it must be of the set {expected}, not of {actual}")
 
 
-class IncompleteSetError(StorageError):
+class IncompleteSetError(Fielded, StorageError):
     """Some of the drives of a set were not named, or one was named twice.
 
     Attributes
@@ -111,33 +96,32 @@ class IncompleteSetError(StorageError):
         whose header is damaged may be among them.
     """
 
-    def __init__(
-        self,
-        expected: int,
-        actual: Sequence[int],
-        magic: bytes = b"",
-        others: Mapping[str, bytes] | None = None,
-    ) -> None:
-        self.expected = expected
-        self.actual = tuple(actual)
-        self.others = dict(others or {})
-        super().__init__(
-            f"the set has {expected} drives, 0 to {expected - 1}: each must be named once, "
-            f"not {sorted(self.actual)}{_beginnings(magic, self.others)}"
-        )
+    template = (
+        "the set has {expected} drives, 0 to {last}: each must be named once, not {named}{begun}"
+    )
+    expected: int
+    actual: Sequence[int]
+    magic: bytes = b""
+    others: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def last(self) -> int:
+        return self.expected - 1
+
+    @property
+    def named(self) -> list[int]:
+        return sorted(self.actual)
+
+    @property
+    def begun(self) -> str:
+        return _beginnings(self.magic, self.others)
 
 
 class DriveSizeError(DriveError):
-    """A drive that is smaller than its header says, or too small to be made.
-
-    Attributes
-    ----------
-    expected, actual : bytes.
-    """
+    """A drive that is smaller than its header says, or too small to be made, in bytes."""
 
     def __init__(self, path: str, expected: int, actual: int) -> None:
-        self.expected = expected
-        self.actual = actual
+        self.expected, self.actual = expected, actual
         super().__init__(path, f"it must have at least {expected} bytes, not {actual}")
 
 
@@ -158,8 +142,7 @@ class DriveLockedError(DriveError):
 class DirectIOError(DriveError):
     """A file on which O_DIRECT does not work: its data would go through the page cache."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, f"{reason}; direct=False goes through the page cache")
+    template = "drive {path}: {reason}; direct=False goes through the page cache"
 
 
 class DriveAccessError(DriveError):
@@ -170,27 +153,20 @@ class DriveAccessError(DriveError):
     errno : of the system's error, or None.
     """
 
-    def __init__(self, path: str, reason: str, errno: int | None = None) -> None:
-        self.errno = errno
-        super().__init__(path, reason)
+    errno: int | None = None
 
 
 class DriveVanishedError(DriveError):
     """A drive that is gone: unlinked, replaced or pulled out."""
 
 
-class DriveFullError(StorageError):
-    """There is less free space than is needed. Nothing was changed.
+class DriveFullError(Fielded, StorageError):
+    """There is less free space than is needed, in bytes. Nothing was changed."""
 
-    Attributes
-    ----------
-    expected, actual : bytes that are needed, and that are free.
-    """
-
-    def __init__(self, expected: int, actual: int, detail: str = "") -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{expected} bytes are needed, and {actual} are free{detail}")
+    template = "{expected} bytes are needed, and {actual} are free{detail}"
+    expected: int
+    actual: int
+    detail: str = ""
 
 
 class DriveIOError(DriveError):
@@ -204,74 +180,59 @@ class DriveIOError(DriveError):
     """
 
     def __init__(self, path: str, action: str, block: int, error: OSError) -> None:
-        self.action = action
-        self.block = block
-        self.errno = error.errno
+        self.action, self.block, self.errno = action, block, error.errno
         super().__init__(path, f"{action} at block {block}: {error.strerror or error}")
 
 
 class ShortTransferError(DriveError):
-    """A read or write that moved less than it should, and would not go on.
-
-    Attributes
-    ----------
-    action : `read` or `write`.
-    block : the first of it.
-    expected, actual : bytes.
-    """
+    """A read or write, from `block` on, that moved fewer bytes than asked for, and stopped."""
 
     def __init__(self, path: str, action: str, block: int, expected: int, actual: int) -> None:
-        self.action = action
-        self.block = block
-        self.expected = expected
-        self.actual = actual
-        super().__init__(
-            path, f"{action} at block {block} must move {expected} bytes, not {actual}"
-        )
+        self.action, self.block, self.expected, self.actual = action, block, expected, actual
+        reason = f"{action} at block {block} must move {expected} bytes, not {actual}"
+        super().__init__(path, reason)
 
 
-class DriveTimeoutError(StorageError):
-    """Nothing that was waited for ended in time. It goes on.
+class DriveTimeoutError(Fielded, StorageError):
+    """No transfer that was waited for ended in time; it continues.
 
     Attributes
     ----------
-    waited_for
     seconds : without any progress.
     """
 
-    def __init__(self, waited_for: str, seconds: float) -> None:
-        self.waited_for = waited_for
-        self.seconds = seconds
-        super().__init__(f"waited {seconds:g} s for {waited_for}, and nothing ended")
+    template = "waited {seconds:g} s for {waited_for}, and nothing ended"
+    waited_for: str
+    seconds: float
 
 
-class TornError(StorageError):
-    """Something on a drive is not what was written there.
+class TornError(Fielded, StorageError):
+    """Data on a drive that differ from what was written there.
 
     Attributes
     ----------
-    reason
-    generation : that it belongs to.
-    whole : other generations that can be opened; what they hold has not been looked at.
+    generation : that they belong to.
+    whole : other generations that can be opened; their contents have not been read.
     """
 
-    def __init__(self, reason: str, generation: int, whole: Iterable[int] = ()) -> None:
-        self.reason = reason
-        self.generation = generation
-        self.whole = tuple(whole)
-        others = ", ".join(map(str, self.whole))
-        hint = f"; there is generation {others}" if others else "; there is no other generation"
-        super().__init__(f"generation {generation}: {reason}{hint}")
+    template = "generation {generation}: {reason}; there is {others}"
+    reason: str
+    generation: int
+    whole: Iterable[int] = ()
+
+    @property
+    def others(self) -> str:
+        there = ", ".join(map(str, self.whole))
+        return f"generation {there}" if there else "no other generation"
 
 
 class TornExtentError(TornError):
-    """Blocks of a tensor that are not what was written.
+    """Blocks of a tensor that differ from what was written.
 
     Attributes
     ----------
-    tensor
     extent : its number within the tensor.
-    path, block, blocks : where it lies.
+    path, block, blocks : where the extent is.
     expected, actual : CRC-32.
     """
 
@@ -288,13 +249,9 @@ class TornExtentError(TornError):
         generation: int,
         whole: Iterable[int] = (),
     ) -> None:
-        self.tensor = tensor
-        self.extent = extent
-        self.path = path
-        self.block = block
-        self.blocks = blocks
-        self.expected = expected
-        self.actual = actual
+        self.tensor, self.extent = tensor, extent
+        self.path, self.block, self.blocks = path, block, blocks
+        self.expected, self.actual = expected, actual
         super().__init__(
             f"extent {extent} of {tensor!r} ({blocks} blocks at {block} of {path}): CRC-32 must be "
             f"{expected:#010x}, not {actual:#010x}",
@@ -304,14 +261,14 @@ class TornExtentError(TornError):
 
 
 class TornIndexError(TornError):
-    """The index of a generation that is not what was written."""
+    """The index of a generation that differs from what was written."""
 
     def beside(self, whole: Iterable[int]) -> TornIndexError:
         """This error, with the other generations that can be opened."""
         return type(self)(self.reason, self.generation, whole)
 
 
-class NoGenerationError(StorageError):
+class NoGenerationError(Fielded, StorageError):
     """A generation that is not on the drives.
 
     Attributes
@@ -320,12 +277,18 @@ class NoGenerationError(StorageError):
     actual : those that there are.
     """
 
-    def __init__(self, expected: int | None, actual: Iterable[int], detail: str = "") -> None:
-        self.expected = expected
-        self.actual = tuple(actual)
-        what = "a generation" if expected is None else f"generation {expected}"
-        there = ", ".join(map(str, self.actual)) or "none"
-        super().__init__(f"{what} is not on the drives; there is {there}{detail}")
+    template = "{wanted} is not on the drives; there is {there}{detail}"
+    expected: int | None
+    actual: Iterable[int]
+    detail: str = ""
+
+    @property
+    def wanted(self) -> str:
+        return "a generation" if self.expected is None else f"generation {self.expected}"
+
+    @property
+    def there(self) -> str:
+        return ", ".join(map(str, self.actual)) or "none"
 
 
 class FailedGenerationError(StorageError):
@@ -335,47 +298,38 @@ class FailedGenerationError(StorageError):
     """
 
 
-class UncertainCommitError(StorageError):
-    """A commit failed in its last write: whether it counts is known when the set is opened again.
+class UncertainCommitError(Fielded, StorageError):
+    """The last write of a commit failed: whether it counts is known when the set is opened again.
 
-    Either generation is whole. Its `__cause__` is the error.
-
-    Attributes
-    ----------
-    generation : the new one.
+    Either `generation`, the new one, or the one before it is whole. Its `__cause__` is the error.
     """
 
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
-        super().__init__(
-            f"the commit of generation {generation} failed in its last write: open the drives "
-            "again to see whether it counts"
-        )
+    template = (
+        "the commit of generation {generation} failed in its last write: open the drives again to "
+        "see whether it counts"
+    )
+    generation: int
 
 
-class InterruptedWriteError(StorageError):
-    """A write that was interrupted, as by Ctrl-C, before it was begun.
+class InterruptedWriteError(Fielded, StorageError):
+    """A write that was interrupted, as by Ctrl-C, before it was begun."""
 
-    Attributes
-    ----------
-    tensor
-    """
-
-    def __init__(self, tensor: str) -> None:
-        self.tensor = tensor
-        super().__init__(f"the write of {tensor!r} was interrupted")
+    template = "the write of {tensor!r} was interrupted"
+    tensor: str
 
 
-class ClosedStoreError(StorageError):
+class ClosedStoreError(Fielded, StorageError):
     """A drive or store that was used after it was closed, or in a child of its process."""
 
-    def __init__(self, what: str, action: str, reason: str = "closed") -> None:
-        super().__init__(f"cannot {action}: {what} is {reason}")
+    template = "cannot {action}: {what} is {reason}"
+    what: str
+    action: str
+    reason: str = "closed"
 
 
-class DamagedSuperblockWarning(UserWarning):
-    """A superblock that is not what was written, as where a sector is rotten: no power cut does
-    that.
+class DamagedSuperblockWarning(Fielded, UserWarning):
+    """A superblock that differs from what was written, as where a sector is rotten: no power cut
+    does that.
 
     Attributes
     ----------
@@ -386,37 +340,42 @@ class DamagedSuperblockWarning(UserWarning):
         copy is whole, and nothing is.
     """
 
-    def __init__(self, path: str, slot: int, reason: str, whole: Sequence[int], lost: bool) -> None:
-        self.path = path
-        self.slot = slot
-        self.whole = tuple(whole)
-        self.lost = lost
-        there = " and ".join(map(str, whole)) or "none"
-        if not lost:
-            what = "the other copy is whole, and nothing is lost"
-        elif whole:
-            what = f"what it was of is lost, perhaps generation {whole[-1] + 1}"
-        else:
-            what = "the generation that it was of is lost"
-        super().__init__(
-            f"drive {path}: superblock {slot} is damaged, {reason}; {what}: there is generation "
-            f"{there}"
-        )
+    template = (
+        "drive {path}: superblock {slot} is damaged, {reason}; {outcome}: there is generation "
+        "{there}"
+    )
+    path: str
+    slot: int
+    reason: str
+    whole: Sequence[int]
+    lost: bool
+
+    @property
+    def there(self) -> str:
+        return " and ".join(map(str, self.whole)) or "none"
+
+    @property
+    def outcome(self) -> str:
+        if not self.lost:
+            return "the other copy is whole, and nothing is lost"
+        if self.whole:
+            return f"what it was of is lost, perhaps generation {self.whole[-1] + 1}"
+        return "the generation that it was of is lost"
 
 
-class UnknownTensorError(ArgumentError, KeyError):
+class UnknownTensorError(Fielded, ArgumentError, KeyError):
     """A tensor that a generation has not, or has already."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        self.name = name
-        ArgumentError.__init__(self, f"tensor {name!r}: {reason}")
+    template = "tensor {name!r}: {reason}"
+    name: str
+    reason: str
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def _beginnings(expected: bytes, others: Mapping[str, bytes]) -> str:
-    """That files begin with other bytes than a drive, for a message."""
+    """List files that begin with other bytes than a drive, for a message."""
     if not others:
         return ""
     named = [f"{path} with {begin!r}" for path, begin in list(others.items())[:MOST_OTHERS]]

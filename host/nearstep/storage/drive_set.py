@@ -1,4 +1,4 @@
-"""Drives that are made and opened together."""
+"""Sets of drives, which are created and opened together."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from nearstep.storage.index import pack_index
 from nearstep.storage.superblock import FIRST_FREE, SLOTS, Superblock, copies
 
 Place = str | Path | Blocks
-"""Where a drive is: a file, a block device, or blocks that are open."""
+"""A drive: a file, a block device, or blocks that are open."""
 
 EXTENT_BYTES = 1 << 20
-"""Bytes of an extent at most, if nothing is said."""
+"""Default bytes of an extent, at most."""
 
 EXTENT_LIMIT = 1 << 32
 """Extents are smaller: a header has 32 bits for their bytes."""
@@ -59,23 +59,21 @@ def create_set(
     overwrite: bool = False,
     direct: bool = True,
 ) -> None:
-    """Make drives: new files of `drive_bytes` each, with generation 0, which is empty.
+    """Create drives: new files of `drive_bytes` each, with generation 0, which is empty.
 
     Parameters
     ----------
-    places
     drive_bytes : whole blocks; blocks that are open have their own size.
-    owner : name of the model or job that they are for.
-    extent_bytes : of a tensor that lie on one drive before the next has its turn; whole blocks,
-        below `EXTENT_LIMIT`.
-    overwrite : take block devices, and files that are not empty: what is on them is lost.
+    owner : name of the model or job that the drives belong to.
+    extent_bytes : of an extent, at most; whole blocks, below `EXTENT_LIMIT`.
+    overwrite : accept block devices, and files that are not empty: their contents are lost.
     direct : with O_DIRECT.
 
     Raises
     ------
-    ArgumentError : something cannot be meant so.
+    ArgumentError : an invalid argument.
     NotADriveError, DriveFullError, DriveSizeError, DriveAccessError, DriveLockedError,
-        DirectIOError : files that were made stay no longer.
+        DirectIOError : new files have been removed.
     """
     check_owner_name(owner)
     check_places(places)
@@ -91,19 +89,11 @@ def create_set(
             if create_file(place, drive_bytes, overwrite=overwrite):
                 made.append(str(place))
             opened.append(BlockFile(place, direct=direct))
-        set_id = uuid.uuid4()
-        headers = [
-            Header(
-                set_id=set_id,
-                index=index,
-                drives=len(opened),
-                blocks=_size(blocks, place, drive_bytes),
-                extent_bytes=extent_bytes,
-                owner=clipped(owner).decode(),
-                owner_digest=fingerprint(owner),
-            )
-            for index, (place, blocks) in enumerate(zip(places, opened, strict=True))
-        ]
+        ours = (extent_bytes, clipped(owner).decode(), fingerprint(owner))
+        set_id, headers = uuid.uuid4(), []
+        for index, (place, blocks) in enumerate(zip(places, opened, strict=True)):
+            size = _size(blocks, place, drive_bytes)
+            headers.append(Header(set_id, index, len(opened), size, *ours))
         format_set(opened, headers)
     except BaseException:
         for name in made:
@@ -117,8 +107,8 @@ def create_set(
 
 
 def format_set(opened: Sequence[Blocks], headers: Sequence[Header]) -> None:
-    """Write what a set begins with: of each drive the header last, so that what was cut off in
-    between is no drive; and at the end the second copy of the superblock."""
+    """Write the first blocks of a set: of each drive the header last, so that a drive that was cut
+    off in between is none, and at the end the second copy of the superblock."""
     zeros = aligned_bytes(BLOCK_BYTES)
     for blocks in opened:
         blocks.write(HEADER_BLOCK, zeros)
@@ -150,20 +140,12 @@ def open_set(
     read_only: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Drive]:
-    """All drives of a set, in their order, for this process alone.
+    """Open all drives of a set, in any order, for this process alone, and return them in order.
 
     Parameters
     ----------
-    places : in any order.
-    owner : whom they must belong to; None takes any.
-    queue_depth, direct, read_only, timeout_s : as `Drive` and `BlockFile` have them.
-
-    Raises
-    ------
-    ArgumentError : something cannot be meant so.
-    NotADriveError, FormatVersionError, DriveSizeError, OwnerError, ForeignDriveError,
-        IncompleteSetError, DriveLockedError, DriveVanishedError, DriveAccessError, DirectIOError,
-        DriveIOError : none stays open.
+    owner : that the drives must belong to; None accepts any.
+    queue_depth, direct, read_only, timeout_s : of `Drive` and `BlockFile`.
     """
     check_places(places)
     check_depth(queue_depth)
@@ -191,12 +173,11 @@ def open_set(
 
 
 def drives_in(folder: str | Path) -> list[Path]:
-    """The files of a folder that begin as drives do, by name.
+    """Files of a folder that begin as drives do, by name.
 
     Raises
     ------
     NoDriveError : there is none.
-    StorageError : it cannot be read.
     """
     begun = beginnings(folder)
     found = [path for path, begin in begun.items() if begin == MAGIC]
@@ -206,11 +187,11 @@ def drives_in(folder: str | Path) -> list[Path]:
 
 
 def beginnings(folder: str | Path) -> dict[Path, bytes]:
-    """The files of a folder by name, with as many bytes as those that a drive begins with.
+    """First bytes of the files of a folder, by name, as many as identify a drive.
 
     Raises
     ------
-    StorageError : it cannot be read.
+    StorageError : the folder cannot be read.
     """
     found = {}
     try:

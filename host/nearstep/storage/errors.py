@@ -1,10 +1,10 @@
-"""What can go wrong with files of snapshots."""
+"""Errors of files of snapshots."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from nearstep.errors import NearstepError
+from nearstep.errors import Fielded, NearstepError
 
 
 class SnapshotError(NearstepError):
@@ -16,7 +16,6 @@ class SnapshotSaveError(SnapshotError, OSError):
 
     Attributes
     ----------
-    path
     errno : of the system's error, such as `ENOSPC`, or None.
     """
 
@@ -26,19 +25,21 @@ class SnapshotSaveError(SnapshotError, OSError):
         self.errno = error.errno
 
 
-class TornSnapshotError(SnapshotError):
+class TornSnapshotError(Fielded, SnapshotError):
     """A file that is no whole snapshot. Nothing was loaded.
 
     Attributes
     ----------
-    path
-    reason
     last_good : the newest older generation that is whole.
     """
 
-    def __init__(self, path: Path, reason: str, last_good: Path | None = None) -> None:
-        self.path = path
-        self.reason = reason
-        self.last_good = last_good
-        hint = "there is no good one" if last_good is None else f"the last good one is {last_good}"
-        super().__init__(f"cannot load {path}: {reason}; {hint}")
+    template = "cannot load {path}: {reason}; {hint}"
+    path: Path
+    reason: str
+    last_good: Path | None = None
+
+    @property
+    def hint(self) -> str:
+        if self.last_good is None:
+            return "there is no good one"
+        return f"the last good one is {self.last_good}"

@@ -1,4 +1,4 @@
-"""Parts of transfers between arrays and extents: what the threads of drives do."""
+"""Jobs of the threads of drives: transfers between arrays and extents."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ Flat = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor as transfers see it.
+    """A tensor of a generation, for transfers.
 
     Attributes
     ----------
-    drives
     name, nbytes : of the tensor.
-    generation : that it is of, for errors.
+    generation : number, for errors.
     others : generations beside it.
     """
 
@@ -38,12 +37,11 @@ class Source:
     others: tuple[int, ...]
 
     def read(self, extent: Extent, into: Flat) -> None:
-        """All blocks of an extent into an aligned array.
+        """Read all blocks of an extent into an aligned array.
 
         Raises
         ------
-        TornExtentError : they are not what was written.
-        DriveIOError, ShortTransferError, DriveVanishedError
+        TornExtentError : the CRC does not fit.
         """
         if extent.is_hole:
             into[:] = 0
@@ -65,20 +63,20 @@ class Source:
             )
 
     def span(self, extent: Extent, offset: int, nbytes: int) -> tuple[int, int, bool]:
-        """First and last byte of an extent that are among `nbytes` of the tensor from `offset`
-        on, and whether that is all that it has."""
+        """The bytes of an extent among `nbytes` of the tensor from `offset` on, and whether these
+        are all of it."""
         start, stop = extent.start * BLOCK_BYTES, min(extent.stop * BLOCK_BYTES, self.nbytes)
         first, last = max(start, offset), min(stop, offset + nbytes)
         return first, last, (first, last) == (start, stop)
 
 
 def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
-    """Read what `out`, which begins at byte `offset` of the tensor, has of an extent."""
+    """Read the part of an extent that is in `out`, which begins at byte `offset` of the tensor."""
     first, last, whole = source.span(extent, offset, out.nbytes)
     part, begin = out[first - offset : last - offset], first - extent.start * BLOCK_BYTES
 
     def job(bounces: Bounces) -> None:
-        if whole and is_aligned(part) and part.nbytes == extent.blocks * BLOCK_BYTES:
+        if whole and is_aligned(part):
             source.read(extent, part)
             return
         with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
@@ -91,15 +89,13 @@ def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
 def write_job(
     source: Source, table: Table, number: int, before: Sequence[Extent], offset: int, data: Flat
 ) -> Job:
-    """Write what `data`, which begins at byte `offset` of the tensor, has of an extent, and keep
-    the CRC of the extent in its table.
+    """Write the part of an extent that is in `data`, and store the extent's CRC in its table.
 
     Parameters
     ----------
-    source
     table, number : the extent.
-    before : the extents that have what `data` has not.
-    offset, data
+    before : extents with the old contents of the rest.
+    offset : byte of the tensor that `data` begins at.
     """
     extent = table.extent(number)
     first, last, whole = source.span(extent, offset, data.nbytes)
@@ -111,7 +107,7 @@ def write_job(
         table.rows["crc"][number] = crc
 
     def job(bounces: Bounces) -> None:
-        if whole and is_aligned(part) and part.nbytes == extent.blocks * BLOCK_BYTES:
+        if whole and is_aligned(part):
             write(part)
             return
         with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
@@ -127,7 +123,7 @@ def write_job(
 
 
 def _fill(source: Source, old: Extent, new: Extent, blocks: Flat) -> None:
-    """Copy what an older extent has of a newer one."""
+    """Copy the common blocks of an older extent and a newer one."""
     if (old.start, old.blocks) == (new.start, new.blocks):
         source.read(old, blocks)
         return

@@ -1,23 +1,25 @@
-"""Where a tensor lies: a table of extents."""
+"""The extents of a tensor: runs of blocks on drives."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.errors import ArgumentError, OutOfBoundsError
+from nearstep.scalars import is_whole
 from nearstep.storage.blocks import BLOCK_BYTES
 
 EXTENT = np.dtype([("block", "<u8"), ("blocks", "<u4"), ("drive", "<u4"), ("crc", "<u4")])
-"""An extent as it lies in an index: first block, blocks, index of the drive, and CRC-32 of all of
-its bytes, zeros behind the end of the tensor included."""
+"""An extent in an index: first block, blocks, index of the drive, and CRC-32 of all of its bytes,
+zeros behind the end of the tensor included."""
 
 HOLE = 0xFFFF_FFFF
-"""Drive of an extent that was never written: all zeros, and nowhere."""
+"""Drive of an extent that was never written: zeros without blocks."""
 
 
 class Run(NamedTuple):
@@ -59,10 +61,10 @@ class Extent(NamedTuple):
 
 
 class Table:
-    """The extents of a tensor, one behind the other.
+    """The extents of a tensor, in order.
 
-    A table belongs to a transaction until that is committed. Then it is frozen: nothing writes to
-    its rows, nor to the blocks that they name.
+    A table belongs to a transaction until that is committed. Then it is frozen: neither its rows
+    nor their blocks are written.
 
     Parameters
     ----------
@@ -71,8 +73,7 @@ class Table:
 
     Attributes
     ----------
-    rows, fresh
-    starts : block of the tensor that each begins with, and behind the last one its blocks.
+    starts : first block in the tensor of each extent, and at the end the number of blocks.
     """
 
     def __init__(self, rows: NDArray[Any], fresh: NDArray[np.bool_] | None = None) -> None:
@@ -83,7 +84,7 @@ class Table:
 
     @classmethod
     def of_hole(cls, blocks: int, step: int) -> Table:
-        """Nothing written yet, in extents of `step` blocks."""
+        """A table of zeros that were not written, in extents of `step` blocks."""
         rows = np.zeros(-(-blocks // step), EXTENT)
         rows["blocks"], rows["drive"] = step, HOLE
         if blocks % step:
@@ -101,7 +102,7 @@ class Table:
         self.rows.flags.writeable = False
 
     def thawed(self) -> Table:
-        """The table, if a transaction owns it, else a copy of which nothing is fresh."""
+        """This table, if a transaction owns it, else a copy without fresh extents."""
         return Table(self.rows.copy()) if self.is_frozen else self
 
     def extent(self, number: int) -> Extent:
@@ -111,7 +112,7 @@ class Table:
 
     def covering(self, first: int, last: int) -> range:
         """Numbers of the extents that have any of the blocks [first, last)."""
-        # numpy's search gives up Python's lock, and gets it back after the threads of the drives.
+        # numpy's search releases Python's lock, and waits for the threads of the drives after it.
         return range(bisect_right(self.starts, first) - 1, bisect_left(self.starts, last))
 
     def extents(self, numbers: range | None = None) -> Iterator[Extent]:
@@ -130,27 +131,42 @@ class Table:
         return groups
 
     def replace(self, numbers: range, runs: Sequence[Run]) -> None:
-        """Put fresh extents in the place of as many with these numbers, each as long as before.
-
-        Their CRCs are not known yet.
-        """
+        """Replace these extents by as many fresh ones of the same lengths, without CRCs."""
         for number, run in zip(numbers, runs, strict=True):
             self.rows[number] = (run.block, run.blocks, run.drive, 0)
             self.fresh[number] = True
 
     def spliced(self, numbers: range, runs: Sequence[Run]) -> Table:
-        """With fresh extents in the place of those with these numbers, which have as many blocks.
-
-        Their CRCs are not known yet.
-        """
+        """A table with these extents replaced by fresh ones of as many blocks, without CRCs."""
         parts = (self.rows[: numbers.start], rows_of(runs), self.rows[numbers.stop :])
         fresh = (self.fresh[: numbers.start], np.ones(len(runs), bool), self.fresh[numbers.stop :])
         return Table(np.concatenate(parts), np.concatenate(fresh))
 
 
+def parts_of(data: NDArray[Any], runs: Sequence[Run]) -> Iterator[tuple[Run, NDArray[Any]]]:
+    """Runs of blocks, each with its part of the bytes of `data`."""
+    at = 0
+    for run in runs:
+        yield run, data[at : at + run.blocks * BLOCK_BYTES]
+        at += run.blocks * BLOCK_BYTES
+
+
 def rows_of(runs: Sequence[Run]) -> NDArray[Any]:
     """Extents of these blocks, without CRCs."""
     return np.array([(run.block, run.blocks, run.drive, 0) for run in runs], EXTENT)
+
+
+def overlap(rows: NDArray[Any], *, shared: bool = False) -> bool:
+    """Whether two extents have a block in common; equal ones may if they are `shared`."""
+    drive, start, count = (
+        rows[name][rows["drive"] != HOLE].astype(np.int64) for name in ("drive", "block", "blocks")
+    )
+    order = np.lexsort((count, start, drive))
+    drive, start, stop = drive[order], start[order], (start + count)[order]
+    clash = (drive[1:] == drive[:-1]) & (start[1:] < stop[:-1])
+    if shared:
+        clash &= (start[1:] != start[:-1]) | (stop[1:] != stop[:-1])
+    return bool(clash.any())
 
 
 @dataclass(frozen=True)
@@ -159,12 +175,9 @@ class Tensor:
 
     Attributes
     ----------
-    name
-    nbytes
-    attributes : what its owner keeps with it, such as dtype and shape.
-    table
-    first_drive : where its first extent goes if there is space.
-    pinned : all extents lie on that drive.
+    attributes : kept for its owner, such as dtype and shape.
+    first_drive : of its first extent, if there is space.
+    pinned : all extents are on that drive.
     """
 
     name: str
@@ -178,8 +191,23 @@ class Tensor:
     def blocks(self) -> int:
         return blocks_of(self.nbytes)
 
-    def with_table(self, table: Table) -> Tensor:
-        return replace(self, table=table)
+    def span(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """First and last block of the extents that have any of these bytes.
+
+        Raises
+        ------
+        OutOfBoundsError : the tensor is shorter.
+        ArgumentError : the offset is no whole number.
+        """
+        if not is_whole(offset):
+            raise ArgumentError(f"offset must be a whole number, not {offset!r}")
+        stop = offset + nbytes
+        if not 0 <= offset <= stop <= self.nbytes:
+            raise OutOfBoundsError(f"bytes of {self.name!r}", offset, stop, self.nbytes)
+        numbers = (
+            self.table.covering(offset // BLOCK_BYTES, blocks_of(stop)) if nbytes else range(0)
+        )
+        return int(self.table.starts[numbers.start]), int(self.table.starts[numbers.stop])
 
 
 def blocks_of(nbytes: int) -> int:

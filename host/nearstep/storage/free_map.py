@@ -18,8 +18,8 @@ from nearstep.storage.superblock import FIRST_FREE, end_of
 class FreeMap:
     """Blocks that no generation and no transaction has, derived from their extents.
 
-    Blocks are taken, and never given back: who wants those back that are not used after all, such
-    as after an interrupt, derives a new map. So it is right at any point of `take`.
+    Blocks are taken, and never returned: unused ones, such as after an interrupt, are free in a new
+    map. So the map is right at any point of `take`.
 
     Parameters
     ----------
@@ -39,17 +39,16 @@ class FreeMap:
         return sum(length for each in gaps for length, _ in each)
 
     def take(self, count: int, drive: int, *, pinned: bool = False) -> list[Run]:
-        """Runs of `count` blocks together, on one drive if it has them, in one piece if that has.
+        """Take `count` blocks, from one drive if it has them, and in one run if it has that.
 
         Parameters
         ----------
-        count
-        drive : that is asked first.
-        pinned : no other one is asked.
+        drive : that is tried first.
+        pinned : no other drive is tried.
 
         Raises
         ------
-        DriveFullError : some were taken.
+        DriveFullError : some blocks were taken.
         """
         runs: list[Run] = []
         while count:
@@ -70,7 +69,7 @@ class FreeMap:
 
 
 def _gaps(used: NDArray[Any], end: int) -> list[tuple[int, int]]:
-    """Length and first block of what is between extents of one drive, the shortest first."""
+    """Length and first block of the gaps between extents of one drive, the shortest first."""
     starts = used["block"].astype(np.int64)
     order = np.argsort(starts)
     starts, ends = starts[order], (starts + used["blocks"])[order]

@@ -1,10 +1,10 @@
-"""A state of all tensors that was committed as one."""
+"""Generations: states of all tensors, each committed atomically."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,15 @@ from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES, Blocks
 from nearstep.storage.checksum import crc32
 from nearstep.storage.drive import Drive
-from nearstep.storage.drive_errors import DriveIOError, ShortTransferError, TornIndexError
-from nearstep.storage.extents import Run, Tensor, rows_of
+from nearstep.storage.drive_errors import (
+    DamagedSuperblockWarning,
+    DriveIOError,
+    NoGenerationError,
+    ShortTransferError,
+    StorageError,
+    TornIndexError,
+)
+from nearstep.storage.extents import Run, Tensor, overlap, parts_of, rows_of
 from nearstep.storage.header import Header
 from nearstep.storage.index import IndexFormatError, unpack_index
 from nearstep.storage.superblock import SLOTS, Superblock, Unreadable, copies, unpack
@@ -28,9 +35,9 @@ class Generation:
     Attributes
     ----------
     slot : of its superblock.
-    meta : what its owner keeps with it, such as the step.
+    meta : kept for its owner, such as the step.
     tensors : by name.
-    superblock : what the slot holds.
+    superblock : content of the slot.
     """
 
     slot: int
@@ -44,11 +51,11 @@ class Generation:
 
     @property
     def index_runs(self) -> Sequence[Run]:
-        """Where its index lies."""
+        """Blocks of its index."""
         return self.superblock.runs
 
     def extents(self) -> NDArray[Any]:
-        """All that it needs, its index first."""
+        """Extents of its index and of its tensors."""
         return np.concatenate(
             [rows_of(self.index_runs), *(each.table.rows for each in self.tensors.values())]
         )
@@ -56,11 +63,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class Slot:
-    """What both copies of a superblock hold.
+    """Content of both copies of a superblock.
 
     Attributes
     ----------
-    number : of the slot.
     copies : by block the superblock, or why there is none: empty if nothing was written.
     """
 
@@ -69,24 +75,24 @@ class Slot:
 
     @property
     def superblock(self) -> Superblock | None:
-        """Of the newest generation that a copy speaks of."""
+        """The newest one of the copies."""
         found = [each for each in self.copies.values() if isinstance(each, Superblock)]
         return max(found, key=lambda each: each.generation, default=None)
 
     @property
     def lost(self) -> bool:
-        """Whether no copy is whole, of which one was."""
+        """Whether both copies are damaged."""
         return self.superblock is None and len(self.damage) == len(self.copies)
 
     @property
     def damage(self) -> Mapping[int, str]:
-        """By block what is the matter with it."""
+        """Damage of the copies, by block."""
         return {k: v for k, v in self.copies.items() if isinstance(v, str) and v}
 
     def was_cut_off(self, newest: int) -> bool:
-        """Whether a commit that was cut off explains the damage, where `newest` is the last
-        generation of the set: it tears the first copy before the second one is written, or the
-        second copy of the last generation."""
+        """Whether a power cut explains the damage, where `newest` is the last generation of the
+        set: a cut tears the first copy before the second one is written, or the second copy of the
+        last generation."""
         first, second = self.copies.values()
         if len(self.damage) != 1 or any(isinstance(each, Unreadable) for each in (first, second)):
             return False
@@ -96,18 +102,12 @@ class Slot:
 
 
 def read_slots(blocks: Blocks, header: Header) -> list[Slot]:
-    """What the superblocks of a set hold.
-
-    Parameters
-    ----------
-    blocks : of the first drive.
-    header : of that drive.
-    """
+    """Read the superblocks of a set from the blocks of its first drive."""
     return [
         Slot(
-            slot, {at: _read_copy(blocks, at, header.set_id) for at in copies(slot, header.blocks)}
+            each, {at: _read_copy(blocks, at, header.set_id) for at in copies(each, header.blocks)}
         )
-        for slot in SLOTS
+        for each in SLOTS
     ]
 
 
@@ -121,25 +121,20 @@ def _read_copy(blocks: Blocks, at: int, set_id: uuid.UUID) -> Superblock | str:
 
 
 def load(drives: Sequence[Drive], slot: Slot) -> Generation:
-    """The generation that a slot speaks of, which has a superblock.
+    """Load the generation of a slot that has a superblock.
 
     Raises
     ------
-    TornIndexError : its index is not what was written.
-    DriveIOError, ShortTransferError, DriveVanishedError
+    TornIndexError : its index is damaged.
     """
     superblock = slot.superblock
     assert superblock is not None
     number, sizes = superblock.generation, [drive.header.blocks for drive in drives]
     data = aligned_bytes(BLOCK_BYTES * sum(run.blocks for run in superblock.runs))
-    at, transfers = 0, []
-    for run in superblock.runs:
-        if run.drive >= len(drives) or run.block + run.blocks > sizes[run.drive]:
-            raise TornIndexError("its superblock names blocks that are on no drive", number)
-        nbytes = run.blocks * BLOCK_BYTES
-        transfers.append(drives[run.drive].read(run.block, data[at : at + nbytes]))
-        at += nbytes
-    for transfer in transfers:
+    if any(r.drive >= len(drives) or r.block + r.blocks > sizes[r.drive] for r in superblock.runs):
+        raise TornIndexError("its superblock names blocks that are on no drive", number)
+    parts = parts_of(data, superblock.runs)
+    for transfer in [drives[run.drive].read(run.block, part) for run, part in parts]:
         transfer.wait()
     data = data[: superblock.index_bytes]
     actual = crc32(data)
@@ -152,3 +147,79 @@ def load(drives: Sequence[Drive], slot: Slot) -> Generation:
     except IndexFormatError as error:
         raise TornIndexError(f"its index: {error}", number) from None
     return Generation(slot.number, meta, tensors, superblock)
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Generations of a set.
+
+    Attributes
+    ----------
+    current : the one to start from.
+    other : the one beside it, if it is whole.
+    last : the highest number of any.
+    slots : as they are on the drives.
+    notes : damage that loses nothing.
+    warnings : damage of superblocks that no power cut explains.
+    """
+
+    current: Generation
+    other: Generation | None
+    last: int
+    slots: Sequence[Slot]
+    notes: list[str]
+    warnings: list[DamagedSuperblockWarning] = field(default_factory=list)
+
+
+def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
+    """Find the generations of a set.
+
+    Parameters
+    ----------
+    wanted : number of the one to start from; None for the last.
+
+    Raises
+    ------
+    NoGenerationError : there is none, or not this one.
+    TornIndexError : its index is damaged.
+    StorageError : generations have different extents at one block.
+    """
+    first = drives[0]
+    slots = read_slots(first.blocks, first.header)
+    notes, warnings = damage(first.name, slots)
+    found = {each.superblock.generation: each for each in slots if each.superblock is not None}
+    number = max(found, default=None) if wanted is None else wanted
+    if number is None or number not in found:
+        details = "".join(f"; {each}" for each in [*notes, *warnings])
+        raise NoGenerationError(wanted, sorted(found), details)
+    other: Generation | None = None
+    for each in found.keys() - {number}:
+        try:
+            other = load(drives, found[each])
+        except TornIndexError as error:
+            notes.append(str(error))
+    try:
+        current = load(drives, found[number])
+    except TornIndexError as error:
+        raise error.beside([] if other is None else [other.number]) from None
+    check_apart([current] if other is None else [current, other])
+    return Recovered(current, other, max(found), slots, notes, warnings)
+
+
+def damage(path: str, slots: Sequence[Slot]) -> tuple[list[str], list[DamagedSuperblockWarning]]:
+    """Damage of the superblocks of a drive: notes where a power cut explains it, else warnings."""
+    whole = sorted(each.superblock.generation for each in slots if each.superblock is not None)
+    notes, warnings = [], []
+    for slot in slots:
+        named = ", ".join(f"block {at}: {reason}" for at, reason in slot.damage.items())
+        if named and slot.was_cut_off(max(whole, default=0)):
+            notes.append(f"superblock {slot.number} of {path}, {named}")
+        elif named:
+            warnings.append(DamagedSuperblockWarning(path, slot.number, named, whole, slot.lost))
+    return notes, warnings
+
+
+def check_apart(generations: Iterable[Generation]) -> None:
+    """Raise `StorageError` if generations have different extents at one block."""
+    if overlap(np.concatenate([each.extents() for each in generations]), shared=True):
+        raise StorageError("two generations have different extents at the same block")

@@ -1,4 +1,4 @@
-"""A generation of a store, to be read."""
+"""A generation of a store, for reading."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from nearstep.backends.base import Completion
 from nearstep.storage.generation import Generation
 
 Submit = Callable[[Generation, str, Any, int], Completion]
-"""Begins to read a tensor of a generation into an array, from a byte on."""
+"""Begins to read a tensor of a generation into an array, from a byte offset on."""
 
 
 class GenerationView:
-    """A generation of a store, to be read while it is there: until the next commit, for one before
-    the last.
+    """A generation of a store, for reading: one before the last until the next commit.
 
     Parameters
     ----------
-    generation
-    submit
+    submit : begins a read of the store.
 
     Attributes
     ----------
-    number
-    meta
     tensors : by name.
     """
 
@@ -40,14 +36,10 @@ class GenerationView:
 
         Raises
         ------
-        NoGenerationError : there was a commit since.
-        UnknownTensorError : it has none of this name.
-        OutOfBoundsError : it is shorter.
-        ArgumentError : `out` cannot be read into.
-        StorageError
+        NoGenerationError : a commit has replaced the generation.
         """
         return self._submit(self._generation, name, out, offset)
 
     def read(self, name: str, out: Any, offset: int = 0) -> None:
-        """Read a tensor of the generation: `submit_read`, and its end."""
+        """Read a tensor of the generation: `submit_read`, then wait."""
         self.submit_read(name, out, offset).wait()

@@ -1,4 +1,4 @@
-"""The first block of a drive: what it is, and whose."""
+"""The first block of a drive: its format, set and owner."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ OWNER_BYTES = 1024
 CRC_AT = BLOCK_BYTES - 4
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Header:
-    """What a drive says of itself. It is written once.
+    """The header of a drive, written once.
 
     Attributes
     ----------
-    set_id : of all drives that were made together.
-    index, drives : which of how many.
+    index, drives : which drive of how many.
     blocks : of the drive, header included.
-    extent_bytes : of a tensor that lie on this drive before the next one has its turn, at most.
+    extent_bytes : of an extent, at most: consecutive ones are on consecutive drives.
     owner : name of the model or job, as far as it fits.
     owner_digest : SHA-256 of that name.
     """
@@ -55,20 +54,10 @@ class Header:
 
     def pack(self) -> Bytes:
         """The block."""
-        name = clipped(self.owner)
-        fields = LAYOUT.pack(
-            MAGIC,
-            VERSION,
-            BLOCK_BYTES,
-            self.set_id.bytes,
-            self.index,
-            self.drives,
-            self.blocks,
-            self.extent_bytes,
-            self.owner_digest,
-            len(name),
-        )
-        return sealed(fields + name)
+        name, set_id = clipped(self.owner), self.set_id.bytes
+        numbers = (self.index, self.drives, self.blocks, self.extent_bytes)
+        fields = (MAGIC, VERSION, BLOCK_BYTES, set_id, *numbers, self.owner_digest, len(name))
+        return sealed(LAYOUT.pack(*fields) + name)
 
     def check_owner(self, path: str, owner: str | None) -> None:
         """Raise `OwnerError` unless the drive is of `owner`, if one is given."""
@@ -77,7 +66,7 @@ class Header:
 
 
 def fingerprint(owner: str) -> bytes:
-    """What is compared of an owner's name: its SHA-256."""
+    """SHA-256 of an owner's name, which is compared."""
     return hashlib.sha256(owner.encode()).digest()
 
 
@@ -87,7 +76,7 @@ def clipped(owner: str) -> bytes:
 
 
 def check_owner_name(owner: object) -> None:
-    """Raise `ArgumentError` unless an owner can be called so."""
+    """Raise `ArgumentError` unless this can be the name of an owner."""
     if not isinstance(owner, str) or not owner:
         raise ArgumentError(f"owner must be the name of a model or job, not {owner!r}")
 
@@ -106,12 +95,11 @@ def is_whole(block: Bytes) -> bool:
 
 
 def read_header(blocks: Blocks) -> Header:
-    """The header of a drive.
+    """Read the header of a drive.
 
     Raises
     ------
     NotADriveError, FormatVersionError, DriveSizeError
-    DriveIOError : it cannot be read.
     """
     path = blocks.name
     if blocks.count < 1:
@@ -119,9 +107,8 @@ def read_header(blocks: Blocks) -> Header:
     block = aligned_bytes(BLOCK_BYTES)
     blocks.read(HEADER_BLOCK, block)
     data = block.tobytes()
-    magic, version, size, set_id, index, drives, count, extent, digest, length = LAYOUT.unpack_from(
-        data
-    )
+    fields = LAYOUT.unpack_from(data)
+    magic, version, size, set_id, index, drives, count, extent, digest, length = fields
     if magic != MAGIC:
         raise NotADriveError(path, f"it must begin with {MAGIC!r}, not {magic!r}")
     if version != VERSION:
@@ -133,12 +120,4 @@ def read_header(blocks: Blocks) -> Header:
     if blocks.count < count:
         raise DriveSizeError(path, count * BLOCK_BYTES, blocks.count * BLOCK_BYTES)
     name = data[LAYOUT.size : LAYOUT.size + length].decode(errors="replace")
-    return Header(
-        set_id=uuid.UUID(bytes=set_id),
-        index=index,
-        drives=drives,
-        blocks=count,
-        extent_bytes=extent,
-        owner=name,
-        owner_digest=digest,
-    )
+    return Header(uuid.UUID(bytes=set_id), index, drives, count, extent, name, digest)

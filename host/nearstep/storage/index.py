@@ -1,4 +1,4 @@
-"""The index of a generation: its tensors, where they lie, and what its owner keeps with it."""
+"""The index of a generation: its tensors with their extents, and its meta data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from numpy.typing import NDArray
 
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
-from nearstep.storage.extents import EXTENT, HOLE, Run, Table, Tensor, blocks_of
+from nearstep.storage.extents import (
+    EXTENT,
+    HOLE,
+    Run,
+    Table,
+    Tensor,
+    blocks_of,
+    overlap,
+    rows_of,
+)
 from nearstep.storage.superblock import FIRST_FREE, end_of
 
 MAGIC = b"NSINDEX\n"
 PREFIX = struct.Struct("<8sQ")
-"""Magic, and bytes of the JSON that follows; behind it the extents of all tensors, in order."""
+"""Magic, and bytes of the JSON that follows; after it the extents of all tensors, in order."""
 
 
 class IndexFormatError(Exception):
@@ -26,25 +35,13 @@ class IndexFormatError(Exception):
 
 def pack_index(generation: int, meta: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
     """The index as bytes."""
-    head = json.dumps(
-        {
-            "generation": generation,
-            "meta": meta,
-            "tensors": [
-                {
-                    "name": each.name,
-                    "nbytes": each.nbytes,
-                    "extents": len(each.table),
-                    "first_drive": each.first_drive,
-                    "attributes": each.attributes,
-                    **({"pinned": True} if each.pinned else {}),
-                }
-                for each in tensors
-            ],
-        },
-        sort_keys=True,
-        allow_nan=False,
-    ).encode()
+    listed = []
+    for each in tensors:
+        entry = {"name": each.name, "nbytes": each.nbytes, "extents": len(each.table)}
+        entry |= {"first_drive": each.first_drive, "attributes": each.attributes}
+        listed.append(entry | ({"pinned": True} if each.pinned else {}))
+    table = {"generation": generation, "meta": meta, "tensors": listed}
+    head = json.dumps(table, sort_keys=True, allow_nan=False).encode()
     rows = [each.table.rows.tobytes() for each in tensors]
     return b"".join([PREFIX.pack(MAGIC, len(head)), head, *rows])
 
@@ -56,14 +53,13 @@ def unpack_index(
 
     Parameters
     ----------
-    data
-    generation : that it must be of.
+    generation : expected number.
     blocks : of each drive.
     own : runs of the index itself.
 
     Raises
     ------
-    IndexFormatError : it is no index, or says what cannot be.
+    IndexFormatError : the bytes are no index, or a contradictory one.
     """
     magic, length = PREFIX.unpack_from(data) if len(data) >= PREFIX.size else (b"", 0)
     if magic != MAGIC or PREFIX.size + length > len(data):
@@ -71,17 +67,8 @@ def unpack_index(
     try:
         head = json.loads(data[PREFIX.size : PREFIX.size + length])
         number, meta, listed = head["generation"], head["meta"], head["tensors"]
-        fields = [
-            (
-                t["name"],
-                t["nbytes"],
-                t["extents"],
-                t["first_drive"],
-                t["attributes"],
-                bool(t.get("pinned", False)),
-            )
-            for t in listed
-        ]
+        names = ("name", "nbytes", "extents", "first_drive", "attributes")
+        fields = [(*(each[name] for name in names), bool(each.get("pinned"))) for each in listed]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IndexFormatError(f"its head is none: {str(error)[:100]}") from None
     if number != generation:
@@ -91,11 +78,11 @@ def unpack_index(
     if rest != expected:
         raise IndexFormatError(f"its extents must have {expected} bytes, not {rest}")
     rows = np.frombuffer(data, EXTENT, offset=PREFIX.size + length)
-    _check_places(rows, blocks, own)
+    _check_extents(rows, blocks, own)
     tensors: dict[str, Tensor] = {}
     at = 0
     for name, nbytes, count, first_drive, attributes, pinned in fields:
-        table = Table(rows[at : at + count])  # of bytes: nobody can write to it
+        table = Table(rows[at : at + count])  # of bytes: read-only
         at += count
         if table.starts[-1] != blocks_of(nbytes):
             raise IndexFormatError(f"{name!r} must have {blocks_of(nbytes)} blocks")
@@ -108,22 +95,16 @@ def unpack_index(
     return tensors, meta
 
 
-def _check_places(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run]) -> None:
-    """Raise `IndexFormatError` unless every extent lies on a drive, and on no other extent."""
-    real = rows[rows["drive"] != HOLE]
-    starts = np.concatenate([real["block"], [run.block for run in own]]).astype(np.int64)
-    counts = np.concatenate([real["blocks"], [run.blocks for run in own]]).astype(np.int64)
-    drives = np.concatenate([real["drive"], [run.drive for run in own]]).astype(np.int64)
-    if (drives >= len(blocks)).any() or (rows["blocks"] == 0).any():
+def _check_extents(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run]) -> None:
+    """Raise `IndexFormatError` unless every extent is on a drive, and none on another extent."""
+    real = np.concatenate([rows[rows["drive"] != HOLE], rows_of(own)])
+    if (real["drive"] >= len(blocks)).any() or (rows["blocks"] == 0).any():
         raise IndexFormatError("an extent lies on no drive of the set")
-    ends = starts + counts
-    if (starts < FIRST_FREE).any() or (
-        ends > np.array([end_of(each) for each in blocks])[drives]
-    ).any():
+    starts = real["block"].astype(np.int64)
+    limits = np.array([end_of(each) for each in blocks])[real["drive"]]
+    if (starts < FIRST_FREE).any() or (starts + real["blocks"] > limits).any():
         raise IndexFormatError("an extent lies outside its drive")
-    order = np.lexsort((starts, drives))
-    same = drives[order][1:] == drives[order][:-1]
-    if (same & (starts[order][1:] < ends[order][:-1])).any():
+    if overlap(real):
         raise IndexFormatError("two extents have the same block")
 
 
@@ -132,7 +113,7 @@ def checked_json(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
 
     Raises
     ------
-    ArgumentError : JSON cannot have it.
+    ArgumentError : JSON cannot hold it.
     """
     if value is None:
         return {}
@@ -147,7 +128,7 @@ def checked_json(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def checked_tensor(name: object, nbytes: object) -> None:
-    """Raise `ArgumentError` unless a tensor can be so."""
+    """Raise `ArgumentError` unless a tensor can have this name and size."""
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"name of a tensor must be a text, not {name!r}")
     if not is_whole(nbytes) or not 0 <= nbytes < 1 << 62:

@@ -1,4 +1,4 @@
-"""One process a drive."""
+"""Locks: a drive belongs to one process."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from nearstep.storage.drive_errors import DriveAccessError, DriveLockedError
 
 
 def lock(path: str, fd: int) -> None:
-    """Take an open file for its descriptor alone, until that is closed, also by the end of the
-    process.
+    """Lock an open file for its descriptor alone, until that is closed or the process ends.
 
     Raises
     ------
-    DriveLockedError : somebody has it.
-    DriveAccessError : its filesystem has no locks.
+    DriveLockedError : another descriptor has the lock.
     """
-    if _is_free(path, fd):
+    if _lock(path, fd):
         return
     if holder(os.fstat(fd)) == os.getpid():
-        gc.collect()  # what failed here, and nobody has any more, is in a cycle with its error
-        if _is_free(path, fd):
+        gc.collect()  # a store that failed here may be in a cycle with its error
+        if _lock(path, fd):
             return
     raise locked(path, os.fstat(fd))
 
 
-def _is_free(path: str, fd: int) -> bool:
-    """Whether it has been taken."""
+def _lock(path: str, fd: int) -> bool:
+    """Try to lock a file, and return whether that succeeded.
+
+    Raises
+    ------
+    DriveAccessError : the filesystem has no locks.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -42,13 +45,13 @@ def _is_free(path: str, fd: int) -> bool:
 
 
 def locked(path: str, found: os.stat_result) -> DriveLockedError:
-    """The error of a drive that somebody has."""
+    """The error of a drive that is in use."""
     pid = holder(found)
     return DriveLockedError(path, pid, _command(pid))
 
 
 def holder(found: os.stat_result) -> int | None:
-    """The process that has a file locked, None if the system does not tell."""
+    """The process that has a file locked; None if the system does not tell."""
     wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
         lines = Path("/proc/locks").read_text().splitlines()
@@ -62,7 +65,7 @@ def holder(found: os.stat_result) -> int | None:
 
 
 def _command(pid: int | None) -> str:
-    """What a process was started as; empty if that is not to be had."""
+    """Command line of a process; empty if the system does not tell."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -2,13 +2,14 @@
 
 A file is a preamble (magic, version, length of the header), the header in JSON, the SHA-256 of
 both, and for each tensor and device the elements, float32 in little-endian order, with their
-SHA-256. The file `name.000003` is generation 3 of `name`; it appears under this name when it is
-whole and on the disk.
+SHA-256. The file `name.000003` is generation 3 of `name`; it gets this name when it is whole and on
+the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import math
@@ -16,7 +17,6 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -36,7 +36,7 @@ GENERATION_DIGITS = 6
 LONGEST_HEADER = 1 << 24
 
 FIXED = {"dtype": "<f4", "digest": "sha256"}
-"""What every header has."""
+"""Fields with one value in every header."""
 
 FLOAT_BYTES = 4
 DIMENSIONS = 32
@@ -46,44 +46,31 @@ LONGEST = (1 << 63) - 1
 """Most bytes of an array."""
 
 Arrays = list[list[NDArray[np.float32]]]
-"""Of each tensor, the values on each device."""
+"""For each tensor, its values on each device."""
 
 
 class Snapshot(Protocol):
-    """Values of tensors on devices that stay as they are while they are saved."""
+    """Values of tensors on devices, which do not change while they are saved."""
 
     @property
     def devices(self) -> int: ...
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
-        """Of the tensors, each of which is float32."""
+        """Shapes of the tensors, each of which is float32."""
         ...
 
     def read(self, tensor: int, device: int) -> NDArray[np.float32]:
-        """Values of a tensor, by its number, on a device.
-
-        Raises
-        ------
-        NearstepError : they cannot be had.
-        """
+        """Read the values of a tensor, by its number, on a device."""
         ...
 
 
-@dataclass(frozen=True)
-class _Header:
-    """What a header says: devices, and the shapes of the tensors."""
-
-    devices: int
-    shapes: list[tuple[int, ...]]
-
-
 class _TornError(Exception):
-    """Why a file is no whole snapshot."""
+    """Reason why a file is no whole snapshot."""
 
 
 def as_path(path: str | Path) -> Path:
-    """Of a file that can be.
+    """Check the path of a file.
 
     Raises
     ------
@@ -98,7 +85,7 @@ def as_path(path: str | Path) -> Path:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A new file to write."""
+    """Open a new file for writing."""
     return path.open("xb")
 
 
@@ -106,7 +93,7 @@ def generations(path: Path) -> list[Path]:
     """Files of the generations of `path`, oldest first."""
     found = [
         (int(each.suffix[1:]), each)
-        for each in path.parent.glob(f"{_escaped(path.name)}.*")
+        for each in path.parent.glob(f"{glob.escape(path.name)}.*")
         if each.suffix[1:].isdecimal() and each.stem == path.name and each.is_file()
     ]
     return [each for _, each in sorted(found)]
@@ -117,8 +104,7 @@ def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = op
 
     Raises
     ------
-    SnapshotSaveError : there is no new file then.
-    NearstepError : from reading the snapshot; there is no new file then.
+    SnapshotSaveError : no file was added, as after an error of the snapshot.
     """
     try:
         older = generations(path)
@@ -141,17 +127,16 @@ def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = op
 
 
 def load(path: Path, devices: int | None, shapes: Sequence[tuple[int, ...]] | None) -> Arrays:
-    """Values of each tensor on each device, from a file or the newest generation of `path`.
+    """Load the values of each tensor on each device from a file, or the newest generation of it.
 
     Parameters
     ----------
-    path
-    devices : it must be of so many, if given.
-    shapes : and of tensors like these, if given.
+    devices : expected number, if given.
+    shapes : expected shapes of the tensors, if given.
 
     Raises
     ------
-    TornSnapshotError : names the newest older generation that is whole.
+    TornSnapshotError : the error names the newest older generation that is whole.
     SnapshotError
     """
     if path.is_file() and (_begins(path) or not generations(path)):
@@ -161,22 +146,21 @@ def load(path: Path, devices: int | None, shapes: Sequence[tuple[int, ...]] | No
     else:
         *older, path = generations(path) or [path]
     try:
-        header, arrays = _read(path)
+        found, saved, arrays = _read(path)
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error
     except _TornError as torn:
         raise TornSnapshotError(path, str(torn), _last_good(older)) from None
-    if devices is not None and header.devices != devices:
-        raise SnapshotError(f"{path} must be of {devices} devices, not {header.devices}")
-    saved = header.shapes
+    if devices is not None and found != devices:
+        raise SnapshotError(f"{path} must be of {devices} devices, not {found}")
     if shapes is not None and saved != list(shapes):
         raise SnapshotError(f"{path} must be of tensors of shapes {list(shapes)}, not {saved}")
     return arrays
 
 
 def _named(partial: Path, path: Path, number: int) -> Path:
-    """The whole file under the first name that is free, from generation `number` on: another
-    process may save at the same time."""
+    """Name a whole file by the first free generation from `number` on: another process may save at
+    the same time."""
     while True:
         final = path.with_name(f"{path.name}.{number:0{GENERATION_DIGITS}}")
         try:
@@ -188,7 +172,7 @@ def _named(partial: Path, path: Path, number: int) -> Path:
 
 
 def _begins(path: Path) -> bool:
-    """Whether a file begins as a snapshot does, or is one of the generations of a name."""
+    """Whether a file begins as a snapshot does, or has the name of a generation."""
     if path.suffix[1:].isdecimal():
         return True
     with path.open("rb") as file:
@@ -211,13 +195,12 @@ def _pieces(snapshot: Snapshot) -> Iterator[bytes]:
             yield hashlib.sha256(part).digest()
 
 
-def _read(path: Path) -> tuple[_Header, Arrays]:
-    """Header and arrays of a whole file.
+def _read(path: Path) -> tuple[int, list[tuple[int, ...]], Arrays]:
+    """Read devices, shapes and arrays of a file.
 
     Raises
     ------
     _TornError : it is not whole.
-    OSError : it cannot be read.
     """
     with path.open("rb") as file:
         preamble = _take(file, PREAMBLE.size, "preamble")
@@ -230,31 +213,31 @@ def _read(path: Path) -> tuple[_Header, Arrays]:
             raise _TornError(f"its header must be below {LONGEST_HEADER} bytes, not {length}")
         text = _take(file, length, "header")
         _check_digest(file, preamble + text, "header")
-        header = _header(text)
-        sizes = [FLOAT_BYTES * math.prod(shape) for shape in header.shapes]
-        needed = file.tell() + header.devices * sum(size + DIGEST_BYTES for size in sizes)
+        devices, shapes = _header(text)
+        sizes = [FLOAT_BYTES * math.prod(shape) for shape in shapes]
+        needed = file.tell() + devices * sum(size + DIGEST_BYTES for size in sizes)
         found = os.fstat(file.fileno()).st_size
-        if found != needed:  # before anything is read that the header alone speaks of
+        if found != needed:  # before memory is allocated for sizes of the header alone
             behind = "there is something behind its end: " if found > needed else ""
             raise _TornError(f"{behind}it must have {needed} bytes, not {found}")
         arrays: Arrays = []
-        for number, shape in enumerate(header.shapes):
+        for number, shape in enumerate(shapes):
             arrays.append([])
-            for device in range(header.devices):
+            for device in range(devices):
                 what = f"tensor {number} of device {device}"
                 part = _take(file, sizes[number], what)
                 _check_digest(file, part, what)
                 values = np.frombuffer(part, "<f4").astype(np.float32, copy=False)
                 arrays[-1].append(values.reshape(shape))
-    return header, arrays
+    return devices, shapes, arrays
 
 
-def _header(text: bytes) -> _Header:
-    """What a header says.
+def _header(text: bytes) -> tuple[int, list[tuple[int, ...]]]:
+    """Devices and shapes of a header.
 
     Raises
     ------
-    _TornError : it is no header of a snapshot, whoever wrote it.
+    _TornError : the header is malformed, whoever wrote it.
     """
     try:
         found = json.loads(text)
@@ -274,11 +257,11 @@ def _header(text: bytes) -> _Header:
     for each in tensors:
         if not isinstance(each, dict) or each.keys() != {"shape"} or not _is_shape(each["shape"]):
             raise _TornError(f"its tensors must have a shape each, not {_short(each)}")
-    return _Header(devices, [tuple(each["shape"]) for each in tensors])
+    return devices, [tuple(each["shape"]) for each in tensors]
 
 
 def _is_shape(value: Any) -> bool:
-    """Whether numpy can have an array of this shape, if memory can."""
+    """Whether numpy can have an array of this shape."""
     if not isinstance(value, list) or len(value) > DIMENSIONS:
         return False
     if not all(is_whole(dim) and 0 <= dim <= LONGEST for dim in value):
@@ -288,7 +271,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """A value of a header for a message, which is not to be as long."""
+    """A value of a header, cut for a message."""
     text = f"{value:#x}" if is_whole(value) else repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
@@ -315,7 +298,3 @@ def _last_good(older: Sequence[Path]) -> Path | None:
             continue
         return path
     return None
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{each}]" if each in "*?[" else each for each in name)

@@ -1,4 +1,4 @@
-"""Tensors on drives, in generations: all of one, or all of the next."""
+"""Tensors on drives, in generations that are committed atomically."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from functools import partial
 from typing import Any, Self
 
 from nearstep.backends.base import Completion, Ended
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
-from nearstep.storage.aligned import aligned_bytes, padded
+from nearstep.storage.aligned import aligned_bytes, flat_bytes, padded
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.checksum import crc32
-from nearstep.storage.drive import QUEUE_DEPTH, TIMEOUT_S, Drive, Job, Transfer, flushes
+from nearstep.storage.drive import QUEUE_DEPTH, TIMEOUT_S, Drive, DriveTransfer, Job, flushes
 from nearstep.storage.drive_errors import (
     ClosedStoreError,
     DamagedSuperblockWarning,
@@ -31,13 +31,11 @@ from nearstep.storage.drive_errors import (
 )
 from nearstep.storage.drive_set import EXTENT_BYTES, Place, create_set, open_set
 from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
-from nearstep.storage.extents import Run, Table, Tensor, blocks_of
-from nearstep.storage.generation import Generation, Slot
+from nearstep.storage.extents import Run, Table, Tensor, blocks_of, parts_of
+from nearstep.storage.generation import Generation, Slot, find
 from nearstep.storage.generation_view import GenerationView
 from nearstep.storage.in_flight import InFlight
 from nearstep.storage.index import checked_json, checked_tensor, pack_index
-from nearstep.storage.recovery import find
-from nearstep.storage.spans import check_span, flat_bytes, widened
 from nearstep.storage.superblock import (
     FIRST_FREE,
     MOST_RUNS,
@@ -52,31 +50,23 @@ from nearstep.storage.transaction import Transaction
 class Store:
     """Named tensors on the drives of a set.
 
-    Tensors are bytes. Each is striped over the drives by extents, or lies on one of them. What is
-    written goes to free blocks, and counts from `commit` on, all at once: after a power cut, or the
-    end of the process at any point, the drives hold the last generation that was committed, whole.
-    The one before it stays until the next commit. Nothing else that was written is to be seen
-    again.
+    A tensor is bytes, striped over the drives by extents or kept on one of them. Writes use free
+    blocks, and `commit` makes all of them valid at once: after a power cut, or the end of the
+    process at any point, the drives hold the last committed generation, whole. The generation
+    before it is kept until the next commit. Other writes are lost.
 
-    Reads and writes take what was written since the last commit into account. Those of the same
-    blocks are carried out one after the other; a store may be used from several threads.
+    Reads return what was written last, committed or not. Transfers of the same blocks are carried
+    out one after the other; a store may be used from several threads.
 
     Parameters
     ----------
     drives : of a set, all of them, in order.
-    generation : to go on from; None for the last one.
-    read_only
+    generation : to start from; None for the last one.
 
     Attributes
     ----------
-    drives
-    notes : what was found that is not as it should be, but that nothing depends on: a superblock
-        that a commit was cut off at, or the index of a generation that is not used. What no cut
-        explains is a `DamagedSuperblockWarning`.
-
-    Raises
-    ------
-    NoGenerationError, TornIndexError, DriveIOError
+    notes : findings that lose nothing: a superblock that was torn by a power cut, or a damaged
+        index of the other generation. Damage that no cut explains is a `DamagedSuperblockWarning`.
     """
 
     def __init__(
@@ -85,24 +75,19 @@ class Store:
         self.drives = tuple(drives)
         self._read_only = read_only
         self._lock = threading.RLock()
-        self._under_way = InFlight()
+        self._in_flight = InFlight()
         self._closed = False
         self._uncertain: int | None = None
         header = drives[0].header
         if not read_only:
-            # What is read now may be in a cache, of a process that was killed.
-            Transfer("flush", flushes(drives)).begin().wait()
+            # Writes of a killed process may still be in the caches of the drives.
+            DriveTransfer("flush", flushes(drives)).begin().wait()
         found = find(drives, generation)
         self.notes = found.notes
         for each in found.warnings:
             warnings.warn(each, stacklevel=3)
-        self._transaction = Transaction(
-            found.current,
-            found.other,
-            found.last,
-            header.extent_bytes // BLOCK_BYTES,
-            [drive.header.blocks for drive in drives],
-        )
+        step, blocks = header.extent_bytes // BLOCK_BYTES, [each.header.blocks for each in drives]
+        self._transaction = Transaction(found.current, found.other, found.last, step, blocks)
         if not read_only:
             self._repair(found.slots)
         _open.add(self)
@@ -120,12 +105,7 @@ class Store:
         queue_depth: int = QUEUE_DEPTH,
         timeout_s: float = TIMEOUT_S,
     ) -> Self:
-        """Make drives and open them: as `create_set` and `Store.open`.
-
-        Raises
-        ------
-        ArgumentError, StorageError : as these two say.
-        """
+        """Make drives and open them: `create_set`, then `Store.open`."""
         create_set(
             places,
             drive_bytes=drive_bytes,
@@ -150,27 +130,25 @@ class Store:
         queue_depth: int = QUEUE_DEPTH,
         timeout_s: float = TIMEOUT_S,
     ) -> Self:
-        """Open all drives of a set, in any order, for this process alone.
+        """Open all drives of a set for this process alone.
 
         Parameters
         ----------
-        places : files, block devices.
-        owner : name of the model or job whose they must be; None takes anybody's.
-        generation : to go on from; None for the last one.
-        direct : with O_DIRECT. If not, data go through the page cache, and processor and memory
-            are taken by that.
-        read_only
-        queue_depth : reads and writes under way on each drive, at most.
-        timeout_s : without any progress, after which a wait gives up.
+        places : files or block devices, in any order.
+        owner : name of the model or job that the drives must belong to; None accepts any.
+        generation : to start from; None for the last one.
+        direct : with O_DIRECT. Without, data is copied through the page cache.
+        queue_depth : reads and writes in flight on each drive, at most.
+        timeout_s : seconds without any progress after which a wait fails.
 
         Raises
         ------
-        ArgumentError : something cannot be meant so.
+        ArgumentError : an invalid argument.
         NotADriveError, FormatVersionError, DriveSizeError, OwnerError, ForeignDriveError,
             IncompleteSetError, DriveLockedError, DriveVanishedError, DriveAccessError,
-            DirectIOError, DriveIOError : none stays open.
-        NoGenerationError : there is none, or not that one.
-        TornIndexError : it is damaged; names what there is beside it.
+            DirectIOError, DriveIOError : no drive stays open.
+        NoGenerationError : the set has no generation, or not that one.
+        TornIndexError : the generation is damaged; the error names the others.
         """
         drives = open_set(
             places,
@@ -189,12 +167,12 @@ class Store:
 
     @property
     def generation(self) -> int:
-        """The last one that was committed, or the one that the store was opened at."""
+        """Number of the last committed generation, or of the one that was opened."""
         return self._transaction.current.number
 
     @property
     def generations(self) -> Mapping[int, Mapping[str, Any]]:
-        """Meta data of each generation that is on the drives, by number."""
+        """Meta data of each generation on the drives, by number."""
         with self._lock:
             return {each.number: each.meta for each in self._held}
 
@@ -205,7 +183,7 @@ class Store:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """By name, with what was added and removed since the last commit."""
+        """Tensors by name, with additions and removals since the last commit."""
         with self._lock:
             return dict(self._transaction.tensors)
 
@@ -217,7 +195,7 @@ class Store:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all blocks that tensors, and their indices, can have, of all generations."""
+        """Bytes of all blocks for tensors and indices, of all generations."""
         return sum(end_of(drive.header.blocks) - FIRST_FREE for drive in self.drives) * BLOCK_BYTES
 
     def add(
@@ -228,21 +206,17 @@ class Store:
         *,
         drive: int | None = None,
     ) -> None:
-        """Add a tensor of `nbytes`, all zeros, which take no space until they are written.
+        """Add a tensor of `nbytes` zeros, which take no space until they are written.
 
         Parameters
         ----------
-        name
-        nbytes
-        attributes : what is to be kept with it, in JSON.
-        drive : that all of it is to lie on; None stripes it over all.
+        attributes : kept with the tensor, in JSON.
+        drive : that holds all of it; None stripes it over all drives.
 
         Raises
         ------
-        UnknownTensorError : there is one of this name.
-        ArgumentError : it cannot be called so, JSON cannot hold the attributes, or there is no such
-            drive.
-        StorageError
+        UnknownTensorError : the name is taken.
+        ArgumentError : a bad name or size, attributes that JSON cannot hold, or no such drive.
         """
         checked_tensor(name, nbytes)
         if drive is not None and not (is_whole(drive) and 0 <= drive < len(self.drives)):
@@ -254,39 +228,34 @@ class Store:
             self._transaction.add(Tensor(name, nbytes, kept, Table.of_hole(0, 1), first, pinned))
 
     def remove(self, name: str) -> None:
-        """Remove a tensor: of the next generation, not of those that are committed.
+        """Remove a tensor from the next generation; committed ones keep it.
 
         Raises
         ------
-        UnknownTensorError : there is none of this name.
-        StorageError
+        UnknownTensorError : there is no tensor of this name.
         """
         with self._lock:
             self._check_writable(f"remove {name!r}")
             tensor = self._transaction.tensor(name)
-            self._under_way.join(name, 0, tensor.blocks, writes=True)
+            self._in_flight.join(name, 0, tensor.blocks, writes=True)
             del self._transaction.tensors[name]
 
     def submit_write(self, name: str, data: Any, offset: int = 0) -> Completion:
-        """Begin to write `data` to a tensor, from byte `offset` on; it must not change until that
-        has ended.
+        """Begin to write `data` to a tensor from byte `offset` on; it must not change meanwhile.
 
-        What does not start and end with an extent reads the rest of that first.
+        An extent that is written in part is read first.
 
         Parameters
         ----------
-        name
-        data : a contiguous array, or what has a buffer. Of `aligned_empty` there is no copy.
-        offset
+        data : a contiguous array or buffer. One of `aligned_empty` is written without a copy.
 
         Raises
         ------
-        UnknownTensorError : there is none of this name.
-        OutOfBoundsError : it is shorter.
+        UnknownTensorError : there is no tensor of this name.
+        OutOfBoundsError : the tensor is shorter.
         ArgumentError : `data` is no contiguous array.
         DriveFullError : nothing was changed.
         FailedGenerationError : a write since the last commit failed.
-        StorageError
         """
         flat = flat_bytes("data", data)
         with self._lock:
@@ -294,49 +263,39 @@ class Store:
             transaction = self._transaction
             transaction.check(f"write {name!r}")
             tensor = transaction.tensor(name)
-            check_span(tensor, offset, flat.nbytes)
+            first, last = tensor.span(offset, flat.nbytes)
             if not flat.nbytes:
                 return Ended()
-            first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
-            first, last = widened(tensor.table, first, last)
-            self._under_way.join(name, first, last, writes=True)
-            table, before = transaction.place(
-                name,
-                first,
-                last,
-                lambda: self._under_way.join(name, 0, tensor.blocks, writes=True),
-            )
+            self._in_flight.join(name, first, last, writes=True)
+            join = partial(self._in_flight.join, name, 0, tensor.blocks, writes=True)
+            table, before = transaction.place(name, first, last, join)
             source = self._source(tensor, transaction.last + 1)
             jobs = []
             for number, old in zip(table.covering(first, last), before, strict=True):
                 job = write_job(source, table, number, old, offset, flat)
                 drive = self.drives[int(table.rows["drive"][number])]
                 jobs.append((drive, transaction.guarded(job)))
-            transfer = Transfer(f"write of {name!r}", jobs)
-            self._under_way.add(name, first, last, transfer, writes=True)
-            transaction.changing = None  # whoever waits for the transfer begins it, if nobody did
+            transfer = DriveTransfer(f"write of {name!r}", jobs)
+            self._in_flight.add(name, first, last, transfer, writes=True)
+            transaction.changing = None  # a wait for the transfer begins it if need be
             return transfer.begin()
 
     def submit_read(self, name: str, out: Any, offset: int = 0) -> Completion:
-        """Begin to read a tensor into `out`, from byte `offset` on: what was written last,
-        committed or not.
+        """Begin to read a tensor, as it was written last, into `out` from byte `offset` on.
 
-        Every extent that is touched is read whole, and its CRC is looked at. After an error the
-        contents of `out` are undefined.
+        Extents are read whole, and their CRCs checked. After an error the contents of `out` are
+        undefined.
 
         Parameters
         ----------
-        name
-        out : a contiguous array that can be written, or what has such a buffer.
-        offset
+        out : a contiguous, writeable array or buffer.
 
         Raises
         ------
-        UnknownTensorError : there is none of this name.
-        OutOfBoundsError : it is shorter.
+        UnknownTensorError : there is no tensor of this name.
+        OutOfBoundsError : the tensor is shorter.
         ArgumentError : `out` is no contiguous array that can be written.
         FailedGenerationError : a write since the last commit failed.
-        StorageError
         """
         with self._lock:
             self._check_open(f"read {name!r}")
@@ -345,48 +304,46 @@ class Store:
             return self._submit_read(tensor, self._transaction.current, out, offset)
 
     def write(self, name: str, data: Any, offset: int = 0) -> None:
-        """Write `data` to a tensor, from byte `offset` on: `submit_write`, and its end."""
+        """Write `data` to a tensor from byte `offset` on: `submit_write`, then wait."""
         self.submit_write(name, data, offset).wait()
 
     def read(self, name: str, out: Any, offset: int = 0) -> None:
-        """Read a tensor into `out`, from byte `offset` on: `submit_read`, and its end."""
+        """Read a tensor into `out` from byte `offset` on: `submit_read`, then wait."""
         self.submit_read(name, out, offset).wait()
 
     def at(self, generation: int) -> GenerationView:
-        """A generation that is on the drives, to be read.
+        """Open a generation on the drives for reading.
 
         Raises
         ------
-        NoGenerationError : it is not there.
-        StorageError
+        NoGenerationError : it is not on the drives.
         """
         with self._lock:
             self._check_open(f"open generation {generation}")
             return GenerationView(self._find(generation), self._submit_view)
 
     def commit(self, meta: Mapping[str, Any] | None = None) -> int:
-        """Make what was written, added and removed the next generation, and return its number.
+        """Commit writes, additions and removals as the next generation, and return its number.
 
-        When this returns it outlasts a power cut. Payload and index are flushed on all drives
-        before the superblock is written, and then that is.
+        From the return on it outlasts a power cut: payload and index are flushed on all drives
+        before the superblock is written and flushed.
 
         Parameters
         ----------
-        meta : what is to be kept with it, in JSON, such as the step.
+        meta : kept with the generation, in JSON, such as the step.
 
         Raises
         ------
-        FailedGenerationError : a write failed. Nothing was committed; `abort` goes back.
+        FailedGenerationError : a write failed. Nothing was committed; `abort` rolls back.
         DriveFullError : there is no space for the index. Nothing was committed or lost.
-        DriveVanishedError, DriveIOError : nothing was committed; `abort` goes back.
-        UncertainCommitError : the last write failed. Open the drives again to go on.
+        DriveVanishedError, DriveIOError : nothing was committed; `abort` rolls back.
+        UncertainCommitError : the last write failed. Open the drives again.
         ArgumentError : JSON cannot hold `meta`.
-        StorageError
         """
         kept = checked_json("meta", meta)
         with self._lock:
             self._check_writable("commit")
-            self._under_way.join_all()
+            self._in_flight.join_all()
             transaction = self._transaction
             transaction.check("commit")
             number = transaction.last + 1
@@ -409,29 +366,17 @@ class Store:
             return number
 
     def abort(self) -> None:
-        """Forget what was written, added and removed since the last commit that returned: one that
-        was interrupted counts no more.
-
-        Raises
-        ------
-        StorageError
-        """
+        """Roll back to the last commit that returned; an interrupted one does not count."""
         with self._lock:
             self._check_writable("abort")
-            self._under_way.join_all()
+            self._in_flight.join_all()
             self._transaction = self._transaction.next()
 
     def drop_other(self) -> None:
-        """Give up the generation that is not gone on from, if there is one: its blocks are free
-        then, before the next commit would free them.
-
-        Raises
-        ------
-        StorageError
-        """
+        """Free the blocks of the generation before the current one now, not at the next commit."""
         with self._lock:
             self._check_writable("drop a generation")
-            self._under_way.join_all()
+            self._in_flight.join_all()
             transaction = self._transaction
             if transaction.other is None:
                 return
@@ -442,9 +387,9 @@ class Store:
             transaction.doubt = None
 
     def close(self) -> None:
-        """Wait for what is under way, and give the drives back.
+        """Wait for transfers in flight, and close the drives; closing twice does nothing.
 
-        What was not committed is lost. Closing twice does nothing.
+        Writes that were not committed are lost.
         """
         with self._lock:
             self._closed = True
@@ -454,12 +399,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -480,14 +420,11 @@ class Store:
         if self._read_only:
             raise DriveAccessError(self.drives[0].name, f"cannot {action}: it was opened read_only")
         if self._transaction.doubt is not None:
-            self._settle(self._transaction, self._transaction.doubt)
+            self._roll_back(self._transaction, self._transaction.doubt)
 
-    def _settle(self, transaction: Transaction, slot: int) -> None:
-        """A commit was interrupted: have its slot hold again what it held before.
-
-        So it does not count, and what it was of can be written again in its place.
-        """
-        self._under_way.join_all()
+    def _roll_back(self, transaction: Transaction, slot: int) -> None:
+        """Roll back an interrupted commit: write the old superblock to its slot again."""
+        self._in_flight.join_all()
         before = [each for each in self._held if each.slot == slot]
         block = before[0].superblock.pack() if before else aligned_bytes(BLOCK_BYTES)
         self._write_slot(slot, block, transaction.last + 1, commits=False)
@@ -522,36 +459,24 @@ class Store:
         self, tensor: Tensor, generation: Generation, out: Any, offset: int
     ) -> Completion:
         flat = flat_bytes("out", out, writes=True)
-        check_span(tensor, offset, flat.nbytes)
+        first, last = tensor.span(offset, flat.nbytes)
         if not flat.nbytes:
             return Ended()
-        first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
-        first, last = widened(tensor.table, first, last)
-        self._under_way.join(tensor.name, first, last, writes=False)
-        source, table = self._source(tensor, generation.number), tensor.table
-        transfer = Transfer(
-            f"read of {tensor.name!r}",
-            [
-                (
-                    self.drives[0 if extent.is_hole else extent.drive],
-                    read_job(source, extent, offset, flat),
-                )
-                for extent in table.extents(table.covering(first, last))
-            ],
-        )
-        self._under_way.add(tensor.name, first, last, transfer, writes=False)
+        self._in_flight.join(tensor.name, first, last, writes=False)
+        source, jobs = self._source(tensor, generation.number), []
+        for extent in tensor.table.extents(tensor.table.covering(first, last)):
+            drive = self.drives[0 if extent.is_hole else extent.drive]
+            jobs.append((drive, read_job(source, extent, offset, flat)))
+        transfer = DriveTransfer(f"read of {tensor.name!r}", jobs)
+        self._in_flight.add(tensor.name, first, last, transfer, writes=False)
         return transfer.begin()
 
     def _write_index(self, data: bytes, runs: Sequence[Run]) -> None:
-        """Have payload and index outlast a power cut, or have failed.
-
-        They may be flushed together: no superblock speaks of either yet.
-        """
-        held, jobs, at = padded(data), [], 0
-        for run in runs:
-            part = held[at : at + run.blocks * BLOCK_BYTES]
-            at += part.nbytes
-            jobs.append((self.drives[run.drive], self.drives[run.drive].write_job(run.block, part)))
+        """Write the index, and flush it and the payload: no superblock refers to either yet."""
+        jobs = [
+            (self.drives[run.drive], self.drives[run.drive].write_job(run.block, part))
+            for run, part in parts_of(padded(data), runs)
+        ]
         try:
             self._run("write of an index", jobs)
             for drive in self.drives:
@@ -560,14 +485,14 @@ class Store:
         except StorageError as error:
             self._transaction.failed = error  # a flush that failed may have lost the payload
             if not isinstance(error, DriveTimeoutError):
-                self._transaction.doubt = None  # nothing is under way
+                self._transaction.doubt = None  # nothing is in flight
             raise
 
     def _write_slot(self, slot: int, block: Flat, number: int, *, commits: bool) -> None:
-        """Write the first copy of a superblock, and flush it, then the second one.
+        """Write and flush the first copy of a superblock, then the second one.
 
-        Nothing depends on the second copy of a generation that `commits`; else no copy may last of
-        what was there. After an error nobody knows what it is.
+        An error of the second copy of a generation that `commits` is a warning: nothing depends on
+        that copy. Any other error leaves the slot unknown.
         """
         drive = self.drives[0]
         for at in copies(slot, drive.header.blocks):
@@ -586,8 +511,7 @@ class Store:
                 )
 
     def _repair(self, slots: Sequence[Slot]) -> None:
-        """Have both copies of a superblock be the newer one: a drive may give a sector that is
-        written new memory."""
+        """Write the newest copy over older and damaged ones: a drive may remap a bad sector."""
         drive = self.drives[0]
         for slot in slots:
             if slot.superblock is not None:
@@ -596,8 +520,8 @@ class Store:
                         self._run("repair", [(drive, drive.write_job(at, slot.superblock.pack()))])
 
     def _run(self, what: str, jobs: Sequence[tuple[Drive, Job]]) -> None:
-        transfer = Transfer(what, jobs)
-        self._under_way.add("", 0, 0, transfer, writes=True)
+        transfer = DriveTransfer(what, jobs)
+        self._in_flight.add("", 0, 0, transfer, writes=True)
         transfer.begin().wait()
 
 
@@ -605,7 +529,7 @@ _open: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def _unlock() -> None:
-    """In a child after `fork()`: no other thread is there, whichever had a store locked."""
+    """In a child after `fork()`: the thread that held the lock of a store does not exist there."""
     for store in list(_open):
         store._lock = threading.RLock()
 

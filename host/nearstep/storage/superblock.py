@@ -1,9 +1,8 @@
-"""What says which generation counts: one block, written when all else is on the drives.
+"""Superblocks: one block names a generation, and is written after all of its data.
 
-There are two slots, on the first drive of a set, of two copies each, at its beginning and at its
-end. A commit writes into the slot that does not hold the generation it goes on from, so a cut in
-the middle of it leaves that one. It writes the second copy when the first one is on the drive: a
-cut tears one of them at most.
+The first drive of a set has two slots of two copies each, at its beginning and at its end. A commit
+writes the slot that does not hold the current generation, so a power cut in between leaves that
+one. The second copy is written after the flush of the first one: a cut tears one of them at most.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from nearstep.storage.header import CRC_AT, is_whole, sealed
 
 MAGIC = b"NSSUPER\n"
 SLOTS = (1, 2)
-"""Blocks of the first copies, which slots are called by."""
+"""Blocks of the first copies, which name the slots."""
 
 FIRST_FREE = 3
 """The first block that tensors and indices may have, on every drive."""
@@ -35,15 +34,7 @@ MOST_RUNS = (CRC_AT - LAYOUT.size) // RUN.size
 
 @dataclass(frozen=True)
 class Superblock:
-    """A generation, and where its index lies.
-
-    Attributes
-    ----------
-    set_id
-    generation
-    index_bytes, index_crc
-    runs : where the index lies, piece by piece.
-    """
+    """A generation, and the runs of blocks of its index."""
 
     set_id: uuid.UUID
     generation: int
@@ -65,11 +56,11 @@ class Superblock:
 
 
 class Unreadable(str):
-    """Why a block cannot be read: no power cut does that."""
+    """Why a block cannot be read, which no power cut explains."""
 
 
 def end_of(blocks: int) -> int:
-    """Behind the last block that tensors and indices may have, on a drive of so many."""
+    """End of the blocks for tensors and indices, on a drive of so many."""
     return blocks - len(SLOTS)
 
 

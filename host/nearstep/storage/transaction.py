@@ -1,8 +1,9 @@
-"""What will be the next generation."""
+"""The transaction of a store: the next generation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -22,12 +23,11 @@ from nearstep.storage.generation import Generation
 
 
 class Transaction:
-    """The next generation: tensors of the last one, of which those that are written get tables of
-    their own.
+    """The next generation: the tensors of the last one, with new tables where they are written.
 
-    It has all that a store changes, so that a commit or an abort is one assignment: of another
-    transaction. Of generations on the drives nothing is written; which blocks are free is derived
-    from their extents and those here, and noted nowhere.
+    A transaction holds all state that a store changes, so that a commit or an abort is one
+    assignment of another transaction. Generations on the drives are never written; free blocks are
+    derived from their extents and those of the transaction, and not recorded.
 
     Parameters
     ----------
@@ -39,12 +39,10 @@ class Transaction:
 
     Attributes
     ----------
-    current, other, last
     tensors : by name.
     failed : the first error of a write, or None.
-    changing : a tensor whose new extents nobody writes yet: if that was interrupted, nobody will.
-    doubt : slot of the superblock that is being written: if that was interrupted, nobody knows
-        what it holds.
+    changing : a tensor with new extents that no transfer writes yet; after an interrupt none will.
+    doubt : slot of the superblock that is being written; unknown after an interrupt.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class Transaction:
         self.doubt: int | None = None
 
     def next(self, committed: Generation | None = None) -> Transaction:
-        """A new one: after this has been committed, or anew."""
+        """The transaction after this one, which was committed or aborted."""
         if committed is None:
             return Transaction(self.current, self.other, self.last, self._step, self._blocks)
         return Transaction(committed, self.current, committed.number, self._step, self._blocks)
@@ -105,30 +103,26 @@ class Transaction:
         if not tensor.pinned:
             first = self._next_drive
             self._next_drive = (first + len(table)) % len(self._blocks)
-        self.tensors[tensor.name] = Tensor(
-            tensor.name, tensor.nbytes, tensor.attributes, table, first, tensor.pinned
-        )
+        self.tensors[tensor.name] = replace(tensor, table=table, first_drive=first)
 
     def place(
-        self, name: str, first: int, last: int, settle: Callable[[], None]
+        self, name: str, first: int, last: int, join: Callable[[], None]
     ) -> tuple[Table, list[list[Extent]]]:
         """Allocate blocks [first, last) of a tensor that are to be written.
 
-        They stay where they are if they were written since the last commit. The tensor is
-        `changing` then.
+        Extents that were written since the last commit keep their blocks. The tensor is `changing`
+        afterwards.
 
         Parameters
         ----------
-        name
-        first, last : blocks of whole extents, on which no transfer is under way.
-        settle : waits for the writes of the tensor that are under way, whose extents get other
-            numbers then.
+        first, last : blocks of whole extents without a transfer in flight.
+        join : waits for the writes of the tensor in flight, whose extents get other numbers then.
 
         Returns
         -------
-        table : in which every extent that has one of the blocks is fresh.
-        before : for each of them, extents that have what it had before, if it is the first or the
-            last: others are written whole.
+        table : in which every extent of these blocks is fresh.
+        before : for each of them, extents with its old contents, if it is the first or the last:
+            others are written whole.
 
         Raises
         ------
@@ -140,27 +134,28 @@ class Transaction:
         spans = [(int(table.starts[each.start]), int(table.starts[each.stop])) for each in groups]
         runs = self._allocate(tensor, spans)
         same = all(
-            [each.blocks for each in new] == table.rows["blocks"][group.start : group.stop].tolist()
-            for group, new in zip(groups, runs, strict=True)
+            [each.blocks for each in cut] == table.rows["blocks"][group.start : group.stop].tolist()
+            for group, cut in zip(groups, runs, strict=True)
         )
         if not same:
-            settle()
+            join()
         held = list(table.extents(table.covering(first, last)))  # with their CRCs, as they are now
         self.changing = name
-        for group, new in zip(reversed(groups), reversed(runs), strict=True):
+        for group, cut in zip(reversed(groups), reversed(runs), strict=True):
             if same:
-                table.replace(group, new)
+                table.replace(group, cut)
             else:
-                table = table.spliced(group, new)  # from the last one on: numbers of others stay
-        self.tensors[name] = tensor.with_table(table)
+                table = table.spliced(group, cut)  # backwards: the numbers before stay
+        self.tensors[name] = replace(tensor, table=table)
         now = [table.extent(each) for each in table.covering(first, last)]
         before: list[list[Extent]] = [[] for _ in now]
         for end in (0, -1):
-            before[end] = _sharing(held, now[end])
+            new = now[end]
+            before[end] = [each for each in held if each.start < new.stop and new.start < each.stop]
         return table, before
 
     def guarded(self, job: Job) -> Job:
-        """A job of a write, whose error keeps this generation from being committed."""
+        """A job of a write whose error fails this transaction."""
 
         def run(bounces: Bounces) -> None:
             try:
@@ -173,11 +168,11 @@ class Transaction:
         return run
 
     def free_map(self) -> FreeMap:
-        """What neither this nor a generation on the drives has."""
+        """Blocks that neither this transaction nor a generation on the drives has."""
         return FreeMap(self._blocks, self._used())
 
     def take(self, wanted: Sequence[tuple[int, int]], *, pinned: bool = False) -> list[list[Run]]:
-        """Blocks for extents, of which each has a number of blocks and a drive to begin with.
+        """Allocate runs for extents, each given by its blocks and the drive to try first.
 
         Raises
         ------
@@ -188,42 +183,31 @@ class Transaction:
             try:
                 return [free.take(*each, pinned=pinned) for each in wanted]
             except DriveFullError:
-                self._free = None  # what was taken and is not used is free in the next one
+                self._free = None  # blocks that were taken and not used are free in the next map
         only = wanted[0][1] if pinned else None
         there = self.free_map().blocks(only) * BLOCK_BYTES
         detail = f" on {len(self._blocks)} drives" if only is None else f" on drive {only}"
         raise DriveFullError(sum(count for count, _ in wanted) * BLOCK_BYTES, there, detail)
 
     def forget_other(self) -> None:
-        """The other generation is not on the drives any more."""
-        self.other = None
-        self._free = None
+        """Drop the other generation, which is not on the drives any more."""
+        self.other = self._free = None
 
     def _allocate(self, tensor: Tensor, spans: Sequence[tuple[int, int]]) -> list[list[Run]]:
-        """For each span of a tensor's blocks new ones, in extents."""
-        step, runs = self._step, []
+        """Allocate new blocks for each span of a tensor's blocks, in extents."""
+        step = self._step
+
+        def drive(at: int) -> int:
+            turn = 0 if tensor.pinned else at // step
+            return (tensor.first_drive + turn) % len(self._blocks)
+
         cuts = [
-            [
-                (
-                    min(step, last - at),
-                    (tensor.first_drive + (0 if tensor.pinned else at // step)) % len(self._blocks),
-                )
-                for at in range(first, last, step)
-            ]
-            for first, last in spans
+            [(min(step, stop - at), drive(at)) for at in range(start, stop, step)]
+            for start, stop in spans
         ]
         taken = iter(self.take([each for cut in cuts for each in cut], pinned=tensor.pinned))
-        for cut in cuts:
-            runs.append([run for _ in cut for run in next(taken)])
-        return runs
+        return [[run for _ in cut for run in next(taken)] for cut in cuts]
 
-    def _used(self) -> Iterator[NDArray[Any]]:
-        yield from (each.table.rows for each in self.tensors.values())
-        for generation in (self.current, self.other):
-            if generation is not None:
-                yield generation.extents()
-
-
-def _sharing(extents: Iterable[Extent], wanted: Extent) -> list[Extent]:
-    """Those that have any block of another."""
-    return [each for each in extents if each.start < wanted.stop and wanted.start < each.stop]
+    def _used(self) -> list[NDArray[Any]]:
+        there = [each.extents() for each in (self.current, self.other) if each is not None]
+        return [*(each.table.rows for each in self.tensors.values()), *there]

@@ -1,4 +1,4 @@
-"""Files of a set that was being made when its process or the power ended."""
+"""Files of a set whose creation was cut off."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from nearstep.storage.superblock import FIRST_FREE, LAYOUT, SLOTS
 from nearstep.storage.superblock import MAGIC as SUPERBLOCK_MAGIC
 
 READ_BYTES = 1 << 20
-"""Bytes that are looked at at once."""
+"""Bytes of a read."""
 
 
 def unfinished(places: Sequence[str | Path]) -> list[Path]:
-    """Files of a set whose owner has never committed a generation: nothing is lost with them.
+    """Files of a set without a committed generation: nothing is lost with them.
 
-    Such is what `nearstep.storage.drive_set.create_set` leaves when it is cut off at any point, and
-    a set with generation 0 alone, which is empty. Whoever removes the files takes the last first:
-    what is left then is such a set, too.
+    Such are the files of a `nearstep.storage.drive_set.create_set` that was cut off at any point,
+    and a set with generation 0 alone, which is empty. Remove the last file first: the rest is such
+    a set, too.
 
     Parameters
     ----------
@@ -32,12 +32,7 @@ def unfinished(places: Sequence[str | Path]) -> list[Path]:
 
     Returns
     -------
-    list[Path] : those that are there; none if there are none, or there is anything else.
-
-    Raises
-    ------
-    DriveLockedError : one is in use.
-    DriveAccessError, DriveVanishedError, DriveIOError
+    list[Path] : the files that exist; empty if anything else is among them.
     """
     there = [each for each in map(Path, places) if os.path.lexists(each)]
     if not there or not all(each.is_file() for each in there):
@@ -52,12 +47,11 @@ def unfinished(places: Sequence[str | Path]) -> list[Path]:
 
 
 def _set_of(path: Path, *, is_first: bool) -> uuid.UUID | None:
-    """The set that a drive is of; None of one that has no header yet.
+    """The set of a drive; None of a drive without a header.
 
     Raises
     ------
     NotADriveError : it is of no set, or has more than generation 0.
-    DriveSizeError
     """
     blocks = BlockFile(path, direct=False, read_only=True)
     try:
@@ -83,7 +77,7 @@ def _set_of(path: Path, *, is_first: bool) -> uuid.UUID | None:
 
 
 def _block(blocks: BlockFile, number: int) -> Bytes:
-    """A block of a file, zeros behind its end."""
+    """A block of a file; zeros after its end."""
     block = aligned_bytes(BLOCK_BYTES)
     if number < blocks.count:
         blocks.read(number, block)
@@ -91,7 +85,7 @@ def _block(blocks: BlockFile, number: int) -> Bytes:
 
 
 def _generation(block: Bytes) -> int | None:
-    """That a superblock speaks of; None if it is none that is whole."""
+    """Generation of a superblock; None if there is no whole one."""
     if not block.any() or not is_whole(block):
         return None
     magic, _, generation, *_ = LAYOUT.unpack_from(block.tobytes())
@@ -99,7 +93,7 @@ def _generation(block: Bytes) -> int | None:
 
 
 def _has_data(path: Path, block: int) -> bool:
-    """Whether anything but zeros is in a file from a block on."""
+    """Whether a file has data other than zeros from a block on."""
     at = block * BLOCK_BYTES
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

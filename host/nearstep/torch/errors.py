@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nearstep.errors import ArgumentError, NearstepError
+from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 LOWEST = (2, 11)
 """The first release of torch whose fused steps are known to have the bits of a device's."""
@@ -34,104 +34,85 @@ def check_torch(version: str) -> None:
         raise TorchVersionError(version)
 
 
-class UnsupportedOptionError(ArgumentError):
-    """An option of torch's optimizer that the device does not have.
+class UnsupportedOptionError(Fielded, ArgumentError):
+    """An option of torch's optimizer that the device does not have."""
 
-    Attributes
-    ----------
-    option
-    value
-    """
-
-    def __init__(self, option: str, value: object, reason: str) -> None:
-        self.option = option
-        self.value = value
-        super().__init__(f"{option}={value!r} is not supported: {reason}")
+    template = "{option}={value!r} is not supported: {reason}"
+    option: str
+    value: object
+    reason: str
 
 
-class HyperparameterError(ArgumentError):
+class HyperparameterError(Fielded, ArgumentError):
     """A learning rate, momentum, epsilon or the like that a step cannot be computed with."""
 
-    def __init__(self, name: str, expected: str, actual: object) -> None:
-        self.name = name
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{name} must be {expected}, not {actual!r}")
+    template = "{name} must be {expected}, not {actual!r}"
+    name: str
+    expected: str
+    actual: object
 
 
 class MissingOptionError(HyperparameterError):
     """A parameter group without an option that steps need."""
 
+    template = "a parameter group must have {name}, not only {given}"
+
     def __init__(self, name: str, group: Iterable[str]) -> None:
-        self.name = name
-        self.expected = "given"
-        self.actual = sorted(group)
-        ArgumentError.__init__(
-            self, f"a parameter group must have {name}, not only {', '.join(self.actual)}"
-        )
+        self.given = ", ".join(sorted(group))
+        super().__init__(name, "given", sorted(group))
 
 
-class ParameterError(ArgumentError, TypeError):
+class ParameterError(Fielded, ArgumentError, TypeError):
     """A parameter that cannot be kept on the device."""
 
-    def __init__(self, parameter: str, expected: str, actual: object) -> None:
-        self.parameter = parameter
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{parameter} must be {expected}, not {actual}")
+    template = "{parameter} must be {expected}, not {actual}"
+    parameter: str
+    expected: str
+    actual: object
 
 
-class GradientError(ArgumentError, RuntimeError):
+class GradientError(Fielded, ArgumentError, RuntimeError):
     """A gradient that cannot be sent to the device. Nothing has been sent, no step counted."""
 
-    def __init__(self, parameter: str, expected: str, actual: object) -> None:
-        self.parameter = parameter
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"the gradient of {parameter} must be {expected}, not {actual}")
+    template = "the gradient of {parameter} must be {expected}, not {actual}"
+    parameter: str
+    expected: str
+    actual: object
 
 
-class StateError(ArgumentError):
+class StateError(Fielded, ArgumentError):
     """Optimizer state that does not belong to its parameter."""
 
-    def __init__(self, parameter: str, expected: str, actual: object) -> None:
-        self.parameter = parameter
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"the state of {parameter} must {expected}, not {actual}")
+    template = "the state of {parameter} must {expected}, not {actual}"
+    parameter: str
+    expected: str
+    actual: object
 
 
-class InterruptedStepError(NearstepError, RuntimeError):
+class InterruptedStepError(Fielded, NearstepError, RuntimeError):
     """The optimizer was used after a step that failed half way.
 
-    What is on the device is then part old and part new. Load a checkpoint of the model, then of the
-    optimizer: `load_state_dict` sends everything anew and clears this.
+    The device holds old and new values then. Load a checkpoint of the model, then of the
+    optimizer: `load_state_dict` sends everything anew and clears the error.
 
     Attributes
     ----------
-    cause : name of the class of what the step failed with. Not the error: its traceback refers to
-        the optimizer, whose memory on the device would outlive it.
+    cause : name of the class of the step's error. Not the error: its traceback refers to the
+        optimizer, whose memory on the device would outlive it.
     """
 
-    def __init__(self, action: str, cause: str) -> None:
-        self.cause = cause
-        super().__init__(
-            f"cannot {action}: the last step failed half way ({cause}); load the model and "
-            "then the optimizer from a checkpoint"
-        )
+    template = (
+        "cannot {action}: the last step failed half way ({cause}); load the model and then the "
+        "optimizer from a checkpoint"
+    )
+    action: str
+    cause: str
 
 
-class BudgetFormatError(ArgumentError):
-    """A budget that is no number of bytes and no share.
+class BudgetFormatError(Fielded, ArgumentError):
+    """A budget that is no number of bytes and no share; `name` is the argument."""
 
-    Attributes
-    ----------
-    name : of the argument.
-    expected, actual
-    """
-
-    def __init__(self, name: str, expected: str, actual: object) -> None:
-        self.name = name
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{name} must be {expected}, not {actual!r}")
+    template = "{name} must be {expected}, not {actual!r}"
+    name: str
+    expected: str
+    actual: object

@@ -1,1 +1,1 @@
-"""What the drivers of devices with update kernels have in common."""
+"""Drivers of devices with update kernels: the parts that families share."""

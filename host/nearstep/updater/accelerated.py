@@ -1,4 +1,4 @@
-"""Runs with the mode of their channel: what begins and ends in normal mode."""
+"""Runs that switch the mode of their channel, and begin and end in normal mode."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from nearstep.run import Run
 class AcceleratedRuns(Completion):
     """Runs, one after the other, on a channel that was given to its kernel for them alone.
 
-    Whoever finds that one has ended starts the next.
+    A wait, or a check that finds a run ended, starts the next one.
 
     Parameters
     ----------
-    first
-    starts : each starts another.
-    mode : gives the channel back to the host.
+    starts : each starts another run.
+    mode : returns the channel to the host.
     max_cycles : bound on each run. None: that of the run.
 
     Attributes
@@ -59,7 +58,7 @@ class AcceleratedRuns(Completion):
 
     @property
     def cycles(self) -> int | None:
-        """Those of the runs together."""
+        """Cycles of the runs together."""
         each = [run.cycles for run in self._runs]
         known = [cycles for cycles in each if cycles is not None]
         return sum(known) if len(known) == len(each) and not self._starts else None
@@ -70,17 +69,17 @@ class AcceleratedRuns(Completion):
 
     @property
     def bound(self) -> int | None:
-        """Of the runs that have been started, together.
+        """Bound of the started runs together.
 
-        Of each one more cycle: what looks at it then finds that it has not ended.
+        Each counts one more cycle, after which a check finds that it has not ended.
         """
         bounds = [run.bound if self._max_cycles is None else self._max_cycles for run in self._runs]
         known = [bound for bound in bounds if bound is not None]
         return sum(known) + len(known) - 1 if len(known) == len(bounds) else None
 
     def wait(self, max_cycles: int | None = None) -> Self:
-        """As `nearstep.run.Run.wait`, each run in so many cycles; then the channel is the
-        host's, unless one goes on."""
+        """Wait as `nearstep.run.Run.wait`, for each run in so many cycles, and return the channel
+        to the host unless a run continues."""
         each = self._max_cycles if max_cycles is None else max_cycles
         try:
             self._runs[-1].wait(each)

@@ -1,4 +1,4 @@
-"""Hyper-parameters of an optimizer, checked, as what the registers of a kernel get."""
+"""Hyper-parameters of an optimizer, checked, and the kernel's scalars that follow from them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Number, Number
 
 @dataclass(frozen=True, kw_only=True)
 class RuleArguments:
-    """What one run of a rule computes with.
+    """Scalars of one run of a rule.
 
     Attributes
     ----------
-    rule
-    form : what it is a form of, with its arithmetic in the kernel's order.
+    form : form of the rule, with its arithmetic in the kernel's order.
     scalars : by register, switches included.
-    given : the arguments that they follow from, as text.
+    given : the arguments that the scalars follow from, as text.
     step : t; None if none was given.
     """
 
@@ -37,7 +36,7 @@ class RuleArguments:
         check_scalars(self.scalars, self.given)
 
     def also(self, name: str, value: float) -> RuleArguments:
-        """These, and one register more that holds its argument as it is."""
+        """These arguments, and one more register that holds its argument unchanged."""
         scalars, given = {**self.scalars, name: value}, f"{self.given}, {name}={value}"
         return replace(self, scalars=scalars, given=given)
 
@@ -50,18 +49,18 @@ def rule_arguments(
     first: bool = False,
     **given: Any,
 ) -> RuleArguments:
-    """Arguments of a step of an optimizer; those not given have defaults.
+    """Compute the arguments of a step of an optimizer.
 
     Parameters
     ----------
     order : of the arithmetic in the kernel.
     step : t, from 1; it must be given where the rule depends on it.
-    first : state that the chosen rule alone has holds nothing yet.
-    **given : hyper-parameters.
+    first : state that the chosen rule alone has is empty.
+    **given : hyper-parameters; the others have defaults.
 
     Raises
     ------
-    ArgumentError : one is unknown, missing or wrong, or they do not go together.
+    ArgumentError : a hyper-parameter is unknown, missing or wrong, or conflicts with another.
     """
     for name in given:
         if name not in optimizer.hyper:
@@ -96,7 +95,7 @@ def rule_arguments(
 
 
 def _value(name: str, kind: Number | Flag, given: Mapping[str, Any]) -> Any:
-    """A hyper-parameter, if it can be that."""
+    """A checked hyper-parameter."""
     value = given.get(name, kind.default)
     if isinstance(kind, Flag):
         return flag(name, value)

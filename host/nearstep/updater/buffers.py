@@ -1,4 +1,4 @@
-"""Whether buffers can be the arrays of one run."""
+"""Checks of buffers as the arrays of one run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 def check_buffer(
     device: Device, config: UpdateKernelConfig, name: str, buffer: Buffer, action: str
 ) -> None:
-    """Make sure that a buffer can be an array of a kernel of `device`, whatever its elements.
+    """Check that a buffer can be an array of a kernel of `device`, whatever its elements.
 
     Raises
     ------
     DtypeError : it is no buffer.
-    ForeignBufferError, FreedBufferError, ClosedDeviceError
-    AlignmentError, OutOfBoundsError
+    ForeignBufferError, AlignmentError, OutOfBoundsError
     """
     if not isinstance(buffer, Buffer):
         raise DtypeError(name, "Buffer", type(buffer).__name__)
@@ -50,8 +49,7 @@ def check_buffer(
 def check_size(
     config: UpdateKernelConfig, name: str, buffer: Buffer, size: int, form: str = FP32
 ) -> None:
-    """Raise `ShapeError` unless a buffer has room for as many elements of a format as p has, and no
-    more."""
+    """Raise `ShapeError` unless a buffer has exactly as many elements of a format as p."""
     if form in SIGNED:
         expected = config.block_layout.nbytes(size)
         if buffer.size != expected:
@@ -71,12 +69,12 @@ def check_format(name: str, buffer: Buffer, form: str) -> None:
 
 
 def common_channel(buffers: Mapping[str, Buffer], channel_of: Callable[[Buffer], int]) -> int:
-    """The channel that all of them lie on.
+    """The channel of all buffers of a run.
 
     Raises
     ------
     OverlapError : two share bytes.
-    ArgumentError : they lie on several channels.
+    ArgumentError : they are on several channels.
     """
     for (first, one), (second, other) in itertools.combinations(buffers.items(), 2):
         address = max(one.address, other.address)

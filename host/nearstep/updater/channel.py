@@ -1,4 +1,4 @@
-"""One memory channel of a device with update kernels, and what runs on it."""
+"""One memory channel of a device with update kernels."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from nearstep.updater.turns import CommandLock
 class KernelChannel:
     """A channel whose kernel may be started at any time, and whose memory the host always reaches.
 
-    Families whose channels belong to the host or to the kernel refine it.
+    Families whose channels belong either to the host or to the kernel refine the class.
 
     Parameters
     ----------
-    backend
-    number
     base : device address of its first byte.
-    kernel
 
     Attributes
     ----------
     run : the last run that was started.
     has_modes : whether the host reaches its memory only while the kernel does not.
-    lock : held while a command is given, and while one is waited for and its results are read.
+    lock : held while a command is given, and during a wait for one and the read of its results.
     """
 
     has_modes = False
@@ -40,24 +37,19 @@ class KernelChannel:
         self.backend = backend
 
     def check_reach(self, action: str) -> None:
-        """Raise `ModeError` unless the host may do this with the memory now."""
+        """Raise `ModeError` unless the host may access the memory now."""
 
     def check_ready(self, action: str) -> None:
-        """Raise `ModeError` if the kernel could not be started now."""
+        """Raise `ModeError` unless the kernel can be started now."""
 
     def check_enter(self) -> None:
-        """Raise `ModeError` if the memory is given to the kernel already."""
+        """Raise `ModeError` if the kernel has the memory already."""
 
     def enter(self) -> None:
-        """Give the memory to the kernel.
-
-        Raises
-        ------
-        WaitTimeoutError
-        """
+        """Give the memory to the kernel."""
 
     def leave(self, *, failed: bool) -> None:
-        """Take the memory back: wait for the run, or abort it if something `failed`.
+        """Take the memory back: wait for the run, or abort it if the region `failed`.
 
         Raises
         ------
@@ -78,18 +70,13 @@ class KernelChannel:
             raise
 
     def reset_kernel(self) -> None:
-        """Reset the kernel, whatever it does: here with the whole device.
-
-        Raises
-        ------
-        WaitTimeoutError
-        """
+        """Reset the kernel in any state: here with the whole device."""
         if self.run is not None:
             self.run.forget("the kernel was reset")
         self.backend.reset()
 
     def forget(self, reason: str) -> None:
-        """The device was reset: the run is lost."""
+        """Mark the run as lost by a reset of the device."""
         with self.lock:
             if self.run is not None:
                 self.run.forget(reason)

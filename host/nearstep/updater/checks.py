@@ -13,11 +13,11 @@ from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
 
 STEPS = 1 << 63
-"""A step count is below it, so that powers of the betas can be taken."""
+"""Limit of step counts, so that powers of the betas can be taken."""
 
 
 def check_step(step: int) -> None:
-    """Raise `ArgumentError` unless it can be t."""
+    """Raise `ArgumentError` unless a step count is valid."""
     if not is_whole(step):
         raise ArgumentError(f"step must be an integer, not {step!r}")
     if not 1 <= step < STEPS:
@@ -25,7 +25,7 @@ def check_step(step: int) -> None:
 
 
 def check_scalars(scalars: Mapping[str, float | int], given: str) -> None:
-    """Raise `ArgumentError` unless binary32 registers hold what follows from arguments."""
+    """Raise `ArgumentError` unless binary32 registers can hold the scalars of some arguments."""
     for name, value in scalars.items():
         with np.errstate(over="ignore"):
             fits = bool(np.isfinite(np.float32(value)))
@@ -34,11 +34,11 @@ def check_scalars(scalars: Mapping[str, float | int], given: str) -> None:
 
 
 def real(name: str, value: object) -> float:
-    """`value` if it is a real number; a text or a truth value is none.
+    """`value` as a float.
 
     Raises
     ------
-    ArgumentError : it is none.
+    ArgumentError : it is no real number, but a text or a truth value, for example.
     """
     if not is_real(value):
         raise ArgumentError(f"{name} must be a number, not {value!r}")

@@ -1,4 +1,4 @@
-"""What a kernel is told before START."""
+"""Commands of a kernel: its registers before START."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ from nearstep_spec.updater.registers import (
 )
 
 READS: Mapping[str, int] = {INDEX: 2}
-"""How often an array that is read is, if not once: indices before the run begins, too."""
+"""Number of reads of an array, if not one: indices are read before the run begins, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One run, as the configuration registers say it.
+    """The configuration registers of one run.
 
     Parameters
     ----------
-    operation
     buffers : by array, those that the run uses.
     count : elements.
     gradient, copy_out : formats.
     form : of pairs; `none` without.
-    pairs
     rule : of an update.
     scalars : of its rule, switches included.
-    drawn : how states are rounded stochastically; None to nearest even.
+    drawn : registers of stochastic rounding; None to nearest even.
     """
 
     operation: Operation
@@ -51,7 +49,7 @@ class Command:
     drawn: Drawn | None = None
 
     def beats(self, config: UpdateKernelConfig) -> int:
-        """Beats that it moves."""
+        """Beats that the run transfers."""
         table, total = operands(config), 0
         for name, buffer in self.buffers.items():
             reads = READS.get(name, 1) if table[name].read else 0

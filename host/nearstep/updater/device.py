@@ -1,4 +1,4 @@
-"""What a device with update kernels does: its update rules as callables."""
+"""Devices with update kernels on all memory channels."""
 
 from __future__ import annotations
 
@@ -29,11 +29,7 @@ class KernelDevice(UpdatingDevice):
 
     Parameters
     ----------
-    backend
-    url
     config : of each kernel.
-    regs
-    channels
 
     Raises
     ------
@@ -72,21 +68,20 @@ class KernelDevice(UpdatingDevice):
 
     @contextmanager
     def acceleration(self, *channels: int) -> Iterator[None]:
-        """The memory of these channels, of all if none is named, for their kernels, in a `with`
+        """Give the memory of these channels, of all if none is named, to their kernels, in a `with`
         statement: acceleration mode, on a device that has modes.
 
-        At its end runs that have not ended are waited for, or aborted if it ends with an exception;
-        then the host has the channels back. Other threads may start runs on the channels; if they
-        want to have one themselves, or copy from or to one that has modes, they wait for the end.
+        At the end of the statement runs in progress are waited for, or aborted after an exception;
+        then the channels are returned to the host. Other threads may start runs on the channels; to
+        get a channel themselves, or to copy from or to one that has modes, they wait for the end.
 
         Raises
         ------
         ArgumentError : there is no such channel, or one is named twice.
         ModeError : one is in acceleration mode already; or another thread has one, and waits for
-            this thread, or does nothing.
+            this thread, or is idle.
         WaitTimeoutError : a change of mode, or a run, did not end.
         KernelError, MemoryFaultError, ProtocolError : from a run that was waited for at the end.
-        ClosedDeviceError
         """
         self.check_open("enter acceleration mode")
         self.settle()
@@ -110,12 +105,11 @@ class KernelDevice(UpdatingDevice):
             self._leave(chosen, region, None)
 
     def accelerated(self, channel: int, start: Callable[[], Run]) -> AcceleratedRuns:
-        """Give a channel to its kernel, start a run there, and return at once: when that has ended
-        and is waited for, the host has the channel again.
+        """Give a channel to its kernel, start a run there, and return at once; a wait for the run
+        returns the channel to the host.
 
         Parameters
         ----------
-        channel
         start : starts the run, by a method of this device.
 
         Raises
@@ -129,15 +123,14 @@ class KernelDevice(UpdatingDevice):
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """All channels for this thread, in a `with` statement: it may copy to one while the kernel
-        of another runs, and others that want to copy, or to have a channel, wait for the end.
+        """Reserve all channels for this thread, in a `with` statement.
 
-        Threads then never wait for each other.
+        The thread may copy to one while the kernel of another runs; others that want to copy, or to
+        get a channel, wait for the end, and none waits for another in a circle.
 
         Raises
         ------
-        ModeError : another thread has a channel and waits for this one, or does nothing.
-        ClosedDeviceError
+        ModeError : another thread has a channel and waits for this one, or is idle.
         """
         self.check_open("reserve channels")
         self.settle()
@@ -148,7 +141,7 @@ class KernelDevice(UpdatingDevice):
     def _leave(
         self, channels: Sequence[KernelChannel], region: Region, failed: BaseException | None
     ) -> None:
-        """Leave acceleration mode on every channel, whatever happens; the first error counts."""
+        """Leave acceleration mode on every channel; the first error is raised at the end."""
         if self.closed:
             return
         first: BaseException | None = None

@@ -18,15 +18,15 @@ COUNT_LIMIT = 1 << 32
 class Pairs:
     """Gradients of some elements; the others have gradient +0.
 
-    Of pairs with equal indices the last counts; `nearstep.updater.run.UpdateRun.duplicates`
-    tells how many lost. There may be more pairs than elements, or none.
+    Of pairs with equal indices the last counts; `nearstep.updater.run.UpdateRun.duplicates` is the
+    number of the others. There may be more pairs than elements, or none.
 
     Parameters
     ----------
     index : uint32: elements of p, counted from its first.
     value : a gradient for each index, in one of the formats of gradients.
     form : `fused`: indices ascend, equal ones allowed. `scatter`: blocks of p ascend, the order
-        within one, of `device.config.block_elements` elements, is free. The kernel looks at all
+        within one, of `device.config.block_elements` elements, is free. The kernel checks all
         indices before it changes anything. `FILE.py:NAME`, as in the device's compression=: `index`
         are the words and `value` the values of records of that decompressor.
 
@@ -39,15 +39,15 @@ class Pairs:
 
     @property
     def size(self) -> int:
-        """Pairs."""
+        """Number of pairs."""
         return self.index.size
 
     def check(self, config: UpdateKernelConfig) -> None:
-        """Make sure that the kernel can take them, as far as the host can tell.
+        """Check that the kernel can take the pairs, as far as the host can tell.
 
         Raises
         ------
-        ArgumentError : it does not have the form, or cannot count so many.
+        ArgumentError : the kernel does not have the form, or cannot count so many.
         DtypeError, ShapeError
         """
         if self.form not in config.compression:

@@ -14,13 +14,13 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 
 @dataclass(frozen=True)
 class Numbering:
-    """Indices of the elements of an array, of which a channel has some blocks.
+    """Indices of the elements of an array that a channel has some blocks of.
 
     Attributes
     ----------
     index : of the first element.
-    within : its place in its block.
-    skip : behind each block, so many of the index are on other channels.
+    within : its offset in its block.
+    skip : indices after each block that are on other channels.
     """
 
     index: int = 0
@@ -29,17 +29,16 @@ class Numbering:
 
 
 FROM_ZERO = Numbering()
-"""Of an array that is all on one channel."""
+"""Numbering of an array that is all on one channel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """Has a run round states in bfloat16 stochastically: up with the probability of the fraction
-    that is dropped, see `nearstep_spec.rounding`.
+    """Stochastic rounding of states in bfloat16: up with the probability of the fraction that is
+    dropped (`nearstep_spec.rounding`).
 
     The same seed, step, index, state and value give the same bits, on every device. So steps of one
-    optimizer have different step counts, and optimizers that are to be independent have different
-    seeds.
+    optimizer have different step counts, and independent optimizers need different seeds.
 
     Parameters
     ----------
@@ -55,11 +54,11 @@ class Rounding:
     numbering: Numbering = FROM_ZERO
 
     def streams(self, rule: Rule, config: UpdateKernelConfig) -> Mapping[str, int]:
-        """Stream of random bits of each state that is rounded so, if the kernel can do that.
+        """Streams of random bits of the states that are rounded.
 
         Raises
         ------
-        ArgumentError : the kernel cannot round, or a state is none that it rounds.
+        ArgumentError : the kernel cannot round, or not a state.
         """
         if not config.stochastic_rounding:
             raise ArgumentError(
@@ -81,15 +80,11 @@ class Rounding:
         return numbers
 
     def key(self, step: int | None) -> tuple[int, int]:
-        """Seed and step, if they can be that.
-
-        Parameters
-        ----------
-        step : of the update.
+        """Checked seed and step; `step` is that of the update.
 
         Raises
         ------
-        ArgumentError : seed or step is none, or too large.
+        ArgumentError : seed or step is missing, or too large.
         """
         chosen = step if self.step is None else self.step
         if chosen is None:
@@ -99,24 +94,14 @@ class Rounding:
         return int(self.seed), int(chosen)
 
     def drawn(self, rule: Rule, step: int | None, config: UpdateKernelConfig) -> Drawn:
-        """What the registers of a kernel get for an update.
-
-        Parameters
-        ----------
-        rule, step : of the update.
-        config
-
-        Raises
-        ------
-        ArgumentError : any of that, or an index that begins no beat.
-        """
+        """Compute the kernel's registers for an update of a rule in a step, after all checks."""
         streams = self.streams(rule, config)
         seed, chosen = self.key(step)
         self.check_numbering(config)
         return Drawn(streams=streams, seed=seed, step=chosen, numbering=self.numbering)
 
     def check_numbering(self, config: UpdateKernelConfig) -> None:
-        """Raise `ArgumentError` unless the kernel can count so."""
+        """Raise `ArgumentError` unless the kernel supports the numbering."""
         begins = alignment(config.lanes)
         for name, bits in (("index", INDEX_BITS), ("within", SKIP_BITS), ("skip", SKIP_BITS)):
             value = getattr(self.numbering, name)
@@ -134,8 +119,6 @@ class Drawn:
     Parameters
     ----------
     streams : by state.
-    seed, step
-    numbering
     """
 
     streams: Mapping[str, int]

@@ -35,10 +35,10 @@ from nearstep_spec.updater.config import INDEX
 from nearstep_spec.updater.registers import ErrorCause
 
 SLOWEST_CYCLES_PER_BEAT = 64
-"""A memory that takes longer for a beat, on average over a run, counts as one that hangs."""
+"""Mean cycles of a beat over a run beyond which memory counts as hung."""
 
 IDLE_CYCLES = 10_000
-"""Cycles for which a command may take that moves no data: latencies, and the drain of an abort."""
+"""Bound of a command that transfers no data: latencies, and the drain of an abort."""
 
 ERRORS: Mapping[ErrorCause, type[KernelError]] = MappingProxyType(
     {
@@ -62,21 +62,18 @@ class KernelRun(Run):
 
     Parameters
     ----------
-    name : what the kernel does: the name of its rule.
-    backend
-    kernel
+    name : of the rule.
     buffers : by array; each has a window of the kernel.
     count : elements.
-    beats : beats that it moves at most.
+    beats : of its transfers, at most.
     channel, base : channel that it runs on, and the device address of that channel.
-    reset : resets the kernel, for an abort that memory does not let end.
-    lock : of the channel. Whoever waits for the run, or finds it ended, has it until the outcome is
-        taken from the registers, which the next run uses, too.
+    reset : resets the kernel, after an abort that memory does not let end.
+    lock : of the channel, held from the end of the run until the outcome has been read from the
+        registers, which the next run uses, too.
 
     Attributes
     ----------
     thread : that started it.
-    backend
     """
 
     backend: Backend
@@ -113,12 +110,12 @@ class KernelRun(Run):
 
     @property
     def what(self) -> str:
-        """What it is, for messages."""
+        """Description of the run, for messages."""
         return f"{self.name} of {self.count} elements"
 
     @property
     def ended(self) -> bool:
-        """Whether it has completed or failed. Looks at the device, does not wait."""
+        """Whether the run has completed or failed. Reads the device, without a wait."""
         with self._lock:
             if not self._ended:
                 try:
@@ -192,7 +189,7 @@ class KernelRun(Run):
                 self._finish()
 
     def forget(self, reason: str) -> None:
-        """The device forgot the run."""
+        """Mark the run as lost by the device."""
         with self._lock:
             if not self._ended:
                 self._fail(
@@ -206,12 +203,12 @@ class KernelRun(Run):
                 )
 
     def check_done(self) -> None:
-        """Raise unless it has completed, for what is known only then.
+        """Check that the run has completed.
 
         Raises
         ------
         BusyError : it has not ended.
-        KernelError, MemoryFaultError, ProtocolError : it ended with that.
+        KernelError, MemoryFaultError, ProtocolError : it failed with that.
         """
         if not self.ended:
             raise BusyError(f"{self.what} has not ended", registers=self._kernel.dump())
@@ -240,7 +237,7 @@ class KernelRun(Run):
         self._ended = True
 
     def _finish(self) -> None:
-        """Take the outcome from the registers and close the windows."""
+        """Read the outcome from the registers and close the windows."""
         self._collect()
         self._ended = True  # last: other threads look at it
 
@@ -284,20 +281,14 @@ class KernelRun(Run):
 
 
 def _stream(kernel: BlockRegisters) -> str:
-    """Name of the stream that `error.stream` tells."""
+    """Name of the stream in `error.stream`."""
     names = kernel.map["error"].field("stream").values
     assert names is not None
     return names(kernel.error.stream).name
 
 
 class UpdateRun(KernelRun):
-    """A step that was started by `nearstep.updater.device.KernelDevice.adam`, or another rule.
-
-    Attributes
-    ----------
-    rule
-    duplicates : of gradients in pairs, how many lost against a later pair of the same index.
-    """
+    """A step that was started by `nearstep.updater.device.KernelDevice.adam`, or another rule."""
 
     @property
     def rule(self) -> str:
@@ -306,27 +297,19 @@ class UpdateRun(KernelRun):
 
     @property
     def duplicates(self) -> int:
-        """Pairs that lost against a later one of the same index.
-
-        Raises
-        ------
-        BusyError : the run has not ended.
-        KernelError, MemoryFaultError, ProtocolError : it ended with that.
-        """
+        """Number of pairs that a later one of the same index replaced, after `check_done`."""
         self.check_done()
         return self._counters.get("duplicates", 0)
 
 
 class ScanRun(KernelRun):
-    """A scan that was started by `nearstep.updater.device.KernelDevice.scan`.
-
-    Nothing is committed by it.
+    """A scan that was started by `nearstep.updater.device.KernelDevice.scan`; it commits nothing.
 
     Attributes
     ----------
     found_inf : a gradient is infinite or NaN.
     sum_of_squares : of all gradients, binary64, added in the order of
-        `nearstep_hw.updater.scan.GradientScan`, which bounds the error, too.
+        `nearstep_hw.updater.scan.GradientScan`, which also bounds the error.
     """
 
     _found_inf = False
@@ -334,19 +317,13 @@ class ScanRun(KernelRun):
 
     @property
     def found_inf(self) -> bool:
-        """Whether a gradient is infinite or NaN. Raises as `sum_of_squares`."""
+        """Whether a gradient is infinite or NaN, after `check_done`."""
         self.check_done()
         return self._found_inf
 
     @property
     def sum_of_squares(self) -> float:
-        """Sum of the squares of all gradients.
-
-        Raises
-        ------
-        BusyError : the run has not ended.
-        KernelError, MemoryFaultError, ProtocolError : it ended with that.
-        """
+        """Sum of the squares of all gradients, after `check_done`."""
         self.check_done()
         return self._sum_of_squares
 
@@ -359,5 +336,5 @@ class ScanRun(KernelRun):
 
 
 def _exact(counter: str) -> bool:
-    """Whether a counter means something on a device without a clock."""
+    """Whether a counter is meaningful on a device without a clock."""
     return counter != "cycles" and not counter.startswith("stall_")

@@ -1,4 +1,4 @@
-"""Threads that share a device: who has which of its channels."""
+"""Threads that share a device: ownership of its channels."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
 from nearstep.errors import ForkedDeviceError, ModeError
 
 STALL_SECONDS = 60.0
-"""A thread waits for another that has a channel as long as kernels are used; then so long."""
+"""Seconds that a thread waits for a channel of another after the last use of a kernel."""
 
 
 class CommandLock:
-    """Makes many accesses of a kernel's registers one command; a thread may take it again.
+    """Makes several accesses of a kernel's registers one command; the lock is reentrant.
 
     In a child after `fork()` it raises `ForkedDeviceError`.
 
     Attributes
     ----------
-    used : changes with every command, and equals nothing else while one is carried out.
+    used : changes with every command, and differs from all others while one is carried out.
     """
 
     def __init__(self) -> None:
@@ -42,12 +41,7 @@ class CommandLock:
         self._lock.acquire()
         self._inside += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inside -= 1
         self._count += 1
         self._lock.release()
@@ -55,12 +49,11 @@ class CommandLock:
 
 @dataclass(eq=False)
 class Region:
-    """A thread's use of channels whose memory is given to their kernels, or may be.
+    """A thread's use of channels that are, or may be, given to their kernels.
 
     Attributes
     ----------
-    thread
-    over : it has ended.
+    over : whether it has ended.
     """
 
     thread: threading.Thread
@@ -68,14 +61,15 @@ class Region:
 
 
 class Turns:
-    """Channels are given to their kernels by one thread at a time, and not while another copies.
+    """Channels are given to their kernels by one thread at a time, and not during a copy of
+    another.
 
-    Channels of one region are taken all at once. A thread that would wait for one that waits for
-    it, through others or not, is told so at once.
+    All channels of a region are taken at once. A wait that would be circular, through other threads
+    or not, is an error at once.
 
     Parameters
     ----------
-    used : something that differs whenever kernels were used in the meantime.
+    used : returns a value that differs after each use of a kernel.
     """
 
     def __init__(self, used: Callable[[], object]) -> None:
@@ -88,13 +82,13 @@ class Turns:
 
     @contextmanager
     def region(self, channels: Iterable[int], action: str) -> Iterator[Region]:
-        """Channels for this thread, when no other has one of them and nobody copies.
+        """Take channels for this thread when no other thread has one of them or copies.
 
-        It may take some of them for a region inside.
+        The thread may take some of them for a nested region.
 
         Raises
         ------
-        ModeError : another thread has one and waits for this one, or for nothing and does nothing.
+        ModeError : another thread has one and waits for this one, or is idle.
         """
         region = Region(threading.current_thread())
         wanted = frozenset(channels)
@@ -117,12 +111,7 @@ class Turns:
                 self._changed.notify_all()
 
     def begin_copy(self, channel: int, action: str) -> None:
-        """A copy of the host begins, when no other thread has the channel.
-
-        Raises
-        ------
-        ModeError : as `region`.
-        """
+        """Begin a copy of the host when no other thread has the channel, as `region`."""
         with self._changed:
             if channel in self._regions:
                 self._wait(frozenset({channel}), action, lambda: False)
@@ -130,7 +119,7 @@ class Turns:
             self._begun += 1
 
     def end_copy(self, channel: int) -> None:
-        """A copy that has begun ends."""
+        """End a copy that has begun."""
         with self._changed:
             own = channel, threading.current_thread()
             self._copies[own] -= 1
@@ -140,11 +129,11 @@ class Turns:
                 self._changed.notify_all()
 
     def holds(self, region: Region, channel: int) -> bool:
-        """Whether a channel is that of a region, still."""
+        """Whether a channel still belongs to a region."""
         return self._regions.get(channel) is region
 
     def forget(self) -> None:
-        """The device was reset: no thread has a channel."""
+        """Release all channels after a reset of the device."""
         with self._changed:
             self._regions.clear()
             self._changed.notify_all()
@@ -152,7 +141,7 @@ class Turns:
     def _is_copied(self, channels: frozenset[int], thread: threading.Thread) -> bool:
         """Whether another thread copies to or from one of the channels.
 
-        A copy of the same thread has ended, if by an exception before its end was noted.
+        A copy of the same thread has ended, by an exception if its end was not noted.
         """
         return any(
             channel in channels and other is not thread and other.is_alive()
@@ -174,7 +163,7 @@ class Turns:
             del self._waiting[me]
 
     def _other(self, thread: threading.Thread) -> tuple[int, threading.Thread] | None:
-        """A channel that a waiting thread wants and another has, and that one."""
+        """A channel that a waiting thread wants and another has, and that thread."""
         for channel in sorted(self._waiting.get(thread, ())):
             region = self._regions.get(channel)
             if region is not None and region.thread is not thread:

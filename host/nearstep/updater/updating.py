@@ -1,4 +1,4 @@
-"""Update rules of kernels as callables: what every device with some of them does."""
+"""Update rules of kernels as callables, for every device that has some."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from nearstep.updater.arguments import RuleArguments, rule_arguments
 from nearstep.updater.buffers import check_buffer, check_format, check_size, common_channel
 from nearstep.updater.channel import KernelChannel
 from nearstep.updater.command import Command
-from nearstep.updater.copy_out import CopyOut
-from nearstep.updater.formats import DTYPES
-from nearstep.updater.gradient import Gradient
+from nearstep.updater.formats import DTYPES, CopyOut, Gradient
 from nearstep.updater.pairs import Pairs, check_count
 from nearstep.updater.rounding import Drawn, Rounding
 from nearstep.updater.run import KernelRun, ScanRun, UpdateRun
@@ -44,7 +42,7 @@ Started = TypeVar("Started", bound=KernelRun)
 
 
 class UpdatingDevice(Device, ABC):
-    """A device on whose memory channels there are update kernels. Families derive from it.
+    """A device with update kernels on its memory channels. Families derive from it.
 
     Attributes
     ----------
@@ -60,7 +58,7 @@ class UpdatingDevice(Device, ABC):
 
         Raises
         ------
-        ArgumentError : the device has none.
+        ArgumentError : the device has no kernel.
         """
 
     def update(
@@ -119,7 +117,6 @@ class UpdatingDevice(Device, ABC):
         BusyError : the run before this one on the channel has not ended: one of this thread, or one
             of another, for which it waited.
         ResetNeededError : the device stopped at a fault before.
-        ClosedDeviceError
         """
         known = self.optimizer(optimizer)
         arguments = rule_arguments(known, self.kernel_config.order, step=step, first=first, **hyper)
@@ -172,20 +169,18 @@ class UpdatingDevice(Device, ABC):
     def alloc_blockwise(
         self, count: int, *, channel: int = 0, align: int = LINE_BYTES, offset: int = 0
     ) -> Buffer:
-        """Reserve memory for a state of `count` elements in 8 bits: bytes of `nearstep.blockwise`.
+        """Allocate a state of `count` elements in 8 bits, in bytes of `nearstep.blockwise`.
 
         Its contents are undefined.
 
         Parameters
         ----------
-        count
         channel, align, offset : as of `alloc`. On a DIMM arrays that are used together are fastest
             with `stripe_align`, and offsets of once, twice `stripe_skew` and so on.
 
         Raises
         ------
         ArgumentError : the kernel has no state in 8 bits; or as `alloc`.
-        OutOfDeviceMemoryError
         """
         config = self.kernel_config
         if not config.blockwise:
@@ -198,7 +193,7 @@ class UpdatingDevice(Device, ABC):
         return self.alloc(nbytes, DTYPES[DYNAMIC8], channel=channel, align=align, offset=offset)
 
     def optimizer(self, optimizer: str | Optimizer) -> Optimizer:
-        """The optimizer of a name: one that the kernel has, or one of nearstep.
+        """Find an optimizer by name: one that the kernel has, or one of nearstep.
 
         Raises
         ------
@@ -213,8 +208,8 @@ class UpdatingDevice(Device, ABC):
         return known[optimizer]
 
     def scan(self, g: Buffer, gradient_format: str | None = None) -> ScanRun:
-        """Start reading gradients alone, and return at once: whether all are finite, and their sum
-        of squares.
+        """Start a scan of gradients, and return at once: whether all are finite, and their sum of
+        squares.
 
         Parameters
         ----------
@@ -251,7 +246,7 @@ class UpdatingDevice(Device, ABC):
         copy_out: CopyOut,
         drawn: Drawn | None,
     ) -> UpdateRun:
-        """Start a rule, if everything is as it should be."""
+        """Check and start a rule."""
         rule = arguments.rule
         self.check_open(f"run {rule}")
         self._check_form(arguments)
@@ -315,12 +310,12 @@ class UpdatingDevice(Device, ABC):
         return run
 
     def _await_other(self, channel: KernelChannel, action: str) -> None:
-        """Let the last run of the channel end, if another thread started it: that one will be told
-        how it ended.
+        """Wait for the last run of the channel, if another thread started it; that thread gets its
+        error.
 
         Raises
         ------
-        BusyError
+        BusyError : the run has not ended.
         """
         run = channel.run
         if run is None or run.ended:
@@ -340,8 +335,7 @@ class UpdatingDevice(Device, ABC):
 
         Parameters
         ----------
-        rule
-        named : what `rules=` calls it, if it is one of a file.
+        named : its name in `rules=`, if it is one of a file.
         """
         config = self.kernel_config
         names = config.rule_set.names
@@ -413,7 +407,7 @@ class UpdatingDevice(Device, ABC):
         gradient: Gradient,
         copy_out: CopyOut,
     ) -> dict[str, Buffer]:
-        """The buffers of a run by array, p first, if they can be that; those without use left out.
+        """The checked buffers of a run by array, p first, without those that are not used.
 
         Parameters
         ----------
@@ -461,7 +455,7 @@ class UpdatingDevice(Device, ABC):
 
 
 def reset_needed(action: str, fault: MemoryFaultError | ProtocolError) -> ResetNeededError:
-    """What a fault of a kernel means to another action: an emulated device stops at it."""
+    """The error of an action after a fault of a kernel, at which an emulated device stops."""
     text = str(fault).partition("\n")[0]
     return ResetNeededError(
         f"cannot {action}: the device stopped before and needs a reset(): {text}",

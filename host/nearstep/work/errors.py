@@ -1,10 +1,10 @@
-"""What can be wrong with a graph that runs."""
+"""Errors of a graph that runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nearstep.errors import NearstepError
+from nearstep.errors import Fielded, NearstepError
 
 
 class WorkError(NearstepError):
@@ -36,21 +36,20 @@ class WorkError(NearstepError):
         )
 
 
-class QueueThreadError(NearstepError, RuntimeError):
-    """A queue, or what it works on, that is used by another thread than that which made it.
+class QueueThreadError(Fielded, NearstepError, RuntimeError):
+    """A queue, or memory that it uses, was used by another thread than the one that made it.
 
     Attributes
     ----------
     expected, actual : numbers of threads.
     """
 
-    def __init__(self, expected: int, actual: int) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(
-            f"work that goes on belongs to thread {expected}: thread {actual} can neither add to "
-            "it nor use the memory that it uses"
-        )
+    template = (
+        "work that goes on belongs to thread {expected}: thread {actual} can neither add to it nor "
+        "use the memory that it uses"
+    )
+    expected: int
+    actual: int
 
 
 def _line(error: Exception) -> str:

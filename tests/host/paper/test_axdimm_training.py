@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from nearstep.paper.axdimm_training import FITTED_ON, TABLE_6, Case, Row, table_6
+from nearstep.paper.axdimm_training import FITTED_ON, TABLE_6, AxdimmCase, Comparison, table_6
 
 PRINTED_SPEEDUPS = {
     "gpt3-large": (1.74, 1.63),
@@ -26,7 +26,7 @@ def test_the_printed_speedups_are_those_of_the_printed_seconds() -> None:
 
 def test_memory_and_the_printed_peak_of_the_drives_are_all_tensors() -> None:
     for model, printed in TABLE_6.items():
-        case = Case(model=model, platform="axdimm")
+        case = AxdimmCase(model=model, platform="axdimm")
         elements = sum(layer.elements for layer in case.layers)
         assert case.memory_bytes + printed.peak_gb * 1e9 == pytest.approx(12 * elements, abs=1)
         assert case.memory_bytes > 0
@@ -40,7 +40,7 @@ def test_the_smallest_model_is_within_a_tenth() -> None:
 
 def test_the_peak_of_the_drives_comes_out_as_it_was_put_in() -> None:
     """Up to what a piece and its gradient need while they are gathered."""
-    case = Case(model="gpt3-xl", platform="axdimm")
+    case = AxdimmCase(model="gpt3-xl", platform="axdimm")
     plan = case.plan()
     plan.add()
     largest = max(piece.nbytes for layer in case.pieces for piece in layer)
@@ -49,7 +49,7 @@ def test_the_peak_of_the_drives_comes_out_as_it_was_put_in() -> None:
 
 
 def test_the_timeline_is_that_of_the_iteration_in_the_table() -> None:
-    case = Case(model="gpt3-large", platform="axdimm")
+    case = AxdimmCase(model="gpt3-large", platform="axdimm")
     plan, both = case._two()
     split = plan.split(both)
     assert sum(len(each.entries) for each in split) == len(both.entries)
@@ -78,7 +78,7 @@ def test_belady_moves_no_more_over_the_drives(model: str) -> None:
     """Pieces differ in size, so it need not be the best; it is better than the paper's here."""
     moved = {}
     for policy in ("updated_first", "belady"):
-        plan = Case(model=model, platform="axdimm", policy=policy).plan()
+        plan = AxdimmCase(model=model, platform="axdimm", policy=policy).plan()
         plan.add()
         plan.add()
         names = ("evict", "load")
@@ -99,7 +99,7 @@ def test_errors_of_a_row_are_fractions_of_what_is_printed() -> None:
     from nearstep.plan.iteration import Iteration
 
     printed = TABLE_6["gpt3-large"]
-    row = Row(
+    row = Comparison(
         model="gpt3-large",
         printed=printed,
         baseline=Iteration(*(1.1 * each for each in printed.baseline)),

@@ -7,7 +7,7 @@ import pytest
 from nearstep.memferry import work
 from nearstep.memferry.cost import Mode
 from nearstep.paper import memferry
-from nearstep.paper.memferry import Evaluation, Options, Row, sized
+from nearstep.paper.memferry import Evaluation, Modelled, Options, sized
 
 
 def test_rows_of_the_smaller_models_are_what_plans_give() -> None:
@@ -51,7 +51,7 @@ def test_deepspeed_has_a_bucket_that_the_model_does_not_decide() -> None:
 
 
 def test_an_error_is_in_points_or_a_fraction() -> None:
-    row = Row(name="a", section="V", unit="%", paper=20.0, modelled=25.0)
+    row = Modelled(name="a", section="V", unit="%", paper=20.0, modelled=25.0)
     assert row.error == 5.0
     assert replace(row, unit="x").error == pytest.approx(0.25)
 

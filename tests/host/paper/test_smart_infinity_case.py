@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from nearstep.errors import ArgumentError
-from nearstep.paper.smart_infinity_case import METHODS, Case, Method, blocks, shares
+from nearstep.paper.smart_infinity_case import METHODS, CsdCase, Method, blocks, shares
 from nearstep.paper.smart_infinity_machine import Machine, Options
 from nearstep.paper.smart_infinity_traffic import traffic
 from nearstep_spec.platform.layer import Layer
@@ -65,7 +65,7 @@ FITTED = Options(gpu=0.5)
     ],
 )
 def test_table_1_is_exact(method: Method, percent: float, expected, drives: int) -> None:
-    case = Case(model=EVEN, method=method, percent=percent, drives=drives)
+    case = CsdCase(model=EVEN, method=method, percent=percent, drives=drives)
     found = traffic(case)
     assert found[:4] == expected
     assert found.padding >= 0
@@ -75,9 +75,9 @@ def test_table_1_is_exact(method: Method, percent: float, expected, drives: int)
     ("optimizer", "states"), [("adam", 6), ("sgd_momentum", 4), ("adagrad", 4)]
 )
 def test_bytes_of_an_optimizer_are_those_of_its_states(optimizer: str, states: int) -> None:
-    base = traffic(Case(model=EVEN, optimizer=optimizer))
+    base = traffic(CsdCase(model=EVEN, optimizer=optimizer))
     assert base[:4] == (states, states, 2, 2)
-    ours = traffic(Case(model=EVEN, optimizer=optimizer, method="su+o"))
+    ours = traffic(CsdCase(model=EVEN, optimizer=optimizer, method="su+o"))
     assert ours[:4] == (2, 0, 0, 2)
 
 
@@ -85,7 +85,7 @@ def test_bytes_of_an_optimizer_are_those_of_its_states(optimizer: str, states: i
 @pytest.mark.parametrize("method", METHODS)
 def test_links_carry_the_bytes_of_the_operations(method: Method, drives: int) -> None:
     """The timeline's account beside Table I's, and what stays inside the cards."""
-    case = Case(model=EVEN, method=method, drives=drives, options=FITTED)
+    case = CsdCase(model=EVEN, method=method, drives=drives, options=FITTED)
     found = case.timeline.traffic
     states_read, states_written, gradients_read, gradients_written, _ = traffic(case)
     unit = 2 * case.elements
@@ -107,7 +107,7 @@ def test_links_carry_the_bytes_of_the_operations(method: Method, drives: int) ->
 def test_cards_with_their_share_each_take_the_time_of_one(method: Method) -> None:
     """Ten times the model on ten cards; only the last uploads share the uplink."""
     seconds = {
-        n: Case(model=Even(100 * n), method=method, drives=n, options=FITTED).phases.update
+        n: CsdCase(model=Even(100 * n), method=method, drives=n, options=FITTED).phases.update
         for n in (1, 2, 3, 10)
     }
     for n in (2, 3):
@@ -117,7 +117,7 @@ def test_cards_with_their_share_each_take_the_time_of_one(method: Method) -> Non
 
 def test_the_baseline_gains_by_four_drives_and_no_more() -> None:
     base = {
-        n: Case(model=LARGE, drives=n, options=FITTED).phases.update for n in (1, 2, 3, 4, 5, 10)
+        n: CsdCase(model=LARGE, drives=n, options=FITTED).phases.update for n in (1, 2, 3, 4, 5, 10)
     }
     for n in (2, 3):
         assert base[n] * n == pytest.approx(base[1], rel=0.01)
@@ -130,7 +130,7 @@ def test_an_update_takes_no_less_than_drives_and_uplink_need() -> None:
     checked = 0
     for method in METHODS:
         for drives in (1, 6, 10):
-            case = Case(model=LARGE, method=method, drives=drives, options=FITTED)
+            case = CsdCase(model=LARGE, method=method, drives=drives, options=FITTED)
             least = case.timeline.least
             assert case.timeline.makespan >= max(least.values())
             assert f"ssd{drives - 1}" in least
@@ -169,7 +169,7 @@ def test_the_handler_gains_where_reads_go_beside_writes() -> None:
     for drive in ("half", "full"):
         options = Options(gpu=0.5, drive=drive)  # type: ignore[arg-type]
         naive, handler = (
-            Case(model=LARGE, method=method, drives=1, options=options).phases.update
+            CsdCase(model=LARGE, method=method, drives=1, options=options).phases.update
             for method in ("su", "su+o")
         )
         gains[drive] = naive / handler
@@ -178,7 +178,7 @@ def test_the_handler_gains_where_reads_go_beside_writes() -> None:
 
 
 def test_parameters_of_a_subgroup_are_written_and_go_up_before_its_moments() -> None:
-    case = Case(model=LARGE, method="su+o", drives=1, options=FITTED)
+    case = CsdCase(model=LARGE, method="su+o", drives=1, options=FITTED)
     at = {entry.operation.name: entry for entry in case.timeline.entries}
     subgroups = sum(name.startswith("update 0.") for name in at)
     assert subgroups == -(-case.elements * 16 // 2**32) > 3
@@ -189,7 +189,7 @@ def test_parameters_of_a_subgroup_are_written_and_go_up_before_its_moments() -> 
     for i in range(subgroups - 1):
         assert at[f"read p 0.{i + 1}"].start >= at[f"write p 0.{i}"].end
         assert at[f"read p 0.{i + 1}"].start < at[f"write v 0.{i}"].end  # beside it
-    naive = Case(model=LARGE, method="su", drives=1, options=FITTED)
+    naive = CsdCase(model=LARGE, method="su", drives=1, options=FITTED)
     at = {entry.operation.name: entry for entry in naive.timeline.entries}
     assert all(
         at[f"read p 0.{i + 1}"].start >= at[f"write v 0.{i}"].end for i in range(subgroups - 1)
@@ -198,7 +198,7 @@ def test_parameters_of_a_subgroup_are_written_and_go_up_before_its_moments() -> 
 
 def test_the_update_begins_when_all_gradients_are_on_the_drives() -> None:
     for method in METHODS:
-        case = Case(model=EVEN, method=method, drives=2, options=FITTED)
+        case = CsdCase(model=EVEN, method=method, drives=2, options=FITTED)
         entries = case.timeline.entries
         gradients = [e for e in entries if e.operation.name.startswith("offload gradient")]
         later = [
@@ -211,11 +211,11 @@ def test_the_update_begins_when_all_gradients_are_on_the_drives() -> None:
 
 def test_several_gpus_share_a_layer_and_the_uplink() -> None:
     one, three = (
-        Case(model=LARGE, gpus=tuple(f"a4000-{i}" for i in range(count)), options=FITTED)
+        CsdCase(model=LARGE, gpus=tuple(f"a4000-{i}" for i in range(count)), options=FITTED)
         for count in (1, 3)
     )
     assert three.phases.forward < one.phases.forward
-    beside = Case(model=LARGE, options=FITTED).timeline.traffic["uplink", 0]
+    beside = CsdCase(model=LARGE, options=FITTED).timeline.traffic["uplink", 0]
     assert one.timeline.traffic["uplink", 0] > beside + 2 * 2 * one.elements - 100
     sums = [each for each in three.graph if each.name.endswith("sums")]
     assert len(sums) == 3 * 2 * len(three.blocks)
@@ -247,4 +247,4 @@ def test_blocks_and_shares_lose_nothing() -> None:
 )
 def test_what_a_case_cannot_be_is_refused(values, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        Case(model=EVEN, **values)
+        CsdCase(model=EVEN, **values)

@@ -20,7 +20,7 @@ import pytest
 from nearstep.errors import ArgumentError, OutOfBoundsError
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES, MEMORY, BlockFile, create_file, filesystem
-from nearstep.storage.drive import Transfer, flushes
+from nearstep.storage.drive import DriveTransfer, flushes
 from nearstep.storage.drive_errors import (
     ClosedStoreError,
     DirectIOError,
@@ -521,7 +521,7 @@ def test_blocks_of_a_drive_can_be_moved_without_a_store(tmp_path) -> None:
         transfer = drive.write(400, array)
         assert transfer.wait() is transfer
         assert (transfer.done, transfer.error, transfer.cycles) == (True, None, None)
-        Transfer("flush", flushes([drive])).begin().wait()
+        DriveTransfer("flush", flushes([drive])).begin().wait()
         for out in (np.zeros_like(data), aligned_bytes(data.nbytes)):
             drive.read(400, out).wait()
             assert (out == data).all()

@@ -9,7 +9,7 @@ import pytest
 
 from nearstep.backends.base import Completion
 from nearstep.errors import DeviceError
-from nearstep.storage.drive import Transfer
+from nearstep.storage.drive import DriveTransfer
 from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
@@ -18,7 +18,7 @@ from nearstep.work.graph import Graph
 from .fakes import FakeBackend, FakeWork
 
 
-class Job(Transfer):
+class Job(DriveTransfer):
     """One part, which another thread ends."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nearstep.errors import NearstepError
+from nearstep.errors import Fielded, NearstepError
 
 
 class ServiceError(NearstepError, RuntimeError):
@@ -12,38 +12,26 @@ class ServiceError(NearstepError, RuntimeError):
     RuntimeError, too."""
 
 
-class FrameError(ServiceError):
-    """What came over a connection is not the protocol. The connection is closed.
+class FrameError(Fielded, ServiceError):
+    """The bytes of a connection are not the protocol. The connection is closed."""
 
-    Attributes
-    ----------
-    expected, found
-    """
-
-    def __init__(self, expected: str, found: str) -> None:
-        self.expected = expected
-        self.found = found
-        super().__init__(f"expected {expected}, found {found}")
+    template = "expected {expected}, found {found}"
+    expected: str
+    found: str
 
 
-class StalledError(ServiceError):
-    """The other end stopped in the middle of a frame.
+class StalledError(Fielded, ServiceError):
+    """The other end stopped in the middle of a frame, for the limit of `silence_s` seconds."""
 
-    Attributes
-    ----------
-    silence_s : the limit, seconds.
-    """
-
-    def __init__(self, silence_s: float) -> None:
-        self.silence_s = silence_s
-        super().__init__(f"a frame stood still for more than {silence_s} s")
+    template = "a frame stood still for more than {silence_s} s"
+    silence_s: float
 
 
 class HandshakeError(ServiceError):
     """The service does not take the client: token, version, job, rank or number of clients."""
 
 
-class RefusedError(ServiceError):
+class RefusedError(Fielded, ServiceError):
     """The service refused a request; nothing was changed, and the job goes on.
 
     Attributes
@@ -51,9 +39,9 @@ class RefusedError(ServiceError):
     kind : name of the error in the service.
     """
 
-    def __init__(self, kind: str, detail: str) -> None:
-        self.kind = kind
-        super().__init__(f"{kind}: {detail}")
+    template = "{kind}: {detail}"
+    kind: str
+    detail: str
 
 
 class UnlikeError(RefusedError):
@@ -68,7 +56,7 @@ class FullError(RefusedError):
     """The client's queue at its proxy is full."""
 
 
-class JobError(ServiceError):
+class JobError(Fielded, ServiceError):
     """The job has ended, for all of its clients: connect again, all together.
 
     Attributes
@@ -77,10 +65,10 @@ class JobError(ServiceError):
     devices : memory devices that failed; empty if it was none.
     """
 
-    def __init__(self, detail: str, ranks: Sequence[int] = (), devices: Sequence[int] = ()) -> None:
-        self.ranks = tuple(ranks)
-        self.devices = tuple(devices)
-        super().__init__(detail)
+    template = "{detail}"
+    detail: str
+    ranks: Sequence[int] = ()
+    devices: Sequence[int] = ()
 
 
 class ClientLostError(JobError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nearstep.errors import Fielded
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.errors import HyperparameterError
 
@@ -25,18 +26,17 @@ class MemoryTooSmallError(HyperparameterError):
         )
 
 
-class ResumeError(StorageError):
-    """The drives hold no step to go on from, or one that a new optimizer would write over.
+class ResumeError(Fielded, StorageError):
+    """The drives hold no step to resume from, or one that a new optimizer would overwrite.
 
     Attributes
     ----------
     expected, actual : what the drives should hold, and do.
     """
 
-    def __init__(self, expected: str, actual: str) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"the drives must hold {expected}, not {actual}")
+    template = "the drives must hold {expected}, not {actual}"
+    expected: str
+    actual: str
 
 
 class RanksDifferError(ResumeError):
