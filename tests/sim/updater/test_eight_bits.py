@@ -1,5 +1,6 @@
-"""Golden kernels with states in 8 bits: bursts that move them, lengths of arrays in the checks at
-START, and memory of the host in their place. `tests/host/driver` has the results of runs.
+"""Golden kernels with states in 8 bits: bursts, lengths at START, and memory of the host.
+
+`tests/host/driver` has the results of runs.
 """
 
 from __future__ import annotations
