@@ -345,6 +345,7 @@ def test_a_mode_switch_while_the_kernel_runs_suspends_it(dimm, on):
     assert work.check() == 3 * MANY
 
 
+@SIM_DIMM
 def test_an_array_may_end_where_the_registers_begin_and_not_behind(dimm, on):
     start = Start(dimm, 1008)
     last = dimm.backend.config.memory_bytes - 4032
