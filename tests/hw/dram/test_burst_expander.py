@@ -11,6 +11,8 @@ from nearstep_spec.dram.address import MAPPINGS, AddressMapping
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import BURST_LENGTH
 
+from ..simulate import simulate
+
 ID_WIDTH = 2
 
 
@@ -91,8 +93,5 @@ def test_bursts_follow_each_other_without_a_gap() -> None:
             await ctx.tick()
             valid.append(ctx.get(dut.o.valid))
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert valid == [1] * 20

@@ -8,6 +8,8 @@ from amaranth.sim import Simulator, SimulatorContext
 
 from nearstep_hw.pcie.packet_fifo import PacketFifo
 
+from ..simulate import simulate
+
 LAYOUT = data.StructLayout({"value": 12, "last": 1, "discontinue": 1})
 DEPTH = 8
 
@@ -70,10 +72,7 @@ def test_a_packet_shows_when_its_last_beat_was_taken():
         await ctx.tick()
         assert ctx.get(dut.o.valid)
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(body)
-    simulator.run()
+    simulate(dut, body)
 
 
 @pytest.mark.parametrize("depth", [0, 6])

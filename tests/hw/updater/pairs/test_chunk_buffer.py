@@ -2,9 +2,9 @@
 
 import random
 
-from amaranth.sim import Simulator
-
 from nearstep_hw.updater.pairs.chunk_buffer import ChunkBuffer
+
+from ...simulate import simulate
 
 BANKS, ROWS = 2, 4
 
@@ -51,8 +51,5 @@ def test_two_writes_into_one_row_are_one_of_the_second_and_a_row_that_was_read_i
                 found = [ctx.get(dut.o_row[k]) for k in range(BANKS)]
                 assert [(cell.value, cell.present) for cell in found] == expected
 
-    simulator = Simulator(module)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(module, bench)
     assert min(seen.values()) > 50, seen
