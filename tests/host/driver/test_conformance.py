@@ -54,6 +54,7 @@ KINDS = {
         )
         for group, (rules, names) in GROUPS.items()
     },
+    "paper": (f"{EVERY_FORMAT}&order=paper&rules=adam,sgd,sgd_momentum,adagrad", [*OPTIMIZERS]),
     "rounded": (f"{EVERY_FORMAT}&{ROUNDED}", ["adam", "adamw"]),
     "rounded-parameters": (f"{EVERY_FORMAT}&{ROUNDED}&parameter_format=bf16", ["adam", "adamw"]),
     "eight": (f"{EVERY_FORMAT}&{IN_8_BITS}&compression=fused", list(OPTIMIZERS)),
