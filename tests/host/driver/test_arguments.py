@@ -24,7 +24,7 @@ from nearstep.errors import (
     ShapeError,
     UrlError,
 )
-from nearstep.updater.pairs import check_count
+from nearstep.updater import pairs
 from nearstep.updater.rounding import Numbering
 from nearstep_spec.rule.rules import optimizer_named
 
@@ -370,10 +370,22 @@ def test_a_buffer_of_another_device_is_refused():
                 use()
 
 
-def test_more_elements_than_indices_can_name_are_refused():
-    check_count("pairs", (1 << 32) - 1)
-    with pytest.raises(ArgumentError, match=r"fewer than 2\*\*32"):
-        check_count("pairs", 1 << 32)
+def test_more_elements_than_indices_can_name_are_refused(monkeypatch):
+    assert pairs.COUNT_LIMIT == 1 << 32
+    monkeypatch.setattr(pairs, "COUNT_LIMIT", 100)
+    with nearstep.open(FULL["golden-cpp"]) as device:
+        for count, given in ((99, 99), (100, 99), (99, 100)):
+            work = Job(device, count)
+            index = np.sort(np.arange(given) % count).astype(np.uint32)
+            g = work.pairs(index, np.zeros(given, "f"), "fused")
+            if count == given:
+                work.run("adam", g=g, step=1)
+                device.scan(work.put(np.zeros(99, "f")))
+                continue
+            with pytest.raises(ArgumentError, match=r"fewer than 2\*\*32"):
+                work.run("adam", g=g, step=1)
+        with pytest.raises(ArgumentError, match=r"fewer than 2\*\*32"):
+            device.scan(work.put(np.zeros(100, "f")))
 
 
 def test_numbers_of_numpy_are_hyper_parameters_and_switches():
