@@ -14,12 +14,9 @@ from nearstep_spec.codec import digest
 
 __all__ = [
     "COMMON",
-    "CORE",
-    "CORES",
     "DEVICE",
     "SHARING",
     "TOP",
-    "cores_verilog",
     "device_verilog",
     "numbered",
     "ports_of",
@@ -44,10 +41,6 @@ SHARING = tuple(
 )
 """Settings of Verilator with which all devices, and the functional units of their kernels, share
 their code: nothing outside is merged into it."""
-
-CORE = "coarse_sync_core"
-"""Generator and module of a sync core alone."""
-CORES = "coarse_sync_cores"
 
 PHIT_BITS = 130  # 128 of data, head, last: nearstep_hw.coarse.wire.LinkPhit
 COMMON = ("clk", "rst")
@@ -119,19 +112,6 @@ def ring_verilog(config: CoarseConfig, devices: int, latency: int) -> Path:
         return text + _around(ports_of(text, DEVICE), devices, latency)
 
     return verilog_of(f"{TOP} {devices} {latency} {_key(config)}", make, sources=[Path(__file__)])
-
-
-def cores_verilog(config: CoarseConfig, count: int) -> Path:
-    """The text that `nearstep rtl coarse_sync_core` writes, and behind it the module `CORES` with
-    so many of them side by side: nothing joins them but `clk` and `rst`."""
-
-    def make() -> str:
-        text = verilog(CORE, config=config)
-        ports = ports_of(text, CORE)
-        instances = [line for n in range(count) for line in _instance(CORE, ports, n, {})]
-        return text + _module(CORES, ports, count, instances)
-
-    return verilog_of(f"{CORES} {count} {digest(config)}", make, sources=[Path(__file__)])
 
 
 def ports_of(text: str, module: str) -> list[Port]:

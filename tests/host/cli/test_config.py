@@ -54,12 +54,3 @@ def test_processes_count(file: Path) -> None:
     done = run(file, "--world-size", 4)
     assert done.exit_code == 1
     assert "a multiple of 4 processes" in done.stdout
-
-
-def test_what_cannot_be_looked_at(tmp_path: Path, file: Path) -> None:
-    done = run(tmp_path / "nothing.json")
-    assert done.exit_code == 2
-    assert "No such file" in done.stderr
-    done = run(file, "--auto", "lr")
-    assert done.exit_code == 2
-    assert "must be KEY=VALUE" in done.stderr

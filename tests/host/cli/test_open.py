@@ -55,17 +55,3 @@ def test_without_it_there_is_a_table() -> None:
     assert done.exit_code == 0
     assert all(f"device{number}.sync0" in done.stdout for number in range(2))
     assert "131072 bytes of memory" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("golden:axdimm?lanes=3", "lanes must be one of"),
-        ("golden:nothing", "there is no family"),
-        ("nothing", "a device name reads backend:target"),
-    ],
-)
-def test_a_device_that_cannot_be_opened_is_an_error_of_use(url: str, message: str) -> None:
-    done = run(url)
-    assert done.exit_code == 2
-    assert message in " ".join(done.output.replace("│", " ").split())

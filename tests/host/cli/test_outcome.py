@@ -40,13 +40,11 @@ STATUSES = (
     ("coarse serve", "--device golden:coarse?devices=0 --listen unix:", 2),
     ("coarse serve", "--device golden:axdimm --listen unix:", 2),
     ("coarse serve", "--device serial:nosuch --listen unix:", 1),
-    ("config check", "missing.json", 2),
     ("config check", "text", 2),
     ("config check", "refused.json", 1),
     ("decompressor check", "missing.py:NAME", 2),
     ("decompressor check", "text:NAME", 2),
     ("decompressor check", "wrong.py:TERNARY", 1),
-    ("devices", "golden:nosuch", 2),
     ("devices", "golden:axdimm?lanes=3", 2),
     ("devices", "golden:axdimm?rules=missing.py:RULE", 2),
     ("doctor", "more", 2),
@@ -56,25 +54,15 @@ STATUSES = (
     ("offload", "golden:axdimm --layers 0", 2),
     ("offload", "golden:axdimm --picture x.docx", 2),
     ("offload", "serial:nosuch --layers 1 --width 16 --batch 1", 1),
-    ("open", "golden:axdimm?lanes=3", 2),
     ("open", "serial:nosuch", 1),
-    ("paper axdimm", "--models nosuch", 2),
     ("paper axdimm", "--output text/rows.json", 2),
-    ("paper coarse", "--only nosuch", 2),
-    ("paper memferry", "--models nosuch", 2),
-    ("paper smart-infinity", "--only nosuch", 2),
-    ("plan", "nosuch", 2),
-    ("plan", "missing.json", 2),
     ("plan", "text.json", 2),
-    ("plan", "bert-base --platform nosuch", 2),
     ("plan", "bert-base --reserve 0 --plan plan.json", 1),
     ("platform check", "missing.toml", 2),
     ("platform check", "text", 1),
     ("platform list", "more", 2),
     ("platform show", "nosuch", 2),
     ("platform show", "text.toml", 2),
-    ("platform this", "--directory missing", 2),
-    ("registers", "nosuch", 2),
     ("registers", "axdimm -o text/map.md", 2),
     ("rtl", "nosuch", 2),
     ("rtl", "fp32_add --depth 0", 2),
@@ -85,11 +73,91 @@ STATUSES = (
     ("serve", "serial:nosuch", 1),
     ("storage check", "missing", 2),
     ("storage check", "text", 2),
-    ("trace", "golden:axdimm", 2),
-    ("trace", "sim:axdimm --sizes x", 2),
     ("trace", "serial:nosuch", 1),
 )
 """Words of each command, in a folder with the files of `files`, and its exit status."""
+
+REFUSED = {
+    "paper axdimm": {
+        "--models gpt3-large,gpt4": "gpt4",
+        "--policy random": "random",
+        "--picture x.docx": ".docx",
+        "--output x.json --trace t.json --picture x.docx": ".docx",
+        "--output /dev/null/x.json": "/dev/null/x.json",
+    },
+    "paper memferry": {
+        "--models bert-base,gpt4": "gpt4",
+        "--output /dev/null/x.json": "/dev/null",
+    },
+    "paper coarse": {
+        "--only figure-8,figure-9": "figure-9",
+        "--output /dev/null/x.json": "/dev/null",
+        "--picture x.docx": ".docx",
+        "--picture x.png --no-timeline": "--no-timeline",
+        "--picture x.png --only figure-8": "--only",
+    },
+    "paper smart-infinity": {
+        "--only table-1,figure-4": "figure-4",
+        "--picture x.docx --output x.json": ".docx",
+        "--output /dev/null/x.json": "/dev/null",
+        "--bench .": "bench_smartssd.py",
+    },
+    "plan": {
+        "bert": "no model 'bert'",
+        "resnet50": "no model 'resnet50'",
+        "missing.json": "missing.json",
+        "bert-base --planner fast": "not 'fast'",
+        "bert-base --system none": "not 'none'",
+        "bert-base --dtype fp8": "dtype must be",
+        "bert-base --platform none": "no machine",
+        "bert-base --reserve 2": "reserve",
+        "bert-base --sequence 4096": "sequence",
+        "bert-base --picture x.docx": ".docx",
+    },
+    "registers": {
+        "nothing": "must be one of axdimm",
+        "axdimm --format pdf": "json, rdl, c, md",
+        "axdimm --lanes 3": "axdimm: option lanes='3': lanes must be one of",
+        "axdimm --order fast": "option order='fast': there is no such choice; valid: default",
+        "axdimm-arbiter --density 2Gb": "option density='2Gb': there is no such choice",
+        "axdimm-arbiter --lanes 8": "lanes must be 16",
+        "coarse --lanes 16": "coarse: option lanes='16': there is no such option; valid: groups",
+        "coarse-sync --order default": "option order='default': there is no such option",
+        "smartssd --density 8Gb": "option density='8Gb': there is no such option",
+        "smartssd --chunk-bytes 1000": "option chunk_bytes='1000': chunk_bytes must be a power",
+        "axdimm --mapping x": "option mapping='x': there is no such option",
+        "axdimm --bursts-ahead 32": "option bursts_ahead='32': changes nothing in this map",
+        "axdimm --lanes 4 --bursts-ahead 8": "bursts_ahead='8': changes nothing in this map",
+    },
+    "trace": {
+        "golden:axdimm": "has no clock",
+        "golden:nothing": "nothing",
+        "sim:axdimm --sizes 0": "sizes must be",
+        "sim:axdimm --sizes many": "many",
+        "sim:axdimm --steps 0": "steps must be",
+        "sim:axdimm --optimizer RMSprop": "optimizer must be of",
+        "sim:axdimm --sizes 1000000000000": "sizes must be such that torch allocates",
+        "sim:axdimm --sizes 1000000000000000000000000000000": "sizes must be such that torch",
+    },
+    "open": {
+        "golden:axdimm?lanes=3": "lanes must be one of",
+        "golden:nothing": "there is no family",
+        "nothing": "a device name reads backend:target",
+    },
+    "config check": {
+        "missing.json": "No such file",
+        "refused.json --auto lr": "must be KEY=VALUE",
+    },
+    "devices": {
+        "sim": "backend:target",
+        "nothing:axdimm": "there is no backend 'nothing'",
+        "sim:nothing": "there is no family 'nothing'",
+    },
+    "platform this": {
+        "--directory missing": "is no folder",
+    },
+}
+"""What is said of wrong words, with status 2, before anything is computed or written."""
 
 READS_NOTHING = """
 from nearstep_spec.rule.rule import Rule
@@ -105,6 +173,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text("text")
     (tmp_path / "refused.json").write_text('{"optimizer": {"type": "Nosuch"}}')
     (tmp_path / "violation").write_text(VIOLATION)
+    (tmp_path / "smartssd.json").write_text("{}")
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "reads_nothing.py").write_text(READS_NOTHING)
     ternary = Path(TERNARY).read_text()
@@ -118,7 +187,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(cli._app(), list(words))
+    return CliRunner().invoke(cli._app(), list(words), env={"COLUMNS": "300"})
+
+
+def written(folder: Path) -> set[Path]:
+    return {each for each in folder.rglob("*") if folder / "cache" not in (each, *each.parents)}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -136,17 +209,24 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
 def test_wrong_arguments_and_failures_have_the_same_status_everywhere(files: Path) -> None:
     wrong = []
-    for name, words, status in STATUSES:
+    calls = [*STATUSES, *((n, words, 2) for n, each in REFUSED.items() for words in each)]
+    for name, words, status in calls:
+        before = written(files)
         done = run(*name.split(), *words.split())
         raised = done.exception is not None and not isinstance(done.exception, SystemExit)
         if done.exit_code != status or raised:
             wrong.append((name, words, done.exit_code, status, done.exception, done.output))
         elif not re.search("error|usage|violation|refused", done.output, re.IGNORECASE):
             wrong.append((name, words, "says no error", done.output))
+        said = " ".join(done.output.replace("│", " ").split())
+        if REFUSED.get(name, {}).get(words, "") not in said:
+            wrong.append((name, words, "does not say why", said))
+        if name in REFUSED and status == 2 and written(files) != before:
+            wrong.append((name, words, "wrote", written(files) - before))
     assert wrong == []
-    assert {name for name, _, status in STATUSES if status == 2} == {n for n, _ in commands() if n}
-    failing = {name for name, _, status in STATUSES if status == 1}
-    print(f"{len(STATUSES)} calls; fail: {', '.join(sorted(failing))}")
+    assert {name for name, _, status in calls if status == 2} == {n for n, _ in commands() if n}
+    failing = {name for name, _, status in calls if status == 1}
+    print(f"{len(calls)} calls; fail: {', '.join(sorted(failing))}")
     assert len(failing) >= 11
 
 

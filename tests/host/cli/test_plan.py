@@ -85,27 +85,3 @@ def test_an_edited_plan_is_refused_with_its_first_fault(tmp_path: Path) -> None:
     code, output = run("roberta-base", "--plan", plan)
     assert code == 1
     assert "fingerprint" in output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["bert"], "no model 'bert'"),
-        (["resnet50"], "no model 'resnet50'"),
-        (["missing.json"], "missing.json"),
-        (["bert-base", "--planner", "fast"], "not 'fast'"),
-        (["bert-base", "--system", "none"], "not 'none'"),
-        (["bert-base", "--dtype", "fp8"], "dtype must be"),
-        (["bert-base", "--platform", "none"], "no machine"),
-        (["bert-base", "--reserve", "2"], "reserve"),
-        (["bert-base", "--sequence", "4096"], "sequence"),
-        (["bert-base", "--picture", "x.docx"], ".docx"),
-    ],
-)
-def test_wrong_options_are_refused(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, output = run(*arguments)
-    assert code == 2
-    assert message in output

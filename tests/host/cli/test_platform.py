@@ -128,13 +128,6 @@ def test_this_machine_is_measured_kept_and_shown(
     assert "a machine" in run("list").stdout
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path, cache: Path) -> None:
-    done = run("this", "--directory", str(tmp_path / "nothing"))
-    assert done.exit_code == 2
-    assert "is no folder" in done.stderr
-    assert not cache.exists()
-
-
 def test_the_page_has_a_row_for_each_machine() -> None:
     page = (ROOT / "docs" / "platforms.md").read_text()
     for name in shipped():

@@ -59,27 +59,3 @@ def test_a_kernel_of_several_rules_is_named_by_them(form: str) -> None:
     assert text in " ".join(card.replace(" * ", " ").split())
     assert "AXDIMM" not in card
     assert "An Adam/AdamW kernel near the memory (AXDIMM paper" in dimm
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("nothing", "must be one of axdimm"),
-        ("axdimm --format pdf", "json, rdl, c, md"),
-        ("axdimm --lanes 3", "axdimm: option lanes='3': lanes must be one of"),
-        ("axdimm --order fast", "option order='fast': there is no such choice; valid: default"),
-        ("axdimm-arbiter --density 2Gb", "option density='2Gb': there is no such choice"),
-        ("axdimm-arbiter --lanes 8", "lanes must be 16"),
-        ("coarse --lanes 16", "coarse: option lanes='16': there is no such option; valid: groups"),
-        ("coarse-sync --order default", "option order='default': there is no such option"),
-        ("smartssd --density 8Gb", "option density='8Gb': there is no such option"),
-        ("smartssd --chunk-bytes 1000", "option chunk_bytes='1000': chunk_bytes must be a power"),
-        ("axdimm --mapping x", "option mapping='x': there is no such option"),
-        ("axdimm --bursts-ahead 32", "option bursts_ahead='32': changes nothing in this map"),
-        ("axdimm --lanes 4 --bursts-ahead 8", "bursts_ahead='8': changes nothing in this map"),
-    ],
-)
-def test_bad_argument_says_what_is_allowed(arguments: str, message: str) -> None:
-    done = run(*arguments.split())
-    assert done.exit_code == 2
-    assert message in " ".join(done.output.replace("│", " ").split())

@@ -35,20 +35,3 @@ def test_a_step_is_shown_and_written(tmp_path):
     bus = [e for e in written["traceEvents"] if e["ph"] == "X" and e["tid"] == 0]
     assert sum(e["args"]["bytes_written"] for e in bus) == 4 * 20_032
     assert sum(e["args"]["bytes_read"] for e in bus) == 4 * 20_032
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["golden:axdimm"], "has no clock"),
-        (["golden:nothing"], "nothing"),
-        (["sim:axdimm", "--sizes", "0"], "sizes must be"),
-        (["sim:axdimm", "--sizes", "many"], "many"),
-        (["sim:axdimm", "--steps", "0"], "steps must be"),
-        (["sim:axdimm", "--optimizer", "RMSprop"], "optimizer must be of"),
-    ],
-)
-def test_what_cannot_be_is_refused(arguments, said):
-    done = run(*arguments)
-    assert done.exit_code == 2
-    assert said in " ".join(done.output.split())

@@ -13,6 +13,14 @@ FORMATS = {"fp32": (FP32, np.float32), "fp16": (FP16, np.float16), "bf16": (BF16
 
 NARROW = ("fp16", "bf16")
 
+SPECIALS = np.array(
+    [0, 1 << 31, 1, 0x8000_0001, 0x007F_FFFF, 0x0080_0000, 0x2B8C_BCCC, 0x7F7F_FFFF, 0xFF7F_FFFF,
+     0x7F7F_8000, 0x7F80_0000, 0xFF80_0000, 0x7F80_0001, 0x7FC0_0000, 0xFFC1_2345, 0x3F80_0000],
+    np.uint32,
+)  # fmt: skip
+"""Patterns of binary32: zeros, subnormals, the ends of the normal numbers, infinities, NaN of both
+kinds, the least scale of 8 bits, one."""
+
 
 def format_of(dtype: np.dtype) -> str:
     """The format that elements of a dtype have."""

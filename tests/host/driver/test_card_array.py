@@ -11,7 +11,7 @@ from torch import nn
 
 import nearstep
 from nearstep.backends.emulated import Injection
-from nearstep.errors import MemoryFaultError, NearstepError, OptionError
+from nearstep.errors import MemoryFaultError, NearstepError
 from nearstep.placement import Segment
 from nearstep.smartssd.device import SmartssdDevice
 
@@ -121,18 +121,6 @@ def test_guards_are_those_of_each_card() -> None:
         with pytest.raises(MemoryFaultError) as caught:
             job.start("adam", step=1).wait()
         assert "card 2 of 3" in caught.value.__notes__
-
-
-@pytest.mark.parametrize(("family", "option"), [("golden", "cards=0"), ("sim", "cards=65")])
-def test_how_many_cards_there_may_be(family: str, option: str) -> None:
-    with pytest.raises(OptionError, match="cards"):
-        nearstep.open(f"{family}:smartssd?{option}")
-
-
-def test_a_trace_is_of_one_card(tmp_path: Any) -> None:
-    with pytest.raises(OptionError, match="it is of one card"):
-        nearstep.open(f"{SIM}&cards=2&trace={tmp_path / 'card.vcd'}")
-    assert not (tmp_path / "card.vcd").exists()
 
 
 def test_registers_of_all_cards() -> None:

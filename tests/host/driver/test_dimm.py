@@ -23,10 +23,11 @@ from nearstep.errors import (
 )
 from nearstep.updater.command import Command
 from nearstep_spec.dram.command import Command as DramCommand
-from nearstep_spec.updater.registers import ARRAYS, ErrorCause
+from nearstep_spec.updater.registers import ErrorCause, Stream
 
 from .conftest import BLOCK, BURSTS_AHEAD
 from .job import Job
+from .start import DONE, Start
 
 MANY = 40 * BLOCK + 5
 
@@ -344,24 +345,20 @@ def test_a_mode_switch_while_the_kernel_runs_suspends_it(dimm, on):
     assert work.check() == 3 * MANY
 
 
-def test_an_array_beyond_its_channel_is_refused_by_the_kernel(dimm, on):
-    work = on(0)
-    kernel = dimm.regs.adam0
-    end = dimm.backend.config.memory_bytes
-    with dimm.acceleration(0):
-        for name in ARRAYS:
-            kernel[f"{name}_address"].value = work.buffers[name].address
-        kernel.v_address.value = end - 64
-        kernel.count.value = 1001
-        kernel.window0_base.value = 0
-        kernel.window0_limit.value = 2 * end
-        kernel.window0_permissions.bits = 0b111
-        kernel.start.go = 1
-        dimm.backend.wait([kernel.status.poll(busy=0)], 20_000)
-        assert kernel.error.cause == ErrorCause.ADDRESS_RANGE
-        assert kernel.error_address.value == end - 64
-        kernel.window0_permissions.bits = 0
-    assert work.check_untouched() == 3 * 1001
+@SIM_DIMM
+def test_an_array_may_end_where_the_registers_begin_and_not_behind(dimm, on):
+    start = Start(dimm, 1008)
+    last = dimm.backend.config.memory_bytes - 4032
+    dimm.backend.write_memory(last, start.work.before["v"].view(np.uint8))
+    for beyond in (64, 4032):
+        bad = last + beyond
+        start.refuses(ErrorCause.ADDRESS_RANGE, Stream.V_READ, bad, v_address=bad)
+    start.set(v_address=last)
+    assert start.outcome() == DONE
+    start.work.expect("adam", step=1)
+    found = np.empty(4032, np.uint8)
+    dimm.backend.read_memory(last, found)
+    assert found.tobytes() == start.work.expected()["v"].tobytes()
     check_reusable(dimm, on)
 
 

@@ -9,9 +9,7 @@ import nearstep
 from nearstep.errors import (
     ArgumentError,
     MismatchError,
-    OptionError,
     OutOfBoundsError,
-    UrlError,
 )
 from nearstep_sim.axdimm.dimm import DimmBackend
 from nearstep_sim.models.dram.replay import replay
@@ -83,34 +81,6 @@ def test_memory_is_allocated_by_channel(dimm):
     base, size = regions[1]
     with pytest.raises(OutOfBoundsError):
         dimm.backend.write_memory(dimm.backend.config.channel_bytes * 2 - 32, np.zeros(64, "u1"))
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("sim:axdimm?memory=ddr4-1600&channels=3", "channels must be one of"),
-        ("sim:axdimm?memory=ddr4-1600&lanes=4", "lanes must be 16"),
-        ("sim:axdimm?memory=ddr4-1600&mapping=row", "mapping"),
-        ("sim:axdimm?memory=ddr4-1600&postpone=9", "postpone must lie"),
-        ("sim:axdimm?memory=ddr4-1600&latency=3", "does not go with memory=ddr4-1600"),
-        ("sim:axdimm?memory=ddr5", "no such choice"),
-        ("sim:axdimm?channels=2", "needs memory=ddr4-1600"),
-        ("golden:axdimm?channels=2&memory_bytes=192", "memory_bytes must be"),
-        ("golden:axdimm?channels=2&lanes=8", "lanes must be 16"),
-    ],
-)
-def test_options_that_cannot_be(url, said):
-    with pytest.raises(OptionError, match=said):
-        nearstep.open(url)
-
-
-@pytest.mark.parametrize("option", ["trace", "commands"])
-@pytest.mark.parametrize("path", ["", "/proc/none/x", "/dev/null/x"])
-def test_files_that_cannot_be_written_are_refused_at_open(option, path):
-    url = f"{DIMMS['sim-dimm']}&{option}={path}"
-    with pytest.raises((OptionError, UrlError)) as caught:
-        nearstep.open(url)
-    print(caught.value)
 
 
 def test_commands_of_each_channel_are_written_and_keep_the_rules(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
-from nearstep.errors import ArgumentError, LostCommandError, ModeRegisterError, OptionError
+from nearstep.errors import ArgumentError, LostCommandError, ModeRegisterError
 from nearstep_sim.models.dram.replay import replay
 from nearstep_sim.models.dram.trace import read_trace
 from nearstep_spec.axdimm.config import DimmConfig
@@ -33,25 +33,6 @@ def ranks() -> Iterator[AxdimmDevice]:
     with nearstep.open(TWO) as opened:
         assert isinstance(opened, AxdimmDevice)
         yield opened
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("ranks=3", r"ranks must be one of \(1, 2\), not 3"),
-        ("ranks=2&channels=4", "the chip selects of a host, not 4 times 2"),
-        ("ranks=2&density=16Gb", "address_width must be at least 35 bits for a channel, not 34"),
-        ("ranks=2&density=32Gb&width=x16", "address_width must be at least 35 bits"),
-        ("ranks=2&interleave=2048", "interleave must be a power of two from 4096 to 8589934592"),
-        ("ranks=2&interleave=5000", "interleave must be a power of two"),
-        ("ranks=2&interleave=16GiB", "the bytes of a rank, not 17179869184"),
-        ("ranks=2&memory=ideal", "ranks"),
-    ],
-)
-def test_ranks_that_part_or_mapping_cannot_have_are_refused(option: str, said: str) -> None:
-    memory = "" if "memory" in option else "memory=ddr4-1600&"
-    with pytest.raises(OptionError, match=said):
-        nearstep.open(f"sim:axdimm?{memory}{option}")
 
 
 def test_a_channel_of_two_ranks_has_twice_the_memory() -> None:

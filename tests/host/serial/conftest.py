@@ -21,6 +21,8 @@ from nearstep_sim.serial.pty_server import PtyServer
 
 from ..driver.conftest import DIMMS, FULL, URLS, chosen
 from ..driver.job import Job
+from ..driver.start import Start
+from ..driver.test_conformance import ROWS
 from ..driver.test_start import start
 from ..optim.conftest import assert_equal_bits, give_gradients, make_parameters
 
@@ -88,6 +90,24 @@ def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
         yield opened
 
 
+STEPS = {name: ROWS[name] for name in ("golden-card-adam", "golden-card-all", "golden-dimm-all",
+                                       "sim-card-as-it-is-shipped", "sim-dimm-adam")}  # fmt: skip
+
+
+@pytest.fixture(params=chosen(STEPS, set(STEPS) - {"golden-card-adam"}))
+def opened(request: pytest.FixtureRequest) -> Iterator[tuple[KernelDevice, list[str]]]:
+    """A device, and the optimizers that it has."""
+    url, names = STEPS[request.param]
+    with over_link(url) as device:
+        assert isinstance(device, KernelDevice)
+        yield device, names
+
+
+@pytest.fixture
+def any_start(full: KernelDevice) -> Start:
+    return Start(full)
+
+
 @pytest.fixture
 def job(device: KernelDevice) -> Callable[..., Job]:
     """Make a job on the device."""
@@ -102,7 +122,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in [each for each in items if each.path == HERE / "test_driver.py"]:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         names = {str(parameters[each]) for each in ("device", "full") if each in parameters}
-        slow = ("test_copy_out_", "test_pairs_", "test_scan_", "test_start_")
+        slow = ("test_pairs_", "test_scan_", "test_start_", "test_conformance_every",
+                "test_conformance_values")  # fmt: skip
         if names - ALL:
             left_out.append(item)
         elif names - FAST or item.name.startswith(slow):

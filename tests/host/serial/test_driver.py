@@ -1,7 +1,7 @@
 """The driver's tests over a link: they cannot tell it from the device that is behind it.
 
 All of them run, on four devices, but those that tell an emulated device to misbehave or look at
-what only it knows. Fast tests are those of steps of Adam, on one device; the others are deep.
+what only it knows. Fast tests are those of runs, and steps of Adam, on one device.
 """
 
 from __future__ import annotations
@@ -17,21 +17,13 @@ from nearstep_sim.coarse.pool_values import compare, reduced
 
 from ..coarse.conftest import URLS as POOLS
 from ..coarse.conftest import random_arrays
-from ..driver import test_adam, test_copy_out, test_pairs, test_scan, test_start
+from ..driver import test_conformance, test_pairs, test_runs, test_scan, test_start
 from ..driver.job import Job, accelerated
 from .conftest import FULL, URLS, over_link
 
-MODULES = (test_adam, test_copy_out, test_pairs, test_scan, test_start)
-EMULATED = {
-    "test_an_error_response_to_pairs_stops_the_run",
-    "test_indices_that_never_come_end_in_a_bounded_wait",
-    "test_an_abort_while_indices_are_checked_changes_nothing",
-    "test_pairs_that_nobody_wrote_are_a_fault",
-    "test_a_memory_that_is_watched_gives_the_same",
-    "test_an_error_response_to_the_copy_is_not_done",
-    "test_an_error_response_ends_a_scan",
-    "test_gradients_that_nobody_wrote_are_a_fault",
-}
+MODULES = (test_conformance, test_pairs, test_runs, test_scan, test_start)
+FIXTURES = {"device", "full", "opened", "start", "any_start"}
+"""Of tests on a device that others open for them."""
 
 
 def borrowed() -> dict[str, Callable[..., None]]:
@@ -39,7 +31,7 @@ def borrowed() -> dict[str, Callable[..., None]]:
     found: dict[str, Callable[..., None]] = {}
     for module in MODULES:
         for name, test in inspect.getmembers(module, inspect.isfunction):
-            if name.startswith("test_") and name not in EMULATED:
+            if name.startswith("test_") and {*inspect.signature(test).parameters} & FIXTURES:
                 found[f"{module.__name__.rpartition('.')[2]}_{name[5:]}"] = test
     return found
 
@@ -48,8 +40,7 @@ globals().update(borrowed())
 
 
 def test_enough_is_borrowed() -> None:
-    assert {name for module in MODULES for name in vars(module)} >= EMULATED
-    assert len(borrowed()) > 60
+    assert len(borrowed()) > 30
 
 
 @pytest.mark.parametrize("name", ["golden", pytest.param("sim", marks=pytest.mark.deep)])

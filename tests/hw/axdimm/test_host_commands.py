@@ -5,7 +5,6 @@ The DDR4 model judges the distances of everything that reaches it.
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.axdimm.host_access import HostAccess
 from nearstep_hw.axdimm.host_front_end import (
@@ -21,6 +20,8 @@ from nearstep_spec.dram.command import Command, Pins, encode
 from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.latency import HOST_COMMAND_DELAY
 from nearstep_spec.dram.timing import dram_timing
+
+from ..simulate import simulate
 
 MODE, CONTROL = 1, 2  # lines of the arbiter
 CLEAR, KERNEL_RESET = 1, 2
@@ -226,10 +227,7 @@ def test_mode_registers_are_judged_by_their_last_setting() -> None:
         ctx.set(dut.i_pass, 0)
         assert ctx.get(dut.o_lost)
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
 
 
 def test_a_burst_of_the_window_in_another_order_is_noticed() -> None:
@@ -244,9 +242,7 @@ def test_a_burst_of_the_window_in_another_order_is_noticed() -> None:
             assert ctx.get(dut.o_command) == pins.address | 1 << 18 | 2 << 20
             await ctx.delay(1e-9)
 
-    simulator = Simulator(dut)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert found == [column % 8 != 0 for column in range(16)]
 
 
@@ -265,8 +261,5 @@ def test_write_data_that_come_at_another_time_are_noticed(late: int) -> None:
             found.append(ctx.get(dut.o_missing_data))
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert sum(found) == abs(late)

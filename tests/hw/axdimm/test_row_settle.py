@@ -1,12 +1,13 @@
 """RowSettle: the wait after each command, in each phase, is the minimum and hardly more."""
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.axdimm.row_settle import RowSettle
 from nearstep_hw.dram.dfi import PHASES
 from nearstep_spec.dram.command import Command, Pins, encode
 from nearstep_spec.dram.timing import dram_timing
+
+from ..simulate import simulate
 
 # Clocks to any command whatever, from JESD79-4 for 1600K 8Gb x8.
 MINIMA = {
@@ -43,10 +44,7 @@ def waits(phase: int) -> dict[Command, int]:
                 cycles += 1
             found[command] = PHASES * (cycles + 1) - phase
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     return found
 
 

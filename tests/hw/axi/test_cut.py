@@ -4,11 +4,12 @@ import random
 
 import pytest
 from amaranth.hdl import Value
-from amaranth.sim import Simulator
 
 from nearstep_hw.axi.cut import AxiCut
 from nearstep_hw.axi.signature import Axi4Signature
 from nearstep_sim.bench.stream_bench import STALLS
+
+from ..simulate import simulate
 
 WIDTHS = {"address_width": 16, "data_width": 32, "id_width": 3}
 REQUESTS, ANSWERS = ("ar", "aw", "w"), ("r", "b")
@@ -91,10 +92,7 @@ def test_beats_pass_once_and_in_order_through_registers(waits, mode, seed):
             if quiet == 10:
                 break
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     for channel in channels:
         assert (channel.sent, channel.came) == (COUNT, COUNT), channel.name
         assert (channel.held > COUNT // 2) == (channel.refuse > 0), channel.name
@@ -119,8 +117,5 @@ def test_answers_are_taken_always_unless_the_initiator_may_let_them_wait():
                     checks += 1
                 await ctx.tick()
 
-        simulator = Simulator(dut)
-        simulator.add_clock(1e-6)
-        simulator.add_testbench(bench)
-        simulator.run()
+        simulate(dut, bench)
     assert checks == 2 * 2 * 5

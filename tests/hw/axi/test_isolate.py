@@ -8,7 +8,7 @@ import pytest
 from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 
 from nearstep_hw.axi.isolate import AxiIsolate
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
@@ -17,6 +17,7 @@ from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory
 from nearstep_sim.bench.axi_sample import Address, AxiSample, WriteBeat
 
 from ..axi_port import AxiPins
+from ..simulate import simulate
 
 IDS, BEAT, BYTES = 4, 4, 1 << 12
 WIDTHS = {"address_width": 12, "data_width": 8 * BEAT, "id_width": 2}
@@ -161,10 +162,7 @@ def run(dut: wiring.Component, *, mode: str, seed: int, resets: int, deaf: bool 
         below.finish()
         assert (data == initiator.mirror).all(), "what was written is what was taken"
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-8)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     found["answers"] = initiator.beats
     print(found)
     return found
@@ -209,10 +207,7 @@ def test_a_burst_a_cycle_and_a_beat_a_cycle() -> None:
                 taken[channel] += ctx.get(getattr(dut.m_axi, channel).valid)
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-8)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert taken == {"ar": 99, "aw": 99, "w": 97}
 
 

@@ -11,7 +11,6 @@ import pytest
 from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.sim import Simulator
 
 from nearstep_hw.axi.arbiter import StreamArbiter
 from nearstep_hw.axi.join import AxiReadJoin, AxiWriteJoin
@@ -21,6 +20,7 @@ from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory, Stalls
 from nearstep_sim.bench.axi_sample import Address, AxiSample, WriteBeat
 
 from ..axi_port import AxiPins
+from ..simulate import simulate
 
 PORTS, IDS, BEAT, ID_WIDTH = 3, 4, 4, 2
 WIDTHS = {"address_width": 16, "data_width": 8 * BEAT}
@@ -168,10 +168,7 @@ def test_every_answer_reaches_who_asked(mode, fixed):
                 return
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     checks = 0
     for initiator in initiators:
         assert initiator.finished
@@ -212,10 +209,7 @@ def test_a_beat_moves_in_every_cycle_and_direction(fixed):
                     moved[channel] += seen.fires(channel)
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert moved == dict.fromkeys(moved, cycles - start)
     if fixed:
         assert served == [cycles - start, 0, 0]

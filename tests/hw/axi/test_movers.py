@@ -5,7 +5,6 @@ from collections import deque
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.axi.reader import ReadMover
 from nearstep_hw.axi.writer import WriteMover
@@ -13,6 +12,7 @@ from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.axi_memory import DECERR, STALL_MODES, AxiMemory, BurstError
 
 from ..axi_port import AxiPins
+from ..simulate import simulate
 
 STREAMS, BEAT, BYTES, LONGEST = 3, 2, 1 << 12, 4
 LANDING, AHEAD = 8, 4  # beats of a stream; bursts
@@ -53,13 +53,6 @@ class Memory:
         self.checker.step(seen)
         self.memory.step(seen)
         return seen
-
-
-def simulate(dut, bench):
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
 
 
 def offer(ctx, dut, bursts):

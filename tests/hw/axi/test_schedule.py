@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.axi.schedule import BlockSchedule
+
+from ..simulate import simulate
 
 PAGE = 4096
 
@@ -68,10 +69,7 @@ def run(dut, bases, beats, ready, rng, cancel_at=None, use=None, half=None):
             await ctx.tick()
         raise AssertionError("never idle")
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     return got
 
 

@@ -9,6 +9,8 @@ from amaranth.sim import Simulator
 from nearstep_hw.axi.burst import BurstLayout
 from nearstep_hw.axi.window import WindowChecker, WindowMatch, within
 
+from ..simulate import simulate
+
 WINDOWS = 3
 ADDRESS_WIDTH = 34
 TOP = 1 << ADDRESS_WIDTH
@@ -45,9 +47,7 @@ def test_a_window_of_any_bits_grants_what_it_does_of_the_address_space(address_w
                 else:
                     seen["beyond"] += 1
 
-    simulator = Simulator(Module())
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(Module(), bench)
     print(seen)
     assert sum(seen.values()) == len(values) ** 2 > 900
     if address_width < REGISTER_WIDTH:
@@ -125,9 +125,7 @@ def test_matches_exactly_the_ranges_of_one_window():
             assert ctx.get(dut.o_granted) == wanted, (windows, start, end, read, write)
             seen[wanted] += 1
 
-    simulator = Simulator(dut)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert min(seen) > 200, seen
 
 

@@ -3,11 +3,12 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.axi.burst import BurstLayout
 from nearstep_hw.axi.write_responses import WriteResponses
 from nearstep_hw.updater.commit import CommitCounter
+
+from ..simulate import simulate
 
 STREAMS = 3
 OKAY, SLVERR = 0, 2
@@ -62,10 +63,7 @@ def test_blocks_are_done_when_all_their_bursts_are_acknowledged(error_rate):
                 open_bursts[stream].append((address, last))
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert full > 20, full
     assert done > (60 if not error_rate else 5), done
     assert (faults > 0) == (error_rate > 0)
@@ -108,8 +106,5 @@ def test_committed_is_what_every_stream_has_written(count):
         assert ctx.get(dut.o_committed) == 0
         assert not ctx.get(dut.o_whole)
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert checks > 0

@@ -3,12 +3,13 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.coarse.cut import TensorCut
 from nearstep_hw.coarse.walker import EntryWalker
 from nearstep_hw.coarse.wire import Wire
 from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
+
+from ..simulate import simulate
 
 CONFIG = CoarseConfig(entry_phits=16, chunks_ahead=3)
 
@@ -53,7 +54,7 @@ def test_cut_of_any_number_of_elements():
                 assert ctx.get(dut.o_tail_exist) == exist
                 checks += 1
 
-    _simulate(dut, bench)
+    simulate(dut, bench)
     assert checks == 3 * (7 + 40 + 9)
 
 
@@ -126,12 +127,5 @@ def test_steps_come_in_the_order_of_rounds_and_batches(members, loads):
                 assert got == expected
                 checks += len(got)
 
-    _simulate(dut, bench)
+    simulate(dut, bench)
     assert checks > 100
-
-
-def _simulate(dut, bench):
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()

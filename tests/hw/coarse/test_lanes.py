@@ -13,6 +13,8 @@ from nearstep_hw.coarse.lanes import LaneReceiver, LanesLayout, LaneTransmitter
 from nearstep_hw.coarse.wire import LinkPhit
 from nearstep_spec.coarse.lanes import PHIT_CYCLES, PINS, TRANSFERS
 
+from ..simulate import simulate
+
 PERIOD = 20e-9
 BITS = len(Signal(LinkPhit).as_value())
 
@@ -188,8 +190,5 @@ def test_phits_follow_each_other_without_a_gap() -> None:
             edges += ctx.get(transmitter.o.strobe) != level
             level = ctx.get(transmitter.o.strobe)
 
-    simulator = Simulator(transmitter)
-    simulator.add_clock(PERIOD)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(transmitter, bench)
     assert edges == 5 * TRANSFERS

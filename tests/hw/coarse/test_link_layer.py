@@ -4,12 +4,13 @@ import zlib
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
 from nearstep_sim.coarse.link_layer import DEVICES, Inputs, LinkBench
 from nearstep_sim.models.link.faults import LinkFault, LinkOptions
 from nearstep_spec.coarse.config import FRAME_PHITS, CoarseConfig
+
+from ..simulate import simulate
 
 GROUPS = (1, 2, 4)
 SMALL = {
@@ -76,10 +77,7 @@ def test_crc_is_that_of_zlib(make, width):
             await context.tick()
             seen.append(context.get(dut.crc))
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert seen == [zlib.crc32(words[: n + 1].tobytes()) for n in range(len(words))]
 
 

@@ -3,16 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from amaranth.sim import Simulator, SimulatorContext
 
-from nearstep_hw.verilog import to_verilog
-from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.csr.block import Response
 from nearstep_spec.csr.model import RegisterMap
 
-from .sample import AxiLiteBlock, sample_map
+from .sample import AxiLiteBlock
 
 HERE = Path(__file__).parent
 TOP = "axi_lite_block"
@@ -143,23 +139,3 @@ def test_errors_are_answered_with_slverr(every_kind: RegisterMap) -> None:
         assert await read(offset("status")) == (Response.OKAY, 1 | 1 << 30)
 
     simulate(every_kind, body)
-
-
-@pytest.mark.deep
-@pytest.mark.cocotb
-@pytest.mark.parametrize("mode", MODES)
-def test_bus_agrees_with_the_golden_model(mode: str) -> None:
-    verilog = verilog_of(
-        f"{TOP} {(HERE / 'sample.py').read_text()}",
-        lambda: to_verilog(AxiLiteBlock(sample_map()), TOP),
-    )
-    seed = 1 + MODES.index(mode)
-    result = run_cocotb(
-        top=TOP,
-        verilog=verilog,
-        test_module=HERE / "cocotb_axi_lite.py",
-        env={"NEARSTEP_STALL": mode, "NEARSTEP_SEED": str(seed)},
-        seed=seed,
-    )
-    print(f"seed {seed}: {', '.join(result.tests)}")
-    assert len(result.tests) == 3

@@ -2,7 +2,7 @@
 
 import random
 
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.line import BLOCK_LINES, LineDecoder
@@ -10,6 +10,8 @@ from nearstep_sim.golden.registers import RegisterFile
 from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES, Access, port_name
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import adam_kernel_map
+
+from ..simulate import simulate
 
 WORDS = LINE_BYTES // WORD_BYTES
 
@@ -67,10 +69,7 @@ def test_lines_read_and_write_what_the_golden_registers_do() -> None:
                 assert word == golden.read(address).value, f"word {index} of line {number}"
                 seen["words read"] += 1
 
-    simulator = Simulator(bank)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(testbench)
-    simulator.run()
+    simulate(bank, testbench)
     print(seen)
     assert seen["words read"] == 600 * WORDS
     assert all(count > 30 for count in seen.values())
@@ -101,8 +100,5 @@ def test_decoder_gives_each_block_its_lines() -> None:
             assert ctx.get(decoder.line.read_data) == (100 + owner if owner < 3 else 0)
             checks += 1
 
-    simulator = Simulator(decoder)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(testbench)
-    simulator.run()
+    simulate(decoder, testbench)
     assert checks == 4 * BLOCK_LINES

@@ -3,9 +3,9 @@
 import random
 from collections import deque
 
-from amaranth.sim import Simulator
-
 from nearstep_hw.dram.bank_use import BankUse
+
+from ..simulate import simulate
 
 BANKS, BEATS = 4, 6
 
@@ -40,8 +40,5 @@ def test_a_bank_is_used_while_a_beat_of_it_is_inside() -> None:
             if enter:
                 inside.append(bank)
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert min(full, empty, both) > 100

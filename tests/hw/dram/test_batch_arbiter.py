@@ -3,10 +3,11 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.dram.batch_arbiter import BatchArbiter
 from nearstep_spec.dram.geometry import DramGeometry
+
+from ..simulate import simulate
 
 BATCH = 32
 LAST = 7  # bursts of eight beats
@@ -46,10 +47,7 @@ def run(dut, cycles, reads, writes, few, ready=1.0, seed=0):
                 assert not any(taken)
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     return found
 
 

@@ -3,13 +3,14 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.dram.burst_expander import BurstExpander
 from nearstep_hw.dram.request import PAGE_BEATS
 from nearstep_spec.dram.address import MAPPINGS, AddressMapping
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.timing import BURST_LENGTH
+
+from ..simulate import giving, simulate, taking
 
 ID_WIDTH = 2
 
@@ -47,34 +48,26 @@ def check(mapping: AddressMapping) -> None:
             column = place.column // BURST_LENGTH
             expected.append((write, id_, beat == first + beats - 1, bank, place.row, column))
     found, idle = [], 0
+    shown = [
+        {"write": write, "id": id_, "address": first, "last": beats - 1, "refusal": 0}
+        for write, id_, first, beats in bursts
+    ]
 
-    async def give(ctx):
-        for write, id_, first, beats in bursts:
-            fields = {"write": write, "id": id_, "address": first, "last": beats - 1}
-            ctx.set(dut.i.payload, {**fields, "refusal": 0})
-            ctx.set(dut.i.valid, 1)
-            await ctx.tick().until(dut.i.ready)
-            ctx.set(dut.i.valid, 0)
-            if rng.random() < 0.3:
-                await ctx.tick().repeat(rng.randrange(80))
-
-    async def take(ctx):
+    async def count(ctx):
         nonlocal idle
         while len(found) < len(expected):
-            ctx.set(dut.o.ready, rng.random() < 0.8)
-            if ctx.get(dut.o.valid) and ctx.get(dut.o.ready):
-                beat = ctx.get(dut.o.payload)
-                found.append((beat.write, beat.id, beat.last, beat.bank, beat.row, beat.column))
-                assert not beat.opens
             idle += not ctx.get(dut.o.valid)
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(give)
-    simulator.add_testbench(take)
-    simulator.run()
-    assert found == expected
+    simulate(
+        dut,
+        giving(dut.i, shown, lambda: rng.random() < 0.3 and rng.randrange(80)),
+        taking(dut.o, found, len(expected), lambda: rng.random() < 0.8),
+        count,
+    )
+    assert not any(beat.opens for beat in found)
+    names = ("write", "id", "last", "bank", "row", "column")
+    assert [tuple(getattr(beat, name) for name in names) for beat in found] == expected
     assert len(found) > 300
     assert idle > 0
 
@@ -91,8 +84,5 @@ def test_bursts_follow_each_other_without_a_gap() -> None:
             await ctx.tick()
             valid.append(ctx.get(dut.o.valid))
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert valid == [1] * 20

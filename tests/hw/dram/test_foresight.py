@@ -3,9 +3,9 @@
 import random
 from collections import deque
 
-from amaranth.sim import Simulator
-
 from nearstep_hw.dram.foresight import Foresight
+
+from ..simulate import simulate
 
 RANKS, BURSTS, ENOUGH = 2, 6, 2
 
@@ -46,8 +46,5 @@ def test_it_says_what_a_list_of_the_bursts_says() -> None:
             if enter:
                 queue.append(burst)
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-8)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert min(seen.values()) > 100, seen

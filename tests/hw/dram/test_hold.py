@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.dram.hold import HoldLine
+
+from ..simulate import simulate
 
 THINGS = 5
 
@@ -36,10 +37,7 @@ def test_holds_for_the_distance_of_every_event(distances: dict[str, int]) -> Non
                 free_from = now
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert held > 100
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.refresh_manager import RefreshManager
 from nearstep_spec.dram.timing import dram_timing
+
+from ..simulate import simulate
 
 FABRIC = FabricTiming(dram_timing("DDR4-1600", "8Gb", "x8"))
 BRISK = FabricTiming(replace(FABRIC.timing, t_rfc=40, t_refi=160))
@@ -74,10 +75,7 @@ def run(
             log.debts.append(ctx.get(dut.o_debt))
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     return log
 
 
@@ -193,10 +191,7 @@ def test_what_is_counted_outside_is_given_until_nothing_is_owed() -> None:
             await ctx.tick()
         assert ctx.get(dut.o_idle)
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert len(refreshes) == 5
     assert 500 <= refreshes[0] <= 510
     assert [b - a for a, b in pairwise(refreshes[:4])] == [FABRIC.refresh_cycle] * 3
@@ -234,9 +229,6 @@ def test_a_refresh_that_has_to_wait_is_not_overtaken() -> None:
                 refreshes.append(cycle)
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert refreshes == [precharged[0] + HELD + 1]
     assert len(held) == HELD + 1

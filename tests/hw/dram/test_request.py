@@ -3,11 +3,12 @@
 import random
 
 from amaranth import Module, Signal
-from amaranth.sim import Simulator
 
 from nearstep_hw.axi.signature import BurstType, Response
 from nearstep_hw.dram.request import refusal
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+
+from ..simulate import simulate
 
 ADDRESS_BITS = 34
 
@@ -52,7 +53,5 @@ def test_only_incrementing_bursts_of_full_beats_inside_a_page_of_the_channel_pas
             seen[want] += 1
             await ctx.delay(1e-9)
 
-    simulator = Simulator(m)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(m, bench)
     assert min(seen[kind] for kind in (Response.OKAY, Response.SLVERR, Response.DECERR)) > 300

@@ -7,8 +7,6 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from amaranth.sim import Simulator
-
 from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.dfi import PHASES
 from nearstep_hw.dram.fabric import FabricTiming
@@ -19,6 +17,8 @@ from nearstep_sim.models.dram.trace import TraceCommand
 from nearstep_spec.dram.command import Command, Pins, encode
 from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.timing import dram_timing
+
+from ..simulate import simulate
 
 GEOMETRY = DramGeometry("4Gb", "x16", 2)
 # Refreshes that are short and frequent, so that a short run has many.
@@ -99,10 +99,7 @@ def test_a_rank_is_refreshed_while_the_other_moves_data() -> None:
             )
             assert bus.play([TraceCommand(clock, kind, rank, given.bg, given.ba)]) is None
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert [tuple(each[1:]) for each in columns] == beats
     # Every refresh that was due was given, and most while data moved.
     last = columns[-1][0]

@@ -3,7 +3,6 @@
 from itertools import groupby
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.dfi import PHASES
@@ -12,6 +11,8 @@ from nearstep_hw.dram.scheduler import CommandScheduler
 from nearstep_spec.dram.command import Command, encode
 from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.timing import dram_timing
+
+from ..simulate import simulate
 
 TIMING = dram_timing(density="4Gb", width="x16")
 COLUMN = 0x3FF  # bits of the address that are a column
@@ -108,10 +109,7 @@ def test_every_slot_of_a_known_schedule_is_booked_for_its_reason(ranks: int) -> 
                 break
         assert sent == len(beats)
 
-    simulator = Simulator(dut)
-    simulator.add_clock(5e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     assert [(slot.name, len(list(same))) for slot, same in groupby(slots)] == SLOTS[ranks]
     if ranks == 1:
         assert [(clock, kind.name) for clock, kind in given] == COMMANDS

@@ -5,10 +5,11 @@ import random
 
 import pytest
 from amaranth.hdl import Const, Module, Signal
-from amaranth.sim import Simulator
 
 from nearstep_hw.fp.pipeline import DELAYS as DELAY_FORMS
 from nearstep_hw.fp.pipeline import Parts, Pipeline, PipelineError, Step, spread
+
+from ..simulate import simulate
 
 DELAYS = (1, 2, 3, 5, 7, 9, 16, 17, 18, 33, 80)
 
@@ -44,10 +45,7 @@ def test_delays_count_enabled_cycles(delay, width):
             if enabled:
                 went_in.append(item)
 
-    simulator = Simulator(m)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(m, bench)
     assert checks > 1000
 
 

@@ -2,7 +2,6 @@
 """Floating-point units in RTL against the golden model: value and flags, millions of vectors."""
 
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,8 @@ from nearstep_hw.fp import sqrt
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_hw.fp.unit import MAX_DEPTH, OPERATIONS, DepthError, FpUnit, arithmetic, conversion
 from nearstep_hw.rule.technology import TECHNOLOGIES
-from nearstep_hw.verilog import to_verilog
-from nearstep_sim.bench import fp_bank, patterns
-from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.bench.fp_bank import FpBank, Variant
+from nearstep_sim.bench import patterns
+from nearstep_sim.bench.fp_bank import Variant
 from nearstep_sim.bench.vectors import (
     LatencyError,
     MismatchError,
@@ -24,7 +21,6 @@ from nearstep_sim.bench.vectors import (
     check,
     compare,
 )
-from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.fp import BF16, FP16, FP32, FormatError, FpFormat
 
 ECP5 = TECHNOLOGIES["ecp5"]
@@ -171,23 +167,6 @@ def test_converters_at_odd_depths():
     bank = [Variant(OPERATIONS[name], depth, depth % 2 == 0) for name in names
             for depth in (1, 3, 4, 7, 20)]  # fmt: skip
     assert min(check(bank, _vectors(bank, 300_000, "converters"), stall_seed=4)) >= 300_000
-
-
-@pytest.mark.cocotb
-@pytest.mark.deep
-def test_units_under_cocotb():
-    verilog = verilog_of(
-        "fp_bank cocotb",
-        lambda: to_verilog(FpBank(DEFAULT), "fp_bank"),
-        sources=[Path(fp_bank.__file__)],
-    )
-    result = run_cocotb(
-        top="fp_bank",
-        verilog=verilog,
-        test_module=Path(__file__).with_name("cocotb_fp_unit.py"),
-        seed=1,
-    )
-    assert len(result.tests) == len(DEFAULT) + 1
 
 
 def test_a_wrong_result_is_found_and_named():

@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator, SimulatorContext
 
 from nearstep_hw.pcie.dword_packer import DwordPacker
+
+from ..simulate import giving, simulate, taking
 
 WIDTH = 9
 
@@ -44,38 +45,26 @@ def test_runs_are_packed_side_by_side(elements, lanes, stall):
             last = beat is beats[-1]
             expected.append((beat, last, last and bool(discontinue)))
 
-    dut = DwordPacker(elements=elements, lanes=lanes, element_width=WIDTH)
-    got = []
-
-    async def feed(ctx: SimulatorContext) -> None:
-        for run, lane, last, discontinue in runs:
-            while rng.random() < stall:
-                await ctx.tick()
-            junk = [rng.randrange(1 << WIDTH) for _ in range(elements - len(run))]
-            for index, value in enumerate(run + junk):
-                ctx.set(dut.i.payload.elements[index], value)
-            ctx.set(dut.i.payload.count, len(run))
-            ctx.set(dut.i.payload.lane, lane)
-            ctx.set(dut.i.payload.last, last)
-            ctx.set(dut.i.payload.discontinue, discontinue)
-            ctx.set(dut.i.valid, 1)
-            await ctx.tick().until(dut.i.ready)
-            ctx.set(dut.i.valid, 0)
-
-    async def take(ctx: SimulatorContext) -> None:
-        while len(got) < len(expected):
-            ctx.set(dut.o.ready, rng.random() >= stall)
-            ready = ctx.get(dut.o.ready)
-            _, _, valid, beat = await ctx.tick().sample(dut.o.valid, dut.o.payload)
-            if valid and ready:
-                values = [int(beat.elements[lane]) for lane in range(lanes)]
-                got.append((values, bool(beat.last), bool(beat.discontinue)))
-
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(feed)
-    simulator.add_testbench(take)
-    simulator.run()
+    dut, got = DwordPacker(elements=elements, lanes=lanes, element_width=WIDTH), []
+    shown = [
+        {
+            "elements": run + [rng.randrange(1 << WIDTH) for _ in range(elements - len(run))],
+            "count": len(run),
+            "lane": lane,
+            "last": last,
+            "discontinue": discontinue,
+        }
+        for run, lane, last, discontinue in runs
+    ]
+    simulate(
+        dut,
+        giving(dut.i, shown, lambda: rng.random() < stall and rng.randrange(1, 5)),
+        taking(dut.o, got, len(expected), lambda: rng.random() >= stall),
+    )
+    got = [
+        ([beat.elements[at] for at in range(lanes)], bool(beat.last), bool(beat.discontinue))
+        for beat in got
+    ]
     assert got == expected
     print(f"{len(got)} beats of {len(runs)} runs")
 

@@ -4,9 +4,11 @@ import random
 from collections import deque
 
 import pytest
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 
 from nearstep_hw.pcie.series7.np_gate import EXTRA, RESERVED, NonPostedGate
+
+from ..simulate import simulate
 
 SPACE = 16
 COUNT = 200
@@ -72,10 +74,7 @@ def test_no_more_requests_come_than_there_is_space_for(delay):
             seen["most"] = max(seen["most"], waiting)
             assert waiting <= SPACE, "more requests than there is space for"
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(body)
-    simulator.run()
+    simulate(dut, body)
     print(f"seed {delay}: {seen}, {block.early} before the block may show any")
     assert block.taken == COUNT
     assert block.early == EXTRA

@@ -3,9 +3,11 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 
 from nearstep_hw.pcie.order import PostedOrder
+
+from ..simulate import simulate
 
 SETTLED = 4 + 16  # cycles after which requests that may go are cleared
 
@@ -52,10 +54,7 @@ def test_requests_go_when_the_writes_before_them_are_done(writes, requests, seed
                 waiting.pop(0)
             taken, done = taken + take, done + finish
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(body)
-    simulator.run()
+    simulate(dut, body)
     print(checks)
     assert checks["gone"] > 100
     assert checks["held"] > 100

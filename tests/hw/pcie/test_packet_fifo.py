@@ -4,9 +4,11 @@ import random
 
 import pytest
 from amaranth.lib import data
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 
 from nearstep_hw.pcie.packet_fifo import PacketFifo
+
+from ..simulate import giving, simulate, taking
 
 LAYOUT = data.StructLayout({"value": 12, "last": 1, "discontinue": 1})
 DEPTH = 8
@@ -23,32 +25,14 @@ def test_only_whole_packets_come_out(stall):
         # The mark counts with the last beat only.
         beats += [(*beat, drop if beat[1] else rng.random() < 0.5) for beat in packet]
         expected += [] if drop else packet
-    dut = PacketFifo(LAYOUT, depth=DEPTH)
-    got = []
-
-    async def feed(ctx: SimulatorContext) -> None:
-        for value, last, drop in beats:
-            while rng.random() < stall:
-                await ctx.tick()
-            ctx.set(dut.i.payload, {"value": value, "last": last, "discontinue": drop})
-            ctx.set(dut.i.valid, 1)
-            await ctx.tick().until(dut.i.ready)
-            ctx.set(dut.i.valid, 0)
-
-    async def take(ctx: SimulatorContext) -> None:
-        while len(got) < len(expected):
-            ready = rng.random() >= stall
-            ctx.set(dut.o.ready, ready)
-            _, _, valid, beat = await ctx.tick().sample(dut.o.valid, dut.o.payload)
-            if valid and ready:
-                got.append((beat.value, bool(beat.last)))
-
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(feed)
-    simulator.add_testbench(take)
-    simulator.run()
-    assert got == expected
+    dut, got = PacketFifo(LAYOUT, depth=DEPTH), []
+    shown = [{"value": value, "last": last, "discontinue": drop} for value, last, drop in beats]
+    simulate(
+        dut,
+        giving(dut.i, shown, lambda: rng.random() < stall and rng.randrange(1, 5)),
+        taking(dut.o, got, len(expected), lambda: rng.random() >= stall),
+    )
+    assert [(beat.value, bool(beat.last)) for beat in got] == expected
     print(f"{len(got)} beats out of {len(beats)}")
 
 
@@ -70,10 +54,7 @@ def test_a_packet_shows_when_its_last_beat_was_taken():
         await ctx.tick()
         assert ctx.get(dut.o.valid)
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(body)
-    simulator.run()
+    simulate(dut, body)
 
 
 @pytest.mark.parametrize("depth", [0, 6])

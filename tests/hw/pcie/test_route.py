@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 from amaranth.utils import exact_log2
 
 from nearstep_hw.pcie.descriptor import RequestType, Status
@@ -13,6 +13,7 @@ from nearstep_sim.smartssd.pcie_card import MEMORY_BASE, REGISTER_BASE
 from nearstep_spec.pcie import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 
 from ...sim.smartssd.link_packets import CA, SC, Packet, Rules
+from ..simulate import simulate
 
 MEMORY_BYTES = 1 << 16
 EVERY = range(0, REGISTER_BYTES, 4)
@@ -70,11 +71,7 @@ def test_all_byte_enables_are_judged_as_the_standard_does(kind: str, bar: int) -
                 assert (route, status) == (Route.REFUSE, Status(wanted)), packet
             seen[wanted, packet.forbidden] += 1
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(give)
-    simulator.add_testbench(look)
-    simulator.run()
+    simulate(dut, give, look)
     print(dict(seen))
     assert seen.total() == len(packets)
     assert seen[SC, True] == 0

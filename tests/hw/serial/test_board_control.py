@@ -1,10 +1,12 @@
 """Registers of a board: counters, and a reset that waits for its isolation."""
 
 import pytest
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 
 from nearstep_hw.serial.board_control import RESET_CYCLES, BoardControl
 from nearstep_spec.boards.registers import IDENT, board_map
+
+from ..simulate import simulate
 
 MAP = board_map()
 
@@ -68,10 +70,7 @@ def run(body: object) -> None:
     async def testbench(ctx: SimulatorContext) -> None:
         await body(Bench(ctx, dut))
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-8)
-    simulator.add_testbench(testbench)
-    simulator.run()
+    simulate(dut, testbench)
 
 
 def test_the_board_begins_with_a_reset_of_its_device() -> None:

@@ -4,8 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from amaranth.lib import wiring
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 
 from nearstep_hw.serial.deframer import Deframer
 from nearstep_hw.serial.framer import Framer
@@ -14,14 +13,9 @@ from nearstep_spec.serial import framing
 from nearstep_spec.serial.framing import to_frame
 from nearstep_spec.serial.protocol import MOST_REQUEST
 
+from ..simulate import simulate
+
 LEAST, MOST = 3, 12
-
-
-def simulate(dut: wiring.Component, bench: object) -> None:
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-8)
-    simulator.add_testbench(bench)
-    simulator.run()
 
 
 def line_of(rng: random.Random, frames: int) -> Iterator[int]:

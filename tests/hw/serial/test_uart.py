@@ -4,9 +4,11 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from amaranth.sim import Simulator, SimulatorContext
+from amaranth.sim import SimulatorContext
 
 from nearstep_hw.serial.uart import BaudError, UartReceiver, UartTransmitter, divisor_of
+
+from ..simulate import simulate
 
 
 def levels(data: bytes, *, gap: int = 0) -> Iterator[int]:
@@ -37,13 +39,6 @@ def receive(divisor: int, bits: list[int], *, rate: float = 1.0) -> tuple[bytes,
 
     simulate(dut, bench)
     return bytes(found), errors, cycles
-
-
-def simulate(dut: object, bench: object) -> None:
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-8)
-    simulator.add_testbench(bench)
-    simulator.run()
 
 
 @pytest.mark.parametrize("rate", [0.98, 1.0, 1.02])

@@ -1,18 +1,13 @@
 # amaranth: UnusedElaboratable=no
 """The AXPBY unit against its golden model."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from nearstep_hw.smartssd.axpby import AxpbyUnit
-from nearstep_hw.verilog import to_verilog
-from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.bench.operands import SPECIALS, operands
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench, StreamProtocolError
 from nearstep_sim.golden.rule import evaluate
-from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.rule.axpby import AXPBY
 
 LANES = 4
@@ -112,17 +107,3 @@ def test_bench_sees_a_payload_that_does_not_hold() -> None:
 def test_lanes_must_be_positive() -> None:
     with pytest.raises(ValueError, match="Lanes must be a positive integer, not 0"):
         AxpbyUnit(lanes=0)
-
-
-@pytest.mark.cocotb
-@pytest.mark.deep
-def test_unit_under_cocotb() -> None:
-    print(f"seed {SEED}")
-    top = "axpby_2"
-    result = run_cocotb(
-        top=top,
-        verilog=verilog_of("axpby lanes=2", lambda: to_verilog(AxpbyUnit(lanes=2), top)),
-        test_module=Path(__file__).parent / "cocotb_axpby.py",
-        env={"NEARSTEP_SEED": str(SEED)},
-    )
-    assert len(result.tests) == 5

@@ -8,7 +8,6 @@ import pytest
 from amaranth import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.sim import Simulator
 
 from nearstep_hw.smartssd.updater import GeneralUpdater
 from nearstep_sim.bench.operands import operands, registers
@@ -19,6 +18,8 @@ from nearstep_spec.rule.adagrad import ADAGRAD
 from nearstep_spec.rule.adam import ADAM
 from nearstep_spec.rule.combine import selector
 from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM
+
+from ..simulate import simulate
 
 RULES = (ADAM, SGD_MOMENTUM, SGD, ADAGRAD)
 LANES = 2
@@ -158,10 +159,7 @@ def test_each_number_selects_one_rule_in_every_lane_and_one_more_moves_nothing(
                 held = None
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     mask = (1 << 32) - 1
     assert taken == [
         {

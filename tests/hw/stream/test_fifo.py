@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.stream.fifo import StreamFifo
+
+from ..simulate import simulate
 
 STALLS = {"free": (0.0, 0.0), "source": (0.6, 0.0), "sink": (0.0, 0.6), "both": (0.5, 0.5)}
 WIDTH = 16
@@ -45,10 +46,7 @@ def run(depth, stalls, cycles=600, clear_every=None, seed=1):
             await ctx.tick()
         return out
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     return out, most
 
 

@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.stream.gearbox import StreamPack, StreamSplit
+
+from ..simulate import simulate
 
 STALLS = {"free": (0.0, 0.0), "source": (0.6, 0.0), "sink": (0.0, 0.6), "both": (0.5, 0.5)}
 DEEP = [pytest.param(each, marks=pytest.mark.deep) for each in ("source", "sink")]
@@ -43,10 +44,7 @@ def run(dut, words, stalls, *, half=False, seed=1):
                 offers = False
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     return out, times[-1] - times[0] + 1
 
 

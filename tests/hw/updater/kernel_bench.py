@@ -14,7 +14,7 @@ from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
 from numpy.typing import NDArray
 
 from nearstep_sim.bench.axi_checker import AxiChecker
-from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory, BurstError
+from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory
 from nearstep_sim.bench.cocotb_axi import AxiPort
 from nearstep_sim.golden import blockwise
 from nearstep_sim.golden import rule as golden
@@ -46,18 +46,6 @@ def beats(name: str, count: int) -> int:
     if FORMATS[name] not in SIGNED:
         return -(-size(name, count) // CONFIG.beat_bytes)
     return -(-count // CONFIG.block_elements) + -(-count // CONFIG.beat_bytes)
-
-
-def bursts(name: str, base: int, count: int) -> list[int]:
-    """Addresses of the bursts that move an array: they end with its blocks, and where an address is
-    a multiple of the longest."""
-    addresses, at = [], base
-    for first in range(0, count, CONFIG.block_elements):
-        end = at + beats(name, min(CONFIG.block_elements, count - first)) * CONFIG.beat_bytes
-        inner = range(at // CONFIG.burst_bytes + 1, -(-end // CONFIG.burst_bytes))
-        addresses += [at, *(k * CONFIG.burst_bytes for k in inner)]
-        at = end
-    return addresses
 
 
 def loaded(name: str, data: NDArray[np.uint8]) -> Words:
@@ -130,13 +118,6 @@ class KernelBench:
         dut.rst.value = 0
         await ClockCycles(dut.clk, 2)
 
-    async def reset(self) -> None:
-        """Hard reset of the kernel and of the memory."""
-        self.dut.rst.value = 1
-        await ClockCycles(self.dut.clk, 3)
-        self.dut.rst.value = 0
-        await ClockCycles(self.dut.clk, 2)
-
     def disturb(
         self,
         mode: str = "free",
@@ -144,15 +125,11 @@ class KernelBench:
         latency: int = 1,
         reorder: bool = False,
         address_after_data: bool = False,
-        errors: tuple[BurstError, ...] = (),
     ) -> None:
         """How the memory behaves from now on."""
         memory = self.memory
         memory.stalls, memory.latency, memory.reorder = STALL_MODES[mode], latency, reorder
         memory.address_after_data = address_after_data
-        memory.errors = errors
-        memory._seen = {}
-        memory.writes.clear()
 
     async def write(self, name: str, value: int) -> int:
         """Write a register; the worst bus response."""
@@ -254,25 +231,3 @@ class KernelBench:
             found = await self.read(paths[name])
             assert found == value, f"{paths[name]} is {found:#x}, expected {value:#x}"
             self.checks += 1
-
-    def compare_partly(self, before: NDArray[np.uint8], count: int, committed: int) -> None:
-        """After a run that ended early: what is committed is new, what no burst was for is old, and
-        in between every byte is one or the other."""
-        was, now = before, self.data
-        old = {n: was[a : a + size(n, count)] for n, a in self.base.items()}
-        new = results(old)
-        touched = np.zeros(was.size, bool)
-        for _, address, length in self.memory.writes:
-            touched[address : address + length * CONFIG.beat_bytes] = True
-        allowed = np.zeros(was.size, bool)
-        for name in STATES:
-            at = slice(self.base[name], self.base[name] + old[name].size)
-            allowed[at] = True
-            values, whole = now[at], size(name, committed)
-            assert np.array_equal(values[:whole], new[name][:whole]), f"{name}: committed"
-            mixed = (values == old[name]) | (values == new[name])
-            assert mixed.all(), f"{name}: bytes that are neither old nor new"
-            untouched = ~touched[at]
-            assert np.array_equal(values[untouched], old[name][untouched]), f"{name}: untouched"
-        assert np.array_equal(now[~allowed], was[~allowed]), "guard"
-        self.checks += was.size

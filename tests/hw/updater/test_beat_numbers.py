@@ -1,13 +1,14 @@
 """Runs whose arrays have more elements than memory has room for in binary32."""
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.axi.schedule import BlockSchedule
 from nearstep_hw.updater.array_lengths import beat_number_width
 from nearstep_hw.updater.load import LoadPath
 from nearstep_hw.updater.store import StorePath
 from nearstep_spec.updater.config import UpdateKernelConfig
+
+from ..simulate import simulate
 
 MEMORY_BYTES = 1 << 16
 SMALL = {"lanes": 2, "block_bytes": 2048, "address_width": 16}
@@ -45,10 +46,7 @@ def moved(schedule: BlockSchedule, count: int, lanes: int, base: dict[int, int])
                 assert burst.run_last in (0, burst.block_last)
             await ctx.tick()
 
-    simulator = Simulator(schedule)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(schedule, bench)
     return found
 
 

@@ -77,11 +77,6 @@ def test_runs_with_every_size_and_stall_mode():
 
 
 @pytest.mark.deep
-def test_runs_that_end_early_leave_memory_and_kernel_in_order():
-    assert len(bench("cocotb_kernel_errors", "stand_in", SMALL).tests) == 20
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize(
     "options",
     [
@@ -97,9 +92,8 @@ def test_runs_that_end_early_leave_memory_and_kernel_in_order():
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
-@pytest.mark.parametrize("module", ["cocotb_kernel_runs", "cocotb_kernel_errors"])
-def test_other_shapes(module, options):
-    assert len(bench(module, "stand_in", options, seed=2).tests) >= 7
+def test_other_shapes(options):
+    assert len(bench("cocotb_kernel_runs", "stand_in", options, seed=2).tests) == 8
 
 
 @pytest.mark.deep
@@ -115,9 +109,9 @@ def test_other_shapes(module, options):
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
-@pytest.mark.parametrize("module", ["cocotb_kernel_runs", "cocotb_kernel_errors"])
-def test_moments_in_8_bits(module, unit, options):
-    assert len(bench(module, unit, {**options, "state_format": "dynamic8"}, seed=3).tests) >= 8
+def test_moments_in_8_bits(unit, options):
+    options = {**options, "state_format": "dynamic8"}
+    assert len(bench("cocotb_kernel_runs", unit, options, seed=3).tests) == 8
 
 
 @pytest.mark.deep

@@ -165,7 +165,10 @@ def test_an_error_on_the_bus_ends_the_run_and_is_told(bench):
     async def ends_early(bench, write, streams, index, nth):
         name, stream = list(streams.items())[index]
         response = DECERR if index % 2 else SLVERR
-        errors = (BurstError(write=write, nth=nth, id=index, response=response),)
+        errors = tuple(  # of which the first counts
+            BurstError(write=write, nth=each, id=index, response=response) for each in range(nth, 3)
+        )
+        before = bench.data.copy()
         bench.disturb("both" if nth else "free", latency=5, errors=errors)
         await bench.configure({"count.value": count})
         bench.run_model()
@@ -184,8 +187,12 @@ def test_an_error_on_the_bus_ends_the_run_and_is_told(bench):
         committed.append(whole)
         for state in WRITES:
             at = bench.defaults[f"{state}_address.value"]
-            new = bench.golden.memory.data[at : at + 4 * whole]
-            assert (bench.data[at : at + 4 * whole] == new).all(), "what is committed is new"
+            new, now = bench.golden.memory.data[at:], bench.data[at:]
+            assert (now[: 4 * whole] == new[: 4 * whole]).all(), "what is committed is new"
+            either = (now == new) | (now == before[at:])
+            assert either[:PLACE_BYTES].all(), "every byte is new or old"
+        at = bench.defaults["g_address.value"]
+        assert (bench.data[at:][:PLACE_BYTES] == before[at:][:PLACE_BYTES]).all()
 
     async def runs(bench):
         for case in cases:
@@ -220,6 +227,29 @@ def test_abort_and_reset_at_any_moment_leave_a_kernel_that_works(bench):
 
     bench.simulate(runs)
     assert ended == 4 * [ErrorCause.ABORTED]
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_memory_that_never_answers_is_recovered_by_a_reset(bench, write):
+    """ABORT cannot end the run; nothing of it reaches the next one."""
+    ended = []
+
+    async def runs(bench):
+        for nth in (0, 2):
+            bench.disturb(errors=(BurstError(write=write, nth=nth, response=None),))
+            await bench.go({"count.value": 2 * BLOCK + 1})
+            for action in (400, 200):
+                for _ in range(action):
+                    await bench.cycle()
+                ended.append(await bench.field("status.busy"))
+                await bench.write("control", 1)
+            await bench.reset()
+            ended.append(await bench.read("status"))
+            bench.disturb()
+            await bench.run({"count.value": 2 * BLOCK + 1})
+
+    bench.simulate(runs)
+    assert ended == 2 * [1, 1, 0]
 
 
 def test_what_a_run_is_told_may_not_change_in_it():

@@ -1,10 +1,11 @@
 """RunControl: an abort in any cycle of a run, and what the outputs say meanwhile."""
 
 import pytest
-from amaranth.sim import Simulator
 
 from nearstep_hw.updater.run_control import RunControl
 from nearstep_spec.updater.registers import ErrorCause
+
+from ..simulate import simulate
 
 CHECKED, RUNNING, DRAINED = 5, 12, 20  # cycles from START at which the world answers
 
@@ -30,10 +31,7 @@ def trace(*, abort=None, check_fault=0, fault=None, empty=False, go_again=None):
             rows.append({**row, "fault": ctx.get(dut.o_fault)})
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     return rows
 
 

@@ -5,13 +5,14 @@ from collections import deque
 
 import pytest
 from amaranth.hdl import Cat
-from amaranth.sim import Simulator
 
 from nearstep_hw.updater.free_sequencer import AROUND, FreeSequencer, results_depth
 from nearstep_hw.updater.kernel_core import unit_bank
 from nearstep_hw.updater.sequencer import UnitSequencer
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
+
+from ..simulate import simulate
 
 INPUTS, OUTPUTS = ("p", "g"), ("p",)
 
@@ -82,10 +83,7 @@ def run(sequencer, units, *, beats, latency=9, supply=1.0, room=1.0, stop=None, 
             raise AssertionError(f"not empty after {most} cycles")
         found["empty"] = cycle
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     wanted = [p ^ g for p, g in zip(*given, strict=True)]
     assert [value for _, value in found["out"]] == wanted[: len(found["out"])]
     return found, config
