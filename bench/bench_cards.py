@@ -27,22 +27,24 @@ import importlib.util
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import report
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
+from bench_overflow import times
+from harness import FOLDER, Bench, Column, Results, Table
+from measuring import Mapped, in_turn
 
 import nearstep
 from nearstep.backends.base import Completion
@@ -51,8 +53,6 @@ from nearstep.storage.blocks import BlockFile, Blocks, Calls, Move, create_file
 from nearstep.storage.drive import QUEUE_DEPTH
 from nearstep.storage.drive_set import Place
 from nearstep.storage.store import Store
-
-console = Console()
 
 EXTENT = 4 << 20
 """Bytes of an extent of the paced drives, as of those that `drive=` makes."""
@@ -81,11 +81,77 @@ for _ in range(steps + 1):
 print(json.dumps({"version": deepspeed.__version__, "seconds": times[1:]}))
 """
 
+NAMES = {"cards": "cards", "storage": "storage alone", "mapped": "mapped, flushed"}
+MOVED = ("drives_to_cards", "cards_to_drives", "gradients_down", "parameters_up")
 
-def timed(action: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    action()
-    return time.perf_counter() - begun
+
+def share(found: Results) -> str:
+    """A share of the rate of storage alone, with its interval."""
+    low, high = found["interval"]
+    return f"{found['median']:.1%} (95 % interval {low:.1%} to {high:.1%})"
+
+
+def said(results: Results) -> Results:
+    """What the paragraphs say of shares, and of drives that there are or not."""
+    found = {"files": "files" if results["cards"] > 1 else "file", "paced_rate": ""}
+    found["rate"] = share(results["rate_of_storage_alone"])
+    if paced := results["paced"]:
+        found["paced_rate"] = (
+            f"On a drive that takes one transfer after the other at {paced['bytes_per_s'] / 1e9:g} "
+            f"GB/s, of {paced['parameters'] / 1e6:.1f} million parameters, it has "
+            f"{share(paced['rate'])}."
+        )
+    found["deep"] = f"Without DeepSpeed's CPU Adam on NVMe: {results['deepspeed']}."
+    if "deepspeed" in results["seconds"]:
+        found["deep"] = (
+            "*DeepSpeed*, by itself before the others: a model in bf16 whose fp32 parameters and\n"
+            "moments lie on files, pipelined, and no whole state after a cut."
+        )
+    return found
+
+
+def rows(results: Results) -> list[Results]:
+    """Seconds of each, and how many times as long it takes."""
+    deepspeed = f"DeepSpeed {results['deepspeed']}, ZeRO-3, NVMe, CPU Adam"
+    return [
+        {
+            "name": NAMES.get(n, deepspeed),
+            "took": took,
+            "over": times(results["seconds"]["cards"], took),
+        }
+        for n, took in results["seconds"].items()
+    ]
+
+
+BENCH = Bench(
+    "cards",
+    "## State on the drives of cards",
+    """
+    A step of AdamW on {parameters:.1f/1e6} million parameters whose state lies
+    on {cards} {files}, in turn in one run; seconds, medians of
+    {steps} steps, *measured* (this machine, {cores} cores). *Cards*:
+    `golden:smartssd?cards={cards}&drive=`, subgroups of {subgroup} elements; for
+    each parameter {bytes_per_parameter[drives_to_cards]:.0f} bytes are read and
+    {bytes_per_parameter[cards_to_drives]:.0f} written, and a generation outlasts a power cut.
+    *Storage*: `nearstep.storage` reads and writes the same bytes in the same pieces, and
+    commits. *Mapped*: torch's fused step, its moments on mapped files that the page cache
+    holds, flushed after each step: a third of the bytes, and no whole state after a cut.
+    Rounds alternate in their order; the ratio is that of the two in one round, its interval
+    that of the median. The step has {rate} of the rate
+    of storage alone. The process holds {memory_over_subgroup:.2f} x D x 16
+    bytes beside the model, D the elements of a subgroup. {paced_rate}
+
+    {deep}
+    """,
+    Table(
+        rows,
+        Column("", "name"),
+        Column("s a step", "took", ".3f"),
+        Column("cards over it", "over"),
+    ),
+    label="measured (wall clock); the update itself is the golden model's",
+    derived=said,
+)
 
 
 class Alone:
@@ -132,26 +198,6 @@ class Alone:
         writing.append(self.store.submit_write(name, room, at))
 
 
-class Mapped:
-    """torch's fused AdamW with its moments on mapped files, flushed after each step."""
-
-    def __init__(self, folder: Path, parameter: torch.nn.Parameter) -> None:
-        self.optimizer = torch.optim.AdamW([parameter], lr=1e-3, fused=True)
-        state: dict[str, Any] = {"step": torch.zeros(())}
-        self.paths = [folder / f"{key}.bin" for key in ("exp_avg", "exp_avg_sq")]
-        self.maps = [
-            np.memmap(path, np.float32, "w+", shape=(parameter.numel(),)) for path in self.paths
-        ]
-        for key, each in zip(("exp_avg", "exp_avg_sq"), self.maps, strict=True):
-            state[key] = torch.from_numpy(each)
-        self.optimizer.state[parameter] = state
-
-    def step(self) -> None:
-        self.optimizer.step()
-        for each in self.maps:
-            each.flush()
-
-
 class Paced:
     """Calls of the system on a drive that moves so many bytes a second, one transfer after the
     other."""
@@ -184,16 +230,7 @@ def places(folder: Path, name: str, cards: int, nbytes: int, rate: float | None)
     return found
 
 
-def in_turn(jobs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each job in each round; every second round is in the reverse order."""
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for number in range(rounds):
-        for name in list(jobs)[:: -1 if number % 2 else 1]:
-            seconds[name].append(timed(jobs[name]))
-    return seconds
-
-
-def ratio(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def ratio(seconds: Mapping[str, Sequence[float]]) -> Results:
     """Of the time of storage alone to that of cards: median of the rounds, its 95 % interval, and
     the least and the most."""
     found = np.array(seconds["storage"]) / np.array(seconds["cards"])
@@ -206,17 +243,8 @@ def ratio(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def said(found: Mapping[str, Any]) -> str:
-    low, high = found["interval"]
-    least, most = found["extremes"]
-    return (
-        f"{found['median']:.1%} of the rate of storage alone (95 % interval {low:.1%} to "
-        f"{high:.1%}; rounds {least:.1%} to {most:.1%})"
-    )
-
-
-def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) -> dict[str, Any]:
-    """The ratio on one drive of a constant rate."""
+def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) -> Results:
+    """Measure the ratio on one drive of a constant rate."""
     own = torch.nn.Parameter(torch.full((elements,), 0.02))
     own.grad = torch.full((elements,), 0.5)
     nbytes = 36 * elements + (64 << 20)  # two generations and the next
@@ -225,10 +253,10 @@ def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) 
     with Store.create(made, drive_bytes=nbytes, owner="paced", extent_bytes=EXTENT) as store:
         optimizer = nearstep.optim.AdamW([own], lr=1e-3, device=url, drives=store)
         optimizer.step()
-        others = places(folder, "paced-alone", 1, nbytes, rate)
-        alone = Alone(others, store, subgroup)
+        alone = Alone(places(folder, "paced-alone", 1, nbytes, rate), store, subgroup)
         alone.step()
-        seconds = in_turn({"cards": optimizer.step, "storage": alone.step}, rounds)
+        jobs = {"cards": optimizer.step, "storage": alone.step}
+        seconds = in_turn(jobs, rounds, reverse=True)
         alone.store.close()
     return {
         "bytes_per_s": rate,
@@ -241,8 +269,8 @@ def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) 
 
 def by_deepspeed(
     python: Path | None, folder: Path, elements: int, steps: int, subgroup: int
-) -> dict[str, Any] | str:
-    """What it takes; or why that is not known."""
+) -> Results | str:
+    """Measure it, or say why that is not possible."""
     if python is None:
         if importlib.util.find_spec("deepspeed") is None:
             return "DeepSpeed is not installed here (--deepspeed PYTHON names an interpreter)"
@@ -257,12 +285,69 @@ def by_deepspeed(
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
         return f"DeepSpeed ended with {done.returncode}: {lines[-1]}"
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: Results = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
+def resident() -> int:
+    """Bytes of this process at their peak."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def moved(traffic: Results) -> dict[str, int]:
+    return {key: int(traffic[key] or 0) for key in MOVED}
+
+
+def measure(work: Path, elements: int, subgroup: int, cards: int, steps: int) -> Results:
+    """Measure all but DeepSpeed, in turn."""
+    generator = torch.Generator().manual_seed(1)
+    own = torch.nn.Parameter(torch.randn(elements, generator=generator) * 0.02)
+    twin = torch.nn.Parameter(own.detach().clone())
+    own.grad = twin.grad = torch.randn(elements, generator=generator)
+    tried = torch.nn.Parameter(torch.zeros(1 << 16))  # what is loaded once counts for no model
+    tried.grad = torch.zeros(1 << 16)
+    small = work / "small"
+    small.mkdir()
+    first = nearstep.optim.AdamW([tried], device=f"golden:smartssd?drive={small}")
+    first.step()
+    assert first.store is not None
+    first.store.close()
+    held = resident()
+    url = f"golden:smartssd?cards={cards}&subgroup_elements={subgroup}&drive={work}"
+    optimizer: Any = nearstep.optim.AdamW([own], lr=1e-3, device=url)
+    optimizer.step()
+    grown = resident() - held
+    alone = Alone([work / f"alone{index}" for index in range(cards)], optimizer.store, subgroup)
+    mapped = Mapped(work / "mapped", [twin])
+    alone.step()
+    mapped.step()
+    before = moved(optimizer.traffic.as_dict())
+    jobs = {"cards": optimizer.step, "storage": alone.step, "mapped": mapped.step}
+    seconds = in_turn(jobs, steps, reverse=True)
+    after = moved(optimizer.traffic.as_dict())
+    if not torch.equal(own.view(torch.int32), twin.view(torch.int32)):
+        raise AssertionError("parameters differ from torch's")
+    alone.store.close()
+    optimizer.store.close()
+    return {
+        "bytes_per_parameter": {
+            key: (after[key] - before[key]) / steps / elements for key in MOVED
+        },
+        "seconds_all": seconds,
+        "rate_of_storage_alone": ratio(seconds),
+        "memory_over_subgroup": grown / (16 * subgroup),
+    }
+
+
+def emptied(work: Path) -> Path:
+    """Make a folder, without what an earlier measurement left there."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    return work
+
+
 def main(
-    folder: Annotated[Path, typer.Option(help="of the files, on a drive")] = report.FOLDER,
+    folder: Annotated[Path, typer.Option(help="of the files, on a drive")] = FOLDER,
     elements: Annotated[int, typer.Option(help="parameters")] = 1 << 26,
     subgroup: Annotated[int, typer.Option(help="elements of a subgroup, D")] = 1 << 22,
     cards: Annotated[int, typer.Option(help="cards, a file each")] = 1,
@@ -271,94 +356,29 @@ def main(
     paced_gb: Annotated[float, typer.Option(help="GB/s of the paced drive; 0 leaves it out")] = 2.0,
     paced_elements: Annotated[int, typer.Option(help="parameters on it")] = 1 << 26,
 ) -> None:
-    work = folder / "cards"
-    work.mkdir(parents=True, exist_ok=True)
-    for each in work.rglob("*"):
-        if each.is_file():
-            each.unlink()
-    other = by_deepspeed(deepspeed, work, elements, steps, subgroup)
-    generator = torch.Generator().manual_seed(1)
-    own = torch.nn.Parameter(torch.randn(elements, generator=generator) * 0.02)
-    twin = torch.nn.Parameter(own.detach().clone())
-    own.grad = twin.grad = torch.randn(elements, generator=generator)
-    tried = torch.nn.Parameter(torch.zeros(1 << 16))  # what is loaded once counts for no model
-    tried.grad = torch.zeros(1 << 16)
-    small = work / "small"
-    small.mkdir(exist_ok=True)
-    first = nearstep.optim.AdamW([tried], device=f"golden:smartssd?drive={small}")
-    first.step()
-    assert first.store is not None
-    first.store.close()
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    url = f"golden:smartssd?cards={cards}&subgroup_elements={subgroup}&drive={work}"
-    optimizer = nearstep.optim.AdamW([own], lr=1e-3, device=url)
-    store = optimizer.store
-    assert store is not None
-    optimizer.step()
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - held
-    alone = Alone([work / f"alone{index}" for index in range(cards)], store, subgroup)
-    mapped = Mapped(work, twin)
-    jobs = {"cards": optimizer.step, "storage": alone.step, "mapped": mapped.step}
-    alone.step()
-    mapped.step()
-    before = optimizer.traffic.as_dict()
-    seconds = in_turn(jobs, steps)
-    after = optimizer.traffic.as_dict()
-    if not torch.equal(own.view(torch.int32), twin.view(torch.int32)):
-        raise AssertionError("parameters differ from torch's")
-    per_step = {
-        key: (int(after[key] or 0) - int(before[key] or 0)) / steps / elements
-        for key in ("drives_to_cards", "cards_to_drives", "gradients_down", "parameters_up")
-    }
-    alone.store.close()
-    store.close()
-    for path in work.rglob("*"):
-        if path.is_file():
-            path.unlink()
-    found = ratio(seconds)
-    paces = None
-    if paced_gb:
-        del own, twin, optimizer, mapped, jobs
-        paces = paced(work, paced_elements, subgroup, paced_gb * 1e9, steps)
-        for path in work.rglob("*"):
-            if path.is_file():
-                path.unlink()
-    medians = {name: statistics.median(each) for name, each in seconds.items()}
-    if isinstance(other, str):
-        console.print(other)
-    else:
-        seconds["deepspeed"] = other["seconds"]
-        medians["deepspeed"] = statistics.median(other["seconds"])
-    written = report.write(
-        "cards",
-        {
-            "label": "measured (wall clock); the update itself is the golden model's",
-            "cores": os.cpu_count(),
-            "parameters": elements,
-            "subgroup": subgroup,
-            "cards": cards,
-            "steps": steps,
-            "bytes_per_parameter": per_step,
-            "seconds": medians,
-            "seconds_all": seconds,
-            "queue_depth": QUEUE_DEPTH,
-            "rate_of_storage_alone": found,
-            "paced": paces,
-            "memory_over_subgroup": grown / (16 * subgroup),
-            "deepspeed": other if isinstance(other, str) else other["version"],
-        },
+    """Measure steps of all in turn, and write build/bench/cards.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench_cards.", dir=folder) as name:
+        work = Path(name) / "drives"
+        other = by_deepspeed(deepspeed, emptied(work), elements, steps, subgroup)
+        found = measure(emptied(work), elements, subgroup, cards, steps)
+        paces = None
+        if paced_gb:
+            paces = paced(emptied(work), paced_elements, subgroup, paced_gb * 1e9, steps)
+    if not isinstance(other, str):
+        found["seconds_all"]["deepspeed"] = other["seconds"]
+    BENCH.report(
+        cores=os.cpu_count(),
+        parameters=elements,
+        subgroup=subgroup,
+        cards=cards,
+        steps=steps,
+        seconds={name: statistics.median(each) for name, each in found["seconds_all"].items()},
+        queue_depth=QUEUE_DEPTH,
+        paced=paces,
+        deepspeed=other if isinstance(other, str) else other["version"],
+        **found,
     )
-    table = Table(title=f"{elements / 1e6:.1f} million parameters on {cards} drives; {written}")
-    for column in ("", "s a step", "all"):
-        table.add_column(column, justify="right")
-    for name, each in seconds.items():
-        table.add_row(name, f"{medians[name]:.3f}", " ".join(f"{one:.2f}" for one in each))
-    console.print(table)
-    console.print(said(found))
-    if paces is not None:
-        console.print(f"on a drive of {paced_gb:g} GB/s {said(paces['rate'])}")
-    console.print(f"memory: {grown / (16 * subgroup):.2f} x D x 16 bytes")
-    console.print({key: round(value, 3) for key, value in per_step.items()}, "bytes a parameter")
 
 
 if __name__ == "__main__":

@@ -8,21 +8,15 @@ cycle and has to give 2 N / (N - 1) x 16 at most, so the links are the limit.
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import matplotlib.pyplot as plt
 import numpy as np
-import report
 import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from harness import PERCENT, Bench, Column, Results, Table, plot, text, track
+from measuring import ring_differs, timed
 
 from nearstep.coarse import CoarsePool, PoolTensor
 from nearstep.coarse.counters import PoolCounters
-from nearstep_sim.golden.coarse import ring_all_reduce
 from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, PHIT_BYTES
 
 URL = "sim:coarse?window=direct&memory_bytes=64MiB&devices="
@@ -30,12 +24,152 @@ WINDOW_URL = "sim:coarse?devices=4&memory_bytes=16MiB"
 CLOCK_HZ = 250_000_000
 DEVICES = (2, 4, 8)
 MEBIBYTES = (1, 4, 16)
+DENSE_BYTES = 4 << 20
 RATES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
 SHARES = (0.0, 0.25, 0.5, 1.0)
-ELEMENT_BYTES = 4
+MIB = "g/1048576 MiB"
 
-plt.switch_backend("Agg")
-console = Console()
+
+def span(row: Results) -> str:
+    """The least and the most of the shares in which directions are busy."""
+    return f"{100 * min(row['busy']):.2f} to {100 * max(row['busy']):.2f} %"
+
+
+def rings(results: Results, count: int) -> list[Results]:
+    """Runs of fp32 with so many rings."""
+    return [r for r in results["runs"] if r["wire"] == "fp32" and r["rings"] == count]
+
+
+def designs(results: Results) -> list[Results]:
+    """One ring and DENSE beside two rings."""
+    size = results["dense"][0]["bytes"]
+    one = {row["devices"]: row["cycles"] for row in rings(results, 1)}
+    two = {row["devices"]: row["cycles"] for row in rings(results, 2) if row["bytes"] == size}
+    return [
+        {"devices": n, "two": two[n], "one": one[n], "dense": dense["cycles"],
+         "one_over": one[n] / two[n], "dense_over": dense["cycles"] / two[n]}
+        for dense in results["dense"]
+        for n in [dense["devices"]]
+        if n in two
+    ]  # fmt: skip
+
+
+def frozen(results: Results) -> list[Results]:
+    """Snapshots with what they cost."""
+    base = results["snapshots"][0]["cycles"]
+    return [
+        {**row, "slow_down": row["cycles"] / base, "a_page": (row["cycles"] - base) / pages
+         if (pages := row["pages_copied"]) else None}
+        for row in results["snapshots"]
+    ]  # fmt: skip
+
+
+def largest(results: Results) -> list[Results]:
+    """The largest sums of each pool, with the speed of their emulation."""
+    two = rings(results, 2)
+    most, rate = max(row["bytes"] for row in two), "simulated_elements_per_s"
+    return [
+        {**row, "size": most // 4, "cycles_per_s": row[rate] * row["cycles"] / (most // 4)}
+        for row in two
+        if row["bytes"] == most
+    ]
+
+
+def compared(results: Results) -> Results:
+    """Count compared elements."""
+    every = [*results["runs"], *results["faults"]]
+    return {name: sum(row[name] for row in every) for name in ("elements", "elements_differ")}
+
+
+BENCH = Bench(
+    "coarse",
+    "## The COARSE memory devices",
+    """
+    A sum of a tensor on N devices, *measured* in cycles of the devices' RTL, from the first
+    job's start to the last one's end, by the cores' own counters. Two rings run in opposite
+    directions. A link moves {phit_bytes} bytes a cycle each way, and takes 100 cycles; a local
+    DRAM gives {beat_bytes} bytes a cycle, reads and writes together. The bound counts payload in
+    the busiest direction: (N - 1) / N x n / BW for n bytes a device, n / BW for N = 2, which
+    has one link. Headers and trailers, 2 of 130 phits, are 1.54 % of a direction. *Busy* is
+    the share of cycles in which a direction of a link took a phit: least and most of all
+    directions. Of {elements:,} elements of results in all runs of this section, {elements_differ}
+    differ from golden's.
+    """,
+    Table(
+        lambda results: rings(results, 2),
+        Column("N, size a device", lambda row: f"{row['devices']}, {text(row['bytes'], MIB)}"),
+        Column("cycles", "cycles", ","),
+        Column("bound", "bound", ",.0f", kind="modelled"),
+        Column("of bound", "of_bound", PERCENT),
+        Column("busy", span),
+        Column("DRAM, B/cycle", "dram_bytes_per_cycle", ".1f"),
+    ),
+    """
+    The same {dense[0][bytes]:g/1048576 MiB} a device with one ring, *measured*, and with
+    DENSE, in which all send to one device over its links and read back from there: *modelled* as
+    (N - 1) n / BW over the links of that device, both directions at once. With N = 2 one
+    ring uses both directions; else only acknowledgements go against the ring.
+    """,
+    Table(
+        designs,
+        Column("N", "devices"),
+        Column("two rings", "two", ","),
+        Column("one ring", "one", ","),
+        Column("DENSE, *modelled*", "dense", ",.0f", kind="modelled"),
+        Column("one / two", "one_over", ".2f"),
+        Column("DENSE / two", "dense_over", ".2f", kind="modelled"),
+    ),
+    """
+    ![Cycles over devices, lost frames, snapshots](coarse.png)
+
+    ### Lost frames
+
+    {faults[0][devices]} devices, {faults[0][bytes]:g/1048576 MiB} each; every frame is
+    lost with that chance, in each direction of each link, *measured*. The sums stay equal,
+    bit for bit. What is lost is sent again, and nothing else (selective repeat): that takes
+    its share of the link. The other part is time: an entry that is missing comes some 500
+    cycles late, and what came behind it waits in the RecvBuf.
+    """,
+    Table(
+        "faults",
+        Column("lost", "rate", "g*100 %"),
+        Column("cycles", "cycles", ","),
+        Column("of the rate without loss", "of_lossless", PERCENT),
+        Column("entries sent again", "replays"),
+    ),
+    """
+    ### Snapshots
+
+    A sum of {snapshots[0][elements]:g/262144 MiB} on each of four devices while a snapshot is \
+open on part of
+    what it overwrites, *measured*. A page of 4 KiB is read before its first write, and all
+    writes wait meanwhile; it goes to the area beside them. *Stalled* are cycles in which a
+    write waited.
+    """,
+    Table(
+        frozen,
+        Column("pages copied, each device", "pages_copied"),
+        Column("cycles", "cycles", ","),
+        Column("slow-down", "slow_down", ".2f"),
+        Column("stalled", "stall", ","),
+        Column("cycles more, a page", "a_page", ".0f"),
+    ),
+    """
+    ### Speed of the emulation
+
+    Elements of the result a second on one core, *measured* (this machine, by the clock on
+    the wall): an element that all N devices summed and hold counts once. Additions are N - 1
+    for each.
+    """,
+    Table(
+        largest,
+        Column("device", lambda row: f"`sim:coarse?devices={row['devices']}&window=direct`"),
+        Column("elements of the result", "size", ","),
+        Column("elements/s", "simulated_elements_per_s", ",.0f"),
+        Column("device cycles/s", "cycles_per_s", ",.0f"),
+    ),
+    derived=compared,
+)
 
 
 def bound(devices: int, nbytes: int) -> float:
@@ -49,50 +183,25 @@ def arrays_of(pool: CoarsePool, elements: int) -> list[np.ndarray]:
     return [rng.standard_normal(elements, np.float32) for _ in range(pool.devices)]
 
 
-def wrong_bits(
-    pool: CoarsePool, tensor: Any, arrays: list[np.ndarray], wire: str, **how: Any
-) -> int:
-    """Elements whose bits differ from the golden ring's, over all devices."""
-    parts = pool.split(tensor.size, wire, how.get("group"))
-    golden = np.concatenate(
-        [
-            ring_all_reduce(
-                [each[part.start : part.stop] for each in arrays],
-                operation="sum",
-                wire=wire,
-                config=pool.device.config,
-                reverse=part.reverse,
-            )
-            for part in parts
-        ]
-    )
-    return sum(
-        int(np.count_nonzero(tensor.read(d).view(np.uint32) != golden.view(np.uint32)))
-        for d in range(pool.devices)
-    )
-
-
 def directions(counters: PoolCounters, cycles: int) -> list[float]:
     """Share of cycles in which each direction that was used had a phit."""
     sent = [link.sent_phits for device in counters.devices for link in device.links]
     return [phits / cycles for phits in sent if phits]
 
 
-def reduction(
-    url: str, nbytes: int, wire: str = "fp32", group: int | None = None
-) -> dict[str, Any]:
-    """One sum of a tensor on all devices."""
+def reduction(url: str, nbytes: int, wire: str = "fp32", group: int | None = None) -> Results:
+    """Measure one sum of a tensor on all devices."""
     with CoarsePool.open(url) as pool:
-        arrays = arrays_of(pool, nbytes // ELEMENT_BYTES)
+        arrays = arrays_of(pool, nbytes // 4)
         tensor = pool.tensor(arrays)
-        began, first = time.perf_counter(), pool.device.cycles
-        pool.all_reduce(tensor, wire=wire, group=group)
-        seconds = time.perf_counter() - began
+        first = pool.device.cycles
+        seconds = timed(lambda: pool.all_reduce(tensor, wire=wire, group=group)).wall
         counters = pool.counters()
         cores = [core for device in counters.devices for core in device.cores if core.cycles]
         cycles = max(core.cycles for core in cores)
+        parts = pool.split(tensor.size, wire, group)
+        results = [tensor.read(device) for device in range(pool.devices)]
         return {
-            "label": "measured (RTL cycles)",
             "url": url,
             "devices": pool.devices,
             "bytes": nbytes,
@@ -106,26 +215,22 @@ def reduction(
             "replays": sum(link.replays for d in counters.devices for link in d.links),
             "dram_bytes_per_cycle": 2 * nbytes / cycles,
             "beats_per_cycle": max(core.beats / core.cycles for core in cores),
-            "elements_differ": wrong_bits(pool, tensor, arrays, wire, group=group),
+            "elements_differ": ring_differs(pool.device.config, parts, arrays, results, wire),
             "elements": pool.devices * tensor.size,
             "simulated_elements_per_s": tensor.size / seconds,
         }
 
 
-def dense(devices: int, nbytes: int) -> dict[str, Any]:
-    """Everything to one device and back over its two links, as DENSE would: no RTL."""
+def dense(devices: int, nbytes: int) -> Results:
+    """Model everything sent to one device and back over its two links, as DENSE would: no RTL."""
     links = 1 if devices == 2 else 2
     cycles = (devices - 1) * nbytes / PHIT_BYTES / links
-    return {
-        "label": "modelled: (N - 1) n / BW over the links of one device, each direction at once",
-        "devices": devices,
-        "bytes": nbytes,
-        "cycles": cycles,
-    }
+    return {"label": "modelled", "devices": devices, "bytes": nbytes, "cycles": cycles}
 
 
 def freeze(pool: CoarsePool, tensor: PoolTensor, nbytes: int) -> None:
-    """Open a snapshot of the first `nbytes` of where the next result goes, on every device."""
+    """Open a snapshot of the first `nbytes` of where the next result is written, on every
+    device."""
     for device, node in enumerate(pool.device.nodes):
         back = pool.device.local_address(tensor.back(device).address, device)
         base = back // PAGE_BYTES * PAGE_BYTES
@@ -138,19 +243,18 @@ def freeze(pool: CoarsePool, tensor: PoolTensor, nbytes: int) -> None:
         pool.rings.wait_any([node.pool.snapshot.poll(open=1)], 1 << 16)
 
 
-def snapshot(share: float, elements: int) -> dict[str, Any]:
-    """A sum over a tensor of whose destination a share is frozen."""
+def snapshot(share: float, elements: int) -> Results:
+    """Measure a sum over a tensor of whose destination a share is frozen."""
     with CoarsePool.open(WINDOW_URL) as pool:
         tensor = pool.tensor(arrays_of(pool, elements))
-        pool.all_reduce(tensor)  # what lies in the other buffer is of an older version now
+        pool.all_reduce(tensor)  # the other buffer holds an older version now
         if share:
-            freeze(pool, tensor, int(share * elements) * ELEMENT_BYTES)
+            freeze(pool, tensor, int(share * elements) * 4)
         before = pool.counters()
         pool.all_reduce(tensor)
         counters = pool.counters()
         counted = (counters - before).devices
         return {
-            "label": "measured (RTL cycles)",
             "url": WINDOW_URL,
             "elements": elements,
             "share": share,
@@ -160,109 +264,65 @@ def snapshot(share: float, elements: int) -> dict[str, Any]:
         }
 
 
-def show(results: dict[str, Any]) -> None:
-    table = Table(
-        "devices", "MiB", "wire", "rings", "cycles", "% of bound", "busy %", "bits differ"
-    )
-    for row in results["runs"]:
-        table.add_row(
-            str(row["devices"]),
-            f"{row['bytes'] / 2**20:g}",
-            row["wire"],
-            str(row["rings"]),
-            f"{row['cycles']:,}",
-            f"{100 * row['of_bound']:.2f}",
-            f"{100 * min(row['busy']):.2f}",
-            str(row["elements_differ"]),
-        )
-    console.print(table)
-    for row in results["faults"]:
-        console.print(f"{100 * row['rate']:g} % of frames lost: {row['cycles']:,} cycles")
-    for row in results["snapshots"]:
-        console.print(f"{row['pages_copied']} pages copied: {row['cycles']:,} cycles")
-
-
-def plot(results: dict[str, Any], path: Path) -> None:
-    """Cycles against the bound, one ring and DENSE; what faults and snapshots cost."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4))
-    rows = [row for row in results["runs"] if row["wire"] == "fp32" and row["bytes"] == 4 << 20]
-    for rings, name in ((2, "two rings"), (1, "one ring")):
-        picked = [row for row in rows if row["rings"] == rings]
-        left.plot([r["devices"] for r in picked], [r["cycles"] for r in picked], "o-", label=name)
-    picked = [row for row in rows if row["rings"] == 2]
-    left.plot(
-        [r["devices"] for r in picked],
-        [r["bound"] for r in picked],
-        "k--",
-        label="bound, two rings",
-    )
-    left.plot(
-        [r["devices"] for r in results["dense"]],
-        [r["cycles"] for r in results["dense"]],
-        "s:",
-        label="DENSE (modelled)",
-    )
-    left.set(xlabel="devices", ylabel="thousand cycles for 4 MiB a device", ylim=(0, None))
-    left.set_xticks(DEVICES)
-    left.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}")
-    left.legend()
-    faults = results["faults"]
-    places = range(len(faults))
-    middle.plot(places, [100 * faults[0]["cycles"] / row["cycles"] for row in faults], "o-")
-    middle.set_xticks(places, [f"{100 * row['rate']:g}" for row in faults])
-    middle.set(xlabel="frames lost, %", ylabel="rate, % of that without loss", ylim=(0, 105))
-    snapshots = results["snapshots"]
-    right.plot(
-        [row["pages_copied"] for row in snapshots],
-        [row["cycles"] / snapshots[0]["cycles"] for row in snapshots],
-        "o-",
-    )
-    right.set(
-        xlabel="pages copied on each device of 4, 1 MiB each",
-        ylabel="cycles, times those without a snapshot",
-        ylim=(0, None),
-    )
-    for axes, title in (
-        (left, "Sum on N devices"),
-        (middle, f"Lost frames: {faults[0]['devices']} devices, 1 MiB each"),
-        (right, "Sum while a snapshot is open"),
-    ):
-        axes.grid(alpha=0.3)
-        axes.set_title(title, fontsize=11)
-    figure.suptitle("COARSE, in RTL cycles (measured, but for DENSE and the bound)")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+def draw(results: Results) -> None:
+    """Draw cycles against the bound, one ring and DENSE; what faults and snapshots cost."""
+    title = "COARSE, in RTL cycles (measured, but for DENSE and the bound)"
+    with plot("coarse.png", 1, 3, figsize=(14, 4), title=title) as (_, (left, middle, right)):
+        two = [row for row in rings(results, 2) if row["bytes"] == DENSE_BYTES]
+        lines: list[tuple[list[Results], str, str, str]] = [
+            (two, "cycles", "o-", "two rings"),
+            (rings(results, 1), "cycles", "o-", "one ring"),
+            (two, "bound", "k--", "bound, two rings"),
+            (results["dense"], "cycles", "s:", "DENSE (modelled)"),
+        ]
+        for rows, key, style, name in lines:
+            left.plot([r["devices"] for r in rows], [r[key] for r in rows], style, label=name)
+        left.set(xlabel="devices", ylabel="thousand cycles for 4 MiB a device", ylim=(0, None))
+        left.set_xticks(DEVICES)
+        left.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}")
+        left.legend()
+        faults, snapshots = results["faults"], frozen(results)
+        middle.plot(range(len(faults)), [100 * row["of_lossless"] for row in faults], "o-")
+        middle.set_xticks(range(len(faults)), [f"{100 * row['rate']:g}" for row in faults])
+        middle.set(xlabel="frames lost, %", ylabel="rate, % of that without loss", ylim=(0, 105))
+        pages = [row["pages_copied"] for row in snapshots]
+        right.plot(pages, [row["slow_down"] for row in snapshots], "o-")
+        right.set(xlabel="pages copied on each device of 4, 1 MiB each",
+                  ylabel="cycles, times those without a snapshot", ylim=(0, None))  # fmt: skip
+        for axes, name in (
+            (left, "Sum on N devices"),
+            (middle, f"Lost frames: {faults[0]['devices']} devices, 1 MiB each"),
+            (right, "Sum while a snapshot is open"),
+        ):
+            axes.grid(alpha=0.3)
+            axes.set_title(name, fontsize=11)
 
 
 def main(
     largest: Annotated[int, typer.Option(min=1, help="Largest tensor, in MiB a device.")] = 16,
 ) -> None:
     """Measure pools of 2, 4 and 8 devices, and write build/bench/coarse.json and coarse.png."""
-    sizes = [size for size in MEBIBYTES if size <= largest]
-    runs = []
-    for devices in track(DEVICES, "two rings", console=console):
-        runs += [reduction(f"{URL}{devices}", size << 20) for size in sizes]
-    for devices in track(DEVICES, "one ring", console=console):
-        runs.append(reduction(f"{URL}{devices}", 4 << 20, group=0))
-    for wire in track(("fp16", "bf16"), "16 bits on the wire", console=console):
-        runs.append(reduction(f"{URL}4", 4 << 20, wire=wire))
-    faults = []
-    for rate in track(RATES, "lost frames", console=console):
-        faults.append({"rate": rate, **reduction(f"{URL}4&drop={rate}", 1 << 20)})
-    snapshots = [snapshot(share, 1 << 18) for share in track(SHARES, "snapshots", console=console)]
+    sizes = [size << 20 for size in MEBIBYTES if size <= largest]
+    shapes = [(f"{URL}{n}", size) for n in DEVICES for size in sizes]
+    runs = [reduction(*shape) for shape in track(shapes, "two rings")]
+    runs += [reduction(f"{URL}{n}", DENSE_BYTES, group=0) for n in track(DEVICES, "one ring")]
+    wires = track(("fp16", "bf16"), "16 bits on the wire")
+    runs += [reduction(f"{URL}4", DENSE_BYTES, wire=wire) for wire in wires]
+    faults: list[Results] = []
+    for rate in track(RATES, "lost frames"):
+        found = {"rate": rate, **reduction(f"{URL}4&drop={rate}", 1 << 20)}
+        faults.append({**found, "of_lossless": [*faults, found][0]["cycles"] / found["cycles"]})
     results = {
         "phit_bytes": PHIT_BYTES,
         "beat_bytes": BEAT_BYTES,
         "clock_hz": CLOCK_HZ,
         "runs": runs,
-        "dense": [dense(devices, 4 << 20) for devices in DEVICES],
+        "dense": [dense(devices, DENSE_BYTES) for devices in DEVICES],
         "faults": faults,
-        "snapshots": snapshots,
+        "snapshots": [snapshot(share, 1 << 18) for share in track(SHARES, "snapshots")],
     }
-    show(results)
-    report.FOLDER.mkdir(parents=True, exist_ok=True)
-    plot(results, report.FOLDER / "coarse.png")
-    console.print(f"written: {report.write('coarse', results)}")
+    draw(results)
+    BENCH.report(**results)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
-import report
 import typer
 from amaranth.lib import wiring
-from rich.console import Console
+from harness import Bench, Column, Results, Table, console
+from measuring import Area, area, timed
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
 from nearstep_hw.coarse.device import MemoryDevice
@@ -25,18 +24,76 @@ from nearstep_hw.coarse.send_flow import SendFlow
 from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.decoder import CsrDecoder
-from nearstep_hw.verilog import to_verilog
-from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
+from nearstep_sim.synthesis import AREA
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
 
 CONFIG = CoarseConfig()
-TOP = "part"
 LANES = (8, 16)
+SHOWN = ("ALUs", "sync core", "link layer", "CRC", "Flow", "snapshot")
+"""Parts of the table, by a word of their names."""
 
-Area = dict[str, float]
 
-console = Console()
+def columns(first: str, form: str) -> list[Column]:
+    names = ("DSP48E2", "LUT", "LUT as memory", "FF", "BRAM, 36 Kib")
+    own = [",g" if key == "bram36" else form for key in AREA]
+    cells = [Column(n, key, each) for n, key, each in zip(names, AREA, own, strict=True)]
+    return [Column(first, "name"), *cells]
+
+
+def shown(results: Results) -> list[Results]:
+    """Parts, and sums of them."""
+    parts = {n: each for n, each in results["parts"].items() if any(word in n for word in SHOWN)}
+    sums = {f"*{n}*": each for n, each in results["sums"].items() if not n.startswith("its")}
+    return [{"name": name, **each} for name, each in {**parts, **sums}.items()]
+
+
+def said(results: Results) -> list[str | Table]:
+    """What can be said of the parts that are there already."""
+    blocks: list[str | Table] = []
+    if results["lanes"]:
+        blocks += ["A lane of the ALUs: receives, adds or compares, scales, converts."]
+        blocks += [Table("lanes", *columns("lane", ",.1f"))]
+    if "its replay" in results["sums"]:
+        blocks += [
+            """
+            Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,
+            `RecvFlow`; {config[groups]} groups) is {sums[its replay][lut]:,.0f} LUT and
+            {sums[its replay][ff]:,.0f} FF by itself. It has a serial number of each entry, which
+            stays in its SendBuf until it is acknowledged. All buffers are {buffers} KiB.
+            """
+        ]
+    if "link layer" in results["sums"]:
+        blocks += [
+            """
+            CRC of headers and entries (eight circuits: two kinds, two ports, both ways) is
+            {sums[its CRC][lut]:,.0f} of the {sums[link layer][lut]:,.0f} LUT of the link layer.
+            """
+        ]
+    return blocks
+
+
+def buffers(results: Results) -> Results:
+    config = results["config"]
+    entries = config["groups"] * 2 * config["buffer_entries"]
+    return {"buffers": entries * config["entry_phits"] * 16 // 1024}
+
+
+BENCH = Bench(
+    "coarse_area",
+    "### Area of a memory device",
+    """
+    After `synth_xilinx -family xcup`, *measured* part by part (synthesis only, so timing is
+    unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in
+    italics are added up. {config[groups]} sync cores, buffers of {config[buffer_entries]} entries \
+of
+    {config[entry_phits]} phits, all wire formats.
+    """,
+    Table(shown, *columns("part", ",.0f")),
+    said,
+    label="measured (synth_xilinx -family xcup), each part by itself; sums are added up",
+    derived=buffers,
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +143,7 @@ def total(areas: dict[str, Area], counts: dict[str, int]) -> Area:
     return {key: sum(n * areas[name][key] for name, n in counts.items()) for key in AREA}
 
 
-def sums(areas: dict[str, Area]) -> dict[str, dict[str, Any]]:
+def sums(areas: dict[str, Area]) -> dict[str, Results]:
     """What is added up, with the parts of each sum, if all are there."""
     groups = CONFIG.groups
     crc = {"header CRC": 2 * PORTS, "entry CRC": 2 * PORTS}
@@ -118,45 +175,42 @@ def sums(areas: dict[str, Area]) -> dict[str, dict[str, Any]]:
     }
 
 
-def lanes(areas: dict[str, Area]) -> list[dict[str, Any]]:
+def lanes(areas: dict[str, Area]) -> list[Results]:
     """Area of one lane: all of the ALUs over their lanes, and what eight more lanes add."""
     alus = {n: areas[f"ALUs, {n} lanes"] for n in LANES if f"ALUs, {n} lanes" in areas}
-    rows = [
-        {"of": f"{n} lanes, divided", **{key: area[key] / n for key in AREA}}
-        for n, area in alus.items()
+    rows: list[Results] = [
+        {"name": f"{n} lanes, divided", **{key: cells[key] / n for key in AREA}}
+        for n, cells in alus.items()
     ]
     if len(alus) < len(LANES):
         return rows
     few, many = alus.values()
     more = LANES[1] - LANES[0]
-    return [*rows, {"of": "one more", **{key: (many[key] - few[key]) / more for key in AREA}}]
+    return [*rows, {"name": "one more", **{key: (many[key] - few[key]) / more for key in AREA}}]
 
 
 def main(
     resume: Annotated[bool, typer.Option(help="Keep the parts that are there already.")] = False,
 ) -> None:
     """Count cells (may take an hour), and write build/bench/coarse_area.json part by part."""
-    path = report.FOLDER / "coarse_area.json"
     areas: dict[str, Area] = {}
-    if resume and path.exists():
-        areas = json.loads(path.read_text())["parts"]
+    if resume and BENCH.path.exists():
+        areas = json.loads(BENCH.path.read_text())["parts"]
+    results: Results = {}
     for name, part in parts().items():
-        if name in areas:
-            continue
-        began = time.perf_counter()
-        verilog = to_verilog(part.make(), TOP)
-        areas[name] = ultrascale_plus_area(ultrascale_plus_cells(verilog, TOP, part.boxes))
-        cells = ", ".join(f"{key} {value:g}" for key, value in areas[name].items())
-        console.print(f"{name}: {cells} ({time.perf_counter() - began:.0f} s)")
+        if name not in areas:
+            seconds, _, cells = timed(lambda part=part: area(part.make(), part.boxes))
+            areas[name] = {key: cells[key] for key in AREA}
+            found = ", ".join(f"{key} {value:g}" for key, value in areas[name].items())
+            console.print(f"{name}: {found} ({seconds:.0f} s)")
         results = {
-            "label": "measured (synth_xilinx -family xcup), each part by itself",
             "config": asdict(CONFIG),
             "parts": areas,
             "sums": sums(areas),
             "lanes": lanes(areas),
         }
-        report.write("coarse_area", results)
-    console.print(f"written: {path}")
+        BENCH.write(**results)
+    BENCH.report(**results)
 
 
 if __name__ == "__main__":

@@ -11,23 +11,41 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import report
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
+from harness import Bench, Column, Table
+from measuring import timed
 from torch.multiprocessing.spawn import spawn
 
 import nearstep.torch.distributed
 from nearstep.coarse.service import Spawned
 from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE
 
-console = Console()
+BENCH = Bench(
+    "coarse_service",
+    "## The memory devices as a service",
+    """
+    An all-reduce of {options[processes]} processes on this machine, *measured*, in turn:
+    by gloo, and by the service of `{options[device]}`;
+    the time of the slowest process, medians of
+    {options[rounds]} rounds, and the median of the ratios. For each byte of a tensor a
+    process copies one into shared memory and one out of it; the service reads what all have
+    pushed there and writes what they pull, and holds
+    {service_bytes:.0f/1048576} MiB resident, shared memory included.
+    """,
+    Table(
+        "rows",
+        Column("tensor", lambda row: f"{int(row['key']) / 2**20:g} MiB"),
+        Column("gloo, ms", "gloo_s", ".1f*1e3"),
+        Column("service, ms", "coarse_s", ".1f*1e3"),
+        Column("gloo / service", "gloo_over_coarse", ".2f"),
+    ),
+    label="measured (wall clock)",
+)
 
 
 def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -> None:
@@ -37,28 +55,25 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
         "gloo", init_method=f"file://{out}.store", rank=rank, world_size=processes
     )
     state, _ = nearstep.torch.distributed.ddp_hook()
+    reduce: dict[str, Any] = {
+        "gloo": dist.all_reduce,
+        "coarse": lambda tensor: state.allreduce([tensor]).wait(),
+    }
     found: dict[str, Any] = {}
     for size in sizes:
-        generator = torch.Generator().manual_seed(rank)
-        given = torch.randn(size, generator=generator)
-        seconds: dict[str, list[float]] = {"gloo": [], "coarse": []}
+        given = torch.randn(size, generator=torch.Generator().manual_seed(rank))
+        seconds: dict[str, list[float]] = {name: [] for name in reduce}
         results = {}
-        for number in range(rounds + 2):
-            for name in seconds:
-                tensor = given.clone()
+        for _ in range(rounds + 2):
+            for name, action in reduce.items():
+                results[name] = tensor = given.clone()
                 dist.barrier()
-                begun = time.perf_counter()
-                if name == "gloo":
-                    dist.all_reduce(tensor)
-                else:
-                    state.allreduce([tensor]).wait()
-                spent = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
+                took = timed(lambda action=action, tensor=tensor: action(tensor)).wall
+                spent = torch.tensor([took], dtype=torch.float64)
                 dist.all_reduce(spent, dist.ReduceOp.MAX)
-                if number >= 2:
-                    seconds[name].append(float(spent))
-                results[name] = tensor
+                seconds[name].append(float(spent))
         torch.testing.assert_close(results["gloo"], results["coarse"], rtol=1e-5, atol=1e-5)
-        found[str(4 * size)] = seconds
+        found[str(4 * size)] = {name: each[2:] for name, each in seconds.items()}
     if rank == 0:
         Path(out).write_text(json.dumps(found))
     state.shutdown()
@@ -76,6 +91,7 @@ def main(
         int, typer.Option(min=3, help="that are measured, after two that are not")
     ] = 15,
 ) -> None:
+    """Measure each size, and write build/bench/coarse_service.json."""
     sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         out, token = f"{folder}/found", Path(folder) / "token"
@@ -87,7 +103,6 @@ def main(
             status = Path(f"/proc/{service.pid}/status").read_text()
         found = json.loads(Path(out).read_text())
     resident = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    service_bytes = 1024 * int(resident.split()[1])
     rows = {
         nbytes: {
             **{f"{name}_s": statistics.median(each) for name, each in seconds.items()},
@@ -97,18 +112,8 @@ def main(
         }
         for nbytes, seconds in found.items()
     }
-    table = Table("tensor", "gloo, ms", "coarse, ms", "gloo / coarse")
-    for nbytes, row in rows.items():
-        table.add_row(
-            f"{int(nbytes) / (1 << 20):g} MiB",
-            f"{1e3 * row['gloo_s']:.1f}",
-            f"{1e3 * row['coarse_s']:.1f}",
-            f"{row['gloo_over_coarse']:.2f}",
-        )
-    console.print(table)
     options = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
-    results = {"options": options, "rows": rows, "service_bytes": service_bytes}
-    console.print(report.write("coarse_service", results))
+    BENCH.report(options=options, rows=rows, service_bytes=1024 * int(resident.split()[1]))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-import report
 import typer
-from rich.console import Console
+from harness import FOLDER, Bench, Column, Table, plot
 
 from nearstep.coarse import CoarsePool
 from nearstep_hw.coarse.wire import PHIT_BITS, FrameKind
@@ -41,8 +39,12 @@ FIELDS = ("receive", "local", "final", "send")
 Spans = list[tuple[int, int]]
 """First cycle and length of what goes on without a gap."""
 
-plt.switch_backend("Agg")
-console = Console()
+BENCH = Bench(
+    "coarse_timeline",
+    "## A sum on four devices, step by step",
+    "Share of {cycles:,} cycles in which each core has a step, and each link a phit.",
+    Table("busy", Column("core or link", "key"), Column("busy", "value", ".1f*100 %")),
+)
 
 
 def cycles_of(path: Path, names: set[str]) -> Iterator[dict[str, int]]:
@@ -167,33 +169,34 @@ def joined(spans: Spans) -> Spans:
     return whole
 
 
-def plot(rows: dict[str, dict[str, Spans]], path: Path) -> None:
-    """Bars in time."""
-    figure, axes = plt.subplots(figsize=(14, 6.5))
+def draw(rows: dict[str, dict[str, Spans]]) -> None:
+    """Draw bars in time."""
+    from matplotlib.patches import Patch
+
     colours = STEPS | PHITS
-    for place, row in enumerate(rows.values()):
-        for what, spans in row.items():
-            axes.broken_barh(joined(spans), (place + 0.1, 0.8), color=colours[what], linewidth=0)
-    for place in range(4, len(rows), 4):
-        axes.axhline(place, color="black", linewidth=0.6)
-    axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
-    axes.set_ylim(len(rows), 0)
-    axes.set(xlabel="cycles since the first step")
-    axes.margins(x=0.005)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
-    figure.legend(handles, colours, ncols=4, loc="lower center", fontsize=9)
-    axes.set_title(
-        f"Sum of {ELEMENTS} fp32 elements on {DEVICES} devices, two rings, entries of 512 bytes, "
-        "links of 32 cycles: measured, RTL"
-    )
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
-    figure.savefig(path, dpi=110)
+    with plot("coarse-timeline.png", figsize=(14, 6.5), dpi=110) as (figure, axes):
+        for place, row in enumerate(rows.values()):
+            for what, spans in row.items():
+                bars = joined(spans)
+                axes.broken_barh(bars, (place + 0.1, 0.8), color=colours[what], linewidth=0)
+        for place in range(4, len(rows), 4):
+            axes.axhline(place, color="black", linewidth=0.6)
+        axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
+        axes.set_ylim(len(rows), 0)
+        axes.set_xlabel("cycles since the first step")
+        axes.margins(x=0.005)
+        handles = [Patch(color=colour, label=what) for what, colour in colours.items()]
+        figure.legend(handles=handles, ncols=4, loc="outside lower center", fontsize=9)
+        axes.set_title(
+            f"Sum of {ELEMENTS} fp32 elements on {DEVICES} devices, two rings, entries of 512 "
+            "bytes, links of 32 cycles: measured, RTL"
+        )
 
 
 def main() -> None:
     """Run, and write build/bench/coarse_timeline.json and coarse-timeline.png."""
-    report.FOLDER.mkdir(parents=True, exist_ok=True)
-    trace = report.FOLDER / "coarse_timeline.vcd"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    trace = FOLDER / "coarse_timeline.vcd"
     with CoarsePool.open(f"{URL}&trace={trace}") as pool:
         rng = np.random.default_rng(1)
         tensor = pool.tensor([rng.standard_normal(ELEMENTS, np.float32) for _ in range(DEVICES)])
@@ -201,23 +204,16 @@ def main() -> None:
     rows = rows_of(trace)
     trace.unlink()
     steps = [
-        span
-        for name, row in rows.items()
-        for spans in row.values()
-        for span in spans
-        if "core" in name
+        s for name, row in rows.items() if "core" in name for each in row.values() for s in each
     ]
     begin, end = min(at for at, _ in steps), max(sum(span) for span in steps)
     moved = {name: moved_by(-begin, row, end - begin) for name, row in rows.items()}
-    plot(moved, report.FOLDER / "coarse-timeline.png")
+    draw(moved)
     busy = {
         name: sum(n for spans in row.values() for _, n in spans) / (end - begin)
         for name, row in moved.items()
     }
-    for name, share in busy.items():
-        console.print(f"{name}: {100 * share:.1f} % of {end - begin} cycles")
-    results = {"label": "measured (RTL cycles)", "url": URL, "elements": ELEMENTS}
-    report.write("coarse_timeline", {**results, "cycles": end - begin, "busy": busy, "rows": moved})
+    BENCH.report(url=URL, elements=ELEMENTS, cycles=end - begin, busy=busy, rows=moved)
 
 
 if __name__ == "__main__":

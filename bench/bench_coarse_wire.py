@@ -8,13 +8,9 @@ apart.
 
 from __future__ import annotations
 
-from typing import Any
-
-import report
 import typer
-from bench_coarse import URL, reduction
-from rich.console import Console
-from rich.progress import track
+from bench_coarse import URL, reduction, span
+from harness import Bench, Column, Results, Table, track
 
 NBYTES = 4 << 20
 DEVICES = 4
@@ -25,36 +21,59 @@ RUNS = (
     ("fp16", 16, "halfduplex"),
     ("fp16", 16, "ideal"),
 )
+LIMITS = {"links": "links", "alus": "ALUs", "dram": "DRAM"}
 
-console = Console()
+
+def slowest(row: Results) -> str:
+    """The part whose bound is the longest, and its share of the cycles."""
+    name = max(row["bounds"], key=lambda each: row["bounds"][each])
+    return f"{LIMITS[name]}, {100 * row['bounds'][name] / row['cycles']:.2f} %"
 
 
-def bounds(wire: str, alus: int) -> dict[str, float]:
+BENCH = Bench(
+    "coarse_wire",
+    "### 16 bits on the links",
+    """
+    {rows[0][bytes]:g/1048576 MiB} on each of {rows[0][devices]} devices, two rings,
+    *measured*, and bounds of the links (frames included), the ALUs and the DRAM alone,
+    *modelled*. A core does 2 N - 1 steps of a chunk and sends 2 N - 2 entries; a full entry
+    of 16-bit elements takes 130 phits on a link and 128 beats of 8 ALUs. In any format the
+    DRAM is read once and written once: `halfduplex`, 64 bytes a cycle in all, or `ideal`,
+    which reads and writes at the same time.
+    """,
+    Table(
+        "rows",
+        Column("wire", lambda row: "{wire}, {alus} ALUs, `{memory}`".format(**row)),
+        Column("cycles", "cycles", ","),
+        *(Column(n, f"bounds/{key}", ",.0f", kind="modelled") for key, n in LIMITS.items()),
+        Column("the slowest, its share", slowest),
+        Column("ALU beats/cycle", "beats_per_cycle", ".3f"),
+        Column("busy", span),
+    ),
+)
+
+
+def bounds(wire: str, alus: int, memory: str) -> dict[str, float]:
     """Cycles for each of the three, if the others were free."""
     elements = NBYTES / 4 / 2  # of each ring
     per_entry = 2048 if wire == "fp32" else 4096  # bytes in memory of an entry of 128 phits
     entries = elements * 4 / per_entry  # of one step of all chunks, of all parts
     chunks = entries / DEVICES
-    beats = per_entry // (4 * alus)
     return {
         "links": chunks * (2 * DEVICES - 2) * 130,
-        "alus": chunks * (2 * DEVICES - 1) * beats,
-        "dram": 2 * NBYTES / 64,
+        "alus": chunks * (2 * DEVICES - 1) * (per_entry // (4 * alus)),
+        "dram": 2 * NBYTES / 64 / (2 if memory == "ideal" else 1),
     }
 
 
 def main() -> None:
     """Measure a pool of 4 devices, and write build/bench/coarse_wire.json."""
-    rows: list[dict[str, Any]] = []
-    for wire, alus, memory in track(RUNS, "wires", console=console):
-        url = f"{URL}{DEVICES}&memory={memory}&alus={alus}"
-        row = reduction(url, NBYTES, wire=wire)
-        rows.append({**row, "alus": alus, "memory": memory, "bounds": bounds(wire, alus)})
-        console.print(
-            f"{wire}, {alus} ALUs, {memory}: {row['cycles']:,} cycles, "
-            f"{row['beats_per_cycle']:.3f} beats a cycle, {row['elements_differ']} bits differ"
-        )
-    console.print(f"written: {report.write('coarse_wire', {'rows': rows})}")
+    rows = []
+    for wire, alus, memory in track(RUNS, "wires"):
+        found = reduction(f"{URL}{DEVICES}&memory={memory}&alus={alus}", NBYTES, wire=wire)
+        more = {"alus": alus, "memory": memory, "bounds": bounds(wire, alus, memory)}
+        rows.append({**found, **more})
+    BENCH.report(rows=rows)
 
 
 if __name__ == "__main__":

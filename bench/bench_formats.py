@@ -3,12 +3,11 @@ in 8 bits."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import report
 import typer
-from rich.console import Console
-from rich.table import Table
+from harness import MEGA, PERCENT, Bench, Column, Results, Table, track
+from measuring import CLOCK_HZ
 
 import nearstep
 from nearstep.axdimm.device import SKEW_BEATS
@@ -48,41 +47,70 @@ NEAR = {
 BANKS = 16
 """Of a rank of x8 parts: arrays begin in the same one, as they are placed on a DIMM."""
 
-CLOCK_HZ = 200_000_000
 
-console = Console()
+def than_bf16(results: Results) -> Results:
+    """Say how much faster moments in 8 bits are."""
+    faster = [f"{row['than_bf16']:.3f}" for row in results["rows"] if "than_bf16" in row]
+    return {"faster": " and ".join([", ".join(faster[:-1]), faster[-1]])}
 
 
-def measure(kind: str, count: int) -> dict[str, Any]:
-    """One step from START to done, refresh on; what it moves is what it needs, once."""
+BENCH = Bench(
+    "formats",
+    "## Formats in memory",
+    """
+    One step of AdamW from START to done on a DDR4-1600 channel (8Gb x8, refresh on),
+    {count:,} parameters, *measured* in RTL cycles; 16 stand-ins of equal latency
+    do the arithmetic. *Of DRAM peak* counts each array that is read and each that is
+    written once; of moments in 8 bits the scales, too, one for 256 elements. Arrays begin in
+    the same bank, those in 8 bits three beats apart, as they are placed on a DIMM.
+    """,
+    Table(
+        "rows",
+        Column("in memory", "formats"),
+        Column("bytes a parameter", "bytes_per_parameter", "g"),
+        Column("cycles", "cycles", ","),
+        Column("million a second at 200 MHz", "params_per_s", MEGA, kind="modelled"),
+        Column("of DRAM peak", "fraction_of_peak", PERCENT),
+        Column("times as fast", "faster", ".3f"),
+        Column("ratio of bytes", "fewer_bytes", ".3f"),
+    ),
+    """
+    Moments in 8 bits are {faster} times as fast as those
+    in bf16, in the order of the rows.
+    """,
+    derived=than_bf16,
+)
+
+
+def measure(kind: str, count: int) -> Results:
+    """Measure one step from START to done, refresh on."""
     options, gradient = KINDS[kind]
     rounding = nearstep.Rounding(seed=1) if STOCHASTIC in options else None
     with nearstep.open("&".join(filter(None, (DEVICE, options))), KernelDevice) as device:
-        formats = {n: gradient if n == "g" else each.format
-                   for n, each in operands(device.config).items()}  # fmt: skip
+        table = operands(device.config)
+        formats = {n: gradient if n == "g" else each.format for n, each in table.items()}
         nbytes = {n: array_bytes(device.config, form, count) for n, form in formats.items()}
         coded = [n for n, form in formats.items() if form in SIGNED]
         skews = {n: (1 + k) * SKEW_BEATS * BEAT_BYTES for k, n in enumerate(coded)}
-        buffers = {n: device.alloc(nbytes[n] // DTYPES[form].itemsize, DTYPES[form],
-                                   align=BANKS * BEAT_BYTES, offset=skews.get(n, 0))
-                   for n, form in formats.items()}  # fmt: skip
-        for buffer in buffers.values():
-            buffer.fill(0)
+        buffers = {}
+        for n, form in formats.items():
+            size, dtype = nbytes[n] // DTYPES[form].itemsize, DTYPES[form]
+            place = {"align": BANKS * BEAT_BYTES, "offset": skews.get(n, 0)}
+            buffers[n] = device.alloc(size, dtype, **place)
+            buffers[n].fill(0)
         with device.acceleration():
             run = device.update(
                 "adamw", buffers, step=1, gradient_format=gradient, rounding=rounding
             ).wait()
-        passes = {n: bool(each.read) + bool(each.write)
-                  for n, each in operands(device.config).items()}  # fmt: skip
-        moved = sum(passes[n] * nbytes[n] for n in formats)
-        beats = run.counters["read_beats"] + run.counters["write_beats"]
+        # Each array that is read, and each that is written, once.
+        moved = sum((bool(table[n].read) + bool(table[n].write)) * nbytes[n] for n in formats)
         assert run.cycles is not None
         return {
             "formats": kind,
             "device": device.url,
             "bytes_per_parameter": moved / count,
             "cycles": run.cycles,
-            "beats": beats,
+            "beats": run.counters["read_beats"] + run.counters["write_beats"],
             "fraction_of_peak": moved / (device.config.beat_bytes * run.cycles),
             "params_per_s": count * CLOCK_HZ / run.cycles,
         }
@@ -90,25 +118,14 @@ def measure(kind: str, count: int) -> dict[str, Any]:
 
 def main(count: Annotated[int, typer.Option(help="Parameters.")] = 1_000_000) -> None:
     """Measure, print, and write build/bench/formats.json."""
-    rows = [measure(kind, count) for kind in KINDS]
+    rows = [measure(kind, count) for kind in track(KINDS, "formats")]
     base, by_kind = rows[0], {row["formats"]: row for row in rows}
     for kind, near in NEAR.items():
         by_kind[kind]["than_bf16"] = by_kind[near]["cycles"] / by_kind[kind]["cycles"]
     for row in rows:
         row["faster"] = base["cycles"] / row["cycles"]
         row["fewer_bytes"] = base["bytes_per_parameter"] / row["bytes_per_parameter"]
-    path = report.write("formats", {"label": "measured (RTL cycles)", "count": count, "rows": rows})
-    table = Table(
-        "in memory", "bytes a parameter", "cycles", "million/s at 200 MHz", "of DRAM peak",
-        "times as fast", "ratio of bytes", title=f"{count:,} parameters, one channel; {path}",
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            row["formats"], f"{row['bytes_per_parameter']:g}", f"{row['cycles']:,}",
-            f"{row['params_per_s'] / 1e6:.1f}", f"{row['fraction_of_peak']:.2%}",
-            f"{row['faster']:.3f}", f"{row['fewer_bytes']:.3f}",
-        )  # fmt: skip
-    console.print(table)
+    BENCH.report(count=count, rows=rows)
 
 
 if __name__ == "__main__":

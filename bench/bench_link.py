@@ -10,15 +10,11 @@ remains are registers, a fixed number of accesses.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import report
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
+from harness import Bench, Column, Results, Table
 
 import nearstep
 from nearstep.device import drive, open_backend
@@ -33,86 +29,87 @@ from nearstep_spec.serial.protocol import ANSWER_BYTES, MOST_DATA, REQUEST_BYTES
 DEVICE = "golden:smartssd?memory_bytes=64MiB"
 BAUD = BOARDS["ulx3s_85f"].baud
 ESCAPED = 1 / 128  # of random bytes: two of 256
+CASES: dict[str, tuple[torch.dtype, float | None]] = {
+    "fp32": (torch.float32, None),
+    "bf16 and back": (torch.bfloat16, None),
+    "Top-K 1 %, fp32": (torch.float32, 0.01),
+    "Top-K 1 %, bf16": (torch.bfloat16, 0.01),
+}
+"""Format of the parameters, and share of the gradients that is sent."""
 
-console = Console()
+WAYS = ("down", "up")
 
-
-@dataclass(frozen=True)
-class Case:
-    """How parameters are trained: their format, and the share of gradients that is sent."""
-
-    name: str
-    dtype: torch.dtype
-    share: float | None = None
-
-
-CASES = (
-    Case("fp32", torch.float32),
-    Case("bf16 and back", torch.bfloat16),
-    Case("Top-K 1 %, fp32", torch.float32, 0.01),
-    Case("Top-K 1 %, bf16", torch.bfloat16, 0.01),
+BENCH = Bench(
+    "link",
+    "## Bytes on a serial line",
+    "A step of {optimizer} over {baud:g/1e6} Mbaud, bytes for each of {count:,} parameters:",
+    Table(
+        lambda results: [
+            {"case": row["case"] if way == "down" else "", "way": way, **row[way]}
+            for row in results["rows"]
+            for way in WAYS
+        ],
+        Column("a step of AdamW", "case"),
+        Column("way", "way"),
+        Column("data", "data", ".4g"),
+        Column("closed form", "closed_form", ".4f", kind="modelled"),
+        Column("on the wire", "wire", ".4f"),
+        Column("escaped", "escaped", ".2f*100 %"),
+        Column("registers", "registers", ".4f"),
+    ),
+    Table(
+        "rows",
+        Column("a step of AdamW", "case"),
+        Column("seconds", "seconds_at_baud", ".2f", kind="modelled"),
+    ),
+    label="measured (bytes), modelled (seconds)",
+    derived=lambda results: {"count": results["rows"][0]["parameters"]},
 )
 
 
 def opened(url: str) -> nearstep.Device:
-    """The device behind a link in this process."""
+    """Open the device behind a link in this process."""
     backend = LinkBackend(Link(Loopback(Endpoint(open_backend(url), url))))
     return drive(backend, f"serial:{url}")
 
 
-def counted(traffic: LinkTraffic, action: Callable[[], object]) -> LinkTraffic:
-    """What crosses the link meanwhile."""
-    before = dataclasses.replace(traffic)
-    action()
-    return LinkTraffic(
-        **{
-            each.name: getattr(traffic, each.name) - getattr(before, each.name)
-            for each in dataclasses.fields(LinkTraffic)
-        }
-    )
-
-
-def closed_form(data_down: float, data_up: float) -> tuple[float, float]:
-    """Bytes down and up for so many bytes of data, without escapes and registers."""
+def closed_form(down: float, up: float) -> dict[str, float]:
+    """Bytes for so many bytes of data, without escapes and registers."""
     request = (REQUEST_BYTES + FRAME_BYTES) / MOST_DATA
     answer = (ANSWER_BYTES + FRAME_BYTES) / MOST_DATA
-    down = data_down * (1 + request) + data_up * request
-    up = data_up * (1 + answer) + data_down * answer
-    return down, up
+    return {
+        "down": down * (1 + request) + up * request,
+        "up": up * (1 + answer) + down * answer,
+    }
 
 
-def measure(case: Case, parameters: int) -> dict[str, Any]:
-    """The bytes of the third step."""
+def measure(name: str, parameters: int) -> Results:
+    """Measure the bytes of the third step."""
+    dtype, share = CASES[name]
     generator = torch.Generator().manual_seed(1)
     with opened(DEVICE) as device:
         assert isinstance(device.backend, LinkBackend)
         first = torch.randn(parameters, generator=generator)
-        parameter = torch.nn.Parameter(first.to(case.dtype))
-        optimizer = nearstep.optim.AdamW(
-            [parameter], lr=1e-3, device=device, compression=case.share
-        )
+        parameter = torch.nn.Parameter(first.to(dtype))
+        optimizer = nearstep.optim.AdamW([parameter], lr=1e-3, device=device, compression=share)
         for _ in range(3):
-            gradient = torch.randn(parameters, generator=generator)
-            parameter.grad = gradient.to(case.dtype)
+            parameter.grad = torch.randn(parameters, generator=generator).to(dtype)
             before = dataclasses.replace(optimizer.traffic)
-            moved = counted(device.backend.link.traffic, optimizer.step)
-        now = optimizer.traffic
+            crossed = dataclasses.asdict(device.backend.link.traffic)
+            optimizer.step()
+        now = dataclasses.asdict(device.backend.link.traffic)
+        moved = LinkTraffic(**{key: now[key] - crossed[key] for key in now})
+        after = optimizer.traffic
     data = {
-        "down": (now.gradients_down - before.gradients_down) / parameters,
-        "up": (now.parameters_up - before.parameters_up) / parameters,
+        "down": (after.gradients_down - before.gradients_down) / parameters,
+        "up": (after.parameters_up - before.parameters_up) / parameters,
     }
-    most_down, most_up = closed_form(data["down"], data["up"])
     found = {}
-    for way, wire, bodies, frames, expected in (
-        ("down", moved.bytes_sent, moved.bodies_sent, moved.frames_sent, most_down),
-        (
-            "up",
-            moved.bytes_received,
-            moved.bodies_received,
-            moved.frames_received,
-            most_up,
-        ),
-    ):
+    for way, expected in closed_form(**data).items():
+        past = "sent" if way == "down" else "received"
+        wire, bodies, frames = (
+            getattr(moved, f"{what}_{past}") for what in ("bytes", "bodies", "frames")
+        )
         bare = bodies + FRAME_BYTES * frames
         found[way] = {
             "data": data[way],
@@ -123,8 +120,7 @@ def measure(case: Case, parameters: int) -> dict[str, Any]:
             "registers": (bare - expected * parameters) / parameters,
         }
     return {
-        "case": case.name,
-        "label": "measured (bytes), modelled (seconds)",
+        "case": name,
         "parameters": parameters,
         **found,
         "requests": moved.frames_sent,
@@ -137,28 +133,7 @@ def main(
 ) -> None:
     """Measure, print, and write build/bench/link.json."""
     rows = [measure(case, parameters) for case in CASES]
-    results = {"device": DEVICE, "optimizer": "AdamW", "baud": BAUD, "rows": rows}
-    path = report.write("link", results)
-    table = Table(
-        "a step of AdamW", "way", "data", "closed form", "on the wire", "escaped", "registers",
-        title=f"bytes for each of {parameters:,} parameters; {path}",
-    )  # fmt: skip
-    for row in rows:
-        for way in ("down", "up"):
-            each = row[way]
-            table.add_row(
-                row["case"] if way == "down" else "",
-                way,
-                f"{each['data']:.4g}",
-                f"{each['closed_form']:.4f}",
-                f"{each['wire']:.4f}",
-                f"{100 * each['escaped']:.2f} %",
-                f"{each['registers']:.4f}",
-            )
-    console.print(table)
-    for row in rows:
-        seconds = row["seconds_at_baud"]
-        console.print(f"{row['case']}: {seconds:.2f} s at {BAUD / 1e6:g} Mbaud")
+    BENCH.report(device=DEVICE, optimizer="AdamW", baud=BAUD, rows=rows)
 
 
 if __name__ == "__main__":

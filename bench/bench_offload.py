@@ -6,13 +6,10 @@ machine). Batches are such that computation, or the channels, take longer, or bo
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import report
 import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from harness import FOLDER, Bench, Column, Results, Table, track
 
 from nearstep.measure.overlap import Overlap, Stack
 from nearstep.work.trace import picture, write_trace
@@ -31,10 +28,34 @@ CASES = [
 ]
 """Layers, their width, rows of the input, and the budget in layers."""
 
-console = Console()
+BENCH = Bench(
+    "offload",
+    "## Offload",
+    """
+    Backward and update of a stack of equal layers in a budget of a few of them, on
+    `{device}`: transfers and updates in RTL cycles (*measured*), computation as
+    long as on a V100 (*modelled*). *Ratio*: by what is busy longest at the same time; *of
+    serial*: by what is busy longest without overlap, where no operation waits for the host's
+    accesses to others; *gain*: by the time without overlap. Bits equal those of training
+    that is not offloaded.
+    """,
+    Table(
+        "rows",
+        Column("layers", "layers"),
+        Column("parameters", "parameters"),
+        Column("rows", "rows"),
+        Column("budget", lambda row: row["budget"] / 4 / row["parameters"], ".0%"),
+        Column("cycles", "cycles"),
+        Column("busy longest", lambda row: max(row["busy"], key=row["busy"].get)),
+        Column("ratio", "ratio", ".3f"),
+        Column("of serial", "ratio_of_bounds", ".3f"),
+        Column("gain", "gain", ".2f"),
+    ),
+    label="transfers and updates: measured, RTL cycles; computation: modelled, V100",
+)
 
 
-def row(stack: Stack, found: Overlap) -> dict[str, Any]:
+def row(stack: Stack, found: Overlap) -> Results:
     phase, serial = found.overlapped.phase, found.serial.phase
     engine = found.overlapped.report
     assert engine is not None, "it was offloaded"
@@ -58,47 +79,24 @@ def row(stack: Stack, found: Overlap) -> dict[str, Any]:
 def main(
     device: Annotated[str, typer.Option(help="of the optimizer")] = DEVICE,
     seed: Annotated[int, typer.Option(help="of parameters and input")] = 1,
+    most: Annotated[int, typer.Option(help="stacks; the smallest come first")] = len(CASES),
 ) -> None:
+    """Measure each stack, and write build/bench/offload.json, a picture and a trace."""
     rows = []
-    for layers, width, rows_of_input, room in track(CASES, "stacks", console=Console(stderr=True)):
-        stack = Stack(
-            device=device, layers=layers, width=width, batch=rows_of_input, room=room, seed=seed
-        )
+    for layers, width, batch, room in track(CASES[:most], "stacks"):
+        shape = {"layers": layers, "width": width, "batch": batch, "room": room}
+        stack = Stack(device=device, seed=seed, **shape)
         found = Overlap.of(stack)
         if found.bits:
             raise AssertionError(f"{found.bits} bits differ: {stack}")
         rows.append(row(stack, found))
-        if (layers, width, rows_of_input) == (12, 128, 4096):
+        if (layers, width, batch) == (12, 128, 4096):
             timeline = found.overlapped.timeline
             assert timeline is not None, "it was recorded"
-            report.FOLDER.mkdir(parents=True, exist_ok=True)
-            picture(timeline, report.FOLDER / "offload.png", f"{layers} layers on {device}")
-            write_trace(timeline, report.FOLDER / "offload.trace.json")
-    path = report.write(
-        "offload",
-        {
-            "label": "transfers and updates: measured, RTL cycles; computation: modelled, V100",
-            "device": device,
-            "rows": rows,
-        },
-    )
-    table = Table(
-        "layers", "parameters", "rows", "cycles", "busy longest", "ratio", "of serial", "gain"
-    )
-    for each in rows:
-        longest = max(each["busy"], key=each["busy"].get)
-        table.add_row(
-            str(each["layers"]),
-            str(each["parameters"]),
-            str(each["rows"]),
-            str(each["cycles"]),
-            f"{longest} {each['busy'][longest]}",
-            f"{each['ratio']:.3f}",
-            f"{each['ratio_of_bounds']:.3f}",
-            f"{each['gain']:.2f}",
-        )
-    console.print(table)
-    console.print(f"written to {path}")
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            picture(timeline, FOLDER / "offload.png", f"{layers} layers on {device}")
+            write_trace(timeline, FOLDER / "offload.trace.json")
+    BENCH.report(device=device, rows=rows)
 
 
 if __name__ == "__main__":

@@ -11,107 +11,87 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-import numpy as np
-import report
 import typer
-from needed import update_bytes
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from harness import PERCENT, Bench, Column, Results, Table, track
+from measuring import CLOCK_HZ, arrays, load, unit_area, update_bytes
 
 import nearstep
-from nearstep.axdimm.device import AxdimmDevice
-from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.verilog import to_verilog
-from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
-from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import RuleSet
 
-RULES = ("adam", "sgd", "sgd_momentum", "adagrad")
-ALL = ",".join(RULES)
+STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "adam": ("adam", "pgmv", {"step": 2, "weight_decay": 0.01, "decoupled_weight_decay": True}),
+    "sgd": ("sgd", "pg", {"lr": 0.1, "weight_decay": 0.01}),
+    "sgd_momentum": ("sgd", "pgm", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adagrad": ("adagrad", "pgv", {"step": 2}),
+}
+"""Method, arrays and hyper-parameters of a step of each rule."""
+
+ALL = ",".join(STEPS)
 MEMORIES = {
     "halfduplex": f"sim:axdimm?memory=halfduplex&fu=native&rules={ALL}",
     "ddr4-1600": f"sim:axdimm?memory=ddr4-1600&channels=1&fu=native&rules={ALL}",
 }
-CLOCK_HZ = 200_000_000
 PAPER_BYTES_PER_S = 7e9
-"""Updater of Smart-Infinity. Ref: section VII-A."""
+"""Updater, at least. Ref: Smart-Infinity, sections VII-A and VII-H, Fig. 14."""
 
-console = Console()
-
-
-def arguments(rule: str) -> tuple[str, str, dict[str, Any]]:
-    """Method, arrays and hyper-parameters of a step."""
-    return {
-        "adam": ("adam", "pgmv", {"step": 2, "weight_decay": 0.01, "decoupled": True}),
-        "sgd": ("sgd", "pg", {"lr": 0.1, "weight_decay": 0.01}),
-        "sgd_momentum": ("sgd", "pgm", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-        "adagrad": ("adagrad", "pgv", {"step": 2}),
-    }[rule]
+AREA = {"dsp": "DSP48E2", "lut": "LUT", "lut_memory": "LUT as memory", "ff": "FF"}
 
 
-def measure(device: AxdimmDevice, memory: str, rule: str, count: int) -> dict[str, Any]:
-    """Cycles of one step, by the kernel's own counter."""
-    method, arrays, hyper = arguments(rule)
-    rng = np.random.default_rng(1)
-    buffers = {name: device.alloc(count, align=1024) for name in arrays}
-    for name, buffer in buffers.items():
-        values = rng.standard_normal(count, np.float32)
-        buffer.write(np.square(values) if name == "v" else values)
+def units(results: Results) -> list[Results]:
+    """Areas of the units, and the sum of those that have a rule each."""
+    *apart, _ = cells = [{**row, "count": sum(row["units"].values())} for row in results["area"]]
+    sums = {key: sum(row[key] for row in apart) for key in ("count", *AREA)}
+    return [*cells, {"name": "all four, apart", "latency_cycles": None, **sums}]
+
+
+BENCH = Bench(
+    "rules",
+    "## Update rules in one kernel",
+    """
+    One kernel with four rules, of which a register chooses one for a run; 16 functional
+    units, 16 KiB blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the
+    bound is a beat of 64 bytes a cycle for every array that the rule reads or writes. MP/s
+    and GB/s at 200 MHz are *modelled* from them. *Paper* (Smart-Infinity, Fig. 14): an
+    updater of more than {paper_bytes_per_s:.0f/1e9} GB/s beside an SSD.
+    """,
+    Table(
+        "runs",
+        Column("memory, rule", lambda row: f"{row['memory']}, {row['rule']}"),
+        Column("cycles", "cycles", ","),
+        Column("of bound", "of_bound", PERCENT),
+        Column("MP/s", "params_per_s_at_200_mhz", ".1f/1e6", kind="modelled"),
+        Column("GB/s", "bytes_per_s_at_200_mhz", ".2f/1e9", kind="modelled"),
+    ),
+    "One functional unit after `synth_xilinx -family xcup`, *measured*:",
+    Table(
+        units,
+        Column("rules", "name"),
+        Column("arithmetic units", "count"),
+        Column("latency, cycles", "latency_cycles"),
+        *(Column(name, key, ".0f") for key, name in AREA.items()),
+    ),
+)
+
+
+def measure(device: Any, memory: str, rule: str, count: int) -> Results:
+    """Measure cycles of one step, by the kernel's own counter."""
+    method, names, hyper = STEPS[rule]
+    buffers = load(device, arrays(count, names), align=1024)
     with device.acceleration() if device.dimm is not None else nullcontext():
-        run = getattr(device, method)(**buffers, **hyper).wait()
+        run = device.update(method, buffers, **hyper).wait()
     for buffer in buffers.values():
         buffer.free()
-    beats = run.counters["read_beats"] + run.counters["write_beats"]
-    per_s = count / run.cycles * CLOCK_HZ
     needed = update_bytes(device.config, rule, count)
     return {
-        "label": "measured (RTL cycles)",
         "memory": memory,
         "rule": rule,
         "parameters": count,
         "cycles": run.cycles,
-        "beats": beats,
+        "beats": run.counters["read_beats"] + run.counters["write_beats"],
         "of_bound": needed / device.config.beat_bytes / run.cycles,
-        "params_per_s_at_200_mhz": per_s,
+        "params_per_s_at_200_mhz": count / run.cycles * CLOCK_HZ,
         "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
     }
-
-
-def area(name: str, rule: Rule) -> dict[str, Any]:
-    """Units, latency and cells of one functional unit."""
-    unit = FunctionalUnit(rule)
-    cells = ultrascale_plus_cells(to_verilog(unit, "unit"), "unit")
-    return {
-        "label": "measured (synth_xilinx -family xcup; no place and route)",
-        "name": name,
-        "units": dict(rule.program.units()),
-        "latency": unit.latency,
-        **ultrascale_plus_area(cells),
-    }
-
-
-def show(results: dict[str, Any]) -> None:
-    table = Table("memory", "rule", "cycles", "% of bound", "MP/s", "GB/s")
-    for row in results["runs"]:
-        table.add_row(
-            row["memory"],
-            row["rule"],
-            f"{row['cycles']:,}",
-            f"{100 * row['of_bound']:.2f}",
-            f"{row['params_per_s_at_200_mhz'] / 1e6:.1f}",
-            f"{row['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
-        )
-    console.print(table)
-    table = Table("functional unit", "units", "latency", "DSP", "LUT", "FF")
-    for row in results["area"]:
-        table.add_row(
-            row["name"],
-            str(sum(row["units"].values())),
-            str(row["latency"]),
-            *(f"{row[key]:.0f}" for key in ("dsp", "lut", "ff")),
-        )
-    console.print(table)
 
 
 def main(
@@ -121,14 +101,11 @@ def main(
     runs = []
     for memory, url in MEMORIES.items():
         with nearstep.open(url) as device:
-            for rule in track(RULES, f"rules on {memory}", console=console):
-                runs.append(measure(device, memory, rule, count))
-    whole = RuleSet(RULES, "default")
-    shapes = [*zip(RULES, whole.rules, strict=True), ("all four, shared", whole.whole)]
-    cells = [area(name, rule) for name, rule in track(shapes, "area", console=console)]
-    results = {"paper_bytes_per_s": PAPER_BYTES_PER_S, "runs": runs, "area": cells}
-    show(results)
-    console.print(f"written: {report.write('rules', results)}")
+            runs += [measure(device, memory, rule, count) for rule in track(STEPS, memory)]
+    whole = RuleSet(tuple(STEPS), "default")
+    shapes = [*zip(STEPS, whole.rules, strict=True), ("all four, shared", whole.whole)]
+    area = [{"name": name, **unit_area(rule)} for name, rule in track(shapes, "area")]
+    BENCH.report(paper_bytes_per_s=PAPER_BYTES_PER_S, runs=runs, area=area)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,14 @@ import os
 import shutil
 import statistics
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import report
 import typer
-from rich.console import Console
-from rich.table import Table
+from harness import FOLDER, Bench, Column, Results, Table, console, track
+from measuring import timed
 
 from nearstep.storage import checksum
 from nearstep.storage.aligned import aligned_bytes
@@ -33,11 +31,39 @@ from nearstep.storage.store import Store
 OFFSET = 1 << 20
 """Where what is not the store's begins in the file: behind the superblocks."""
 
-console = Console()
+DEPTHS = (1, 2, 4, 8, 16)
+WHO = ("loop", "fio", "drive", "store")
+
+
+def or_dash(key: str, scale: float, form: str) -> Callable[[Results], str]:
+    return lambda row: "-" if row[key] is None else format(row[key] / scale, form)
+
+
+BENCH = Bench(
+    "storage",
+    "## Drives",
+    """
+    Sequential reads and writes of {rows[0][bytes]:.0f/1048576} MiB in blocks of
+    {rows[0][block]:.0f/1024} KiB with O_DIRECT, on one file, all in turn in one run; MB/s,
+    medians of {rounds} rounds. `loop` is one thread, `drive` is `Drive`, `store`
+    is `Store`, which makes and compares CRCs. Ratios are medians of those of each round.
+    CRC-32 of {crc[engine]}: {crc[bytes_per_s]:.1f/1e9} GB/s on one core.
+    """,
+    Table(
+        "rows",
+        Column("", "action"),
+        Column("depth", "depth"),
+        *(Column(who, or_dash(f"{who}_bytes_per_s", 1e6, ".0f")) for who in WHO),
+        Column("drive / fio", or_dash("drive_over_fio", 1, ".2f")),
+        Column("store / fio", or_dash("store_over_fio", 1, ".2f")),
+    ),
+    lambda results: [results["fio"] or "fio was not on this machine."],
+    label="measured (wall clock)",
+)
 
 
 def loop(path: Path, action: str, data: np.ndarray, block: int) -> None:
-    """One thread, one read or write after the other."""
+    """Read or write with one thread, one block after the other."""
     call = os.preadv if action == "read" else os.pwritev
     fd = os.open(path, os.O_RDWR | os.O_DIRECT)
     try:
@@ -59,118 +85,93 @@ def fio(program: str, path: Path, action: str, nbytes: int, block: int, depth: i
 
 
 def rate(nbytes: int, action: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    action()
-    return nbytes / (time.perf_counter() - begun)
+    return nbytes / timed(action).wall
 
 
 def measure(
     path: Path, nbytes: int, block: int, depth: int, rounds: int, program: str | None
-) -> list[dict[str, Any]]:
-    """Rates of everybody, reading and writing, at one depth."""
-    create_set(
-        [path],
-        drive_bytes=nbytes + (64 << 20),
-        owner="bench_storage",
-        extent_bytes=block,
-        overwrite=True,
-    )
+) -> list[Results]:
+    """Measure rates of everybody, reading and writing, at one depth."""
+    size = {"drive_bytes": nbytes + (64 << 20), "extent_bytes": block}
+    create_set([path], owner="bench_storage", overwrite=True, **size)
     data, out = aligned_bytes(nbytes), aligned_bytes(nbytes)
     data[:] = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
     rates: dict[tuple[str, str], list[float]] = {}
 
-    def note(action: str, who: str, value: float) -> None:
-        rates.setdefault((action, who), []).append(value)
+    def note(action: str, who: str, run: Callable[[], Any]) -> None:
+        rates.setdefault((action, who), []).append(rate(nbytes, run))
+
+    def note_fio(action: str) -> None:
+        if program:
+            found = fio(program, path, action, nbytes, block, depth)
+            rates.setdefault((action, "fio"), []).append(found)
 
     first = OFFSET // BLOCK_BYTES
     with Store.open([path], owner="bench_storage", queue_depth=depth) as store:
         (drive,) = store.drives
         store.add("tensor", nbytes)
         for _ in range(rounds):
-            if program:
-                note("write", "fio", fio(program, path, "write", nbytes, block, depth))
-            note("write", "loop", rate(nbytes, lambda: loop(path, "write", data, block)))
-            note("write", "drive", rate(nbytes, lambda: drive.write(first, data).wait()))
-            note("write", "store", rate(nbytes, lambda: store.write("tensor", data)))
+            note_fio("write")
+            note("write", "loop", lambda: loop(path, "write", data, block))
+            note("write", "drive", lambda: drive.write(first, data).wait())
+            note("write", "store", lambda: store.write("tensor", data))
             out[:] = 0
-            note("read", "store", rate(nbytes, lambda: store.read("tensor", out)))
+            note("read", "store", lambda: store.read("tensor", out))
             if not np.array_equal(out, data):
                 raise AssertionError("what was read is not what was written")
-            note("read", "drive", rate(nbytes, lambda: drive.read(first, out).wait()))
-            note("read", "loop", rate(nbytes, lambda: loop(path, "read", out, block)))
-            if program:
-                note("read", "fio", fio(program, path, "read", nbytes, block, depth))
-    rows = []
-    for action in ("read", "write"):
-        row: dict[str, Any] = {"action": action, "block": block, "depth": depth, "bytes": nbytes}
-        for who in ("loop", "drive", "store", "fio"):
-            found = rates.get((action, who))
-            row[f"{who}_bytes_per_s"] = statistics.median(found) if found else None
-            row[f"{who}_all"] = found
-        for who in ("loop", "fio"):
-            base = rates.get((action, who))
-            for mine in ("drive", "store"):
-                name = f"{mine}_over_{who}"
-                pairs = zip(rates[action, mine], base or [], strict=False)
-                row[name] = statistics.median([a / b for a, b in pairs]) if base else None
-        rows.append(row)
-    return rows
+            note("read", "drive", lambda: drive.read(first, out).wait())
+            note("read", "loop", lambda: loop(path, "read", out, block))
+            note_fio("read")
+    return [
+        {"action": action, "block": block, "depth": depth, "bytes": nbytes,
+         **compared({who: rates.get((action, who)) for who in WHO})}
+        for action in ("read", "write")
+    ]  # fmt: skip
 
 
-def sums(nbytes: int) -> dict[str, Any]:
-    """What a core makes of CRC-32."""
-    data = np.random.default_rng(2).integers(0, 256, nbytes, np.uint8)
-    best = max(rate(nbytes, lambda: checksum.crc32(data)) for _ in range(5))
-    return {"engine": checksum.engine, "bytes_per_s": best}
+def compared(rates: dict[str, list[float] | None]) -> Results:
+    """Medians, and medians of ratios of each round."""
+    row: Results = {f"{who}_all": found for who, found in rates.items()}
+    for who, found in rates.items():
+        row[f"{who}_bytes_per_s"] = statistics.median(found) if found else None
+    for base in ("loop", "fio"):
+        for mine in ("drive", "store"):
+            pairs = zip(rates[mine] or [], rates[base] or [], strict=False)
+            ratios = [a / b for a, b in pairs]
+            row[f"{mine}_over_{base}"] = statistics.median(ratios) if ratios else None
+    return row
 
 
 def main(
-    folder: Annotated[Path, typer.Option(help="of the file, on a drive")] = report.FOLDER,
+    folder: Annotated[Path, typer.Option(help="of the file, on a drive")] = FOLDER,
     megabytes: Annotated[int, typer.Option(help="2**20 bytes that are moved")] = 256,
     rounds: Annotated[int, typer.Option(help="of everybody in turn")] = 7,
     block: Annotated[int, typer.Option(help="bytes of a read or write")] = 1 << 20,
 ) -> None:
+    """Measure each depth, and write build/bench/storage.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    program = shutil.which("fio")
-    if program is None:
+    program, version = shutil.which("fio"), None
+    if program:
+        done = subprocess.run([program, "--version"], stdout=subprocess.PIPE, text=True, check=True)
+        version = done.stdout.strip()
+    else:
         console.print("fio is not on PATH: rates are beside the plain loop alone")
     path = folder / "bench_storage.drive"
     rows = []
     try:
-        for depth in (1, 2, 4, 8, 16):
-            console.print(f"depth {depth} ...")
+        for depth in track(DEPTHS, "depths"):
             rows += measure(path, megabytes << 20, block, depth, rounds, program)
     finally:
         path.unlink(missing_ok=True)
-    version = None
-    if program:
-        done = subprocess.run([program, "--version"], stdout=subprocess.PIPE, text=True, check=True)
-        version = done.stdout.strip()
-    crc = sums(64 << 20)
-    written = report.write(
-        "storage",
-        {
-            "label": "measured (wall clock)",
-            "fio": version,
-            "rounds": rounds,
-            "cores": os.cpu_count(),
-            "crc": crc,
-            "rows": rows,
-        },
+    data = np.random.default_rng(2).integers(0, 256, 64 << 20, np.uint8)
+    best = max(rate(data.nbytes, lambda: checksum.crc32(data)) for _ in range(5))
+    BENCH.report(
+        fio=version,
+        rounds=rounds,
+        cores=os.cpu_count(),
+        crc={"engine": checksum.engine, "bytes_per_s": best},
+        rows=rows,
     )
-    table = Table(title=f"MB/s, and ratios of each round; CRC-32 {crc['engine']}; {written}")
-    for column in ("", "depth", "loop", "fio", "drive", "store", "drive/fio", "store/fio"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        speeds = [row[f"{who}_bytes_per_s"] for who in ("loop", "fio", "drive", "store")]
-        ratios = [row["drive_over_fio"], row["store_over_fio"]]
-        table.add_row(
-            row["action"],
-            str(row["depth"]),
-            *("-" if each is None else f"{each / 1e6:.0f}" for each in speeds),
-            *("-" if each is None else f"{each:.2f}" for each in ratios),
-        )
-    console.print(table)
 
 
 if __name__ == "__main__":

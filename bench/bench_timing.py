@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Annotated
 
-import report
 import typer
-from rich.console import Console
-from rich.table import Table
+from harness import Bench, Column, Table, console
+from synthesising import known
 
 from nearstep_sim import timing
 from nearstep_sim.row_file import Row, read_rows
 from nearstep_sim.verilate.build import BuildError
 
-console = Console()
+BENCH = Bench(
+    "timing",
+    "## Clock rate on an ECP5-{device}",
+    Table(
+        "blocks",
+        Column("block", "key"),
+        Column("cycles", lambda row: row.get("latency")),
+        Column("MHz, median", "fmax_mhz", ".1f"),
+        Column("least", lambda row: min(row["seeds"].values()), ".1f"),
+        Column("most", lambda row: max(row["seeds"].values()), ".1f"),
+        Column("before", "before"),
+        Column("LUT4", "lut", ","),
+        Column("FF", "ff", ","),
+        Column("MULT18", "mult", ","),
+        Column("EBR", "bram", ","),
+    ),
+    label="measured (nextpnr)",
+)
 
 
 def main(
@@ -28,18 +43,13 @@ def main(
     write: Annotated[bool, typer.Option("--write", help="Write hw/timing.json.")] = False,
 ) -> None:
     """Place and route, print, write build/bench/timing.json; exit 1 if a block is too slow."""
-    warnings.filterwarnings("ignore", message=".*created but never used")
-    if unknown := sorted(set(names or []) - set(timing.BLOCKS)):
-        raise typer.BadParameter(
-            f"there is no {', '.join(unknown)}; there are {', '.join(timing.BLOCKS)}"
-        )
-    asked = names or [n for n, block in timing.BLOCKS.items() if large or not block.large]
+    known(names or [], timing.BLOCKS)
     tools, old = read_rows(timing.FILE)
     if tools and tools != timing.tools():
         console.print(f"rows are of other tools: {tools} -> {timing.tools()}")
     rows: dict[str, Row] = {}
     wrong: dict[str, list[str]] = {}
-    for name in asked:
+    for name in names or [n for n, block in timing.BLOCKS.items() if large or not block.large]:
         count = timing.BLOCKS[name].seeds if seeds is None else range(1, seeds + 1)
 
         def tell(seed: int, rate: float, name: str = name) -> None:
@@ -54,19 +64,8 @@ def main(
             wrong[name] = found
         if write:
             timing.write({**old, **rows})
-    path = report.write("timing", {"label": "measured (nextpnr)", "blocks": rows})
-    table = Table(
-        "block", "cycles", "MHz, median", "least", "most", "before", "LUT4", "FF", "MULT18", "EBR",
-        title=f"ECP5-{timing.tools()['device']}; {path}",
-    )  # fmt: skip
-    for name, row in rows.items():
-        rates = row["seeds"].values()
-        table.add_row(
-            name, str(row.get("latency", "")), f"{row['fmax_mhz']:.1f}",
-            f"{min(rates):.1f}", f"{max(rates):.1f}", str(old.get(name, {}).get("fmax_mhz", "")),
-            *(f"{row[key]:,}" for key in ("lut", "ff", "mult", "bram")),
-        )  # fmt: skip
-    console.print(table)
+    blocks = {n: {**row, "before": old.get(n, {}).get("fmax_mhz")} for n, row in rows.items()}
+    BENCH.report(device=timing.tools()["device"], blocks=blocks)
     for name, reasons in wrong.items():
         console.print(f"[red]{name}: {'; '.join(reasons)}[/red]")
     if wrong:
