@@ -4,15 +4,13 @@ Four implementations take the same steps from the same parameters on the same gr
 reference is Adam in float64 on the same float32 inputs, with hyper-parameters in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from harness import Bench, Column, Results, Table
+from harness import Bench, Results
 from measuring import differ
 
 from nearstep_sim.golden.rule_cpp import kernel
@@ -25,22 +23,18 @@ State = dict[str, np.ndarray]
 
 BENCH = Bench(
     "accuracy",
-    "## Accuracy",
     """
-    {parameters:,} parameters, {steps} steps, *measured* against the
-    same steps in float64. Errors in ulp; values near zero dominate the mean. ATen \
+## Accuracy
+
+{parameters:,} parameters, {steps} steps, *measured* against the
+same steps in float64. Errors in ulp; values near zero dominate the mean. ATen
 capability {aten_capability}.
-    """,
-    Table(
-        "rows",
-        Column("optimizer", "optimizer"),
-        Column("implementation", "implementation"),
-        Column("array", "array"),
-        Column("bits that differ from torch fused", "bits_that_differ_from_torch_fused", ","),
-        Column("mean ulp", "mean_ulp", ".3f"),
-        Column("median ulp", "median_ulp", ".3f"),
-        Column("max absolute", "max_absolute", ".2e"),
-    ),
+
+@rows
+optimizer = {optimizer} | implementation = {implementation} | array = {array}
+bits that differ from torch fused = {bits_that_differ_from_torch_fused:,}
+mean ulp = {mean_ulp:.3f} | median ulp = {median_ulp:.3f} | max absolute = {max_absolute:.2e}
+""",
     label="measured (this machine)",
 )
 

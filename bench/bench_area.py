@@ -1,7 +1,5 @@
 """Area of every block: writes the file of a family of FPGAs again, for blocks that have changed."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Annotated

@@ -21,8 +21,6 @@ Memory is what the process holds beyond the parameters and gradients: subgroups 
 and arrays that are on their way.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -42,8 +40,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from bench_overflow import times
-from harness import FOLDER, Bench, Column, Results, Table
+from bench_overflow import compared
+from harness import FOLDER, Bench, Results
 from measuring import Mapped, in_turn
 
 import nearstep
@@ -107,48 +105,35 @@ def said(results: Results) -> Results:
             "*DeepSpeed*, by itself before the others: a model in bf16 whose fp32 parameters and\n"
             "moments lie on files, pipelined, and no whole state after a cut."
         )
-    return found
-
-
-def rows(results: Results) -> list[Results]:
-    """Seconds of each, and how many times as long it takes."""
     deepspeed = f"DeepSpeed {results['deepspeed']}, ZeRO-3, NVMe, CPU Adam"
-    return [
-        {
-            "name": NAMES.get(n, deepspeed),
-            "took": took,
-            "over": times(results["seconds"]["cards"], took),
-        }
-        for n, took in results["seconds"].items()
-    ]
+    took = {NAMES.get(name, deepspeed): each for name, each in results["seconds"].items()}
+    return {**found, "compared": compared(took)}
 
 
 BENCH = Bench(
     "cards",
-    "## State on the drives of cards",
     """
-    A step of AdamW on {parameters:.1f/1e6} million parameters whose state lies
-    on {cards} {files}, in turn in one run; seconds, medians of
-    {steps} steps, *measured* (this machine, {cores} cores). *Cards*:
-    `golden:smartssd?cards={cards}&drive=`, subgroups of {subgroup} elements; for
-    each parameter {bytes_per_parameter[drives_to_cards]:.0f} bytes are read and
-    {bytes_per_parameter[cards_to_drives]:.0f} written, and a generation outlasts a power cut.
-    *Storage*: `nearstep.storage` reads and writes the same bytes in the same pieces, and
-    commits. *Mapped*: torch's fused step, its moments on mapped files that the page cache
-    holds, flushed after each step: a third of the bytes, and no whole state after a cut.
-    Rounds alternate in their order; the ratio is that of the two in one round, its interval
-    that of the median. The step has {rate} of the rate
-    of storage alone. The process holds {memory_over_subgroup:.2f} x D x 16
-    bytes beside the model, D the elements of a subgroup. {paced_rate}
+## State on the drives of cards
 
-    {deep}
-    """,
-    Table(
-        rows,
-        Column("", "name"),
-        Column("s a step", "took", ".3f"),
-        Column("cards over it", "over"),
-    ),
+A step of AdamW on {parameters:.1f/1e6} million parameters whose state lies
+on {cards} {files}, in turn in one run; seconds, medians of
+{steps} steps, *measured* (this machine, {cores} cores). *Cards*:
+`golden:smartssd?cards={cards}&drive=`, subgroups of {subgroup} elements; for
+each parameter {bytes_per_parameter[drives_to_cards]:.0f} bytes are read and
+{bytes_per_parameter[cards_to_drives]:.0f} written, and a generation outlasts a power cut.
+*Storage*: `nearstep.storage` reads and writes the same bytes in the same pieces, and
+commits. *Mapped*: torch's fused step, its moments on mapped files that the page cache
+holds, flushed after each step: a third of the bytes, and no whole state after a cut.
+Rounds alternate in their order; the ratio is that of the two in one round, its interval
+that of the median. The step has {rate} of the rate
+of storage alone. The process holds {memory_over_subgroup:.2f} x D x 16
+bytes beside the model, D the elements of a subgroup. {paced_rate}
+
+{deep}
+
+@compared
+= {name} | s a step = {took:.3f} | cards over it = {over}
+""",
     label="measured (wall clock); the update itself is the golden model's",
     derived=said,
 )

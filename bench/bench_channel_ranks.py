@@ -1,50 +1,45 @@
 """The Adam kernel on a DDR4-1600 channel of two ranks: data beats over all cycles, START to done.
 
-As `bench_channel`, which has the same rows of one rank. Each rank is refreshed while the other
-moves data. `settled` counts the refreshes due at done, of both ranks, one after the other.
+As `bench_channel`, which has the same rows of one rank.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated
 
-import bench_channel
 import typer
-from bench_channel import BLOCKS_KIB, PAPER, Sweep, draw, runs
+from bench_channel import BLOCKS_KIB, KERNEL, PARTS, TRAFFIC, Sweep, draw, kernel_rows, traffic_rows
 from harness import Bench
 
 RANKS = 2
+INTERLEAVES_KIB = (4, 8, 16, 64, 256, 8 << 20)
+RANK = "in one rank before the other, KiB"
 SWEEPS: Mapping[str, Sweep] = {
-    "interleave": (
-        "in one rank before the other, KiB",
-        "{:,} KiB in a rank before the other",
-        (4, 8, 16, 64, 256, 8 << 20),
-    ),
+    "interleave": (RANK, "{:,} KiB in a rank before the other", INTERLEAVES_KIB),
     "bursts ahead": ("read bursts ahead", "read bursts ahead: {}", (8, 12, 16, 32, 64)),
     "block": ("block size, KiB", "blocks of {} KiB", BLOCKS_KIB),
     "skew": ("arrays apart, beats", "arrays {} beats apart", (0, 1, 16, 64, 128, 256, 272)),
-    "part": ("part", "{}", ("4Gb x8", "8Gb x8", "16Gb x8", "32Gb x16", "8Gb x16")),
+    "part": ("part", "{}", PARTS),
 }
+BOUND = "refresh bound ~ {refresh_bound:%} | "
+"""Of one rank: here one is refreshed while the other moves data."""
 
-KERNEL, TRAFFIC = runs(SWEEPS, ranks=True)
 BENCH = Bench(
     "channel_ranks",
-    "## Two ranks on a channel",
-    """
-    The same controller with two ranks: one is refreshed while the other moves data. Columns
-    as above; *settled* counts the refreshes due at done, of both ranks, one after the other,
-    and *turnaround* the changes of direction and of rank. The kernel's RTL, 16 KiB blocks,
-    {rows[0][parameters]:,} parameters:
-    """,
-    KERNEL,
-    """
-    The C++ model of its traffic, {swept:,} parameters; 8Gb x8, 16 KiB in a
-    rank before the other, 16 KiB blocks, 16 units, where nothing else is said:
-    """,
-    TRAFFIC,
-    "![Where the cycles of two ranks go](channel_ranks.png)",
-    derived=lambda results: {"swept": results["rows"][-1]["parameters"]},
+    f"""
+## Two ranks on a channel
+
+The same controller with two ranks: one is refreshed while the other moves data. Columns
+as above; *settled* counts the refreshes due at done, of both ranks, one after the other,
+and *turnaround* the changes of direction and of rank. The kernel's RTL, 16 KiB blocks,
+{{kernel[0][parameters]:,}} parameters:
+
+{KERNEL}
+The C++ model of its traffic, {{traffic[0][parameters]:,}} parameters; 8Gb x8, 16 KiB in a
+rank before the other, 16 KiB blocks, 16 units, where nothing else is said:
+
+{TRAFFIC}
+![Where the cycles of two ranks go](channel_ranks.png)
+""".replace(BOUND, ""),
 )
 
 
@@ -55,11 +50,10 @@ def main(
     ] = 250_000,
 ) -> None:
     """Measure, print, and write build/bench/channel_ranks.json and channel_ranks.png."""
-    rows = bench_channel.kernel_rows(count, ranks=RANKS)
-    rows += bench_channel.traffic_rows(SWEEPS, sweep, ranks=RANKS)
+    kernel, rows = kernel_rows(count, ranks=RANKS), traffic_rows(SWEEPS, sweep, ranks=RANKS)
     title = "Adam's traffic on a DDR4-1600 channel of two ranks: 8Gb x8, 16 KiB otherwise"
     draw(rows, SWEEPS, title, "channel_ranks.png")
-    BENCH.report(paper=PAPER, rows=rows)
+    BENCH.report(kernel=kernel, traffic=rows)
 
 
 if __name__ == "__main__":

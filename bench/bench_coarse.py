@@ -6,17 +6,14 @@ phit of 16 bytes a cycle in each direction, 100 cycles long. The bound counts pa
 cycle and has to give 2 N / (N - 1) x 16 at most, so the links are the limit.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np
 import typer
-from harness import PERCENT, Bench, Column, Results, Table, plot, text, track
+from harness import Bench, Results, plot, track
 from measuring import ring_differs, timed
 
 from nearstep.coarse import CoarsePool, PoolTensor
-from nearstep.coarse.counters import PoolCounters
 from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, PHIT_BYTES
 
 URL = "sim:coarse?window=direct&memory_bytes=64MiB&devices="
@@ -27,148 +24,70 @@ MEBIBYTES = (1, 4, 16)
 DENSE_BYTES = 4 << 20
 RATES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
 SHARES = (0.0, 0.25, 0.5, 1.0)
-MIB = "g/1048576 MiB"
-
-
-def span(row: Results) -> str:
-    """The least and the most of the shares in which directions are busy."""
-    return f"{100 * min(row['busy']):.2f} to {100 * max(row['busy']):.2f} %"
-
-
-def rings(results: Results, count: int) -> list[Results]:
-    """Runs of fp32 with so many rings."""
-    return [r for r in results["runs"] if r["wire"] == "fp32" and r["rings"] == count]
-
-
-def designs(results: Results) -> list[Results]:
-    """One ring and DENSE beside two rings."""
-    size = results["dense"][0]["bytes"]
-    one = {row["devices"]: row["cycles"] for row in rings(results, 1)}
-    two = {row["devices"]: row["cycles"] for row in rings(results, 2) if row["bytes"] == size}
-    return [
-        {"devices": n, "two": two[n], "one": one[n], "dense": dense["cycles"],
-         "one_over": one[n] / two[n], "dense_over": dense["cycles"] / two[n]}
-        for dense in results["dense"]
-        for n in [dense["devices"]]
-        if n in two
-    ]  # fmt: skip
-
-
-def frozen(results: Results) -> list[Results]:
-    """Snapshots with what they cost."""
-    base = results["snapshots"][0]["cycles"]
-    return [
-        {**row, "slow_down": row["cycles"] / base, "a_page": (row["cycles"] - base) / pages
-         if (pages := row["pages_copied"]) else None}
-        for row in results["snapshots"]
-    ]  # fmt: skip
-
-
-def largest(results: Results) -> list[Results]:
-    """The largest sums of each pool, with the speed of their emulation."""
-    two = rings(results, 2)
-    most, rate = max(row["bytes"] for row in two), "simulated_elements_per_s"
-    return [
-        {**row, "size": most // 4, "cycles_per_s": row[rate] * row["cycles"] / (most // 4)}
-        for row in two
-        if row["bytes"] == most
-    ]
-
-
-def compared(results: Results) -> Results:
-    """Count compared elements."""
-    every = [*results["runs"], *results["faults"]]
-    return {name: sum(row[name] for row in every) for name in ("elements", "elements_differ")}
-
 
 BENCH = Bench(
     "coarse",
-    "## The COARSE memory devices",
     """
-    A sum of a tensor on N devices, *measured* in cycles of the devices' RTL, from the first
-    job's start to the last one's end, by the cores' own counters. Two rings run in opposite
-    directions. A link moves {phit_bytes} bytes a cycle each way, and takes 100 cycles; a local
-    DRAM gives {beat_bytes} bytes a cycle, reads and writes together. The bound counts payload in
-    the busiest direction: (N - 1) / N x n / BW for n bytes a device, n / BW for N = 2, which
-    has one link. Headers and trailers, 2 of 130 phits, are 1.54 % of a direction. *Busy* is
-    the share of cycles in which a direction of a link took a phit: least and most of all
-    directions. Of {elements:,} elements of results in all runs of this section, {elements_differ}
-    differ from golden's.
-    """,
-    Table(
-        lambda results: rings(results, 2),
-        Column("N, size a device", lambda row: f"{row['devices']}, {text(row['bytes'], MIB)}"),
-        Column("cycles", "cycles", ","),
-        Column("bound", "bound", ",.0f", kind="modelled"),
-        Column("of bound", "of_bound", PERCENT),
-        Column("busy", span),
-        Column("DRAM, B/cycle", "dram_bytes_per_cycle", ".1f"),
-    ),
-    """
-    The same {dense[0][bytes]:g/1048576 MiB} a device with one ring, *measured*, and with
-    DENSE, in which all send to one device over its links and read back from there: *modelled* as
-    (N - 1) n / BW over the links of that device, both directions at once. With N = 2 one
-    ring uses both directions; else only acknowledgements go against the ring.
-    """,
-    Table(
-        designs,
-        Column("N", "devices"),
-        Column("two rings", "two", ","),
-        Column("one ring", "one", ","),
-        Column("DENSE, *modelled*", "dense", ",.0f", kind="modelled"),
-        Column("one / two", "one_over", ".2f"),
-        Column("DENSE / two", "dense_over", ".2f", kind="modelled"),
-    ),
-    """
-    ![Cycles over devices, lost frames, snapshots](coarse.png)
+## The COARSE memory devices
 
-    ### Lost frames
+A sum of a tensor on N devices, *measured* in cycles of the devices' RTL, from the first
+job's start to the last one's end, by the cores' own counters. Two rings run in opposite
+directions. A link moves {phit_bytes} bytes a cycle each way, and takes 100 cycles; a local
+DRAM gives {beat_bytes} bytes a cycle, reads and writes together. The bound counts payload in
+the busiest direction: (N - 1) / N x n / BW for n bytes a device, n / BW for N = 2, which
+has one link. Headers and trailers, 2 of 130 phits, are 1.54 % of a direction. *Busy* is
+the share of cycles in which a direction of a link took a phit: least and most of all
+directions. Of {elements:,} elements of results in all runs of this section, {elements_differ}
+differ from golden's.
 
-    {faults[0][devices]} devices, {faults[0][bytes]:g/1048576 MiB} each; every frame is
-    lost with that chance, in each direction of each link, *measured*. The sums stay equal,
-    bit for bit. What is lost is sent again, and nothing else (selective repeat): that takes
-    its share of the link. The other part is time: an entry that is missing comes some 500
-    cycles late, and what came behind it waits in the RecvBuf.
-    """,
-    Table(
-        "faults",
-        Column("lost", "rate", "g*100 %"),
-        Column("cycles", "cycles", ","),
-        Column("of the rate without loss", "of_lossless", PERCENT),
-        Column("entries sent again", "replays"),
-    ),
-    """
-    ### Snapshots
+@two
+N, size a device = {devices}, {bytes:g/1048576 MiB} | cycles = {cycles:,} | bound ~ {bound:,.0f}
+of bound = {of_bound:%} | busy = {busy_span} | DRAM, B/cycle = {dram_bytes_per_cycle:.1f}
 
-    A sum of {snapshots[0][elements]:g/262144 MiB} on each of four devices while a snapshot is \
-open on part of
-    what it overwrites, *measured*. A page of 4 KiB is read before its first write, and all
-    writes wait meanwhile; it goes to the area beside them. *Stalled* are cycles in which a
-    write waited.
-    """,
-    Table(
-        frozen,
-        Column("pages copied, each device", "pages_copied"),
-        Column("cycles", "cycles", ","),
-        Column("slow-down", "slow_down", ".2f"),
-        Column("stalled", "stall", ","),
-        Column("cycles more, a page", "a_page", ".0f"),
-    ),
-    """
-    ### Speed of the emulation
+The same {dense_bytes:g/1048576 MiB} a device with one ring, *measured*, and with DENSE, in which
+all send to one device over its links and read back from there: *modelled* as
+(N - 1) n / BW over the links of that device, both directions at once. With N = 2 one
+ring uses both directions; else only acknowledgements go against the ring.
 
-    Elements of the result a second on one core, *measured* (this machine, by the clock on
-    the wall): an element that all N devices summed and hold counts once. Additions are N - 1
-    for each.
-    """,
-    Table(
-        largest,
-        Column("device", lambda row: f"`sim:coarse?devices={row['devices']}&window=direct`"),
-        Column("elements of the result", "size", ","),
-        Column("elements/s", "simulated_elements_per_s", ",.0f"),
-        Column("device cycles/s", "cycles_per_s", ",.0f"),
-    ),
-    derived=compared,
+@designs
+N = {devices} | two rings = {two:,} | one ring = {one:,} | DENSE, *modelled* ~ {dense:,.0f}
+one / two = {one_over:.2f} | DENSE / two ~ {dense_over:.2f}
+
+![Cycles over devices, lost frames, snapshots](coarse.png)
+
+### Lost frames
+
+{faults[0][devices]} devices, {faults[0][bytes]:g/1048576 MiB} each; every frame is
+lost with that chance, in each direction of each link, *measured*. The sums stay equal,
+bit for bit. What is lost is sent again, and nothing else (selective repeat): that takes
+its share of the link. The other part is time: an entry that is missing comes some 500
+cycles late, and what came behind it waits in the RecvBuf.
+
+@faults
+lost = {rate:g*100 %} | cycles = {cycles:,} | of the rate without loss = {of_lossless:%}
+entries sent again = {replays}
+
+### Snapshots
+
+A sum of {snapshots[0][elements]:g/262144 MiB} on each of four devices while a snapshot is open on
+part of what it overwrites, *measured*. A page of 4 KiB is read before its first write, and all
+writes wait meanwhile; it goes to the area beside them. *Stalled* are cycles in which a
+write waited.
+
+@snapshots
+pages copied, each device = {pages_copied} | cycles = {cycles:,}
+slow-down = {slow_down:.2f} | stalled = {stall:,} | cycles more, a page = {a_page:.0f}
+
+### Speed of the emulation
+
+Elements of the result a second on one core, *measured* (this machine, by the clock on
+the wall): an element that all N devices summed and hold counts once. Additions are N - 1
+for each.
+
+@largest
+device = `sim:coarse?devices={devices}&window=direct` | elements of the result = {size:,}
+elements/s = {simulated_elements_per_s:,.0f} | device cycles/s = {simulated_cycles_per_s:,.0f}
+""",
 )
 
 
@@ -183,12 +102,6 @@ def arrays_of(pool: CoarsePool, elements: int) -> list[np.ndarray]:
     return [rng.standard_normal(elements, np.float32) for _ in range(pool.devices)]
 
 
-def directions(counters: PoolCounters, cycles: int) -> list[float]:
-    """Share of cycles in which each direction that was used had a phit."""
-    sent = [link.sent_phits for device in counters.devices for link in device.links]
-    return [phits / cycles for phits in sent if phits]
-
-
 def reduction(url: str, nbytes: int, wire: str = "fp32", group: int | None = None) -> Results:
     """Measure one sum of a tensor on all devices."""
     with CoarsePool.open(url) as pool:
@@ -199,6 +112,8 @@ def reduction(url: str, nbytes: int, wire: str = "fp32", group: int | None = Non
         counters = pool.counters()
         cores = [core for device in counters.devices for core in device.cores if core.cycles]
         cycles = max(core.cycles for core in cores)
+        links = [link for device in counters.devices for link in device.links]
+        busy = [link.sent_phits / cycles for link in links if link.sent_phits]
         parts = pool.split(tensor.size, wire, group)
         results = [tensor.read(device) for device in range(pool.devices)]
         return {
@@ -211,21 +126,27 @@ def reduction(url: str, nbytes: int, wire: str = "fp32", group: int | None = Non
             "cycles_with_host": pool.device.cycles - first,
             "bound": bound(pool.devices, nbytes),
             "of_bound": bound(pool.devices, nbytes) / cycles,
-            "busy": directions(counters, cycles),
-            "replays": sum(link.replays for d in counters.devices for link in d.links),
+            "busy": busy,
+            "busy_span": f"{100 * min(busy):.2f} to {100 * max(busy):.2f} %",
+            "replays": sum(link.replays for link in links),
             "dram_bytes_per_cycle": 2 * nbytes / cycles,
             "beats_per_cycle": max(core.beats / core.cycles for core in cores),
             "elements_differ": ring_differs(pool.device.config, parts, arrays, results, wire),
             "elements": pool.devices * tensor.size,
+            "size": tensor.size,
             "simulated_elements_per_s": tensor.size / seconds,
+            "simulated_cycles_per_s": cycles / seconds,
         }
 
 
-def dense(devices: int, nbytes: int) -> Results:
-    """Model everything sent to one device and back over its two links, as DENSE would: no RTL."""
-    links = 1 if devices == 2 else 2
-    cycles = (devices - 1) * nbytes / PHIT_BYTES / links
-    return {"label": "modelled", "devices": devices, "bytes": nbytes, "cycles": cycles}
+def design(two: Results, one: Results) -> Results:
+    """Compare one ring, and everything sent to one device and back over its two links, as DENSE
+    would, with two rings."""
+    n, links = two["devices"], 1 if two["devices"] == 2 else 2
+    dense = (n - 1) * DENSE_BYTES / PHIT_BYTES / links
+    cycles = {"two": two["cycles"], "one": one["cycles"], "dense": dense}
+    over = {f"{name}_over": cycles[name] / two["cycles"] for name in ("one", "dense")}
+    return {"devices": n, **cycles, **over, "bound": two["bound"]}
 
 
 def freeze(pool: CoarsePool, tensor: PoolTensor, nbytes: int) -> None:
@@ -268,20 +189,19 @@ def draw(results: Results) -> None:
     """Draw cycles against the bound, one ring and DENSE; what faults and snapshots cost."""
     title = "COARSE, in RTL cycles (measured, but for DENSE and the bound)"
     with plot("coarse.png", 1, 3, figsize=(14, 4), title=title) as (_, (left, middle, right)):
-        two = [row for row in rings(results, 2) if row["bytes"] == DENSE_BYTES]
-        lines: list[tuple[list[Results], str, str, str]] = [
-            (two, "cycles", "o-", "two rings"),
-            (rings(results, 1), "cycles", "o-", "one ring"),
-            (two, "bound", "k--", "bound, two rings"),
-            (results["dense"], "cycles", "s:", "DENSE (modelled)"),
-        ]
-        for rows, key, style, name in lines:
-            left.plot([r["devices"] for r in rows], [r[key] for r in rows], style, label=name)
+        designs, faults, snapshots = results["designs"], results["faults"], results["snapshots"]
+        for key, style, name in (
+            ("two", "o-", "two rings"),
+            ("one", "o-", "one ring"),
+            ("bound", "k--", "bound, two rings"),
+            ("dense", "s:", "DENSE (modelled)"),
+        ):
+            devices = [row["devices"] for row in designs]
+            left.plot(devices, [row[key] for row in designs], style, label=name)
         left.set(xlabel="devices", ylabel="thousand cycles for 4 MiB a device", ylim=(0, None))
         left.set_xticks(DEVICES)
         left.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}")
         left.legend()
-        faults, snapshots = results["faults"], frozen(results)
         middle.plot(range(len(faults)), [100 * row["of_lossless"] for row in faults], "o-")
         middle.set_xticks(range(len(faults)), [f"{100 * row['rate']:g}" for row in faults])
         middle.set(xlabel="frames lost, %", ylabel="rate, % of that without loss", ylim=(0, 105))
@@ -304,22 +224,33 @@ def main(
     """Measure pools of 2, 4 and 8 devices, and write build/bench/coarse.json and coarse.png."""
     sizes = [size << 20 for size in MEBIBYTES if size <= largest]
     shapes = [(f"{URL}{n}", size) for n in DEVICES for size in sizes]
-    runs = [reduction(*shape) for shape in track(shapes, "two rings")]
-    runs += [reduction(f"{URL}{n}", DENSE_BYTES, group=0) for n in track(DEVICES, "one ring")]
-    wires = track(("fp16", "bf16"), "16 bits on the wire")
-    runs += [reduction(f"{URL}4", DENSE_BYTES, wire=wire) for wire in wires]
+    two = [reduction(*shape) for shape in track(shapes, "two rings")]
+    one = [reduction(f"{URL}{n}", DENSE_BYTES, group=0) for n in track(DEVICES, "one ring")]
+    wires = [reduction(f"{URL}4", DENSE_BYTES, wire=w) for w in track(("fp16", "bf16"), "wires")]
+    both = [row for row in two if row["bytes"] == DENSE_BYTES]
     faults: list[Results] = []
     for rate in track(RATES, "lost frames"):
         found = {"rate": rate, **reduction(f"{URL}4&drop={rate}", 1 << 20)}
         faults.append({**found, "of_lossless": [*faults, found][0]["cycles"] / found["cycles"]})
+    snapshots = [snapshot(share, 1 << 18) for share in track(SHARES, "snapshots")]
+    base = snapshots[0]["cycles"]
+    for row in snapshots:
+        pages, more = row["pages_copied"], row["cycles"] - base
+        row |= {"slow_down": row["cycles"] / base, "a_page": more / pages if pages else None}
+    every = [*two, *one, *wires, *faults]
     results = {
         "phit_bytes": PHIT_BYTES,
         "beat_bytes": BEAT_BYTES,
+        "dense_bytes": DENSE_BYTES,
         "clock_hz": CLOCK_HZ,
-        "runs": runs,
-        "dense": [dense(devices, DENSE_BYTES) for devices in DEVICES],
+        "two": two,
+        "one": one,
+        "wires": wires,
+        "largest": [row for row in two if row["bytes"] == max(sizes)],
+        "designs": [design(*pair) for pair in zip(both, one, strict=bool(both))],
         "faults": faults,
-        "snapshots": [snapshot(share, 1 << 18) for share in track(SHARES, "snapshots")],
+        "snapshots": snapshots,
+        **{name: sum(row[name] for row in every) for name in ("elements", "elements_differ")},
     }
     draw(results)
     BENCH.report(**results)

@@ -1,8 +1,6 @@
 # amaranth: UnusedElaboratable=no
 """Area of a COARSE memory device, part by part: `synth_xilinx -family xcup`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +8,7 @@ from typing import Annotated
 
 import typer
 from amaranth.lib import wiring
-from harness import Bench, Column, Results, Table, console
+from harness import Bench, Results, console
 from measuring import Area, area, timed
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
@@ -34,66 +32,56 @@ SHOWN = ("ALUs", "sync core", "link layer", "CRC", "Flow", "snapshot")
 """Parts of the table, by a word of their names."""
 
 
-def columns(first: str, form: str) -> list[Column]:
-    names = ("DSP48E2", "LUT", "LUT as memory", "FF", "BRAM, 36 Kib")
-    own = [",g" if key == "bram36" else form for key in AREA]
-    cells = [Column(n, key, each) for n, key, each in zip(names, AREA, own, strict=True)]
-    return [Column(first, "name"), *cells]
+def page(results: Results) -> str:
+    """What can be said of the parts that are there already."""
+    page = HEAD
+    if results["lanes"]:
+        page += LANE
+    if "its replay" in results["sums"]:
+        page += REPLAY
+    return page + (CRC if "link layer" in results["sums"] else "")
 
 
-def shown(results: Results) -> list[Results]:
-    """Parts, and sums of them."""
+def derived(results: Results) -> Results:
+    """Parts and sums of the table, and KiB of all buffers."""
     parts = {n: each for n, each in results["parts"].items() if any(word in n for word in SHOWN)}
     sums = {f"*{n}*": each for n, each in results["sums"].items() if not n.startswith("its")}
-    return [{"name": name, **each} for name, each in {**parts, **sums}.items()]
-
-
-def said(results: Results) -> list[str | Table]:
-    """What can be said of the parts that are there already."""
-    blocks: list[str | Table] = []
-    if results["lanes"]:
-        blocks += ["A lane of the ALUs: receives, adds or compares, scales, converts."]
-        blocks += [Table("lanes", *columns("lane", ",.1f"))]
-    if "its replay" in results["sums"]:
-        blocks += [
-            """
-            Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,
-            `RecvFlow`; {config[groups]} groups) is {sums[its replay][lut]:,.0f} LUT and
-            {sums[its replay][ff]:,.0f} FF by itself. It has a serial number of each entry, which
-            stays in its SendBuf until it is acknowledged. All buffers are {buffers} KiB.
-            """
-        ]
-    if "link layer" in results["sums"]:
-        blocks += [
-            """
-            CRC of headers and entries (eight circuits: two kinds, two ports, both ways) is
-            {sums[its CRC][lut]:,.0f} of the {sums[link layer][lut]:,.0f} LUT of the link layer.
-            """
-        ]
-    return blocks
-
-
-def buffers(results: Results) -> Results:
     config = results["config"]
     entries = config["groups"] * 2 * config["buffer_entries"]
-    return {"buffers": entries * config["entry_phits"] * 16 // 1024}
+    return {"shown": {**parts, **sums}, "buffers": entries * config["entry_phits"] * 16 // 1024}
 
 
-BENCH = Bench(
-    "coarse_area",
-    "### Area of a memory device",
-    """
-    After `synth_xilinx -family xcup`, *measured* part by part (synthesis only, so timing is
-    unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in
-    italics are added up. {config[groups]} sync cores, buffers of {config[buffer_entries]} entries \
-of
-    {config[entry_phits]} phits, all wire formats.
-    """,
-    Table(shown, *columns("part", ",.0f")),
-    said,
-    label="measured (synth_xilinx -family xcup), each part by itself; sums are added up",
-    derived=buffers,
-)
+HEAD = """
+### Area of a memory device
+
+After `synth_xilinx -family xcup`, *measured* part by part (synthesis only, so timing is
+unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in
+italics are added up. {config[groups]} sync cores, buffers of {config[buffer_entries]} entries of
+{config[entry_phits]} phits, all wire formats.
+
+@shown
+part = {key} | DSP48E2 = {dsp:,.0f} | LUT = {lut:,.0f} | LUT as memory = {lut_memory:,.0f}
+FF = {ff:,.0f} | BRAM, 36 Kib = {bram36:,g}
+"""
+LANE = """
+A lane of the ALUs: receives, adds or compares, scales, converts.
+
+@lanes
+lane = {name} | DSP48E2 = {dsp:,.1f} | LUT = {lut:,.1f} | LUT as memory = {lut_memory:,.1f}
+FF = {ff:,.1f} | BRAM, 36 Kib = {bram36:,g}
+"""
+REPLAY = """
+Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,
+`RecvFlow`; {config[groups]} groups) is {sums[its replay][lut]:,.0f} LUT and
+{sums[its replay][ff]:,.0f} FF by itself. It has a serial number of each entry, which
+stays in its SendBuf until it is acknowledged. All buffers are {buffers} KiB.
+"""
+CRC = """
+CRC of headers and entries (eight circuits: two kinds, two ports, both ways) is
+{sums[its CRC][lut]:,.0f} of the {sums[link layer][lut]:,.0f} LUT of the link layer.
+"""
+LABEL = "measured (synth_xilinx -family xcup), each part by itself; sums are added up"
+BENCH = Bench("coarse_area", page, label=LABEL, derived=derived)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,11 @@ rates of the links. A client's link has no frames: its rate is what a protocol l
 phits of 130 that a ring's frames take are in its cycles and not in its bound.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from harness import PERCENT, Bench, Column, Results, Table, plot, text, track
+from harness import Bench, Results, plot, track
 from measuring import ring_differs, timed
 
 from nearstep.coarse import CoarsePool
@@ -44,67 +42,65 @@ NAMES = {
     "ideal": "in shards, `memory=ideal`",
     "slow_ring": "in shards, `link_interval=2`",
 }
-RUN = (
-    Column("shards", "shards"),
-    Column("cycles", "cycles", ","),
-    Column("bound, client", "bounds/client", ",.0f", kind="modelled"),
-    Column("bound, ring", "bounds/ring", ",.0f", kind="modelled"),
-    Column("of the slower", "of_slower_link", ".3f"),
-    Column("up", "busy/up", PERCENT),
-    Column("down", "busy/down", PERCENT),
-)
+RUN = """\
+shards = {shards} | cycles = {cycles:,} | bound, client ~ {bounds[client]:,.0f}
+bound, ring ~ {bounds[ring]:,.0f} | of the slower = {of_slower_link:.3f}
+up = {busy[up]:%} | down = {busy[down]:%}
+"""
 
 
-def size(row: Results) -> str:
-    return f"{text(row['bytes'], 'g/1048576 MiB')}, {NAMES[row['key']]}"
-
-
-def ways(results: Results) -> list[Results]:
-    """Where the cycles of each direction were spent."""
-    return [
-        {"name": f"{size({**row, 'key': key})}, {way}", **row["uses"][way]}
-        for key, row in results["runs"].items()
-        for way in ("up", "down")
-    ]
-
-
-def compared(results: Results) -> Results:
+def derived(results: Results) -> Results:
+    """Where the cycles of each direction were spent, and how many elements were compared."""
     every = [*results["runs"].values(), *results["sweep"]]
-    return {name: sum(row[name] for row in every) for name in ("elements", "elements_differ")}
+    return {
+        "ways": [
+            {"name": row["name"], "way": way, **row["uses"][way]}
+            for row in results["runs"].values()
+            for way in ("up", "down")
+        ],
+        **{name: sum(row[name] for row in every) for name in ("elements", "elements_differ")},
+    }
 
 
 BENCH = Bench(
     "coarse_pipeline",
-    "### Push, sync and pull",
     """
-    {clients} clients push a tensor each, the rings of {clients} devices sum it, and all
-    clients pull it, *measured* in cycles of the RTL of all devices, from the first push to
-    the last pull. Transfers go through the window of a device, beside the sync cores, over a
-    link for each client with {phit_bytes} bytes a cycle in each direction, 100
-    cycles long. Bounds follow from sizes and rates of the links alone, payload without
-    headers: a direction of a client's link carries n bytes, one of a ring's link
-    (N - 1) / N x n. *Busy* is n over the rate of the link, over all cycles: the least of all
-    clients. Shards are of S' = {shard_bytes:.0f/1024} KiB, the smallest size with
-    95 % of the full rate, as a client measures it. Of
-    {elements:,} elements
-    {elements_differ} differ from golden's.
-    """,
-    Table("runs", Column("size, how", size), *RUN),
-    """
-    ![Links and rings of all clients over time, whole and in shards](coarse-pipeline.png)
+### Push, sync and pull
 
-    Where the cycles of a direction of a client's link went, of the client with the least
-    busy: *within* transfers are their latency and waits for the memory, whose half-duplex
-    port moves 4 n bytes at 64 a cycle: as long as the client's link.
-    """,
-    Table(
-        ways,
-        Column("size, how, direction", "name"),
-        *(Column(part, part, ",") for part in ("moving", "before", "between", "within", "after")),
-    ),
-    "The same {sweep[0][bytes]:g/1048576 MiB} in shards of several sizes:",
-    Table("sweep", Column("size of a shard", "shard_bytes", ",.0f/1024 KiB"), *RUN),
-    derived=compared,
+{clients} clients push a tensor each, the rings of {clients} devices sum it, and all
+clients pull it, *measured* in cycles of the RTL of all devices, from the first push to
+the last pull. Transfers go through the window of a device, beside the sync cores, over a
+link for each client with {phit_bytes} bytes a cycle in each direction, 100
+cycles long. Bounds follow from sizes and rates of the links alone, payload without
+headers: a direction of a client's link carries n bytes, one of a ring's link
+(N - 1) / N x n. *Busy* is n over the rate of the link, over all cycles: the least of all
+clients. Shards are of S' = {shard_bytes:.0f/1024} KiB, the smallest size with
+95 % of the full rate, as a client measures it. Of
+{elements:,} elements
+{elements_differ} differ from golden's.
+
+@runs
+size, how = {name}
+"""
+    + RUN
+    + """
+![Links and rings of all clients over time, whole and in shards](coarse-pipeline.png)
+
+Where the cycles of a direction of a client's link went, of the client with the least
+busy: *within* transfers are their latency and waits for the memory, whose half-duplex
+port moves 4 n bytes at 64 a cycle: as long as the client's link.
+
+@ways
+size, how, direction = {name}, {way} | moving = {moving:,} | before = {before:,}
+between = {between:,} | within = {within:,} | after = {after:,}
+
+The same {sweep[0][bytes]:g/1048576 MiB} in shards of several sizes:
+
+@sweep
+size of a shard = {shard_bytes:,.0f/1024 KiB}
+"""
+    + RUN,
+    derived=derived,
 )
 
 
@@ -243,7 +239,7 @@ def main(
         "slow_ring": (f"{URL}{SLOW_RING}", 4 * swept, best),
     }
     runs = {
-        name: run(url, mib * MIB, shard)
+        name: {"name": f"{mib:g} MiB, {NAMES[name]}", **run(url, mib * MIB, shard)}
         for name, (url, mib, shard) in track(planned.items(), "runs")
     }
     sweep = [run(URL, swept * MIB, shard) for shard in track((*SWEPT, None), "sizes of shards")]

@@ -5,8 +5,6 @@ process, from a barrier on. Copies are counted for each byte of a tensor: those 
 and out of shared memory, and what golden devices read and write there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -17,7 +15,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from harness import Bench, Column, Table
+from harness import Bench
 from measuring import timed
 from torch.multiprocessing.spawn import spawn
 
@@ -27,23 +25,22 @@ from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE
 
 BENCH = Bench(
     "coarse_service",
-    "## The memory devices as a service",
     """
-    An all-reduce of {options[processes]} processes on this machine, *measured*, in turn:
-    by gloo, and by the service of `{options[device]}`;
-    the time of the slowest process, medians of
-    {options[rounds]} rounds, and the median of the ratios. For each byte of a tensor a
-    process copies one into shared memory and one out of it; the service reads what all have
-    pushed there and writes what they pull, and holds
-    {service_bytes:.0f/1048576} MiB resident, shared memory included.
-    """,
-    Table(
-        "rows",
-        Column("tensor", lambda row: f"{int(row['key']) / 2**20:g} MiB"),
-        Column("gloo, ms", "gloo_s", ".1f*1e3"),
-        Column("service, ms", "coarse_s", ".1f*1e3"),
-        Column("gloo / service", "gloo_over_coarse", ".2f"),
-    ),
+## The memory devices as a service
+
+An all-reduce of {options[processes]} processes on this machine, *measured*, in turn:
+by gloo, and by the service of `{options[device]}`;
+the time of the slowest process, medians of
+{options[rounds]} rounds, and the median of the ratios. For each byte of a tensor a
+process copies one into shared memory and one out of it; the service reads what all have
+pushed there and writes what they pull, and holds
+{service_bytes:.0f/1048576} MiB resident, shared memory included.
+
+@rows
+tensor = {mib:g} MiB
+gloo, ms = {gloo_s:.1f*1e3} | service, ms = {coarse_s:.1f*1e3}
+gloo / service = {gloo_over_coarse:.2f}
+""",
     label="measured (wall clock)",
 )
 
@@ -105,6 +102,7 @@ def main(
     resident = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     rows = {
         nbytes: {
+            "mib": int(nbytes) / 2**20,
             **{f"{name}_s": statistics.median(each) for name, each in seconds.items()},
             "gloo_over_coarse": statistics.median(
                 a / b for a, b in zip(seconds["gloo"], seconds["coarse"], strict=True)

@@ -4,14 +4,12 @@ From a waveform of the RTL of a small sum: a core is at a step in the cycles in 
 into its ALUs, a link is busy in those in which a phit leaves a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import typer
-from harness import FOLDER, Bench, Column, Table, plot
+from harness import FOLDER, Bench, plot
 
 from nearstep.coarse import CoarsePool
 from nearstep_hw.coarse.wire import PHIT_BITS, FrameKind
@@ -41,9 +39,14 @@ Spans = list[tuple[int, int]]
 
 BENCH = Bench(
     "coarse_timeline",
-    "## A sum on four devices, step by step",
-    "Share of {cycles:,} cycles in which each core has a step, and each link a phit.",
-    Table("busy", Column("core or link", "key"), Column("busy", "value", ".1f*100 %")),
+    """
+## A sum on four devices, step by step
+
+Share of {cycles:,} cycles in which each core has a step, and each link a phit.
+
+@busy
+core or link = {key} | busy = {value:.1f*100 %}
+""",
 )
 
 

@@ -7,14 +7,12 @@ other. Transfers of clients go through the window of their device: those of one 
 other, those of several devices are of links of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from harness import Bench, Column, Results, Table, track
+from harness import Bench, Results, track
 from measuring import differ
 
 from nearstep.coarse import CoarsePool
@@ -30,28 +28,23 @@ PHASES = ("push", "sum", "update", "pull")
 
 BENCH = Bench(
     "coarse_update",
-    "### The optimizer at the storage, and DENSE",
     """
-    A step of AdamW on {kib:,} KiB of parameters, *measured* in cycles of the RTL
-    of every device: clients push gradients, the devices sum them, every device updates its
-    copy, and clients pull the parameters. COARSE has a device for each client and sums in
-    two rings; DENSE is one device, which all clients push to, whose update kernel adds one
-    client's gradients after the other's. The phases are one behind the other here; the
-    service overlaps them shard by shard. Transfers to one device follow each other; those to
-    several are of links of their own, and the slowest counts. The update reads and writes 28
-    bytes a parameter. Of {compared:,} parameters
-    {wrong} differ from golden's.
-    """,
-    Table(
-        "rows",
-        Column("clients", "clients"),
-        Column(
-            "devices", lambda r: f"{r['devices']}, {'DENSE' if r['devices'] == 1 else 'COARSE'}"
-        ),
-        *(Column(phase, phase, ",") for phase in PHASES),
-        Column("all", "total", ","),
-        Column("of COARSE's", "of_coarse", ".2f"),
-    ),
+### The optimizer at the storage, and DENSE
+
+A step of AdamW on {kib:,} KiB of parameters, *measured* in cycles of the RTL
+of every device: clients push gradients, the devices sum them, every device updates its
+copy, and clients pull the parameters. COARSE has a device for each client and sums in
+two rings; DENSE is one device, which all clients push to, whose update kernel adds one
+client's gradients after the other's. The phases are one behind the other here; the
+service overlaps them shard by shard. Transfers to one device follow each other; those to
+several are of links of their own, and the slowest counts. The update reads and writes 28
+bytes a parameter. Of {compared:,} parameters
+{wrong} differ from golden's.
+
+@rows
+clients = {clients} | devices = {devices}, {design} | push = {push:,} | sum = {sum:,}
+update = {update:,} | pull = {pull:,} | all = {total:,} | of COARSE's = {of_coarse:.2f}
+""",
     derived=lambda results: {
         "compared": sum(row["elements"] for row in results["rows"]),
         "wrong": sum(row["elements_differ"] for row in results["rows"]),
@@ -111,6 +104,7 @@ def main(kib: Annotated[int, typer.Option(help="of parameters, KiB", min=1)] = 1
             {
                 "clients": clients,
                 "devices": devices,
+                "design": "DENSE" if devices == 1 else "COARSE",
                 **spent,
                 "total": total,
                 "of_coarse": total / coarse,

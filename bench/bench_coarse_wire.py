@@ -6,11 +6,9 @@ phits takes 128 cycles of 8 ALUs, and the local DRAM moves twice as many bytes f
 apart.
 """
 
-from __future__ import annotations
-
 import typer
-from bench_coarse import URL, reduction, span
-from harness import Bench, Column, Results, Table, track
+from bench_coarse import URL, reduction
+from harness import Bench, track
 
 NBYTES = 4 << 20
 DEVICES = 4
@@ -23,33 +21,23 @@ RUNS = (
 )
 LIMITS = {"links": "links", "alus": "ALUs", "dram": "DRAM"}
 
-
-def slowest(row: Results) -> str:
-    """The part whose bound is the longest, and its share of the cycles."""
-    name = max(row["bounds"], key=lambda each: row["bounds"][each])
-    return f"{LIMITS[name]}, {100 * row['bounds'][name] / row['cycles']:.2f} %"
-
-
 BENCH = Bench(
     "coarse_wire",
-    "### 16 bits on the links",
     """
-    {rows[0][bytes]:g/1048576 MiB} on each of {rows[0][devices]} devices, two rings,
-    *measured*, and bounds of the links (frames included), the ALUs and the DRAM alone,
-    *modelled*. A core does 2 N - 1 steps of a chunk and sends 2 N - 2 entries; a full entry
-    of 16-bit elements takes 130 phits on a link and 128 beats of 8 ALUs. In any format the
-    DRAM is read once and written once: `halfduplex`, 64 bytes a cycle in all, or `ideal`,
-    which reads and writes at the same time.
-    """,
-    Table(
-        "rows",
-        Column("wire", lambda row: "{wire}, {alus} ALUs, `{memory}`".format(**row)),
-        Column("cycles", "cycles", ","),
-        *(Column(n, f"bounds/{key}", ",.0f", kind="modelled") for key, n in LIMITS.items()),
-        Column("the slowest, its share", slowest),
-        Column("ALU beats/cycle", "beats_per_cycle", ".3f"),
-        Column("busy", span),
-    ),
+### 16 bits on the links
+
+{rows[0][bytes]:g/1048576 MiB} on each of {rows[0][devices]} devices, two rings,
+*measured*, and bounds of the links (frames included), the ALUs and the DRAM alone,
+*modelled*. A core does 2 N - 1 steps of a chunk and sends 2 N - 2 entries; a full entry
+of 16-bit elements takes 130 phits on a link and 128 beats of 8 ALUs. In any format the
+DRAM is read once and written once: `halfduplex`, 64 bytes a cycle in all, or `ideal`,
+which reads and writes at the same time.
+
+@rows
+wire = {wire}, {alus} ALUs, `{memory}` | cycles = {cycles:,} | links ~ {bounds[links]:,.0f}
+ALUs ~ {bounds[alus]:,.0f} | DRAM ~ {bounds[dram]:,.0f} | the slowest, its share = {slowest}
+ALU beats/cycle = {beats_per_cycle:.3f} | busy = {busy_span}
+""",
 )
 
 
@@ -71,7 +59,10 @@ def main() -> None:
     rows = []
     for wire, alus, memory in track(RUNS, "wires"):
         found = reduction(f"{URL}{DEVICES}&memory={memory}&alus={alus}", NBYTES, wire=wire)
-        more = {"alus": alus, "memory": memory, "bounds": bounds(wire, alus, memory)}
+        limits = bounds(wire, alus, memory)
+        name = max(limits, key=lambda each, limits=limits: limits[each])
+        slowest = f"{LIMITS[name]}, {100 * limits[name] / found['cycles']:.2f} %"
+        more = {"alus": alus, "memory": memory, "bounds": limits, "slowest": slowest}
         rows.append({**found, **more})
     BENCH.report(rows=rows)
 

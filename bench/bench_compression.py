@@ -5,14 +5,12 @@ equal torch's bit for bit. Each loss is the mean of some seeds; the spread is th
 smallest.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from harness import PERCENT, Bench, Column, Results, Table, plot
+from harness import Bench, Results, plot
 from training import Text, summary, train, trained
 
 import nearstep
@@ -42,40 +40,28 @@ CASES = [
 ]
 
 
-def kept(row: Results) -> str:
-    share = row["share"]
-    return f"{row['optimizer']}, {'all' if share is None else f'{100 * share:g} %'}"
-
-
-def feedback(row: Results) -> str:
-    return "" if row["share"] is None else ("yes" if row["error_feedback"] else "no")
-
-
 BENCH = Bench(
     "compression",
-    "## Compressed gradients",
     """
-    A GPT of {parameters:,} parameters, {steps} steps from random
-    weights on batches of {batch} x {context} bytes, peak learning
-    rate {optimizers[AdamW][lr]:g} (AdamW) and {optimizers[SGD][lr]:g} (SGD without momentum),
-    on `{device}`; *measured*, mean of {seeds} seeds.
-    Loss is in nats a byte, of the last steps of training and on unseen text; the spread is
-    the largest less the smallest of the seeds. A seed has weights and batches of its own,
-    the same in every row. An element that is sent takes 8 bytes, index and value. The paper
-    (Smart-Infinity, Table IV) fine-tunes models that were trained before, and keeps 1 %.
-    """,
-    Table(
-        "rows",
-        Column("optimizer, elements kept", kept),
-        Column("error feedback", feedback),
-        Column("gradients, B/step", "gradient_bytes_per_step", ",.0f"),
-        Column("of whole", "of_whole", PERCENT),
-        Column("training loss", "training_loss", ".3f"),
-        Column("validation loss", "validation_loss", ".3f"),
-        Column("spread", "validation_loss_spread", ".3f"),
-        Column("above whole", "above_whole", "+.3f"),
-    ),
-    "![Validation loss over the share of elements that is kept](compression.png)",
+## Compressed gradients
+
+A GPT of {parameters:,} parameters, {steps} steps from random
+weights on batches of {batch} x {context} bytes, peak learning
+rate {optimizers[AdamW][lr]:g} (AdamW) and {optimizers[SGD][lr]:g} (SGD without momentum),
+on `{device}`; *measured*, mean of {seeds} seeds.
+Loss is in nats a byte, of the last steps of training and on unseen text; the spread is
+the largest less the smallest of the seeds. A seed has weights and batches of its own,
+the same in every row. An element that is sent takes 8 bytes, index and value. The paper
+(Smart-Infinity, Table IV) fine-tunes models that were trained before, and keeps 1 %.
+
+@rows
+optimizer, elements kept = {optimizer}, {kept} | error feedback = {fed}
+gradients, B/step = {gradient_bytes_per_step:,.0f} | of whole = {of_whole:%}
+training loss = {training_loss:.3f} | validation loss = {validation_loss:.3f}
+spread = {validation_loss_spread:.3f} | above whole = {above_whole:+.3f}
+
+![Validation loss over the share of elements that is kept](compression.png)
+""",
     label="measured (this machine)",
 )
 
@@ -137,6 +123,9 @@ def main(
     for each in found["rows"]:
         whole = next(r for r in found["rows"] if r["optimizer"] == each["optimizer"])
         sent = "gradient_bytes_per_step"
+        share, fed = each["share"], "yes" if each["error_feedback"] else "no"
+        each["kept"] = "all" if share is None else f"{100 * share:g} %"
+        each["fed"] = "" if share is None else fed
         each["of_whole"] = each[sent] / whole[sent]
         each["above_whole"] = each["validation_loss"] - whole["validation_loss"]
     draw(found["rows"])

@@ -6,15 +6,13 @@ Speed of the RTL is that of 16 Verilated objects of one unit, worked through by 
 runs beside `torch.optim.Adam(fused=True)`, each on arrays of its own, one thread.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from harness import MEGA, Bench, Column, Results, Table
+from harness import Bench, Results
 from measuring import arrays, differ, in_turn, timed, unit_area
 
 from nearstep_hw.rule.rtl import FunctionalUnit
@@ -30,31 +28,22 @@ PAPER = {"dsp": 31, "latency_cycles": 128}
 
 BENCH = Bench(
     "fu",
-    "## The functional unit",
     """
-    Area after `synth_xilinx -family xcup` (*measured*; synthesis only, so timing is
-    unproven). Both run-time modes, Adam and AdamW, are in each unit.
-    """,
-    Table(
-        "area",
-        Column("order of operations", "order"),
-        Column("DSP48E2", "dsp"),
-        Column("latency, cycles", "latency_cycles"),
-        Column("LUT", "lut"),
-        Column("FF", "ff"),
-        Column("LUT as memory", "lut_memory"),
-        last=lambda results: [["*paper*", *results["paper"].values(), "-", "-", "-"]],
-    ),
-    "Sixteen Verilated units in one loop, *measured* (one core, processor time).",
-    Table(
-        "simulation",
-        Column(
-            "options",
-            lambda row: ", ".join(f"{k}={v}" for k, v in row["options"].items()) or "default",
-        ),
-        Column("latency, cycles", "latency_cycles"),
-        Column("rate", "params_per_s", MEGA),
-    ),
+## The functional unit
+
+Area after `synth_xilinx -family xcup` (*measured*; synthesis only, so timing is
+unproven). Both run-time modes, Adam and AdamW, are in each unit.
+
+@area + papers
+order of operations = {order} | DSP48E2 = {dsp} | latency, cycles = {latency_cycles}
+LUT = {lut} | FF = {ff} | LUT as memory = {lut_memory}
+
+Sixteen Verilated units in one loop, *measured* (one core, processor time).
+
+@simulation
+options = {name} | latency, cycles = {latency_cycles} | rate = {params_per_s:.2f/1e6 M/s}
+""",
+    derived=lambda results: {"papers": [["*paper*", *map(str, results["paper"].values()), *"---"]]},
     label="measured (synth_xilinx -family xcup; rates on this machine, one core)",
 )
 
@@ -82,6 +71,7 @@ def simulation(runs: int, count: int, **options: Any) -> Results:
     times = [timed(lambda: unit.run(given, scalars)).processor for _ in range(runs)]
     unit.close()
     return {
+        "name": ", ".join(f"{k}={v}" for k, v in options.items()) or "default",
         "options": options,
         "latency_cycles": unit.unit.latency,
         "parameters": count,

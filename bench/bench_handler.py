@@ -4,8 +4,6 @@ Steps of cards are in cycles of their RTL, with functional units in C++ of equal
 baseline, the same drives as RAID0 with the update on the host, is modelled on the same links.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from dataclasses import asdict
@@ -13,7 +11,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import FOLDER, Bench, Column, Results, Table, track
+from harness import FOLDER, Bench, Results, track
 from measuring import CLOCK_HZ
 
 import nearstep
@@ -37,70 +35,69 @@ CHUNK = 4096
 
 PATHS = ("host_to_card", "card_to_host", "drive_to_card", "card_to_drive", "host_to_drive",
          "drive_to_host")  # fmt: skip
-LOST = {
-    "first_subgroup_comes": "first subgroup comes",
-    "nothing_to_write": "nothing to write",
-    "slower_than_its_rate": "slower than its rate",
-    "last_parameters_go": "last parameters go",
-}
+LOST = ("first_subgroup_comes", "nothing_to_write", "slower_than_its_rate", "last_parameters_go")
 
 
-def paired(results: Results) -> list[Results]:
-    """A row for each array of cards and as many drives as RAID0."""
-    arrays = results["arrays"]
-    return [
-        {**own, "base": base["cycles"], "of_one": own["cycles"] / arrays[0]["cycles"],
-         "over": base["cycles"] / own["cycles"]}
-        for own, base in zip(arrays[::2], arrays[1::2], strict=True)
-    ]  # fmt: skip
+def derived(results: Results) -> Results:
+    """Rows of steps that waited, and one for each array of cards and as many drives as RAID0."""
+    arrays, first = results["arrays"], results["rows"][0]
+    return {
+        "count": first["elements"] // first["subgroup_elements"],
+        "waits": [row for row in results["rows"] if "lost" in row],
+        "pairs": [
+            {
+                **own,
+                "base": base["cycles"],
+                "of_one": own["cycles"] / arrays[0]["cycles"],
+                "over": base["cycles"] / own["cycles"],
+            }
+            for own, base in zip(arrays[::2], arrays[1::2], strict=True)
+        ],
+    }
 
 
 BENCH = Bench(
     "handler",
-    "## The transfer handler, and arrays of cards",
     """
-    A step of AdamW on {rows[0][elements]:,} elements whose state is on the drive of one
-    card, in {count} subgroups; the second of two. Steps of cards are *measured* (RTL cycles, units
-    in C++ of equal latency), with a drive of {read_bytes_per_s:g/1e9} GB/s to read and \
-{write_bytes_per_s:g/1e9} GB/s to write, both at once
-    (assumed), a link of {link_bytes_per_s:.2f/1e9} GB/s each way to each card \
-and an uplink for all (Table II, datasheets;
-    *modelled*), at {clock_hz:.0f/1e6} MHz. *Of the drive* is the step over the \
-longer of the drive's times for its reads and
-    for its writes. RAID0 is ZeRO-Infinity's order of work on the same drives and links,
-    *modelled*; its writes of gradients in the backward pass are not in it, those to cards
-    are in the others.
-    """,
-    Table(
-        "rows",
-        Column("step", "name"),
-        Column("cycles", "cycles", ","),
-        Column("of the drive", "of_drive", ".3f"),
-        *(Column(f"{e.replace('_', ' ')}, MB", f"bytes/{e}", ".2f/1e6") for e in PATHS),
-    ),
-    "Cycles beyond the drive's, by what its writes waited for:",
-    Table(
-        lambda results: [row for row in results["rows"] if "lost" in row],
-        Column("step", "name"),
-        *(Column(name, f"lost/{key}", ",.0f") for key, name in LOST.items()),
-    ),
-    """
-    ![Five subgroups of a step](smartssd-handler.png)
+## The transfer handler, and arrays of cards
 
-    Cards of {arrays[0][elements]:,} elements each, and as many drives as RAID0:
-    """,
-    Table(
-        paired,
-        Column("cards", "cards"),
-        Column("uplink, GB/s", "uplink_bytes_per_s", ".2f/1e9", kind="modelled"),
-        Column("cycles", "cycles", ","),
-        Column("of one card", "of_one", ".3f"),
-        Column("RAID0, cycles", "base", ",", kind="modelled"),
-        Column("RAID0 / cards", "over", ".2f", kind="modelled"),
-    ),
-    derived=lambda results: {
-        "count": results["rows"][0]["elements"] // results["rows"][0]["subgroup_elements"]
-    },
+A step of AdamW on {rows[0][elements]:,} elements whose state is on the drive of one
+card, in {count} subgroups; the second of two. Steps of cards are *measured* (RTL cycles, units
+in C++ of equal latency), with a drive of {read_bytes_per_s:g/1e9} GB/s to read and
+{write_bytes_per_s:g/1e9} GB/s to write, both at once
+(assumed), a link of {link_bytes_per_s:.2f/1e9} GB/s each way to each card and an
+uplink for all (Table II, datasheets;
+*modelled*), at {clock_hz:.0f/1e6} MHz. *Of the drive* is the step over the longer
+of the drive's times for its reads and
+for its writes. RAID0 is ZeRO-Infinity's order of work on the same drives and links,
+*modelled*; its writes of gradients in the backward pass are not in it, those to cards
+are in the others.
+
+@rows
+step = {name} | cycles = {cycles:,} | of the drive = {of_drive:.3f}
+host to card, MB = {bytes[host_to_card]:.2f/1e6} | card to host, MB = {bytes[card_to_host]:.2f/1e6}
+drive to card, MB = {bytes[drive_to_card]:.2f/1e6}
+card to drive, MB = {bytes[card_to_drive]:.2f/1e6}
+host to drive, MB = {bytes[host_to_drive]:.2f/1e6}
+drive to host, MB = {bytes[drive_to_host]:.2f/1e6}
+
+Cycles beyond the drive's, by what its writes waited for:
+
+@waits
+step = {name} | first subgroup comes = {lost[first_subgroup_comes]:,.0f}
+nothing to write = {lost[nothing_to_write]:,.0f}
+slower than its rate = {lost[slower_than_its_rate]:,.0f}
+last parameters go = {lost[last_parameters_go]:,.0f}
+
+![Five subgroups of a step](smartssd-handler.png)
+
+Cards of {arrays[0][elements]:,} elements each, and as many drives as RAID0:
+
+@pairs
+cards = {cards} | uplink, GB/s ~ {uplink_bytes_per_s:.2f/1e9} | cycles = {cycles:,}
+of one card = {of_one:.3f} | RAID0, cycles ~ {base:,} | RAID0 / cards ~ {over:.2f}
+""",
+    derived=derived,
 )
 
 

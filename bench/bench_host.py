@@ -6,8 +6,6 @@ memory is the peak of a process that makes steps on the device, over that of one
 with torch, per parameter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -20,7 +18,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import ROOT, Bench, Column, Results, Table, console
+from harness import ROOT, Bench, Results, console
 from measuring import timed
 from torch import Tensor
 
@@ -35,20 +33,17 @@ FAMILIES = {"axdimm": "golden:axdimm", "smartssd": "golden:smartssd?memory_bytes
 
 BENCH = Bench(
     "bench_host",
-    "## Steps without hardware",
-    "Time of `optimizer.step()` of torch's fused AdamW over that of each device, one thread:",
-    Table(
-        "rows",
-        Column("case", "case"),
-        Column("torch ms", "torch_s", ".1f*1e3"),
-        Column("device ms", "device_s", ".1f*1e3"),
-        Column("ratio", "ratio", ".3f"),
-        Column("lowest", "ratio_lowest", ".3f"),
-        Column("highest", "ratio_highest", ".3f"),
-        Column("of CPU", "ratio_cpu", ".3f"),
-        Column("make s", "constructor_s", ".2f"),
-        Column("B more", lambda row: row.get("more_bytes_per_parameter"), ".1f"),
-    ),
+    """
+## Steps without hardware
+
+Time of `optimizer.step()` of torch's fused AdamW over that of each device, one thread:
+
+@rows
+case = {case} | torch ms = {torch_s:.1f*1e3} | device ms = {device_s:.1f*1e3}
+ratio = {ratio:.3f} | lowest = {ratio_lowest:.3f} | highest = {ratio_highest:.3f}
+of CPU = {ratio_cpu:.3f} | make s = {constructor_s:.2f}
+B more = {more_bytes_per_parameter?:.1f}
+""",
     label="measured (wall clock, one thread)",
 )
 

@@ -4,8 +4,6 @@ Cycles are those of the RTL, counted by the kernel itself, with 16 lanes. The bo
 4 read beats for 16 parameters, as reads and writes go at the same time; of `halfduplex` 7 beats.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -14,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from harness import MEGA, PERCENT, ROOT, Bench, Column, Results, Table, plot, track
+from harness import ROOT, Bench, Results, plot, track
 from measuring import arrays, in_turn, load, medians
 
 import nearstep
@@ -32,64 +30,52 @@ COCOTB_BENCH = ROOT / "tests" / "system" / "cocotb_driver.py"
 GOLDEN = "golden:axdimm?engine=cpp"
 
 
-def speeds(results: Results) -> list[Results]:
-    """Devices that are simulated, and both that are not."""
-    golden = results["golden"]
-    functional = (
+def derived(results: Results) -> Results:
+    """Devices that are simulated and both that are not, and the DIMM in RTL."""
+    golden, torch = results["golden"], "torch.optim.Adam(fused=True)"
+    functional = [
         {
             "url": url,
             "parameters": golden["parameters"],
             "params_per_s": golden[f"{n}_params_per_s"],
         }
-        for n, url in (("golden", golden["url"]), ("torch_fused", "torch.optim.Adam(fused=True)"))
-    )
-    return [*results["simulation"], *functional]
-
-
-def at_million(fit: Results) -> float | None:
-    """The share of the bound at 10^6 parameters, if that was measured."""
-    return dict(zip(fit["counts"], fit["fraction_of_bound"], strict=True)).get(1_000_000)
+        for n, url in (("golden", golden["url"]), ("torch_fused", torch))
+    ]
+    dimm = next(row for row in results["simulation"] if "fraction_of_peak" in row)
+    return {"speeds": [*results["simulation"], *functional], "dimm": dimm}
 
 
 BENCH = Bench(
     "kernel",
-    "## The Adam kernel",
     """
-    Cycles from START to done, *measured* (RTL; beyond 10^6 parameters with functional units
-    in C++, whose cycles were checked to be equal up to there), fitted as a + b x parameters.
-    """,
-    Table(
-        "fits",
-        Column("memory", lambda row: f"`{row['key']}`"),
-        Column("a, cycles", "a_cycles", ".0f"),
-        Column("b, cycles/parameter", "b_cycles_per_parameter", ".5f"),
-        Column("bound", "bound_cycles_per_parameter", ".4f", kind="modelled"),
-        Column("bound / b", "bound_over_b", PERCENT),
-        Column("of bound at 10^6", at_million, PERCENT),
-    ),
-    "![Fraction of the bound over the number of parameters](kernel.png)",
-    """
-    Speed of the emulated devices, *measured* (this machine, one core). With `ddr4-1600` a
-    step goes to acceleration mode, runs on both channels, and comes back; the DRAM, its
-    controllers, the arbiters and the host's memory controller are simulated cycle by cycle.
-    """,
-    Table(
-        speeds,
-        Column("device", lambda row: f"`{row['url']}`"),
-        Column("parameters", "parameters", ","),
-        Column("rate", "params_per_s", MEGA),
-        Column("by processor time", lambda row: row.get("params_per_cpu_s"), MEGA),
-    ),
-    """
-    `{dimm[url]}` took {dimm[cycles]:,} cycles for a step of {dimm[parameters]:,}
-    parameters, functional units in RTL: {dimm[fraction_of_peak]:.2f*100 %} of the peak of
-    its two channels, by the kernels' own counters.
-    `golden:axdimm` runs at {golden[golden_over_torch]:.2f} of torch, in one run.
-    """,
+## The Adam kernel
+
+Cycles from START to done, *measured* (RTL; beyond 10^6 parameters with functional units
+in C++, whose cycles were checked to be equal up to there), fitted as a + b x parameters.
+
+@fits
+memory = `{key}` | a, cycles = {a_cycles:.0f}
+b, cycles/parameter = {b_cycles_per_parameter:.5f}
+bound ~ {bound_cycles_per_parameter:.4f} | bound / b = {bound_over_b:%}
+of bound at 10^6 = {at_million:%}
+
+![Fraction of the bound over the number of parameters](kernel.png)
+
+Speed of the emulated devices, *measured* (this machine, one core). With `ddr4-1600` a
+step goes to acceleration mode, runs on both channels, and comes back; the DRAM, its
+controllers, the arbiters and the host's memory controller are simulated cycle by cycle.
+
+@speeds
+device = `{url}` | parameters = {parameters:,} | rate = {params_per_s:.2f/1e6 M/s}
+by processor time = {params_per_cpu_s?:.2f/1e6 M/s}
+
+`{dimm[url]}` took {dimm[cycles]:,} cycles for a step of {dimm[parameters]:,}
+parameters, functional units in RTL: {dimm[fraction_of_peak]:.2f*100 %} of the peak of
+its two channels, by the kernels' own counters.
+`golden:axdimm` runs at {golden[golden_over_torch]:.2f} of torch, in one run.
+""",
     label="measured (RTL cycles; rates on this machine, one core)",
-    derived=lambda results: {
-        "dimm": next(row for row in results["simulation"] if "fraction_of_peak" in row)
-    },
+    derived=derived,
 )
 
 
@@ -114,6 +100,7 @@ def fit(memory: str, counts: Sequence[int]) -> Results:
         raise SystemExit("cycles of the native units are not those of the RTL")
     slope, offset = np.polyfit(counts, measured, 1)
     bound = BOUND_BEATS[memory] / LANES
+    shares = [bound * count / each for count, each in zip(counts, measured, strict=True)]
     return {
         "url": f"{base}&fu=native",
         "counts": list(counts),
@@ -122,9 +109,8 @@ def fit(memory: str, counts: Sequence[int]) -> Results:
         "b_cycles_per_parameter": float(slope),
         "bound_cycles_per_parameter": bound,
         "bound_over_b": bound / float(slope),
-        "fraction_of_bound": [
-            bound * count / each for count, each in zip(counts, measured, strict=True)
-        ],
+        "fraction_of_bound": shares,
+        "at_million": dict(zip(counts, shares, strict=True)).get(1_000_000),
     }
 
 

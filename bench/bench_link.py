@@ -7,14 +7,12 @@ CRC and flags. Of random bytes one in 128 is escaped; not all bytes of numbers a
 remains are registers, a fixed number of accesses.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 
 import torch
 import typer
-from harness import Bench, Column, Results, Table
+from harness import Bench, Results
 
 import nearstep
 from nearstep.device import drive, open_backend
@@ -37,33 +35,29 @@ CASES: dict[str, tuple[torch.dtype, float | None]] = {
 }
 """Format of the parameters, and share of the gradients that is sent."""
 
-WAYS = ("down", "up")
-
 BENCH = Bench(
     "link",
-    "## Bytes on a serial line",
-    "A step of {optimizer} over {baud:g/1e6} Mbaud, bytes for each of {count:,} parameters:",
-    Table(
-        lambda results: [
+    """
+## Bytes on a serial line
+
+A step of {optimizer} over {baud:g/1e6} Mbaud, bytes for each of {count:,} parameters:
+
+@ways
+a step of AdamW = {case} | way = {way} | data = {data:.4g} | closed form ~ {closed_form:.4f}
+on the wire = {wire:.4f} | escaped = {escaped:%} | registers = {registers:.4f}
+
+@rows
+a step of AdamW = {case} | seconds ~ {seconds_at_baud:.2f}
+""",
+    label="measured (bytes), modelled (seconds)",
+    derived=lambda results: {
+        "count": results["rows"][0]["parameters"],
+        "ways": [
             {"case": row["case"] if way == "down" else "", "way": way, **row[way]}
             for row in results["rows"]
-            for way in WAYS
+            for way in ("down", "up")
         ],
-        Column("a step of AdamW", "case"),
-        Column("way", "way"),
-        Column("data", "data", ".4g"),
-        Column("closed form", "closed_form", ".4f", kind="modelled"),
-        Column("on the wire", "wire", ".4f"),
-        Column("escaped", "escaped", ".2f*100 %"),
-        Column("registers", "registers", ".4f"),
-    ),
-    Table(
-        "rows",
-        Column("a step of AdamW", "case"),
-        Column("seconds", "seconds_at_baud", ".2f", kind="modelled"),
-    ),
-    label="measured (bytes), modelled (seconds)",
-    derived=lambda results: {"count": results["rows"][0]["parameters"]},
+    },
 )
 
 

@@ -1,9 +1,6 @@
 """MemFerry's planner: how long it takes, how far greedy plans are from the best, and section V."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from statistics import fmean, median
@@ -11,7 +8,7 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
-from harness import Bench, Column, Results, Table, track
+from harness import Bench, Results, track
 from measuring import timed
 
 from nearstep.memferry.cost import Costs
@@ -28,112 +25,92 @@ EXACT = 100
 EXACT_PROFILES = 50
 
 
-def planned(results: Results) -> Results:
-    """The range of the greedy planner's times."""
+def derived(results: Results) -> Results:
+    """The range of the greedy planner's times, and rows of the tables."""
+    speed, found, models = results["speed"], results["random"], results["models"]
+    paper = results["paper"]
     return {
-        f"{end}_{name}": of(results["speed"][key].values())
-        for name, key in (("s", "greedy_s"), ("processor_s", "greedy_processor_s"))
-        for end, of in (("least", min), ("most", max))
+        **{
+            f"{end}_{name}": of(speed[key].values())
+            for name, key in (("s", "greedy_s"), ("processor_s", "greedy_processor_s"))
+            for end, of in (("least", min), ("most", max))
+        },
+        "longer": {
+            key: {**each, "models": {n: m["greedy_percent"][key] for n, m in models.items()}}
+            for key, each in found["greedy_percent"].items()
+        },
+        "memory": {"*paper*": [row["paper"] for row in memory(results)], **paper["memory"]},
+        "reasons": "\n".join(f"- {name}: {why}." for name, why in paper["not_modelled"].items()),
     }
 
 
-def longer(results: Results) -> list[Results]:
-    """How much longer plans take, by reading."""
-    found, models = results["random"]["greedy_percent"], results["models"]
-    return [
-        {**each, "key": key, **{n: model["greedy_percent"][key] for n, model in models.items()}}
-        for key, each in found.items()
-    ]
+def memory(results: Results) -> list[Results]:
+    return [row for row in results["paper"]["rows"] if row["name"].startswith("Memory")]
 
 
-def models_of(results: Results) -> list[Column]:
-    return [
-        Column(name if each["proven"] else f"{name}, not proven", name, ".2f %", kind="modelled")
+def page(results: Results) -> str:
+    """Add columns of models, and of rows of memory."""
+    models = " | ".join(
+        f"{name}{'' if each['proven'] else ', not proven'} ~ {{models[{name}]:.2f %}}"
         for name, each in results["models"].items()
-    ]
-
-
-def figure(key: str) -> Callable[[Results], str]:
-    """A figure with its unit."""
-    return lambda row: f"{row[key]:.{1 if row['unit'] == '%' else 2}f} {row['unit']}"
-
-
-def error(row: Results) -> str:
-    return f"{row['error']:+.1f} points" if row["unit"] == "%" else f"{row['error']:+.1%}"
-
-
-def memory(results: Results) -> list[Table]:
-    """What decides the rows of memory."""
-    rows = [row for row in results["paper"]["rows"] if row["name"].startswith("Memory")]
-    names = [f"{r['name'].removeprefix('Memory: ')}, {r['section']}" for r in rows]
-    variants = {"*paper*": [row["paper"] for row in rows], **results["paper"]["memory"]}
-    columns = (
-        Column(name, f"value/{place}", ".1f", kind="modelled") for place, name in enumerate(names)
     )
-    return [Table(lambda _: variants, Column("assumption", "key"), *columns)]
+    rows = " | ".join(
+        f"{row['name'].removeprefix('Memory: ')}, {row['section']} ~ {{value[{place}]:.1f}}"
+        for place, row in enumerate(memory(results))
+    )
+    return PAGE.replace("MODELS", models).replace("MEMORY", rows)
 
 
+PAGE = """
+## MemFerry's planner
+
+Plans of random profiles, *measured*; the bench took {seconds:.0f} s.
+Algorithm 1 for {speed[greedy_layers]:,} layers takes {least_s:.2f} to
+{most_s:.2f} s by reading, of which the processor worked {least_processor_s:.2f} to
+{most_processor_s:.2f} s. The exact planner for {speed[exact_layers]} layers,
+where *gap* is what no plan can save beyond; processor seconds do not count what else
+the machine does:
+
+@speed/exact
+limits = {key} | profiles = {profiles} | proven = {proven}
+seconds, median = {seconds[median]:.2f} | most = {seconds[most]:.2f}
+processor seconds, median = {processor_seconds[median]:.2f}
+most = {processor_seconds[most]:.2f} | gap, mean = {gap_percent[mean]:.4f %}
+most = {gap_percent[most]:.4f %}
+
+### Greedy beside exact
+
+How much longer an iteration takes by Algorithm 1, by reading, than by the best plan
+known: {random[profiles]:,} random profiles of {random[layers][0]} to {random[layers][1]} layers,
+{random[proven]:,} of them with a proven optimum, and the models of figure 9
+(modelled).
+
+@longer
+criterion, gain, base = {key} | random, mean = {mean:.2f %} | random, most = {most:.2f %} | MODELS
+
+### Section V
+
+*Paper* beside *modelled*; no constant is fitted ([what is assumed](memferry.md)). Errors
+of percentages are differences in points.
+
+@paper/rows
+figure = {name} | where = {section} | paper @ {shown[0]} | modelled ~ {shown[1]}
+error ~ {shown[2]}
+
+What decides the rows of memory, % beside DeepSpeed:
+
+@memory
+assumption = {key} | MEMORY
+
+Printed, and not modelled:
+
+{reasons}
+"""
 BENCH = Bench(
     "memferry",
-    "## MemFerry's planner",
-    """
-    Plans of random profiles, *measured*; the bench took {seconds:.0f} s.
-    Algorithm 1 for {speed[greedy_layers]:,} layers takes {least_s:.2f} to
-    {most_s:.2f} s by reading, of which the processor worked {least_processor_s:.2f} to
-    {most_processor_s:.2f} s. The exact planner for {speed[exact_layers]} layers,
-    where *gap* is what no plan can save beyond; processor seconds do not count what else
-    the machine does:
-    """,
-    Table(
-        "speed/exact",
-        Column("limits", "key"),
-        Column("profiles", "profiles"),
-        Column("proven", "proven"),
-        Column("seconds, median", "seconds/median", ".2f"),
-        Column("most", "seconds/most", ".2f"),
-        Column("processor seconds, median", "processor_seconds/median", ".2f"),
-        Column("most", "processor_seconds/most", ".2f"),
-        Column("gap, mean", "gap_percent/mean", ".4f %"),
-        Column("most", "gap_percent/most", ".4f %"),
-    ),
-    """
-    ### Greedy beside exact
-
-    How much longer an iteration takes by Algorithm 1, by reading, than by the best plan
-    known: {random[profiles]:,} random profiles of {random[layers][0]} to \
-{random[layers][1]} layers,
-    {random[proven]:,} of them with a proven optimum, and the models of figure 9
-    (modelled).
-    """,
-    Table(
-        longer,
-        Column("criterion, gain, base", "key"),
-        Column("random, mean", "mean", ".2f %"),
-        Column("random, most", "most", ".2f %"),
-        models_of,
-    ),
-    """
-    ### Section V
-
-    *Paper* beside *modelled*; no constant is fitted ([what is assumed](memferry.md)). Errors
-    of percentages are differences in points.
-    """,
-    Table(
-        "paper/rows",
-        Column("figure", "name"),
-        Column("where", "section"),
-        Column("paper", figure("paper"), kind="paper"),
-        Column("modelled", figure("modelled"), kind="modelled"),
-        Column("error", error, kind="modelled"),
-    ),
-    "What decides the rows of memory, % beside DeepSpeed:",
-    memory,
-    "Printed, and not modelled:",
-    lambda results: [
-        "\n".join(f"- {name}: {why}." for name, why in results["paper"]["not_modelled"].items())
-    ],
+    page,
     label="measured (wall clock; plans), modelled (section V)",
-    derived=planned,
+    derived=derived,
 )
 
 
@@ -235,8 +212,16 @@ def exactly(share: float | None, count: int) -> Results:
 
 def paper() -> Results:
     """Compare each figure of section V in print with what is modelled."""
+
+    def shown(row: Any) -> tuple[str, str, str]:
+        """The figures and the error with their units."""
+        percent, digits = row.unit == "%", 1 if row.unit == "%" else 2
+        error = f"{row.error:+.1f} points" if percent else f"{row.error:+.1%}"
+        return *(f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.modelled)), error
+
+    rows = Evaluation().rows()
     return {
-        "rows": [{**asdict(row), "error": row.error} for row in Evaluation().rows()],
+        "rows": [{**asdict(row), "error": row.error, "shown": shown(row)} for row in rows],
         "memory": {
             variant: [row.modelled for row in evaluation.memory()]
             for variant, evaluation in evaluations().items()

@@ -3,11 +3,8 @@
 
 Cycles are those of the RTL of the whole module (arbiters, controllers, kernels) against the rank
 model, which judges every command; refresh is on. Stand-ins of equal latency do the arithmetic of
-the kernels, since no figure here depends on it; all memory is compared. `simulation` is how long a
-simulated DIMM takes, with its functional units in RTL, on one thread and on two.
+the kernels, since no figure here depends on it; all memory is compared.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -22,9 +19,9 @@ import numpy as np
 import typer
 from amaranth import Module
 from amaranth.lib import wiring
-from bench_channel import CHANNELS, KERNEL_PARTS, lost
-from harness import FOLDER, PERCENT, Bench, Column, Results, Table, console, plot, track
-from measuring import CLOCK_HZ, area, arrays, load, timed
+from bench_channel import CHANNELS, KERNEL_PARTS
+from harness import FOLDER, Bench, Results, console, plot, track
+from measuring import CELLS, CLOCK_HZ, area, arrays, load, timed
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
@@ -69,166 +66,141 @@ SIMULATED = "sim:axdimm?memory=ddr4-1600"
 THREADS = (1, 2)
 SUBJECTS = ("kernels", "host", "hand-overs", "simulation", "area")
 LONGEST_STAY = 14_000  # cycles in a mode: nine refresh intervals, so that as many may be owed
-NO_REFRESHES = {
-    "refresh": "refresh",
-    "turnaround": "turnaround",
-    "row": "row",
-    "bank_group": "bank group",
-    "other": "no request",
-    "start_drain": "start and drain",
-}
-BESIDE_BARE = (
-    Column("scheduler, accesses", lambda row: f"{row['scheduler']}, {row['pattern']}"),
-    Column("channel, bytes/cycle", "bytes_per_cycle/channel", ".2f"),
-    Column("bare DRAM, bytes/cycle", "bytes_per_cycle/bare", ".2f"),
-    Column("of bare", "throughput_over_bare", PERCENT),
-    Column("of DRAM as late", "throughput_over_late", PERCENT),
-)
+BESIDE_BARE = """\
+scheduler, accesses = {scheduler}, {pattern} | channel, bytes/cycle = {bytes_per_cycle[channel]:.2f}
+bare DRAM, bytes/cycle = {bytes_per_cycle[bare]:.2f} | of bare = {throughput_over_bare:%}
+of DRAM as late = {throughput_over_late:%}
+"""
 """Columns of the host's throughput: on a channel, on bare DRAM, and on DRAM as late as the
 module."""
 
+
+def papers(results: Results) -> Results:
+    """Rows of the paper."""
+    names = {"kernel": "32Gb, 16, 2", "cpu": "CPU"}
+    row = "*paper*, {}|{:.2f} %|||||||||||{:.2f} of {:.2f}"
+    rates = {
+        name: (p["params_per_s"], p["peak_params_per_s"]) for name, p in results["paper"].items()
+    }
+    return {
+        "papers": [
+            row.format(names[name], 100 * rate / peak, rate / 1e6, peak / 1e6).split("|")
+            for name, (rate, peak) in rates.items()
+        ]
+    }
+
+
 KERNELS = Bench(
     "module",
-    "## The module",
     """
-    Two channels behind one host bus, each with mode arbiter, controller and kernel, all in
-    RTL, *measured*: START through the register window, needed beats over all cycles from
-    START to done by the kernel's own counter, the slower channel where there are two. 16 KiB
-    blocks, {steps[0][parameters_per_channel]:,} parameters a channel. Stand-ins of equal
-    latency do the arithmetic; all of memory is compared. Lost clocks are those of the DRAM's
-    data bus. MP/s at 200 MHz, by the host's count of cycles from before the first START to
-    the poll that finds both done.
-    """,
-    Table(
-        "steps",
-        Column(
-            "part, units, channels",
-            lambda row: "{density} {width}, {functional_units}, {channels}".format(**row),
-        ),
-        Column("of peak", "fraction_of_peak", PERCENT),
-        Column("settled", "fraction_with_due_refreshes", PERCENT),
-        Column("refresh bound", "refresh_bound", PERCENT, kind="modelled"),
-        *lost(NO_REFRESHES),
-        Column("due", "refreshes_due_at_done"),
-        Column("MP/s", "params_per_s", ".1f/1e6"),
-        last=lambda results: [
-            [
-                f"*paper*, {name}",
-                f"{100 * each['params_per_s'] / each['peak_params_per_s']:.2f} %",
-                *[""] * 9,
-                f"{each['params_per_s'] / 1e6:.2f} of {each['peak_params_per_s'] / 1e6:.2f}",
-            ]
-            for each, name in zip(results["paper"].values(), ("32Gb, 16, 2", "CPU"), strict=True)
-        ],
-    ),
-    """
-    ![Parameters a second](module.png)
+## The module
 
-    A controller in a channel gathers five refreshes, not eight, so that a host that pulls in
-    eight behind it keeps the DRAM's 16 in two tREFI. What that costs, by the controller
-    alone:
-    """,
-    Table(
-        "postponing",
-        Column("part, refreshes postponed", lambda row: f"{row['density']}, {row['postponed']}"),
-        Column("of peak", "fraction_of_peak", PERCENT),
-        Column("due", "refreshes_due_at_done"),
-        Column("settled", "fraction_with_due_refreshes", ".3f*100 %"),
-    ),
+Two channels behind one host bus, each with mode arbiter, controller and kernel, all in
+RTL, *measured*: START through the register window, needed beats over all cycles from
+START to done by the kernel's own counter, the slower channel where there are two. 16 KiB
+blocks, {steps[0][parameters_per_channel]:,} parameters a channel. Stand-ins of equal
+latency do the arithmetic; all of memory is compared. Lost clocks are those of the DRAM's
+data bus. MP/s at 200 MHz, by the host's count of cycles from before the first START to
+the poll that finds both done.
+
+@steps + papers
+part, units, channels = {density} {width}, {functional_units}, {channels}
+of peak = {fraction_of_peak:%} | settled = {fraction_with_due_refreshes:%}
+refresh bound ~ {refresh_bound:%} | refresh, % = {lost[refresh]:.3f*100}
+turnaround, % = {lost[turnaround]:.3f*100} | row, % = {lost[row]:.3f*100}
+bank group, % = {lost[bank_group]:.3f*100} | no request, % = {lost[other]:.3f*100}
+start and drain, % = {lost[start_drain]:.3f*100}
+due = {refreshes_due_at_done} | MP/s = {params_per_s:.1f/1e6}
+
+![Parameters a second](module.png)
+
+A controller in a channel gathers five refreshes, not eight, so that a host that pulls in
+eight behind it keeps the DRAM's 16 in two tREFI. What that costs, by the controller
+alone:
+
+@postponing
+part, refreshes postponed = {density}, {postponed} | of peak = {fraction_of_peak:%}
+due = {refreshes_due_at_done} | settled = {fraction_with_due_refreshes:.3f*100 %}
+""",
+    derived=papers,
 )
 HOST = Bench(
     "module_host",
-    "### The host in normal mode",
-    """
-    The same host model at the same clock on the module's channel and on DRAM chips alone,
-    which have the latencies of their own, CL 6 and CWL 5, and the turnarounds that follow
-    from those; {rows[0][accesses]:,} accesses queued at once, and
-    {alone:,} one at a time, *measured*; 32
-    bytes a cycle is the bus. The module answers seven cycles later, so after a read its
-    host waits longer before it may write. *As late* is DRAM with the module's latencies:
-    what differs from that is the arbiter's doing.
-    """,
-    Table("rows", *BESIDE_BARE),
+    f"""
+### The host in normal mode
+
+The same host model at the same clock on the module's channel and on DRAM chips alone,
+which have the latencies of their own, CL 6 and CWL 5, and the turnarounds that follow
+from those; {{rows[0][accesses]:,}} accesses queued at once, and
+{{alone:,}} one at a time, *measured*; 32
+bytes a cycle is the bus. The module answers seven cycles later, so after a read its
+host waits longer before it may write. *As late* is DRAM with the module's latencies:
+what differs from that is the arbiter's doing.
+
+@rows
+{BESIDE_BARE}""",
     derived=lambda results: {"alone": min(row["accesses"] for row in results["rows"])},
 )
 
 
-def within(row: Results) -> str:
-    """The worst change, in bold if it is beyond its bound."""
-    return f"{row['worst']}" if row["worst"] <= row["bound"] else f"**{row['worst']}**"
-
-
 HAND_OVER = Bench(
     "module_hand_overs",
-    "### Changing the mode",
     """
-    Cycles of 5 ns from the request to the mode, by the arbiter's own counter, *measured* at
-    random times with random bursts in the kernel's place. The bound adds up what the
-    docstring of `longest_to_normal` names: worst cases that hardly meet.
-    """,
-    Table(
-        "rows",
-        Column("to, part, load", lambda row: "{to}, {density}, {load}".format(**row)),
-        Column("changes", "times"),
-        Column("median", "median", ".0f"),
-        Column("worst", within),
-        Column("bound", "bound", kind="modelled"),
-    ),
-    lambda results: (
-        ["**Bold**: beyond the bound, which therefore is none for that load."]
+### Changing the mode
+
+Cycles of 5 ns from the request to the mode, by the arbiter's own counter, *measured* at
+random times with random bursts in the kernel's place. The bound adds up what the
+docstring of `longest_to_normal` names: worst cases that hardly meet.
+
+@rows
+to, part, load = {to}, {density}, {load} | changes = {times} | median = {median:.0f}
+worst = {shown} | bound ~ {bound}
+
+{beyond}
+
+![Cycles of a change of mode](module-hand-over.png)
+""",
+    derived=lambda results: {
+        "beyond": "**Bold**: beyond the bound, which therefore is none for that load."
         if any(row["worst"] > row["bound"] for row in results["rows"])
-        else []
-    ),
-    "![Cycles of a change of mode](module-hand-over.png)",
+        else ""
+    },
 )
 SIMULATION = Bench(
     "module_simulation",
-    "### Threads of a simulation",
     """
-    A step of {rows[0][parameters_per_channel]:,} parameters on each of two channels,
-    functional units in RTL: wall time, *measured*, the fastest of
-    {times} steps on each number of threads, which take turns; processor
-    time is the sum over threads. Bits and cycles are compared.
-    """,
-    Table(
-        "rows",
-        Column("parts", "parts"),
-        Column("cycles", "cycles/0", ","),
-        Column("1 thread, s", lambda row: min(row["seconds"][0]), ".3f"),
-        Column("2 threads, s", lambda row: min(row["seconds"][1]), ".3f"),
-        Column("times as fast", "speedup_of_the_fastest", ".2f"),
-        Column(
-            "processor time, s",
-            lambda row: " and ".join(f"{min(each):.3f}" for each in row["processor_seconds"]),
-        ),
-    ),
+### Threads of a simulation
+
+A step of {rows[0][parameters_per_channel]:,} parameters on each of two channels,
+functional units in RTL: wall time, *measured*, the fastest of
+{times} steps on each number of threads, which take turns; processor
+time is the sum over threads. Bits and cycles are compared.
+
+@rows
+parts = {parts} | cycles = {cycles[0]:,} | 1 thread, s = {least[0]:.3f}
+2 threads, s = {least[1]:.3f} | times as fast = {speedup_of_the_fastest:.2f}
+processor time, s = {least_processor[0]:.3f} and {least_processor[1]:.3f}
+""",
     label=f"measured ({SIMULATED}, wall clock)",
     derived=lambda results: {"times": len(results["rows"][0]["cycles"])},
 )
-CELLS = (
-    Column("DSP48E2", "dsp", ","),
-    Column("LUT", "lut", ","),
-    Column("LUT as memory", "lut_memory", ","),
-    Column("FF", "ff", ","),
-    Column("BRAM, 36 Kib", "bram36", ","),
-)
 BLOCKS = Bench(
     "module_area",
-    "### Area",
-    """
-    After `synth_xilinx -family xcup`, *measured* block by block (synthesis only, so timing
-    is unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in
-    italics are added up: n functional units and one kernel without units.
-    """,
-    Table(
-        lambda results: [
-            *results["blocks"],
-            *({"name": f"*{name}*", **each} for name, each in results["sums"].items()),
-        ],
-        Column("block", "name"),
-        *CELLS,
-    ),
+    f"""
+### Area
+
+After `synth_xilinx -family xcup`, *measured* block by block (synthesis only, so timing
+is unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in
+italics are added up: n functional units and one kernel without units.
+
+@cells
+block = {{name}} | {CELLS}
+""",
     label="measured (synth_xilinx -family xcup; no place and route); sums are added up",
+    derived=lambda results: {
+        "cells": results["blocks"]
+        + [{"name": f"*{name}*", **each} for name, each in results["sums"].items()]
+    },
 )
 
 
@@ -468,6 +440,7 @@ def hand_over_row(density: str, number: int, times: int, seed: int = 1) -> Resul
         "cycles": sorted(cycles),
         "median": statistics.median(cycles),
         "worst": max(cycles),
+        "shown": f"{max(cycles)}" if max(cycles) <= bound else f"**{max(cycles)}**",
         "bound": bound,
     }
 
@@ -541,6 +514,8 @@ def simulation_row(name: str, devices: int, channels: int, count: int, times: in
         "threads": THREADS,
         "seconds": seconds,
         "processor_seconds": processor,
+        "least": [min(each) for each in seconds],
+        "least_processor": [min(each) for each in processor],
         "speedup_of_the_fastest": min(seconds[0]) / min(seconds[1]),
         "median_speedup": statistics.median(a / b for a, b in zip(*seconds, strict=True)),
     }

@@ -1,15 +1,9 @@
 # amaranth: UnusedElaboratable=no
 """The module with two ranks on each channel: both kernels at once, the host in normal mode, area.
 
-Cycles are those of the RTL of the whole module, START to done by the kernel's own counter, the
-slower channel; refresh is on, and every command is judged by the rank models. C++ operators of
-equal bits and latency stand for the functional units. `settled` is of all cycles from before the
-first START to the poll that finds both kernels done, in which an idle controller gives refreshes,
-and of those that are due then, one after the other. The arrays are compared with those of the
-golden model.
+C++ operators of equal bits and latency stand for the functional units. Every command is judged by
+the rank models, and the arrays are compared with those of the golden model.
 """
-
-from __future__ import annotations
 
 from typing import Annotated, Any
 
@@ -17,7 +11,7 @@ import numpy as np
 import typer
 from bench_channel import CHANNELS, KERNEL_PARTS, PAPER
 from bench_module import ALONE, BESIDE_BARE, PATTERNS, host_row
-from harness import PERCENT, Bench, Column, Results, Table, track
+from harness import Bench, Results, track
 from measuring import CLOCK_HZ, area, arrays, differ, load
 
 import nearstep
@@ -41,43 +35,36 @@ HYPER = {"step": 3, "lr": 1e-3}
 
 BENCH = Bench(
     "module_ranks",
-    "## The module with two ranks a channel",
     """
-    Both channels at once, START to done by the kernel's own counter, the slower channel,
-    {rows[0][parameters_per_channel]:,} parameters a channel, 16 KiB blocks, 16 KiB in a
-    rank before the other, *measured*; C++ operators of equal bits and latency do the
-    arithmetic, and all results are compared with golden's. *Due* are refreshes of both ranks
-    when the host looks, after the poll that finds both done. An idle controller has given
-    others since the run ended, so *settled* is of all cycles from before the first START to
-    that poll, and of those still due, one after the other. MP/s at 200 MHz, by the same
-    count of cycles.
-    """,
-    Table(
-        "rows",
-        Column(
-            "part, ranks, units",
-            lambda row: "{density} {width}, {ranks}, {functional_units}".format(**row),
-        ),
-        Column("of peak", "fraction_of_peak", PERCENT),
-        Column("due", lambda row: " + ".join(map(str, row["refreshes_due_at_done"]))),
-        Column("settled", "fraction_with_due_refreshes", PERCENT),
-        Column("MP/s, 2 channels", "params_per_s", ".1f/1e6"),
-    ),
-    """
-    The host in normal mode, columns as [below](#the-host-in-normal-mode), beside two ranks
-    of bare DRAM; {hosts[0][accesses]:,} accesses queued at once:
-    """,
-    Table("hosts", *BESIDE_BARE),
-    "Arbiters, host side and controller of a channel after synthesis for UltraScale+:",
-    Table(
-        "area",
-        Column("ranks", "ranks"),
-        Column("LUT", "lut", ","),
-        Column("of them as memory", "lut_memory", ","),
-        Column("FF", "ff", ","),
-        Column("BRAM of 36 Kib", "bram36", ".1f"),
-        Column("DSP48E2", "dsp"),
-    ),
+## The module with two ranks a channel
+
+Both channels at once, START to done by the kernel's own counter, the slower channel,
+{rows[0][parameters_per_channel]:,} parameters a channel, 16 KiB blocks, 16 KiB in a
+rank before the other, *measured*; C++ operators of equal bits and latency do the
+arithmetic, and all results are compared with golden's. *Due* are refreshes of both ranks
+when the host looks, after the poll that finds both done. An idle controller has given
+others since the run ended, so *settled* is of all cycles from before the first START to
+that poll, and of those still due, one after the other. MP/s at 200 MHz, by the same
+count of cycles.
+
+@rows
+part, ranks, units = {density} {width}, {ranks}, {functional_units}
+of peak = {fraction_of_peak:%} | due = {due}
+settled = {fraction_with_due_refreshes:%} | MP/s, 2 channels = {params_per_s:.1f/1e6}
+
+The host in normal mode, columns as [below](#the-host-in-normal-mode), beside two ranks
+of bare DRAM; {hosts[0][accesses]:,} accesses queued at once:
+
+@hosts
+"""
+    + BESIDE_BARE
+    + """
+Arbiters, host side and controller of a channel after synthesis for UltraScale+:
+
+@area
+ranks = {ranks} | LUT = {lut:,} | of them as memory = {lut_memory:,} | FF = {ff:,}
+BRAM of 36 Kib = {bram36:.1f} | DSP48E2 = {dsp}
+""",
 )
 
 
@@ -124,6 +111,7 @@ def kernel_row(density: str, width: str, ranks: int, units: int, count: int) -> 
         "cycles": [run.cycles for run in runs],
         "fraction_of_peak": beats / runs[worst].cycles,
         "refreshes_due_at_done": due,
+        "due": " + ".join(map(str, due)),
         "fraction_with_due_refreshes": beats / (total + late),
         "cycles_of_the_host": total,
         "params_per_s": CHANNELS * count / (total / CLOCK_HZ),

@@ -4,12 +4,10 @@ A stack of equal layers is trained on `sim:axdimm`, with computation as long as 
 machine). Batches are such that computation, or the channels, take longer, or both as long.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
-from harness import FOLDER, Bench, Column, Results, Table, track
+from harness import FOLDER, Bench, Results, track
 
 from nearstep.measure.overlap import Overlap, Stack
 from nearstep.work.trace import picture, write_trace
@@ -30,27 +28,21 @@ CASES = [
 
 BENCH = Bench(
     "offload",
-    "## Offload",
     """
-    Backward and update of a stack of equal layers in a budget of a few of them, on
-    `{device}`: transfers and updates in RTL cycles (*measured*), computation as
-    long as on a V100 (*modelled*). *Ratio*: by what is busy longest at the same time; *of
-    serial*: by what is busy longest without overlap, where no operation waits for the host's
-    accesses to others; *gain*: by the time without overlap. Bits equal those of training
-    that is not offloaded.
-    """,
-    Table(
-        "rows",
-        Column("layers", "layers"),
-        Column("parameters", "parameters"),
-        Column("rows", "rows"),
-        Column("budget", lambda row: row["budget"] / 4 / row["parameters"], ".0%"),
-        Column("cycles", "cycles"),
-        Column("busy longest", lambda row: max(row["busy"], key=row["busy"].get)),
-        Column("ratio", "ratio", ".3f"),
-        Column("of serial", "ratio_of_bounds", ".3f"),
-        Column("gain", "gain", ".2f"),
-    ),
+## Offload
+
+Backward and update of a stack of equal layers in a budget of a few of them, on
+`{device}`: transfers and updates in RTL cycles (*measured*), computation as
+long as on a V100 (*modelled*). *Ratio*: by what is busy longest at the same time; *of
+serial*: by what is busy longest without overlap, where no operation waits for the host's
+accesses to others; *gain*: by the time without overlap. Bits equal those of training
+that is not offloaded.
+
+@rows
+layers = {layers} | parameters = {parameters} | rows = {rows} | budget = {share:.0%}
+cycles = {cycles} | busy longest = {longest} | ratio = {ratio:.3f}
+of serial = {ratio_of_bounds:.3f} | gain = {gain:.2f}
+""",
     label="transfers and updates: measured, RTL cycles; computation: modelled, V100",
 )
 
@@ -64,11 +56,13 @@ def row(stack: Stack, found: Overlap) -> Results:
         "parameters": stack.layers * stack.width**2,
         "rows": stack.batch,
         "budget": engine.budget,
+        "share": engine.budget / 4 / (stack.layers * stack.width**2),
         "peak": engine.peak,
         "bits": found.bits,
         "cycles": phase.duration,
         "serial_cycles": serial.duration,
         "busy": dict(phase.busy),
+        "longest": max(phase.busy, key=lambda name: phase.busy[name]),
         "serial_busy": dict(serial.busy),
         "ratio": found.ratio,
         "ratio_of_bounds": found.ratio_of_bounds,

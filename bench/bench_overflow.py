@@ -10,8 +10,6 @@ With `--no-direct` and a folder in memory, such as one below `/dev/shm`, what is
 host does: copies, CRCs, and the emulated device.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile
@@ -20,7 +18,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import FOLDER, Bench, Column, Results, Table
+from harness import FOLDER, Bench, Results
 from measuring import Mapped, in_turn
 
 import nearstep
@@ -30,36 +28,39 @@ NAMES = {"drives": "drives", "mapped": "mapped", "mapped_msync": "mapped, msync"
 MOVED = ("to_drives", "from_drives", "gradients_down", "masters_down", "parameters_up")
 
 
-def times(took: float, base: float) -> str:
-    """How many times as long it takes."""
-    return "" if took == base else f"{took / base:.1f} times"
+def compared(seconds: dict[str, float]) -> list[Results]:
+    """Times of all, and how many times as long the first one takes."""
+    first, *others = seconds.values()
+    over = ["", *(f"{first / each:.1f} times" for each in others)]
+    return [
+        {"name": name, "took": took, "over": each}
+        for (name, took), each in zip(seconds.items(), over, strict=True)
+    ]
 
 
 BENCH = Bench(
     "overflow",
-    "## State on drives",
     """
-    A step of AdamW on {parameters:.1f/1e6} million parameters,
-    {state_bytes:.0f/1048576} MiB of parameters, gradients and state, in turn in one
-    run; seconds, medians of {steps} steps, *measured* (this machine).
-    *Drives*: `golden:axdimm` with {memory:.0f/1048576} MiB of memory, and all state on
-    {drives} files{how}, a generation
-    after each step: {bytes_per_parameter[to_drives]:.0f} bytes a parameter are written, and
-    {bytes_per_parameter[from_drives]:.0f} read. *Mapped*: torch's fused step, its moments on
-    files that are mapped into memory, where the page cache holds all of them. *msync*: the same,
-    and these 8 bytes a parameter are flushed after each step.
-    """,
-    Table(
-        lambda results: [
-            {"name": NAMES[name], "took": took, "over": times(results["seconds"]["drives"], took)}
-            for name, took in results["seconds"].items()
-        ],
-        Column("", "name"),
-        Column("s a step", "took", ".3f"),
-        Column("drives over it", "over"),
-    ),
+## State on drives
+
+A step of AdamW on {parameters:.1f/1e6} million parameters,
+{state_bytes:.0f/1048576} MiB of parameters, gradients and state, in turn in one
+run; seconds, medians of {steps} steps, *measured* (this machine).
+*Drives*: `golden:axdimm` with {memory:.0f/1048576} MiB of memory, and all state on
+{drives} files{how}, a generation
+after each step: {bytes_per_parameter[to_drives]:.0f} bytes a parameter are written, and
+{bytes_per_parameter[from_drives]:.0f} read. *Mapped*: torch's fused step, its moments on
+files that are mapped into memory, where the page cache holds all of them. *msync*: the same,
+and these 8 bytes a parameter are flushed after each step.
+
+@compared
+ = {name} | s a step = {took:.3f} | drives over it = {over}
+""",
     label="measured (wall clock); the update itself is the golden model's",
-    derived=lambda results: {"how": " with O_DIRECT" if results["direct"] else ""},
+    derived=lambda results: {
+        "how": " with O_DIRECT" if results["direct"] else "",
+        "compared": compared({NAMES[name]: took for name, took in results["seconds"].items()}),
+    },
 )
 
 

@@ -6,13 +6,11 @@ RTL). The bound is a beat a cycle, of the arrays that the rule reads and writes.
 `synth_xilinx -family xcup` for one functional unit.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
-from harness import PERCENT, Bench, Column, Results, Table, track
+from harness import Bench, Results, track
 from measuring import CLOCK_HZ, arrays, load, unit_area, update_bytes
 
 import nearstep
@@ -34,42 +32,38 @@ MEMORIES = {
 PAPER_BYTES_PER_S = 7e9
 """Updater, at least. Ref: Smart-Infinity, sections VII-A and VII-H, Fig. 14."""
 
-AREA = {"dsp": "DSP48E2", "lut": "LUT", "lut_memory": "LUT as memory", "ff": "FF"}
+AREA = ("dsp", "lut", "lut_memory", "ff")
 
 
-def units(results: Results) -> list[Results]:
+def derived(results: Results) -> Results:
     """Areas of the units, and the sum of those that have a rule each."""
     *apart, _ = cells = [{**row, "count": sum(row["units"].values())} for row in results["area"]]
     sums = {key: sum(row[key] for row in apart) for key in ("count", *AREA)}
-    return [*cells, {"name": "all four, apart", "latency_cycles": None, **sums}]
+    return {"units": [*cells, {"name": "all four, apart", "latency_cycles": None, **sums}]}
 
 
 BENCH = Bench(
     "rules",
-    "## Update rules in one kernel",
     """
-    One kernel with four rules, of which a register chooses one for a run; 16 functional
-    units, 16 KiB blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the
-    bound is a beat of 64 bytes a cycle for every array that the rule reads or writes. MP/s
-    and GB/s at 200 MHz are *modelled* from them. *Paper* (Smart-Infinity, Fig. 14): an
-    updater of more than {paper_bytes_per_s:.0f/1e9} GB/s beside an SSD.
-    """,
-    Table(
-        "runs",
-        Column("memory, rule", lambda row: f"{row['memory']}, {row['rule']}"),
-        Column("cycles", "cycles", ","),
-        Column("of bound", "of_bound", PERCENT),
-        Column("MP/s", "params_per_s_at_200_mhz", ".1f/1e6", kind="modelled"),
-        Column("GB/s", "bytes_per_s_at_200_mhz", ".2f/1e9", kind="modelled"),
-    ),
-    "One functional unit after `synth_xilinx -family xcup`, *measured*:",
-    Table(
-        units,
-        Column("rules", "name"),
-        Column("arithmetic units", "count"),
-        Column("latency, cycles", "latency_cycles"),
-        *(Column(name, key, ".0f") for key, name in AREA.items()),
-    ),
+## Update rules in one kernel
+
+One kernel with four rules, of which a register chooses one for a run; 16 functional
+units, 16 KiB blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the
+bound is a beat of 64 bytes a cycle for every array that the rule reads or writes. MP/s
+and GB/s at 200 MHz are *modelled* from them. *Paper* (Smart-Infinity, Fig. 14): an
+updater of more than {paper_bytes_per_s:.0f/1e9} GB/s beside an SSD.
+
+@runs
+memory, rule = {memory}, {rule} | cycles = {cycles:,} | of bound = {of_bound:%}
+MP/s ~ {params_per_s_at_200_mhz:.1f/1e6} | GB/s ~ {bytes_per_s_at_200_mhz:.2f/1e9}
+
+One functional unit after `synth_xilinx -family xcup`, *measured*:
+
+@units
+rules = {name} | arithmetic units = {count} | latency, cycles = {latency_cycles}
+DSP48E2 = {dsp:.0f} | LUT = {lut:.0f} | LUT as memory = {lut_memory:.0f} | FF = {ff:.0f}
+""",
+    derived=derived,
 )
 
 

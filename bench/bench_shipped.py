@@ -1,8 +1,6 @@
 """How fast tops are simulated as they are shipped, one Verilated object each, beside the devices of
 parts that stand for them; bits and cycles of both are compared."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from harness import Bench, Column, Results, Table
+from harness import Bench, Results
 from measuring import arrays, load, timed
 
 import nearstep
@@ -35,25 +33,21 @@ Digest = Callable[[], str]
 
 BENCH = Bench(
     "shipped",
-    "## Tops as they are shipped",
     """
-    Each is the Verilog of `.venv/bin/nearstep rtl` as one Verilated object, with its units;
-    *parts* is the device that stands for it, an object of each channel, memory device and
-    unit, joined in C++. A step of Adam on every channel, changes of mode included, or an
-    average of a tensor over four devices in both rings. Bits and cycles are the same (the
-    bench fails otherwise). *Measured* on one core of this machine, the fastest of some runs.
-    The cards are in a section of their own.
-    """,
-    Table(
-        "rows",
-        Column("top", lambda row: f"`{row['top']}`"),
-        Column("elements", "elements", ","),
-        Column("cycles", "cycles", ","),
-        Column("parts, cycles/s", "cycles_per_s/0", ",.0f"),
-        Column("whole, cycles/s", "cycles_per_s/1", ",.0f"),
-        Column("whole, elements/s", "elements_per_s/1", ",.0f"),
-        Column("whole over parts", "whole_over_parts", ".2f"),
-    ),
+## Tops as they are shipped
+
+Each is the Verilog of `.venv/bin/nearstep rtl` as one Verilated object, with its units;
+*parts* is the device that stands for it, an object of each channel, memory device and
+unit, joined in C++. A step of Adam on every channel, changes of mode included, or an
+average of a tensor over four devices in both rings. Bits and cycles are the same (the
+bench fails otherwise). *Measured* on one core of this machine, the fastest of some runs.
+The cards are in a section of their own.
+
+@rows
+top = `{top}` | elements = {elements:,} | cycles = {cycles:,}
+parts, cycles/s = {cycles_per_s[0]:,.0f} | whole, cycles/s = {cycles_per_s[1]:,.0f}
+whole, elements/s = {elements_per_s[1]:,.0f} | whole over parts = {whole_over_parts:.2f}
+""",
     label="measured (this machine, one core)",
 )
 

@@ -6,14 +6,12 @@ last section has them in RTL). The bound is a beat of 64 bytes a cycle on the ha
 the card.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from bench_rules import PAPER_BYTES_PER_S, STEPS
-from harness import PERCENT, Bench, Column, Results, Table, plot, track
+from harness import Bench, Results, plot, track
 from measuring import CLOCK_HZ, arrays, load, scan_bytes, timed, update_bytes
 
 import nearstep
@@ -32,88 +30,66 @@ THROUGH_DRAM = {"zero-fill": 4, "re-read of gradients": 4, "states": 24}
 """Bytes a parameter of Adam if the dense gradient is made in DRAM, before any pair is written."""
 
 KEEP = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
-RATE = "bytes_per_s_at_200_mhz"
 
 
-def adam(results: Results, form: str, kept: float) -> Results:
-    """The step of Adam whose share of kept elements is nearest."""
-    rows = [row for row in results["runs"] if (row["rule"], row["form"]) == ("adam", form)]
-    return min(rows, key=lambda row: abs(row["kept"] - kept))
-
-
-def over_drive(row: Results) -> float:
-    return row[RATE] / DRIVE_BYTES_PER_S
-
-
-def name(row: Results) -> str:
-    return f"{row['rule']}, {row['form']}" if "rule" in row else "scan of gradients"
-
-
-def beside(results: Results) -> list[list[str]]:
-    """Rows of the paper's updater and of the drive."""
+def derived(results: Results) -> Results:
+    """Steps of Adam, dense and with about 1 % of the gradients, and rows beside those of runs."""
     updater, drive = results["paper_bytes_per_s"], results["drive_bytes_per_s"]
-    return [
-        ["*paper*, updater", *[""] * 5, f"> {updater / 1e9:.2f}", f"> {updater / drive:.2f}"],
-        ["SSD read", *[""] * 5, f"{drive / 1e9:.2f}", "1.00"],
-    ]
+    through = results["through_dram"]
+    dense, *_ = adam = [row for row in results["runs"] if row["rule"] == "adam"]
+    fused = [row for row in adam if row["form"] == "fused"]
+    return {
+        "every": [*results["runs"], results["scan"]],
+        "beside": [
+            ["*paper*, updater", *[""] * 5, f"> {updater / 1e9:.2f}", f"> {updater / drive:.2f}"],
+            ["SSD read", *[""] * 5, f"{drive / 1e9:.2f}", "1.00"],
+        ],
+        "sum": sum(through.values()),
+        "parts": ", ".join(f"{size} for {name}" for name, size in through.items()),
+        "dense": dense,
+        "fused": min(fused, key=lambda row: abs(row["kept"] - 0.01)),
+    }
 
 
 BENCH = Bench(
     "smartssd",
-    "## The SmartSSD card",
     """
-    Steps of {runs[0][parameters]:,} parameters on the RTL of the whole card, units in C++
-    of equal latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the
-    bound is a beat of 64 bytes a cycle for the bytes that a step needs: each array once, 8
-    for each pair. *B/parameter* are those that were moved; of pairs the indices are read
-    twice. MP/s and GB/s (of needed bytes) at 200 MHz are *modelled*. Pairs are at random
-    places. *Paper* (Smart-Infinity, Fig. 14): an updater
-    of more than {paper_bytes_per_s:.0f/1e9} GB/s, faster than its SSD, whose reads are taken to be
-    {drive_bytes_per_s:.1f/1e9} GB/s.
-    """,
-    Table(
-        lambda results: [*results["runs"], {"kept": 1.0, **results["scan"]}],
-        Column("run", name),
-        Column("kept", "kept", "g*100 %"),
-        Column("cycles", "cycles", ","),
-        Column("of bound", "of_bound", PERCENT),
-        Column("B/parameter", "bytes_per_param", ".2f"),
-        Column("MP/s", "params_per_s_at_200_mhz", ".1f/1e6", kind="modelled"),
-        Column("GB/s", RATE, ".2f/1e9", kind="modelled"),
-        Column("x SSD read", over_drive, ".2f", kind="modelled"),
-        last=beside,
-    ),
-    """
-    Gradients decompressed in DRAM take {sum} bytes a parameter of Adam,
-    *modelled* ({parts}), before a pair is read or written. Pairs of 1 % of the elements,
-    fused into the stream of gradients, take {fused[bytes_per_param]:.2f}, *measured*, the
-    check of their indices included; whole gradients take {dense[bytes_per_param]:g}.
+## The SmartSSD card
 
-    ![Bytes a parameter and rate over the share of elements that is kept](smartssd.png)
+Steps of {runs[0][parameters]:,} parameters on the RTL of the whole card, units in C++
+of equal latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the
+bound is a beat of 64 bytes a cycle for the bytes that a step needs: each array once, 8
+for each pair. *B/parameter* are those that were moved; of pairs the indices are read
+twice. MP/s and GB/s (of needed bytes) at 200 MHz are *modelled*. Pairs are at random
+places. *Paper* (Smart-Infinity, Fig. 14): an updater
+of more than {paper_bytes_per_s:.0f/1e9} GB/s, faster than its SSD, whose reads are taken to be
+{drive_bytes_per_s:.1f/1e9} GB/s.
 
-    The scatter form by itself, chunks full, *measured*; even indices hit every bank
-    as often as any other. GB/s of pairs at 200 MHz are *modelled*. *Paper* (section VII-H):
-    the decompressor slightly surpasses the reads of the SSD.
-    """,
-    Table(
-        "scatter",
-        Column("pairs a beat, indices", lambda row: f"{row['pairs_of_a_beat']}, {row['indices']}"),
-        Column("pairs", "pairs", ","),
-        Column("cycles", "cycles", ","),
-        Column("pairs/cycle", "pairs_per_cycle", ".2f"),
-        Column("GB/s", RATE, ".2f/1e9", kind="modelled"),
-        Column("x SSD read", over_drive, ".2f", kind="modelled"),
-    ),
-    """
-    `{simulation[url]}`, units in RTL, simulates a step of {simulation[parameters]:,}
-    parameters at {simulation[simulated_params_per_s]:.2f/1e6 M/s}, *measured* (this machine).
-    """,
-    derived=lambda results: {
-        "sum": sum(results["through_dram"].values()),
-        "parts": ", ".join(f"{size} for {name}" for name, size in results["through_dram"].items()),
-        "fused": adam(results, "fused", 0.01),
-        "dense": adam(results, "dense", 1.0),
-    },
+@every + beside
+run = {run} | kept = {kept:g*100 %} | cycles = {cycles:,} | of bound = {of_bound:%}
+B/parameter = {bytes_per_param:.2f} | MP/s ~ {params_per_s_at_200_mhz:.1f/1e6}
+GB/s ~ {bytes_per_s_at_200_mhz:.2f/1e9} | x SSD read ~ {over_drive:.2f}
+
+Gradients decompressed in DRAM take {sum} bytes a parameter of Adam,
+*modelled* ({parts}), before a pair is read or written. Pairs of 1 % of the elements,
+fused into the stream of gradients, take {fused[bytes_per_param]:.2f}, *measured*, the
+check of their indices included; whole gradients take {dense[bytes_per_param]:g}.
+
+![Bytes a parameter and rate over the share of elements that is kept](smartssd.png)
+
+The scatter form by itself, chunks full, *measured*; even indices hit every bank
+as often as any other. GB/s of pairs at 200 MHz are *modelled*. *Paper* (section VII-H):
+the decompressor slightly surpasses the reads of the SSD.
+
+@scatter
+pairs a beat, indices = {pairs_of_a_beat}, {indices} | pairs = {pairs:,}
+cycles = {cycles:,} | pairs/cycle = {pairs_per_cycle:.2f}
+GB/s ~ {bytes_per_s_at_200_mhz:.2f/1e9} | x SSD read ~ {over_drive:.2f}
+
+`{simulation[url]}`, units in RTL, simulates a step of {simulation[parameters]:,}
+parameters at {simulation[simulated_params_per_s]:.2f/1e6 M/s}, *measured* (this machine).
+""",
+    derived=derived,
 )
 
 
@@ -126,9 +102,10 @@ def rates(run: Any, config: Any, count: int, needed: int) -> Results:
         "beats": beats,
         "needed_bytes": needed,
         "of_bound": needed / config.beat_bytes / run.cycles,
+        "over_drive": needed / run.cycles * CLOCK_HZ / DRIVE_BYTES_PER_S,
         "bytes_per_param": beats * config.beat_bytes / count,
         "params_per_s_at_200_mhz": count / run.cycles * CLOCK_HZ,
-        RATE: needed / run.cycles * CLOCK_HZ,
+        "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
     }
 
 
@@ -160,14 +137,15 @@ class Card:
         if pairs is not None:
             buffers["g"] = pairs
         run = timed(lambda: self.device.update(method, buffers, **hyper).wait())
-        size = None if pairs is None else pairs.size
+        size, form = (None, "dense") if pairs is None else (pairs.size, pairs.form)
         needed = update_bytes(self.device.config, rule, self.count, pairs=size)
         if pairs is not None:
             pairs.index.free()
             pairs.value.free()
         return {
             "rule": rule,
-            "form": "dense" if pairs is None else pairs.form,
+            "form": form,
+            "run": f"{rule}, {form}",
             "kept": 1.0 if size is None else size / self.count,
             **rates(run.result, self.device.config, self.count, needed),
             "simulated_params_per_s": self.count / run.wall,
@@ -176,7 +154,8 @@ class Card:
     def scan(self) -> Results:
         """Measure a scan of dense gradients, of which each is needed once."""
         run = self.device.scan(self.arrays["g"]).wait()
-        return rates(run, self.device.config, self.count, scan_bytes(self.count))
+        found = rates(run, self.device.config, self.count, scan_bytes(self.count))
+        return {"run": "scan of gradients", "kept": 1.0, **found}
 
 
 def scatter_rate(pairs: int, spread: str, total: int = 1 << 16) -> Results:
@@ -189,7 +168,8 @@ def scatter_rate(pairs: int, spread: str, total: int = 1 << 16) -> Results:
         "pairs": total,
         "cycles": cycles,
         "pairs_per_cycle": total / cycles,
-        RATE: 8 * total / cycles * CLOCK_HZ,
+        "bytes_per_s_at_200_mhz": 8 * total / cycles * CLOCK_HZ,
+        "over_drive": 8 * total / cycles * CLOCK_HZ / DRIVE_BYTES_PER_S,
     }
 
 

@@ -1,10 +1,8 @@
 # amaranth: UnusedElaboratable=no
 """Area of a SmartSSD card's updater with and without Top-K: `synth_xilinx -family xcup`."""
 
-from __future__ import annotations
-
 import typer
-from harness import PERCENT, Bench, Column, Results, Table, track
+from harness import Bench, Results, track
 from measuring import area
 
 from nearstep_hw.rule.rtl import FunctionalUnit
@@ -18,7 +16,7 @@ from nearstep_spec.updater.registers import update_rule
 CHIP = {**CHIPS["KU15P"], "bram36": CHIPS["KU15P"]["bram"] // 36}
 """KU15P (DS922); Table III rounds the LUTs to 522 K."""
 
-SHARES = {"lut": "LUT", "bram36": "BRAM", "dsp": "DSP"}
+SHARES = ("lut", "bram36", "dsp", "uram")
 PAPER_SHARE = {
     "updater": {"lut": 0.3366, "bram36": 0.2713, "uram": 0.3438, "dsp": 0.1103},
     "with Top-K": {"lut": 0.3412, "bram36": 0.2713, "uram": 0.3594, "dsp": 0.1103},
@@ -29,31 +27,26 @@ TOP_K = {None: "whole gradients", "fused": "with fused Top-K", "scatter": "with 
 
 BENCH = Bench(
     "smartssd_area",
-    "## Area of the SmartSSD card",
     """
-    Area of an updater of Adam after `synth_xilinx -family xcup`, parts added up, *measured*
-    (synthesis only), and its share of a KU15P. LUT include those that are memory. *Paper*:
-    Table III.
-    """,
-    Table(
-        "area",
-        Column("what", lambda row: f"{row['units']} units, {TOP_K[row['top_k']]}"),
-        Column("LUT", "lut", ","),
-        Column("BRAM, 36 Kib", "bram36", ","),
-        Column("DSP", "dsp", ","),
-        Column("FF", "ff", ","),
-        *(Column(f"of {name}", f"of_chip/{key}", PERCENT) for key, name in SHARES.items()),
-        Column("of URAM", lambda row: "none"),
-        last=lambda results: [
-            [
-                f"*paper*, {name}",
-                *[""] * 4,
-                *(f"{100 * share[key]:.2f} %" for key in (*SHARES, "uram")),
-            ]
-            for name, share in results["paper_share"].items()
-        ],
-    ),
+## Area of the SmartSSD card
+
+Area of an updater of Adam after `synth_xilinx -family xcup`, parts added up, *measured*
+(synthesis only), and its share of a KU15P. LUT include those that are memory. *Paper*:
+Table III.
+
+@area + papers
+what = {what}
+LUT = {lut:,} | BRAM, 36 Kib = {bram36:,} | DSP = {dsp:,} | FF = {ff:,}
+of LUT = {of_chip[lut]:%} | of BRAM = {of_chip[bram36]:%} | of DSP = {of_chip[dsp]:%}
+of URAM = none
+""",
     label="measured (synth_xilinx -family xcup, parts added)",
+    derived=lambda results: {
+        "papers": [
+            [f"*paper*, {name}", *[""] * 4, *(f"{100 * share[key]:.2f} %" for key in SHARES)]
+            for name, share in results["paper_share"].items()
+        ]
+    },
 )
 
 
@@ -75,8 +68,16 @@ def main() -> None:
             counts = {"shell": 1, "unit": units, **({form: 1} if form else {})}
             sums = {key: sum(n * cells[name][key] for name, n in counts.items()) for key in AREA}
             sums["lut"] += sums["lut_memory"]
-            of_chip = {key: sums[key] / CHIP[key] for key in SHARES}
-            rows.append({"units": units, "top_k": form, **sums, "of_chip": of_chip})
+            of_chip = {key: sums[key] / CHIP[key] for key in SHARES[:3]}
+            rows.append(
+                {
+                    "what": f"{units} units, {TOP_K[form]}",
+                    "units": units,
+                    "top_k": form,
+                    **sums,
+                    "of_chip": of_chip,
+                }
+            )
     BENCH.report(paper_share=PAPER_SHARE, area=rows)
 
 

@@ -4,15 +4,13 @@ The small GPT of the example trains with AdamW on the functional model of a kern
 the mean of some seeds; the spread is the largest less the smallest.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from harness import Bench, Column, Results, Table, plot
+from harness import Bench, Results, plot
 from training import Text, summary, train, trained
 
 import nearstep
@@ -53,26 +51,24 @@ CASES = (
 
 BENCH = Bench(
     "state_losses",
-    "## Loss by the formats of state",
     """
-    A GPT of {parameters:,} parameters, {steps} steps of AdamW from
-    random weights on batches of {batch} x {context} bytes, peak
-    learning rate {lr:g}, on `{device}`;
-    *measured*, mean of {seeds} seeds, each with weights, batches and random bits
-    of its own. Loss is in nats a byte, of the last 50 steps of training and on unseen text;
-    the spread is the largest less the smallest of the seeds. In 8 bits are the moments of
-    all parameters, also of those with few elements.
-    """,
-    Table(
-        "rows",
-        Column("in memory", "formats"),
-        Column("training loss", "training_loss", ".4f"),
-        Column("spread", "training_loss_spread", ".4f"),
-        Column("validation loss", "validation_loss", ".4f"),
-        Column("spread", "validation_loss_spread", ".4f"),
-        Column("above fp32", "above_fp32", "+.4f"),
-    ),
-    "![Training loss over steps, and its difference from fp32](state_losses.png)",
+## Loss by the formats of state
+
+A GPT of {parameters:,} parameters, {steps} steps of AdamW from
+random weights on batches of {batch} x {context} bytes, peak
+learning rate {lr:g}, on `{device}`;
+*measured*, mean of {seeds} seeds, each with weights, batches and random bits
+of its own. Loss is in nats a byte, of the last 50 steps of training and on unseen text;
+the spread is the largest less the smallest of the seeds. In 8 bits are the moments of
+all parameters, also of those with few elements.
+
+@rows
+in memory = {formats} | training loss = {training_loss:.4f}
+spread = {training_loss_spread:.4f} | validation loss = {validation_loss:.4f}
+spread = {validation_loss_spread:.4f} | above fp32 = {above_fp32:+.4f}
+
+![Training loss over steps, and its difference from fp32](state_losses.png)
+""",
     label="measured (this machine)",
 )
 

@@ -6,16 +6,14 @@ resource that is held longest in the graph's own timeline: the host's bus, or a 
 held by its kernel and by the transfers from and to it.
 """
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from harness import PERCENT, Bench, Column, Results, Table, track
+from harness import Bench, Results, track
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
@@ -27,38 +25,25 @@ VECTOR = 512  # elements of a small parameter beside each of the large ones
 LR = 1e-3
 
 
-def busiest(row: Results) -> int:
-    """The cycles in which the graph holds the channel that it holds longest."""
-    return max(cycles for lane, cycles in row["busy_cycles"].items() if lane != "bus")
-
-
-def over_limit(kind: str) -> Callable[[Results], float]:
-    return lambda row: row[f"{kind}_cycles"] / max(row["busy_cycles"].values())
-
-
 BENCH = Bench(
     "step",
-    "## A step of the optimizer",
     """
-    Device cycles of a whole `optimizer.step()` of AdamW on the module, transfers included,
-    *measured*: the same steps on equal devices, once one thing after the other
-    (all gradients down, both kernels, all parameters up), and once as a graph, which is what
-    a device with a clock gets. Both have the same bits. The *limit* is the resource that the
-    graph holds longest: the host's bus, or a channel, which its kernel holds as well as the
-    transfers to and from it. Stand-ins of equal latency do the arithmetic;
-    {rows[0][tensors]} tensors of two sizes.
-    """,
-    Table(
-        "rows",
-        Column("channels, parameters", lambda row: f"{row['channels']}, {row['parameters']:,}"),
-        Column("in sequence", "sequence_cycles", ",.0f"),
-        Column("as a graph", "graph_cycles", ",.0f"),
-        Column("of it", lambda row: 1 / row["sequence_over_graph"], PERCENT),
-        Column("bus", "busy_cycles/bus", ","),
-        Column("slower channel", busiest, ","),
-        Column("before, over the limit", over_limit("sequence"), ".3f"),
-        Column("after", over_limit("graph"), ".3f"),
-    ),
+## A step of the optimizer
+
+Device cycles of a whole `optimizer.step()` of AdamW on the module, transfers included,
+*measured*: the same steps on equal devices, once one thing after the other
+(all gradients down, both kernels, all parameters up), and once as a graph, which is what
+a device with a clock gets. Both have the same bits. The *limit* is the resource that the
+graph holds longest: the host's bus, or a channel, which its kernel holds as well as the
+transfers to and from it. Stand-ins of equal latency do the arithmetic;
+{rows[0][tensors]} tensors of two sizes.
+
+@rows
+channels, parameters = {channels}, {parameters:,} | in sequence = {sequence_cycles:,.0f}
+as a graph = {graph_cycles:,.0f} | of it = {graph_over_sequence:%} | bus = {busy_cycles[bus]:,}
+slower channel = {slower:,} | before, over the limit = {sequence_over_limit:.3f}
+after = {graph_over_limit:.3f}
+""",
 )
 
 
@@ -128,6 +113,7 @@ def measure(channels: int, parameters: int, steps: int) -> Results:
     if not all(map(torch.equal, *ends)):
         raise AssertionError(f"{url}: not the same bits")
     timeline = optimizer.timeline
+    busy = {lane: timeline.busy(lane) for lane in sorted(timeline.lanes)}
     return {
         "device": url,
         "channels": channels,
@@ -135,8 +121,10 @@ def measure(channels: int, parameters: int, steps: int) -> Results:
         "tensors": len(sizes),
         "steps": steps,
         **{f"{kind}_cycles": each for kind, each in cycles.items()},
-        "sequence_over_graph": cycles["sequence"] / cycles["graph"],
-        "busy_cycles": {lane: timeline.busy(lane) for lane in sorted(timeline.lanes)},
+        **{f"{kind}_over_limit": each / max(busy.values()) for kind, each in cycles.items()},
+        "graph_over_sequence": cycles["graph"] / cycles["sequence"],
+        "busy_cycles": busy,
+        "slower": max(each for lane, each in busy.items() if lane != "bus"),
         "last_over_limit": timeline.makespan / timeline.limit,
     }
 

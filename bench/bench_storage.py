@@ -6,8 +6,6 @@ same block and depth. Rates are medians over the rounds; a ratio is the median o
 round, because a drive that others use as well is not the same from one round to the next.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -19,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from harness import FOLDER, Bench, Column, Results, Table, console, track
+from harness import FOLDER, Bench, Results, console, track
 from measuring import timed
 
 from nearstep.storage import checksum
@@ -35,30 +33,30 @@ DEPTHS = (1, 2, 4, 8, 16)
 WHO = ("loop", "fio", "drive", "store")
 
 
-def or_dash(key: str, scale: float, form: str) -> Callable[[Results], str]:
-    return lambda row: "-" if row[key] is None else format(row[key] / scale, form)
+def dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 BENCH = Bench(
     "storage",
-    "## Drives",
     """
-    Sequential reads and writes of {rows[0][bytes]:.0f/1048576} MiB in blocks of
-    {rows[0][block]:.0f/1024} KiB with O_DIRECT, on one file, all in turn in one run; MB/s,
-    medians of {rounds} rounds. `loop` is one thread, `drive` is `Drive`, `store`
-    is `Store`, which makes and compares CRCs. Ratios are medians of those of each round.
-    CRC-32 of {crc[engine]}: {crc[bytes_per_s]:.1f/1e9} GB/s on one core.
-    """,
-    Table(
-        "rows",
-        Column("", "action"),
-        Column("depth", "depth"),
-        *(Column(who, or_dash(f"{who}_bytes_per_s", 1e6, ".0f")) for who in WHO),
-        Column("drive / fio", or_dash("drive_over_fio", 1, ".2f")),
-        Column("store / fio", or_dash("store_over_fio", 1, ".2f")),
-    ),
-    lambda results: [results["fio"] or "fio was not on this machine."],
+## Drives
+
+Sequential reads and writes of {rows[0][bytes]:.0f/1048576} MiB in blocks of
+{rows[0][block]:.0f/1024} KiB with O_DIRECT, on one file, all in turn in one run; MB/s,
+medians of {rounds} rounds. `loop` is one thread, `drive` is `Drive`, `store`
+is `Store`, which makes and compares CRCs. Ratios are medians of those of each round.
+CRC-32 of {crc[engine]}: {crc[bytes_per_s]:.1f/1e9} GB/s on one core.
+
+@rows
+= {action} | depth = {depth}
+loop = {mb[loop]} | fio = {mb[fio]} | drive = {mb[drive]} | store = {mb[store]}
+drive / fio = {over_fio[drive]} | store / fio = {over_fio[store]}
+
+{version}
+""",
     label="measured (wall clock)",
+    derived=lambda results: {"version": results["fio"] or "fio was not on this machine."},
 )
 
 
@@ -139,6 +137,9 @@ def compared(rates: dict[str, list[float] | None]) -> Results:
             pairs = zip(rates[mine] or [], rates[base] or [], strict=False)
             ratios = [a / b for a, b in pairs]
             row[f"{mine}_over_{base}"] = statistics.median(ratios) if ratios else None
+    rates_of = {who: row[f"{who}_bytes_per_s"] for who in WHO}
+    row["mb"] = {who: dash(each and each / 1e6, ".0f") for who, each in rates_of.items()}
+    row["over_fio"] = {who: dash(row[f"{who}_over_fio"], ".2f") for who in ("drive", "store")}
     return row
 
 

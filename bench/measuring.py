@@ -1,7 +1,5 @@
 """What several benchmarks measure with: arrays of a step, times, areas, and needed bytes."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +15,11 @@ CLOCK_HZ = 200_000_000
 """Of a kernel, in rates that are modelled."""
 
 INDEX_BYTES = 4
+CELLS = """\
+DSP48E2 = {dsp:,} | LUT = {lut:,} | LUT as memory = {lut_memory:,} | FF = {ff:,}
+BRAM, 36 Kib = {bram36:,}"""
+"""Columns of an area."""
+
 Area = dict[str, float]
 
 

@@ -1,7 +1,5 @@
 """What the benchmarks share that keep rows of synthesised blocks."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 

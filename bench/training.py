@@ -1,7 +1,5 @@
 """What the benchmarks share that train the small GPT of the examples, and compare losses."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable, Iterable
