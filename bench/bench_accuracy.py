@@ -1,16 +1,11 @@
-"""Accuracy of Adam: bits that differ from torch's fused kernel, and error against float64.
-
-Four implementations take the same steps from the same parameters on the same gradients. The
-reference is Adam in float64 on the same float32 inputs, with hyper-parameters in float64.
-"""
+"""Accuracy of Adam: bits that differ from torch's fused kernel, and error against float64."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-import typer
-from harness import Bench, Results
+from harness import Bench, Results, option, script
 from measuring import differ
 
 from nearstep_sim.golden.rule_cpp import kernel
@@ -26,9 +21,8 @@ BENCH = Bench(
     """
 ## Accuracy
 
-{parameters:,} parameters, {steps} steps, *measured* against the
-same steps in float64. Errors in ulp; values near zero dominate the mean. ATen
-capability {aten_capability}.
+{parameters:,} parameters, {steps} steps, *measured* against the same steps in float64. Errors in
+ulp; values near zero dominate the mean. ATen capability {aten_capability}.
 
 @rows
 optimizer = {optimizer} | implementation = {implementation} | array = {array}
@@ -52,7 +46,6 @@ def parameters(count: int) -> np.ndarray:
 
 
 def reference(count: int, steps: int, decoupled: bool) -> State:
-    """Take the steps of Adam in float64."""
     p = parameters(count).astype(np.float64)
     m, v = np.zeros(count), np.zeros(count)
     (b1, b2), lr, decay = HYPER["betas"], HYPER["lr"], HYPER["weight_decay"]
@@ -116,7 +109,6 @@ def ulps(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def measure(count: int, steps: int, decoupled: bool) -> Iterator[Results]:
-    """Measure a row for each implementation and array."""
     exact = reference(count, steps, decoupled)
     states = {name: run(count, steps, decoupled) for name, run in IMPLEMENTATIONS.items()}
     oracle = states["torch fused=True"]
@@ -137,9 +129,10 @@ def measure(count: int, steps: int, decoupled: bool) -> Iterator[Results]:
             }
 
 
+@script
 def main(
-    count: Annotated[int, typer.Option(help="Parameters, a multiple of 16.")] = 1 << 20,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 10,
+    count: Annotated[int, option("Parameters, a multiple of 16.")] = 1 << 20,
+    steps: Annotated[int, option("Optimizer steps.")] = 10,
 ) -> None:
     """Measure, print, and write build/bench/accuracy.json."""
     BENCH.report(
@@ -150,7 +143,3 @@ def main(
         aten_capability=torch.backends.cpu.get_cpu_capability(),
         rows=[row for decoupled in (False, True) for row in measure(count, steps, decoupled)],
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Annotated
 
 import typer
-from harness import console, track
+from harness import argument, console, option, script, track
 from synthesising import known, valid_rows
 
 from nearstep_sim import area
@@ -24,17 +24,14 @@ def change(old: Row, new: Row) -> str:
     return ", ".join(changed) or "the same numbers"
 
 
+@script
 def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Blocks (default: all but large ones).")
-    ] = None,
-    large: Annotated[bool, typer.Option("--large", help="Large blocks as well.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Unchanged blocks as well.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Blocks at once.")] = len(
-        os.sched_getaffinity(0)
-    ),
+    names: Annotated[list[str] | None, argument("Blocks (default: all but large ones).")] = None,
+    large: Annotated[bool, option("Large blocks as well.", "--large")] = False,
+    force: Annotated[bool, option("Unchanged blocks as well.", "--force")] = False,
+    jobs: Annotated[int, option("Blocks at once.", min=1)] = len(os.sched_getaffinity(0)),
     family: Annotated[
-        str, typer.Option("--family", help=f"FPGAs, one of: {', '.join(area.FAMILIES)}.")
+        str, option(f"FPGAs, one of: {', '.join(area.FAMILIES)}.", "--family")
     ] = area.ULTRASCALE_PLUS.name,
 ) -> None:
     """Synthesise blocks that have changed, and write the file of the family after each."""
@@ -77,7 +74,3 @@ def main(
     console.print(f"written: {target.file}")
     if bad:
         raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,24 +1,10 @@
 """A step of AdamW whose state lies on files, the drives of golden cards, beside what else does it.
 
-All in turn in one run, on the same folder, in rounds whose order alternates:
-
-- `golden:smartssd?drive=`: subgroups are read, updated and written back, and a generation is
-  committed.
-- storage alone: the same bytes, in the same pieces, read and written by `nearstep.storage`, and a
-  generation. It is what the drive and the CRCs take.
-- torch's fused AdamW with its moments on files that are mapped into memory, flushed after each
-  step.
-- DeepSpeed's ZeRO-3, its states on NVMe, updated by its CPU Adam, if this interpreter, or that of
-  `--deepspeed`, has it. It runs by itself before the others; what keeps it from running is printed.
-  Its pipeline needs buffers for the states and gradients of three subgroups: with DeepSpeed's
-  default of 4 it ends with an error.
-
-The ratio is that of the two in the same round, its interval that of the median (bootstrap). A disk
-that others use, too, varies more than that: so the first two run once more on drives whose
+In turn with storage alone, which is what the drive and the CRCs take, and with torch's fused AdamW
+on mapped files. DeepSpeed's ZeRO-3 runs by itself before them, if this interpreter, or that of
+`--deepspeed`, has it; with its default of 4 buffers it ends with an error. A disk that others use
+varies more than the interval of the ratio says: so the first two run once more on drives whose
 transfers take their turns at a rate that is below the disk's.
-
-Memory is what the process holds beyond the parameters and gradients: subgroups in the cards' DRAM,
-and arrays that are on their way.
 """
 
 import importlib.util
@@ -39,9 +25,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-import typer
 from bench_overflow import compared
-from harness import FOLDER, Bench, Results
+from harness import FOLDER, Bench, Results, option, script
 from measuring import Mapped, in_turn
 
 import nearstep
@@ -115,19 +100,17 @@ BENCH = Bench(
     """
 ## State on the drives of cards
 
-A step of AdamW on {parameters:.1f/1e6} million parameters whose state lies
-on {cards} {files}, in turn in one run; seconds, medians of
-{steps} steps, *measured* (this machine, {cores} cores). *Cards*:
-`golden:smartssd?cards={cards}&drive=`, subgroups of {subgroup} elements; for
-each parameter {bytes_per_parameter[drives_to_cards]:.0f} bytes are read and
+A step of AdamW on {parameters:.1f/1e6} million parameters whose state lies on {cards} {files}, in
+turn in one run; seconds, medians of {steps} steps, *measured* (this machine, {cores} cores).
+*Cards*: `golden:smartssd?cards={cards}&drive=`, subgroups of {subgroup} elements; for each
+parameter {bytes_per_parameter[drives_to_cards]:.0f} bytes are read and
 {bytes_per_parameter[cards_to_drives]:.0f} written, and a generation outlasts a power cut.
-*Storage*: `nearstep.storage` reads and writes the same bytes in the same pieces, and
-commits. *Mapped*: torch's fused step, its moments on mapped files that the page cache
-holds, flushed after each step: a third of the bytes, and no whole state after a cut.
-Rounds alternate in their order; the ratio is that of the two in one round, its interval
-that of the median. The step has {rate} of the rate
-of storage alone. The process holds {memory_over_subgroup:.2f} x D x 16
-bytes beside the model, D the elements of a subgroup. {paced_rate}
+*Storage*: `nearstep.storage` reads and writes the same bytes in the same pieces, and commits.
+*Mapped*: torch's fused step, its moments on mapped files that the page cache holds, flushed after
+each step: a third of the bytes, and no whole state after a cut. Rounds alternate in their order;
+the ratio is that of the two in one round, its interval that of the median. The step has {rate} of
+the rate of storage alone. The process holds {memory_over_subgroup:.2f} x D x 16 bytes beside the
+model, D the elements of a subgroup. {paced_rate}
 
 {deep}
 
@@ -146,17 +129,13 @@ class Alone:
         self.subgroup_bytes = 4 * subgroup
         drive = source.drives[0].header
         self.store = Store.create(
-            places,
-            drive_bytes=drive.blocks * 4096,
-            owner="alone",
-            extent_bytes=drive.extent_bytes,
+            places, drive_bytes=drive.blocks * 4096, owner="alone", extent_bytes=drive.extent_bytes
         )
         for name, tensor in source.tensors.items():
             self.store.add(name, tensor.nbytes, drive=int(name.partition("@")[2]))
         self.rooms = [aligned_empty(subgroup) for _ in range(9 * len(places))]
 
     def step(self) -> None:
-        """As many pieces are under way as a step has room for: each is read, then written."""
         under_way: list[tuple[Completion, str, int, Any]] = []
         writing: list[Completion] = []
         pieces = [
@@ -229,7 +208,6 @@ def ratio(seconds: Mapping[str, Sequence[float]]) -> Results:
 
 
 def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) -> Results:
-    """Measure the ratio on one drive of a constant rate."""
     own = torch.nn.Parameter(torch.full((elements,), 0.02))
     own.grad = torch.full((elements,), 0.5)
     nbytes = 36 * elements + (64 << 20)  # two generations and the next
@@ -284,7 +262,6 @@ def moved(traffic: Results) -> dict[str, int]:
 
 
 def measure(work: Path, elements: int, subgroup: int, cards: int, steps: int) -> Results:
-    """Measure all but DeepSpeed, in turn."""
     generator = torch.Generator().manual_seed(1)
     own = torch.nn.Parameter(torch.randn(elements, generator=generator) * 0.02)
     twin = torch.nn.Parameter(own.detach().clone())
@@ -318,10 +295,9 @@ def measure(work: Path, elements: int, subgroup: int, cards: int, steps: int) ->
         "bytes_per_parameter": {
             key: (after[key] - before[key]) / steps / elements for key in MOVED
         },
-        "seconds_all": seconds,
-        "rate_of_storage_alone": ratio(seconds),
+        "seconds_all": seconds, "rate_of_storage_alone": ratio(seconds),
         "memory_over_subgroup": grown / (16 * subgroup),
-    }
+    }  # fmt: skip
 
 
 def emptied(work: Path) -> Path:
@@ -331,15 +307,16 @@ def emptied(work: Path) -> Path:
     return work
 
 
+@script
 def main(
-    folder: Annotated[Path, typer.Option(help="of the files, on a drive")] = FOLDER,
-    elements: Annotated[int, typer.Option(help="parameters")] = 1 << 26,
-    subgroup: Annotated[int, typer.Option(help="elements of a subgroup, D")] = 1 << 22,
-    cards: Annotated[int, typer.Option(help="cards, a file each")] = 1,
-    steps: Annotated[int, typer.Option(help="that are measured, after one that is not")] = 7,
-    deepspeed: Annotated[Path | None, typer.Option(help="an interpreter that has it")] = None,
-    paced_gb: Annotated[float, typer.Option(help="GB/s of the paced drive; 0 leaves it out")] = 2.0,
-    paced_elements: Annotated[int, typer.Option(help="parameters on it")] = 1 << 26,
+    folder: Annotated[Path, option("of the files, on a drive")] = FOLDER,
+    elements: Annotated[int, option("parameters")] = 1 << 26,
+    subgroup: Annotated[int, option("elements of a subgroup, D")] = 1 << 22,
+    cards: Annotated[int, option("cards, a file each")] = 1,
+    steps: Annotated[int, option("that are measured, after one that is not")] = 7,
+    deepspeed: Annotated[Path | None, option("an interpreter that has it")] = None,
+    paced_gb: Annotated[float, option("GB/s of the paced drive; 0 leaves it out")] = 2.0,
+    paced_elements: Annotated[int, option("parameters on it")] = 1 << 26,
 ) -> None:
     """Measure steps of all in turn, and write build/bench/cards.json."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -364,7 +341,3 @@ def main(
         deepspeed=other if isinstance(other, str) else other["version"],
         **found,
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

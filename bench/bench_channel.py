@@ -1,16 +1,13 @@
 """The Adam kernel on a DDR4-1600 channel: data beats over all cycles from START to done.
 
-Cycles are those of the controller's RTL against the rank model, which judges every command.
-`kernel` rows are the kernel's RTL but for its arithmetic, `traffic` rows a C++ model of its bus
-traffic, which can be swept without a build for each shape.
+The rank model judges every command. Traffic can be swept without a build for each shape.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
-from harness import Bench, Results, plot, track
+from harness import Bench, Results, option, plot, script, track
 
 from nearstep.paper.axdimm_kernel import AXDIMM
 from nearstep_hw.dram.column_stage import Slot
@@ -68,37 +65,28 @@ BENCH = Bench(
     f"""
 ## The kernel on a DDR4 channel
 
-The controller in RTL with one rank, *measured* in cycles from START to done, refresh on,
-1,000,000 parameters, every beat compared. The host and the mode arbiter are not in it:
-see the module below. Two channels at 200 MHz are *modelled* as twice one. *Due* counts
-the refreshes that are still owed at done; *settled* is the share if they had been given
-before. Lost cycles: *units busy* is a controller without a request, *start* and *drain*
-lie before the first and after the last column command. *Paper*:
-{{paper[params_per_s]:.2f/1e6}} of {{paper[peak_params_per_s]:.2f/1e6}} MP/s,
+The controller in RTL with one rank, *measured* in cycles from START to done, refresh on, 1,000,000
+parameters, every beat compared. The host and the mode arbiter are not in it: see the module below.
+Two channels at 200 MHz are *modelled* as twice one. *Due* counts the refreshes that are still owed
+at done; *settled* is the share if they had been given before. Lost cycles: *units busy* is a
+controller without a request, *start* and *drain* lie before the first and after the last column
+command. *Paper*: {{paper[params_per_s]:.2f/1e6}} of {{paper[peak_params_per_s]:.2f/1e6}} MP/s,
 {{paper[fraction_of_peak]:%}}, on 32Gb parts.
 
 The kernel's RTL, with stand-ins of equal latency for its arithmetic; 16 KiB blocks:
 
-{KERNEL}
-A C++ model of the kernel's traffic; 8Gb x8, 16 KiB blocks, 16 units,
+{KERNEL} A C++ model of the kernel's traffic; 8Gb x8, 16 KiB blocks, 16 units,
 {{traffic[0][mapping]}}, where nothing else is said:
 
-{TRAFFIC}
-![Where the cycles go](channel.png)
+{TRAFFIC} ![Where the cycles go](channel.png)
 """,
 )
 
 
 def row(run: ChannelRun, what: str, **more: Any) -> Results:
-    """Make a row of a run."""
     return {
-        **asdict(run.channel),
-        **more,
-        "what": what,
-        "parameters": run.count,
-        "cycles": run.cycles,
-        "fraction_of_peak": run.efficiency,
-        "fraction_with_due_refreshes": run.settled_efficiency,
+        **asdict(run.channel), **more, "what": what, "parameters": run.count, "cycles": run.cycles,
+        "fraction_of_peak": run.efficiency, "fraction_with_due_refreshes": run.settled_efficiency,
         "refresh_bound": run.channel.timing.refresh_bound,
         "lost": {
             **{slot.name.lower(): run.slots[slot] / run.cycles for slot in LOSSES},
@@ -108,11 +96,10 @@ def row(run: ChannelRun, what: str, **more: Any) -> Results:
         "due": " + ".join(map(str, run.debts)),
         "params_per_s_two_channels": CHANNELS * run.elements_per_second,
         "beats_compared": run.checks,
-    }
+    }  # fmt: skip
 
 
 def kernel_rows(count: int, **channel: Any) -> list[Results]:
-    """Measure the kernel's RTL on each part."""
     rows = []
     for (density, width), units in track([(p, u) for p in KERNEL_PARTS for u in (16, 4)], "RTL"):
         part = Channel(density=density, width=width, **channel)
@@ -122,7 +109,6 @@ def kernel_rows(count: int, **channel: Any) -> list[Results]:
 
 
 def traffic(sweep: str, value: Any, count: int, **channel: Any) -> ChannelRun:
-    """Run the traffic with one value of a sweep."""
     options: dict[str, Any] = {}
     match sweep:
         case "part":
@@ -143,7 +129,6 @@ def traffic(sweep: str, value: Any, count: int, **channel: Any) -> ChannelRun:
 
 
 def traffic_rows(sweeps: Mapping[str, Sweep], count: int, **channel: Any) -> list[Results]:
-    """Measure each value of each sweep."""
     return [
         row(traffic(sweep, value, count, **channel), what.format(value), sweep=sweep, value=value)
         for sweep, (title, what, values) in sweeps.items()
@@ -152,7 +137,6 @@ def traffic_rows(sweeps: Mapping[str, Sweep], count: int, **channel: Any) -> lis
 
 
 def draw(rows: Iterable[Results], sweeps: Mapping[str, Sweep], title: str, file: str) -> None:
-    """Draw where cycles are lost, in at most five sweeps."""
     from matplotlib.patches import Patch
 
     with plot(file, 2, 3, figsize=(13, 7.5), title=title, dpi=110) as (_, grid):
@@ -175,15 +159,10 @@ def draw(rows: Iterable[Results], sweeps: Mapping[str, Sweep], title: str, file:
         grid.flat[-1].legend(handles=handles[::-1], loc="center", frameon=False, title=said)
 
 
-def main(
-    count: Annotated[int, typer.Option(help="Parameters of a step.")] = 1_000_000,
-) -> None:
+@script
+def main(count: Annotated[int, option("Parameters of a step.")] = 1_000_000) -> None:
     """Measure, print, and write build/bench/channel.json and channel.png."""
     kernel, rows = kernel_rows(count), traffic_rows(SWEEPS, count)
     title = "Adam's traffic on one DDR4-1600 channel: 8Gb x8, 16 KiB, 16 units otherwise"
     draw(rows, SWEEPS, title, "channel.png")
     BENCH.report(paper=PAPER, kernel=kernel, traffic=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

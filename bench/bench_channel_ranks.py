@@ -6,9 +6,8 @@ As `bench_channel`, which has the same rows of one rank.
 from collections.abc import Mapping
 from typing import Annotated
 
-import typer
 from bench_channel import BLOCKS_KIB, KERNEL, PARTS, TRAFFIC, Sweep, draw, kernel_rows, traffic_rows
-from harness import Bench
+from harness import Bench, option, script
 
 RANKS = 2
 INTERLEAVES_KIB = (4, 8, 16, 64, 256, 8 << 20)
@@ -28,33 +27,26 @@ BENCH = Bench(
     f"""
 ## Two ranks on a channel
 
-The same controller with two ranks: one is refreshed while the other moves data. Columns
-as above; *settled* counts the refreshes due at done, of both ranks, one after the other,
-and *turnaround* the changes of direction and of rank. The kernel's RTL, 16 KiB blocks,
-{{kernel[0][parameters]:,}} parameters:
+The same controller with two ranks: one is refreshed while the other moves data. Columns as above;
+*settled* counts the refreshes due at done, of both ranks, one after the other, and *turnaround*
+the changes of direction and of rank. The kernel's RTL, 16 KiB blocks, {{kernel[0][parameters]:,}}
+parameters:
 
-{KERNEL}
-The C++ model of its traffic, {{traffic[0][parameters]:,}} parameters; 8Gb x8, 16 KiB in a
+{KERNEL} The C++ model of its traffic, {{traffic[0][parameters]:,}} parameters; 8Gb x8, 16 KiB in a
 rank before the other, 16 KiB blocks, 16 units, where nothing else is said:
 
-{TRAFFIC}
-![Where the cycles of two ranks go](channel_ranks.png)
+{TRAFFIC} ![Where the cycles of two ranks go](channel_ranks.png)
 """.replace(BOUND, ""),
 )
 
 
+@script
 def main(
-    count: Annotated[int, typer.Option(help="Parameters of a step.")] = 1_000_000,
-    sweep: Annotated[
-        int, typer.Option(help="Parameters of a step of the traffic model.")
-    ] = 250_000,
+    count: Annotated[int, option("Parameters of a step.")] = 1_000_000,
+    sweep: Annotated[int, option("Parameters of a step of the traffic model.")] = 250_000,
 ) -> None:
     """Measure, print, and write build/bench/channel_ranks.json and channel_ranks.png."""
     kernel, rows = kernel_rows(count, ranks=RANKS), traffic_rows(SWEEPS, sweep, ranks=RANKS)
     title = "Adam's traffic on a DDR4-1600 channel of two ranks: 8Gb x8, 16 KiB otherwise"
     draw(rows, SWEEPS, title, "channel_ranks.png")
     BENCH.report(kernel=kernel, traffic=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,16 +1,9 @@
-"""COARSE: sums in counter-rotating rings against the bound of the links; faults; snapshots.
-
-Cycles are those of the RTL of every device, with half-duplex memories and emulated links of one
-phit of 16 bytes a cycle in each direction, 100 cycles long. The bound counts payload:
-(N - 1) / N x n / BW for N >= 3 devices, n / BW for two on one link. A local DRAM gives 64 bytes a
-cycle and has to give 2 N / (N - 1) x 16 at most, so the links are the limit.
-"""
+"""COARSE: sums in counter-rotating rings against the bound of the links; faults; snapshots."""
 
 from typing import Annotated
 
 import numpy as np
-import typer
-from harness import Bench, Results, plot, track
+from harness import Bench, Results, option, plot, script, track
 from measuring import ring_differs, timed
 
 from nearstep.coarse import CoarsePool, PoolTensor
@@ -30,24 +23,23 @@ BENCH = Bench(
     """
 ## The COARSE memory devices
 
-A sum of a tensor on N devices, *measured* in cycles of the devices' RTL, from the first
-job's start to the last one's end, by the cores' own counters. Two rings run in opposite
-directions. A link moves {phit_bytes} bytes a cycle each way, and takes 100 cycles; a local
-DRAM gives {beat_bytes} bytes a cycle, reads and writes together. The bound counts payload in
-the busiest direction: (N - 1) / N x n / BW for n bytes a device, n / BW for N = 2, which
-has one link. Headers and trailers, 2 of 130 phits, are 1.54 % of a direction. *Busy* is
-the share of cycles in which a direction of a link took a phit: least and most of all
-directions. Of {elements:,} elements of results in all runs of this section, {elements_differ}
-differ from golden's.
+A sum of a tensor on N devices, *measured* in cycles of the devices' RTL, from the first job's
+start to the last one's end, by the cores' own counters. Two rings run in opposite directions. A
+link moves {phit_bytes} bytes a cycle each way, and takes 100 cycles; a local DRAM gives
+{beat_bytes} bytes a cycle, reads and writes together. The bound counts payload in the busiest
+direction: (N - 1) / N x n / BW for n bytes a device, n / BW for N = 2, which has one link. Headers
+and trailers, 2 of 130 phits, are 1.54 % of a direction. *Busy* is the share of cycles in which a
+direction of a link took a phit: least and most of all directions. Of {elements:,} elements of
+results in all runs of this section, {elements_differ} differ from golden's.
 
 @two
 N, size a device = {devices}, {bytes:g/1048576 MiB} | cycles = {cycles:,} | bound ~ {bound:,.0f}
 of bound = {of_bound:%} | busy = {busy_span} | DRAM, B/cycle = {dram_bytes_per_cycle:.1f}
 
 The same {dense_bytes:g/1048576 MiB} a device with one ring, *measured*, and with DENSE, in which
-all send to one device over its links and read back from there: *modelled* as
-(N - 1) n / BW over the links of that device, both directions at once. With N = 2 one
-ring uses both directions; else only acknowledgements go against the ring.
+all send to one device over its links and read back from there: *modelled* as (N - 1) n / BW over
+the links of that device, both directions at once. With N = 2 one ring uses both directions; else
+only acknowledgements go against the ring.
 
 @designs
 N = {devices} | two rings = {two:,} | one ring = {one:,} | DENSE, *modelled* ~ {dense:,.0f}
@@ -57,11 +49,11 @@ one / two = {one_over:.2f} | DENSE / two ~ {dense_over:.2f}
 
 ### Lost frames
 
-{faults[0][devices]} devices, {faults[0][bytes]:g/1048576 MiB} each; every frame is
-lost with that chance, in each direction of each link, *measured*. The sums stay equal,
-bit for bit. What is lost is sent again, and nothing else (selective repeat): that takes
-its share of the link. The other part is time: an entry that is missing comes some 500
-cycles late, and what came behind it waits in the RecvBuf.
+{faults[0][devices]} devices, {faults[0][bytes]:g/1048576 MiB} each; every frame is lost with that
+chance, in each direction of each link, *measured*. The sums stay equal, bit for bit. What is lost
+is sent again, and nothing else (selective repeat): that takes its share of the link. The other
+part is time: an entry that is missing comes some 500 cycles late, and what came behind it waits in
+the RecvBuf.
 
 @faults
 lost = {rate:g*100 %} | cycles = {cycles:,} | of the rate without loss = {of_lossless:%}
@@ -71,8 +63,8 @@ entries sent again = {replays}
 
 A sum of {snapshots[0][elements]:g/262144 MiB} on each of four devices while a snapshot is open on
 part of what it overwrites, *measured*. A page of 4 KiB is read before its first write, and all
-writes wait meanwhile; it goes to the area beside them. *Stalled* are cycles in which a
-write waited.
+writes wait meanwhile; it goes to the area beside them. *Stalled* are cycles in which a write
+waited.
 
 @snapshots
 pages copied, each device = {pages_copied} | cycles = {cycles:,}
@@ -80,9 +72,8 @@ slow-down = {slow_down:.2f} | stalled = {stall:,} | cycles more, a page = {a_pag
 
 ### Speed of the emulation
 
-Elements of the result a second on one core, *measured* (this machine, by the clock on
-the wall): an element that all N devices summed and hold counts once. Additions are N - 1
-for each.
+Elements of the result a second on one core, *measured* (this machine, by the clock on the wall):
+an element that all N devices summed and hold counts once. Additions are N - 1 for each.
 
 @largest
 device = `sim:coarse?devices={devices}&window=direct` | elements of the result = {size:,}
@@ -103,7 +94,6 @@ def arrays_of(pool: CoarsePool, elements: int) -> list[np.ndarray]:
 
 
 def reduction(url: str, nbytes: int, wire: str = "fp32", group: int | None = None) -> Results:
-    """Measure one sum of a tensor on all devices."""
     with CoarsePool.open(url) as pool:
         arrays = arrays_of(pool, nbytes // 4)
         tensor = pool.tensor(arrays)
@@ -117,26 +107,19 @@ def reduction(url: str, nbytes: int, wire: str = "fp32", group: int | None = Non
         parts = pool.split(tensor.size, wire, group)
         results = [tensor.read(device) for device in range(pool.devices)]
         return {
-            "url": url,
-            "devices": pool.devices,
-            "bytes": nbytes,
-            "wire": wire,
-            "rings": 1 if group is not None else pool.groups,
-            "cycles": cycles,
-            "cycles_with_host": pool.device.cycles - first,
-            "bound": bound(pool.devices, nbytes),
-            "of_bound": bound(pool.devices, nbytes) / cycles,
-            "busy": busy,
+            "url": url, "devices": pool.devices, "bytes": nbytes, "wire": wire,
+            "rings": 1 if group is not None else pool.groups, "cycles": cycles,
+            "cycles_with_host": pool.device.cycles - first, "bound": bound(pool.devices, nbytes),
+            "of_bound": bound(pool.devices, nbytes) / cycles, "busy": busy,
             "busy_span": f"{100 * min(busy):.2f} to {100 * max(busy):.2f} %",
             "replays": sum(link.replays for link in links),
             "dram_bytes_per_cycle": 2 * nbytes / cycles,
             "beats_per_cycle": max(core.beats / core.cycles for core in cores),
             "elements_differ": ring_differs(pool.device.config, parts, arrays, results, wire),
-            "elements": pool.devices * tensor.size,
-            "size": tensor.size,
+            "elements": pool.devices * tensor.size, "size": tensor.size,
             "simulated_elements_per_s": tensor.size / seconds,
             "simulated_cycles_per_s": cycles / seconds,
-        }
+        }  # fmt: skip
 
 
 def design(two: Results, one: Results) -> Results:
@@ -165,7 +148,6 @@ def freeze(pool: CoarsePool, tensor: PoolTensor, nbytes: int) -> None:
 
 
 def snapshot(share: float, elements: int) -> Results:
-    """Measure a sum over a tensor of whose destination a share is frozen."""
     with CoarsePool.open(WINDOW_URL) as pool:
         tensor = pool.tensor(arrays_of(pool, elements))
         pool.all_reduce(tensor)  # the other buffer holds an older version now
@@ -186,7 +168,6 @@ def snapshot(share: float, elements: int) -> Results:
 
 
 def draw(results: Results) -> None:
-    """Draw cycles against the bound, one ring and DENSE; what faults and snapshots cost."""
     title = "COARSE, in RTL cycles (measured, but for DENSE and the bound)"
     with plot("coarse.png", 1, 3, figsize=(14, 4), title=title) as (_, (left, middle, right)):
         designs, faults, snapshots = results["designs"], results["faults"], results["snapshots"]
@@ -218,9 +199,8 @@ def draw(results: Results) -> None:
             axes.set_title(name, fontsize=11)
 
 
-def main(
-    largest: Annotated[int, typer.Option(min=1, help="Largest tensor, in MiB a device.")] = 16,
-) -> None:
+@script
+def main(largest: Annotated[int, option("Largest tensor, in MiB a device.", min=1)] = 16) -> None:
     """Measure pools of 2, 4 and 8 devices, and write build/bench/coarse.json and coarse.png."""
     sizes = [size << 20 for size in MEBIBYTES if size <= largest]
     shapes = [(f"{URL}{n}", size) for n in DEVICES for size in sizes]
@@ -239,22 +219,12 @@ def main(
         row |= {"slow_down": row["cycles"] / base, "a_page": more / pages if pages else None}
     every = [*two, *one, *wires, *faults]
     results = {
-        "phit_bytes": PHIT_BYTES,
-        "beat_bytes": BEAT_BYTES,
-        "dense_bytes": DENSE_BYTES,
-        "clock_hz": CLOCK_HZ,
-        "two": two,
-        "one": one,
-        "wires": wires,
+        "phit_bytes": PHIT_BYTES, "beat_bytes": BEAT_BYTES, "dense_bytes": DENSE_BYTES,
+        "clock_hz": CLOCK_HZ, "two": two, "one": one, "wires": wires,
         "largest": [row for row in two if row["bytes"] == max(sizes)],
-        "designs": [design(*pair) for pair in zip(both, one, strict=bool(both))],
-        "faults": faults,
+        "designs": [design(*pair) for pair in zip(both, one, strict=bool(both))], "faults": faults,
         "snapshots": snapshots,
         **{name: sum(row[name] for row in every) for name in ("elements", "elements_differ")},
-    }
+    }  # fmt: skip
     draw(results)
     BENCH.report(**results)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
-import typer
 from amaranth.lib import wiring
-from harness import Bench, Results, console
+from harness import Bench, Results, console, option, script
 from measuring import Area, area, timed
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
@@ -43,7 +42,6 @@ def page(results: Results) -> str:
 
 
 def derived(results: Results) -> Results:
-    """Parts and sums of the table, and KiB of all buffers."""
     parts = {n: each for n, each in results["parts"].items() if any(word in n for word in SHOWN)}
     sums = {f"*{n}*": each for n, each in results["sums"].items() if not n.startswith("its")}
     config = results["config"]
@@ -93,19 +91,15 @@ class Part:
 
 
 def parts() -> dict[str, Part]:
-    """What is synthesised by itself, by name."""
     groups, depth = CONFIG.groups, CONFIG.buffer_entries
     width = CONFIG.address_width
     link_counters = [f"link{port}_{name}" for port in range(PORTS) for name in LINK_COUNTERS]
     few, many = (replace(CONFIG, alus=n) for n in LANES)
     makers: dict[str, Callable[[], wiring.Component]] = {
-        "SendFlow": lambda: SendFlow(depth=depth),
-        "RecvFlow": lambda: RecvFlow(depth=depth),
-        "header CRC": header_crc,
-        "snapshot gate": lambda: MemoryDevice(CONFIG).gate,
+        "SendFlow": lambda: SendFlow(depth=depth), "RecvFlow": lambda: RecvFlow(depth=depth),
+        "header CRC": header_crc, "snapshot gate": lambda: MemoryDevice(CONFIG).gate,
         "job queue": lambda: JobQueue(address_width=width, depth=CONFIG.queue_jobs),
-        "faults": lambda: FaultControl(groups=groups),
-        "decoder": lambda: CsrDecoder(1 + groups),
+        "faults": lambda: FaultControl(groups=groups), "decoder": lambda: CsrDecoder(1 + groups),
         "sync counters": lambda: EventCounters(tuple(SYNC_COUNTERS)),
         "copy counters": lambda: EventCounters(("pages_copied", "stall")),
         "link counters": lambda: EventCounters(link_counters),
@@ -113,11 +107,10 @@ def parts() -> dict[str, Part]:
         "pool registers": lambda: MemoryDevice(CONFIG).blocks["pool"],
         "read join": lambda: MemoryDevice(CONFIG).reads,
         "write join": lambda: MemoryDevice(CONFIG).writers,
-        "copy join": lambda: MemoryDevice(CONFIG).writes,
-        "entry CRC": entry_crc,
+        "copy join": lambda: MemoryDevice(CONFIG).writes, "entry CRC": entry_crc,
         f"ALUs, {few.alus} lanes": lambda: Reduce(few),
         f"ALUs, {many.alus} lanes": lambda: Reduce(many),
-    }
+    }  # fmt: skip
     return {
         "link layer but CRC": Part(lambda: LinkLayer(CONFIG), boxes="*_crc"),
         f"sync core but ALUs, {few.alus} lanes": Part(lambda: SyncCore(few), boxes="*.reduce"),
@@ -127,7 +120,6 @@ def parts() -> dict[str, Part]:
 
 
 def total(areas: dict[str, Area], counts: dict[str, int]) -> Area:
-    """Sum of parts, each as often as it is said."""
     return {key: sum(n * areas[name][key] for name, n in counts.items()) for key in AREA}
 
 
@@ -137,19 +129,10 @@ def sums(areas: dict[str, Area]) -> dict[str, Results]:
     crc = {"header CRC": 2 * PORTS, "entry CRC": 2 * PORTS}
     links = {"link layer but CRC": 1, **crc}
     rest = {
-        "snapshot gate": 1,
-        "read join": 1,
-        "write join": 1,
-        "copy join": 1,
-        "pool registers": 1,
-        "sync registers": groups,
-        "decoder": 1,
-        "faults": 1,
-        "job queue": groups,
-        "link counters": 1,
-        "sync counters": groups,
-        "copy counters": 1,
-    }
+        "snapshot gate": 1, "read join": 1, "write join": 1, "copy join": 1, "pool registers": 1,
+        "sync registers": groups, "decoder": 1, "faults": 1, "job queue": groups,
+        "link counters": 1, "sync counters": groups, "copy counters": 1,
+    }  # fmt: skip
     counts: dict[str, dict[str, int]] = {"link layer": links, "its CRC": crc}
     counts["its replay"] = {"SendFlow": groups, "RecvFlow": groups}
     for n in LANES:
@@ -177,9 +160,8 @@ def lanes(areas: dict[str, Area]) -> list[Results]:
     return [*rows, {"name": "one more", **{key: (many[key] - few[key]) / more for key in AREA}}]
 
 
-def main(
-    resume: Annotated[bool, typer.Option(help="Keep the parts that are there already.")] = False,
-) -> None:
+@script
+def main(resume: Annotated[bool, option("Keep the parts that are there already.")] = False) -> None:
     """Count cells (may take an hour), and write build/bench/coarse_area.json part by part."""
     areas: dict[str, Area] = {}
     if resume and BENCH.path.exists():
@@ -192,14 +174,7 @@ def main(
             found = ", ".join(f"{key} {value:g}" for key, value in areas[name].items())
             console.print(f"{name}: {found} ({seconds:.0f} s)")
         results = {
-            "config": asdict(CONFIG),
-            "parts": areas,
-            "sums": sums(areas),
-            "lanes": lanes(areas),
-        }
+            "config": asdict(CONFIG), "parts": areas, "sums": sums(areas), "lanes": lanes(areas),
+        }  # fmt: skip
         BENCH.write(**results)
     BENCH.report(**results)
-
-
-if __name__ == "__main__":
-    typer.run(main)

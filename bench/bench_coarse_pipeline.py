@@ -1,19 +1,14 @@
 """COARSE: push, sync and pull of 64 MiB by four clients, whole and in shards.
 
-Cycles are those of the RTL of four devices with their local DRAM. Each client pushes through the
-window of its device over a link of its own, and pulls over the same link the other way: the window,
-its arbiter and the DRAM are shared with the sync cores. Links of clients and of rings move 16 bytes
-a cycle each way, 100 cycles long, so that the client's is the slower: it moves n bytes each way, a
-link of two counter-rotating rings (N - 1) / N x n. Bounds are of payload alone, from n, N and the
-rates of the links. A client's link has no frames: its rate is what a protocol leaves of it; the two
-phits of 130 that a ring's frames take are in its cycles and not in its bound.
+The window, its arbiter and the DRAM are shared with the sync cores. A client's link has no frames:
+its rate is what a protocol leaves of it; the two phits of 130 that a ring's frames take are in its
+cycles and not in its bound.
 """
 
 from typing import Annotated, Any
 
 import numpy as np
-import typer
-from harness import Bench, Results, plot, track
+from harness import Bench, Results, option, plot, script, track
 from measuring import ring_differs, timed
 
 from nearstep.coarse import CoarsePool
@@ -50,7 +45,6 @@ up = {busy[up]:%} | down = {busy[down]:%}
 
 
 def derived(results: Results) -> Results:
-    """Where the cycles of each direction were spent, and how many elements were compared."""
     every = [*results["runs"].values(), *results["sweep"]]
     return {
         "ways": [
@@ -59,7 +53,7 @@ def derived(results: Results) -> Results:
             for way in ("up", "down")
         ],
         **{name: sum(row[name] for row in every) for name in ("elements", "elements_differ")},
-    }
+    }  # fmt: skip
 
 
 BENCH = Bench(
@@ -67,17 +61,14 @@ BENCH = Bench(
     """
 ### Push, sync and pull
 
-{clients} clients push a tensor each, the rings of {clients} devices sum it, and all
-clients pull it, *measured* in cycles of the RTL of all devices, from the first push to
-the last pull. Transfers go through the window of a device, beside the sync cores, over a
-link for each client with {phit_bytes} bytes a cycle in each direction, 100
-cycles long. Bounds follow from sizes and rates of the links alone, payload without
-headers: a direction of a client's link carries n bytes, one of a ring's link
-(N - 1) / N x n. *Busy* is n over the rate of the link, over all cycles: the least of all
-clients. Shards are of S' = {shard_bytes:.0f/1024} KiB, the smallest size with
-95 % of the full rate, as a client measures it. Of
-{elements:,} elements
-{elements_differ} differ from golden's.
+{clients} clients push a tensor each, the rings of {clients} devices sum it, and all clients pull
+it, *measured* in cycles of the RTL of all devices, from the first push to the last pull. Transfers
+go through the window of a device, beside the sync cores, over a link for each client with
+{phit_bytes} bytes a cycle in each direction, 100 cycles long. Bounds follow from sizes and rates
+of the links alone, payload without headers: a direction of a client's link carries n bytes, one of
+a ring's link (N - 1) / N x n. *Busy* is n over the rate of the link, over all cycles: the least of
+all clients. Shards are of S' = {shard_bytes:.0f/1024} KiB, the smallest size with 95 % of the full
+rate, as a client measures it. Of {elements:,} elements {elements_differ} differ from golden's.
 
 @runs
 size, how = {name}
@@ -105,7 +96,6 @@ size of a shard = {shard_bytes:,.0f/1024 KiB}
 
 
 def profile() -> tuple[Profile, dict[int, list[int]]]:
-    """Measure each client alone, by size: seconds of a pull, and cycles of push and pull."""
     cycles: dict[int, list[int]] = {}
     with CoarsePool.open(URL) as pool:
         tensor = pool.tensor(max(PROFILED) // 4)
@@ -174,27 +164,20 @@ def run(url: str, nbytes: int, shard: int | None) -> Results:
         needed, rows = bounds(url, nbytes), spans(done)
         interval, beats = 2 if SLOW_RING in url else 1, pool.device.backend.memory_counters
         return {
-            "url": url,
-            "bytes": nbytes,
-            "shards": len(done.shards),
-            "shard_bytes": done.shards[0].nbytes,
-            "cycles": cycles,
-            "bounds": needed,
+            "url": url, "bytes": nbytes, "shards": len(done.shards),
+            "shard_bytes": done.shards[0].nbytes, "cycles": cycles, "bounds": needed,
             "of_slower_link": cycles / max(needed["client"], needed["ring"]),
             "busy": {way: use.busy for way, use in uses.items()},
             "uses": {way: vars(use) for way, use in uses.items()},
             "ring_busy": [link.sent_phits * interval / cycles for link in links],
-            "sync_cycles": sorted(stop - start for start, stop in rows["rings"]),
-            "spans": rows,
+            "sync_cycles": sorted(stop - start for start, stop in rows["rings"]), "spans": rows,
             "dram_bytes_per_cycle": beats["read_beats"] * 2 * BEAT_BYTES / CLIENTS / cycles,
             "elements_differ": wrong_bits(pool, done, arrays, results),
-            "elements": CLIENTS * nbytes // 4,
-            "cycles_per_s": cycles / seconds,
-        }
+            "elements": CLIENTS * nbytes // 4, "cycles_per_s": cycles / seconds,
+        }  # fmt: skip
 
 
 def draw(axes: Any, row: Results, until: float, title: str, *, numbers: bool) -> None:
-    """Draw a lane for each way of each client's link, and one for the rings; shards alternate."""
     for place, lane in enumerate(LANES):
         for number, (start, stop) in enumerate(row["spans"][lane]):
             if start >= until:
@@ -211,7 +194,6 @@ def draw(axes: Any, row: Results, until: float, title: str, *, numbers: bool) ->
 
 
 def picture(whole: Results, shards: Results) -> None:
-    """Draw whole and in shards on one axis, and the first shards."""
     title = f"Push (up), sync (rings) and pull (down) of {CLIENTS} clients: measured, RTL"
     options = {"figsize": (12, 9), "title": title, "dpi": 110}
     with plot("coarse-pipeline.png", 3, **options) as (_, (*both, bottom)):
@@ -225,9 +207,10 @@ def picture(whole: Results, shards: Results) -> None:
         bottom.set_xlabel("thousand cycles")
 
 
+@script
 def main(
-    size: Annotated[int, typer.Option(min=1, help="Bytes of each client, in MiB.")] = 64,
-    swept: Annotated[int, typer.Option(min=4, help="Those of other runs, in MiB.")] = 4,
+    size: Annotated[int, option("Bytes of each client, in MiB.", min=1)] = 64,
+    swept: Annotated[int, option("Those of other runs, in MiB.", min=4)] = 4,
 ) -> None:
     """Measure, and write build/bench/coarse_pipeline.json and coarse-pipeline.png."""
     measured, cycles = profile()
@@ -256,7 +239,3 @@ def main(
         runs=runs,
         sweep=sweep,
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

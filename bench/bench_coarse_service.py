@@ -1,9 +1,4 @@
-"""An all-reduce by the memory devices' service on this machine, beside gloo's, in one run.
-
-Processes take turns: gloo, then the service, on the same tensors. A time is that of the slowest
-process, from a barrier on. Copies are counted for each byte of a tensor: those of the client into
-and out of shared memory, and what golden devices read and write there.
-"""
+"""An all-reduce by the memory devices' service on this machine, beside gloo's, in one run."""
 
 import json
 import os
@@ -14,8 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-import typer
-from harness import Bench
+from harness import Bench, option, script
 from measuring import timed
 from torch.multiprocessing.spawn import spawn
 
@@ -28,13 +22,11 @@ BENCH = Bench(
     """
 ## The memory devices as a service
 
-An all-reduce of {options[processes]} processes on this machine, *measured*, in turn:
-by gloo, and by the service of `{options[device]}`;
-the time of the slowest process, medians of
-{options[rounds]} rounds, and the median of the ratios. For each byte of a tensor a
-process copies one into shared memory and one out of it; the service reads what all have
-pushed there and writes what they pull, and holds
-{service_bytes:.0f/1048576} MiB resident, shared memory included.
+An all-reduce of {options[processes]} processes on this machine, *measured*, in turn: by gloo, and
+by the service of `{options[device]}`; the time of the slowest process, medians of
+{options[rounds]} rounds, and the median of the ratios. For each byte of a tensor a process copies
+one into shared memory and one out of it; the service reads what all have pushed there and writes
+what they pull, and holds {service_bytes:.0f/1048576} MiB resident, shared memory included.
 
 @rows
 tensor = {mib:g} MiB
@@ -77,16 +69,15 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
     dist.destroy_process_group()
 
 
+@script
 def main(
-    processes: Annotated[int, typer.Option(min=2, help="processes")] = 4,
+    processes: Annotated[int, option("processes", min=2)] = 4,
     device: Annotated[
-        str, typer.Option(help="memory devices")
+        str, option("memory devices")
     ] = "golden:coarse?devices=4&groups=2&memory_bytes=256MiB",
-    listen: Annotated[str, typer.Option(help="unix: or tcp:127.0.0.1:0")] = "unix:",
-    mib: Annotated[str, typer.Option(help="sizes of tensors, MiB, by commas")] = "1,4,16",
-    rounds: Annotated[
-        int, typer.Option(min=3, help="that are measured, after two that are not")
-    ] = 15,
+    listen: Annotated[str, option("unix: or tcp:127.0.0.1:0")] = "unix:",
+    mib: Annotated[str, option("sizes of tensors, MiB, by commas")] = "1,4,16",
+    rounds: Annotated[int, option("that are measured, after two that are not", min=3)] = 15,
 ) -> None:
     """Measure each size, and write build/bench/coarse_service.json."""
     sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
@@ -112,7 +103,3 @@ def main(
     }
     options = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
     BENCH.report(options=options, rows=rows, service_bytes=1024 * int(resident.split()[1]))
-
-
-if __name__ == "__main__":
-    typer.run(main)

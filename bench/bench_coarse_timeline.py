@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import typer
-from harness import FOLDER, Bench, plot
+from harness import FOLDER, Bench, plot, script
 
 from nearstep.coarse import CoarsePool
 from nearstep_hw.coarse.wire import PHIT_BITS, FrameKind
@@ -21,12 +20,9 @@ URL = (
     f"&window=direct&devices={DEVICES}"
 )
 STEPS = {
-    "send own values": "#9ecae1",
-    "add, send": "#3182bd",
-    "last addition: send, write": "#08306b",
-    "pass on, write": "#fd8d3c",
-    "write": "#fdd0a2",
-}
+    "send own values": "#9ecae1", "add, send": "#3182bd", "last addition: send, write": "#08306b",
+    "pass on, write": "#fd8d3c", "write": "#fdd0a2",
+}  # fmt: skip
 PHITS = {
     "entry of group 0": "#31a354",
     "entry of group 1": "#756bb1",
@@ -173,7 +169,6 @@ def joined(spans: Spans) -> Spans:
 
 
 def draw(rows: dict[str, dict[str, Spans]]) -> None:
-    """Draw bars in time."""
     from matplotlib.patches import Patch
 
     colours = STEPS | PHITS
@@ -196,6 +191,7 @@ def draw(rows: dict[str, dict[str, Spans]]) -> None:
         )
 
 
+@script
 def main() -> None:
     """Run, and write build/bench/coarse_timeline.json and coarse-timeline.png."""
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -217,7 +213,3 @@ def main() -> None:
         for name, row in moved.items()
     }
     BENCH.report(url=URL, elements=ELEMENTS, cycles=end - begin, busy=busy, rows=moved)
-
-
-if __name__ == "__main__":
-    typer.run(main)

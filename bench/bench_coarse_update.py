@@ -1,18 +1,11 @@
-"""A step of AdamW where the parameters are stored, on the RTL.
-
-COARSE has a device for each client, DENSE one device for all.
-
-Cycles are those of the RTL of every device and its update kernel, phase by phase, one after the
-other. Transfers of clients go through the window of their device: those of one device follow each
-other, those of several devices are of links of their own.
-"""
+"""A step of AdamW where the parameters are stored, on the RTL: COARSE has a device for each client,
+DENSE one device for all."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-import typer
-from harness import Bench, Results, track
+from harness import Bench, Results, option, script, track
 from measuring import differ
 
 from nearstep.coarse import CoarsePool
@@ -31,15 +24,13 @@ BENCH = Bench(
     """
 ### The optimizer at the storage, and DENSE
 
-A step of AdamW on {kib:,} KiB of parameters, *measured* in cycles of the RTL
-of every device: clients push gradients, the devices sum them, every device updates its
-copy, and clients pull the parameters. COARSE has a device for each client and sums in
-two rings; DENSE is one device, which all clients push to, whose update kernel adds one
-client's gradients after the other's. The phases are one behind the other here; the
-service overlaps them shard by shard. Transfers to one device follow each other; those to
-several are of links of their own, and the slowest counts. The update reads and writes 28
-bytes a parameter. Of {compared:,} parameters
-{wrong} differ from golden's.
+A step of AdamW on {kib:,} KiB of parameters, *measured* in cycles of the RTL of every device:
+clients push gradients, the devices sum them, every device updates its copy, and clients pull the
+parameters. COARSE has a device for each client and sums in two rings; DENSE is one device, which
+all clients push to, whose update kernel adds one client's gradients after the other's. The phases
+are one behind the other here; the service overlaps them shard by shard. Transfers to one device
+follow each other; those to several are of links of their own, and the slowest counts. The update
+reads and writes 28 bytes a parameter. Of {compared:,} parameters {wrong} differ from golden's.
 
 @rows
 clients = {clients} | devices = {devices}, {design} | push = {push:,} | sum = {sum:,}
@@ -53,7 +44,6 @@ update = {update:,} | pull = {pull:,} | all = {total:,} | of COARSE's = {of_coar
 
 
 def step(kind: str, clients: int, devices: int, elements: int) -> tuple[Results, np.ndarray]:
-    """Measure cycles of each phase, and read the parameters of all devices afterwards."""
     rng = np.random.default_rng(1)
     values = rng.standard_normal(elements, np.float32)
     gradients = [rng.standard_normal(elements, np.float32) for _ in range(clients)]
@@ -92,7 +82,8 @@ def step(kind: str, clients: int, devices: int, elements: int) -> tuple[Results,
     return spent, np.concatenate(found)
 
 
-def main(kib: Annotated[int, typer.Option(help="of parameters, KiB", min=1)] = 1024) -> None:
+@script
+def main(kib: Annotated[int, option("of parameters, KiB", min=1)] = 1024) -> None:
     """Measure each shape, and write build/bench/coarse_update.json."""
     rows: list[Results] = []
     for clients, devices in track(SHAPES, "steps"):
@@ -102,18 +93,10 @@ def main(kib: Annotated[int, typer.Option(help="of parameters, KiB", min=1)] = 1
         coarse = total if clients == devices else rows[-1]["total"]
         rows.append(
             {
-                "clients": clients,
-                "devices": devices,
-                "design": "DENSE" if devices == 1 else "COARSE",
-                **spent,
-                "total": total,
-                "of_coarse": total / coarse,
-                "elements": found.size,
+                "clients": clients, "devices": devices,
+                "design": "DENSE" if devices == 1 else "COARSE", **spent, "total": total,
+                "of_coarse": total / coarse, "elements": found.size,
                 "elements_differ": differ(found, golden),
             }
-        )
+        )  # fmt: skip
     BENCH.report(kib=kib, rows=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

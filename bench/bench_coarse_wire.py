@@ -1,14 +1,11 @@
-"""COARSE: what limits a sum whose elements have 16 bits on the links; the ALUs at full rate.
+"""COARSE: what limits a sum whose elements have 16 bits on the links.
 
-For each chunk a core does 2 N - 1 steps and sends 2 N - 2 entries. With 16 bits, an entry of 128
-phits takes 128 cycles of 8 ALUs, and the local DRAM moves twice as many bytes for each phit as with
-32 bits. Runs with more ALUs and with a memory that reads and writes at the same time tell the two
+Runs with more ALUs and with a memory that reads and writes at the same time tell ALUs and DRAM
 apart.
 """
 
-import typer
 from bench_coarse import URL, reduction
-from harness import Bench, track
+from harness import Bench, script, track
 
 NBYTES = 4 << 20
 DEVICES = 4
@@ -26,12 +23,11 @@ BENCH = Bench(
     """
 ### 16 bits on the links
 
-{rows[0][bytes]:g/1048576 MiB} on each of {rows[0][devices]} devices, two rings,
-*measured*, and bounds of the links (frames included), the ALUs and the DRAM alone,
-*modelled*. A core does 2 N - 1 steps of a chunk and sends 2 N - 2 entries; a full entry
-of 16-bit elements takes 130 phits on a link and 128 beats of 8 ALUs. In any format the
-DRAM is read once and written once: `halfduplex`, 64 bytes a cycle in all, or `ideal`,
-which reads and writes at the same time.
+{rows[0][bytes]:g/1048576 MiB} on each of {rows[0][devices]} devices, two rings, *measured*, and
+bounds of the links (frames included), the ALUs and the DRAM alone, *modelled*. A core does 2 N - 1
+steps of a chunk and sends 2 N - 2 entries; a full entry of 16-bit elements takes 130 phits on a
+link and 128 beats of 8 ALUs. In any format the DRAM is read once and written once: `halfduplex`,
+64 bytes a cycle in all, or `ideal`, which reads and writes at the same time.
 
 @rows
 wire = {wire}, {alus} ALUs, `{memory}` | cycles = {cycles:,} | links ~ {bounds[links]:,.0f}
@@ -54,6 +50,7 @@ def bounds(wire: str, alus: int, memory: str) -> dict[str, float]:
     }
 
 
+@script
 def main() -> None:
     """Measure a pool of 4 devices, and write build/bench/coarse_wire.json."""
     rows = []
@@ -65,7 +62,3 @@ def main() -> None:
         more = {"alus": alus, "memory": memory, "bounds": limits, "slowest": slowest}
         rows.append({**found, **more})
     BENCH.report(rows=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,16 +1,10 @@
-"""Loss after training with compressed gradients: shares that are kept, with error feedback or not.
-
-The small GPT of the example trains on the functional model of a kernel, whose steps on what is kept
-equal torch's bit for bit. Each loss is the mean of some seeds; the spread is the largest less the
-smallest.
-"""
+"""Loss after training with gradients of which shares are kept, with error feedback or without."""
 
 import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
-from harness import Bench, Results, plot
+from harness import Bench, Results, option, plot, script
 from training import Text, summary, train, trained
 
 import nearstep
@@ -45,14 +39,13 @@ BENCH = Bench(
     """
 ## Compressed gradients
 
-A GPT of {parameters:,} parameters, {steps} steps from random
-weights on batches of {batch} x {context} bytes, peak learning
-rate {optimizers[AdamW][lr]:g} (AdamW) and {optimizers[SGD][lr]:g} (SGD without momentum),
-on `{device}`; *measured*, mean of {seeds} seeds.
-Loss is in nats a byte, of the last steps of training and on unseen text; the spread is
-the largest less the smallest of the seeds. A seed has weights and batches of its own,
-the same in every row. An element that is sent takes 8 bytes, index and value. The paper
-(Smart-Infinity, Table IV) fine-tunes models that were trained before, and keeps 1 %.
+A GPT of {parameters:,} parameters, {steps} steps from random weights on batches of {batch} x
+{context} bytes, peak learning rate {optimizers[AdamW][lr]:g} (AdamW) and {optimizers[SGD][lr]:g}
+(SGD without momentum), on `{device}`; *measured*, mean of {seeds} seeds. Loss is in nats a byte,
+of the last steps of training and on unseen text; the spread is the largest less the smallest of
+the seeds. A seed has weights and batches of its own, the same in every row. An element that is
+sent takes 8 bytes, index and value. The paper (Smart-Infinity, Table IV) fine-tunes models that
+were trained before, and keeps 1 %.
 
 @rows
 optimizer, elements kept = {optimizer}, {kept} | error feedback = {fed}
@@ -67,7 +60,6 @@ spread = {validation_loss_spread:.3f} | above whole = {above_whole:+.3f}
 
 
 def row(case: Case, text: Text, device: nearstep.Device, steps: int, seeds: int) -> Results:
-    """Train with each seed."""
     hyper = dict(OPTIMIZERS[case.optimizer])
     decay = hyper.pop("weight_decay")
     hyper |= {"compression": case.share, "error_feedback": case.error_feedback}
@@ -86,7 +78,6 @@ def row(case: Case, text: Text, device: nearstep.Device, steps: int, seeds: int)
 
 
 def draw(rows: list[Results]) -> None:
-    """Draw validation loss over the share that is kept, a panel for each optimizer."""
     options = {"figsize": (8, 3.8), "sharey": True, "dpi": 150}
     with plot("compression.png", 1, len(OPTIMIZERS), **options) as (_, axes):
         for axis, optimizer in zip(axes, OPTIMIZERS, strict=True):
@@ -111,9 +102,10 @@ def draw(rows: list[Results]) -> None:
         axes[-1].legend(frameon=False)
 
 
+@script
 def main(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each training run.")] = 300,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    steps: Annotated[int, option("Steps of each training run.", min=1)] = 300,
+    seeds: Annotated[int, option("Runs of each case.", min=1)] = 3,
 ) -> None:
     """Train, print, and write build/bench/compression.json and compression.png."""
     with nearstep.open(DEVICE) as device:
@@ -130,7 +122,3 @@ def main(
         each["above_whole"] = each["validation_loss"] - whole["validation_loss"]
     draw(found["rows"])
     BENCH.report(device=DEVICE, optimizers=OPTIMIZERS, **found)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -3,8 +3,7 @@ in 8 bits."""
 
 from typing import Annotated
 
-import typer
-from harness import Bench, Results, track
+from harness import Bench, Results, option, script, track
 from measuring import CLOCK_HZ
 
 import nearstep
@@ -21,18 +20,15 @@ ALL = f"{MOMENTS}&parameter_format=bf16"
 EIGHT_BIT = "state_format=dynamic8"
 STOCHASTIC = "stochastic_rounding=yes"
 KINDS = {
-    "p, g, m, v fp32": ("", "fp32"),
-    "m, v bf16": (MOMENTS, "fp32"),
-    "m, v bf16, stochastic": (f"{MOMENTS}&{STOCHASTIC}", "fp32"),
-    "g, m, v bf16": (MOMENTS, "bf16"),
+    "p, g, m, v fp32": ("", "fp32"), "m, v bf16": (MOMENTS, "fp32"),
+    "m, v bf16, stochastic": (f"{MOMENTS}&{STOCHASTIC}", "fp32"), "g, m, v bf16": (MOMENTS, "bf16"),
     "g, m, v bf16, stochastic": (f"{MOMENTS}&{STOCHASTIC}", "bf16"),
     "p, g, m, v bf16": (ALL, "bf16"),
     "p, g, m, v bf16, stochastic": (f"{ALL}&{STOCHASTIC}", "bf16"),
-    "m, v 8 bits": (EIGHT_BIT, "fp32"),
-    "g bf16, m, v 8 bits": (EIGHT_BIT, "bf16"),
+    "m, v 8 bits": (EIGHT_BIT, "fp32"), "g bf16, m, v 8 bits": (EIGHT_BIT, "bf16"),
     "p, g bf16, m, v 8 bits": (f"{EIGHT_BIT}&parameter_format=bf16", "bf16"),
     "m, v 8 bits, 4 units": (f"{EIGHT_BIT}&functional_units=4", "fp32"),
-}
+}  # fmt: skip
 """Options of the kernel and format of the gradients, by what is in which format."""
 
 NEAR = {
@@ -57,26 +53,24 @@ BENCH = Bench(
     """
 ## Formats in memory
 
-One step of AdamW from START to done on a DDR4-1600 channel (8Gb x8, refresh on),
-{count:,} parameters, *measured* in RTL cycles; 16 stand-ins of equal latency
-do the arithmetic. *Of DRAM peak* counts each array that is read and each that is
-written once; of moments in 8 bits the scales, too, one for 256 elements. Arrays begin in
-the same bank, those in 8 bits three beats apart, as they are placed on a DIMM.
+One step of AdamW from START to done on a DDR4-1600 channel (8Gb x8, refresh on), {count:,}
+parameters, *measured* in RTL cycles; 16 stand-ins of equal latency do the arithmetic. *Of DRAM
+peak* counts each array that is read and each that is written once; of moments in 8 bits the
+scales, too, one for 256 elements. Arrays begin in the same bank, those in 8 bits three beats
+apart, as they are placed on a DIMM.
 
 @rows
 in memory = {formats} | bytes a parameter = {bytes_per_parameter:g} | cycles = {cycles:,}
 million a second at 200 MHz ~ {params_per_s:.2f/1e6 M/s} | of DRAM peak = {fraction_of_peak:%}
 times as fast = {faster:.3f} | ratio of bytes = {fewer_bytes:.3f}
 
-Moments in 8 bits are {faster} times as fast as those
-in bf16, in the order of the rows.
+Moments in 8 bits are {faster} times as fast as those in bf16, in the order of the rows.
 """,
     derived=than_bf16,
 )
 
 
 def measure(kind: str, count: int) -> Results:
-    """Measure one step from START to done, refresh on."""
     options, gradient = KINDS[kind]
     rounding = nearstep.Rounding(seed=1) if STOCHASTIC in options else None
     with nearstep.open("&".join(filter(None, (DEVICE, options))), KernelDevice) as device:
@@ -99,17 +93,15 @@ def measure(kind: str, count: int) -> Results:
         moved = sum((bool(table[n].read) + bool(table[n].write)) * nbytes[n] for n in formats)
         assert run.cycles is not None
         return {
-            "formats": kind,
-            "device": device.url,
-            "bytes_per_parameter": moved / count,
-            "cycles": run.cycles,
-            "beats": run.counters["read_beats"] + run.counters["write_beats"],
+            "formats": kind, "device": device.url, "bytes_per_parameter": moved / count,
+            "cycles": run.cycles, "beats": run.counters["read_beats"] + run.counters["write_beats"],
             "fraction_of_peak": moved / (device.config.beat_bytes * run.cycles),
             "params_per_s": count * CLOCK_HZ / run.cycles,
-        }
+        }  # fmt: skip
 
 
-def main(count: Annotated[int, typer.Option(help="Parameters.")] = 1_000_000) -> None:
+@script
+def main(count: Annotated[int, option("Parameters.")] = 1_000_000) -> None:
     """Measure, print, and write build/bench/formats.json."""
     rows = [measure(kind, count) for kind in track(KINDS, "formats")]
     base, by_kind = rows[0], {row["formats"]: row for row in rows}
@@ -119,7 +111,3 @@ def main(count: Annotated[int, typer.Option(help="Parameters.")] = 1_000_000) ->
         row["faster"] = base["cycles"] / row["cycles"]
         row["fewer_bytes"] = base["bytes_per_parameter"] / row["bytes_per_parameter"]
     BENCH.report(count=count, rows=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

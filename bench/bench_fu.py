@@ -1,18 +1,12 @@
 # amaranth: UnusedElaboratable=no
-"""The functional unit: area, latency, speed of its RTL and of its C++ kernel on this machine.
-
-Area is that of `synth_xilinx -family xcup`, with both run-time modes and full IEEE 754 behaviour.
-Speed of the RTL is that of 16 Verilated objects of one unit, worked through by one core. The kernel
-runs beside `torch.optim.Adam(fused=True)`, each on arrays of its own, one thread.
-"""
+"""The functional unit: area, latency, speed of its RTL and of its C++ kernel on this machine."""
 
 import statistics
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-import typer
-from harness import Bench, Results
+from harness import Bench, Results, option, script
 from measuring import arrays, differ, in_turn, timed, unit_area
 
 from nearstep_hw.rule.rtl import FunctionalUnit
@@ -31,8 +25,8 @@ BENCH = Bench(
     """
 ## The functional unit
 
-Area after `synth_xilinx -family xcup` (*measured*; synthesis only, so timing is
-unproven). Both run-time modes, Adam and AdamW, are in each unit.
+Area after `synth_xilinx -family xcup` (*measured*; synthesis only, so timing is unproven). Both
+run-time modes, Adam and AdamW, are in each unit.
 
 @area + papers
 order of operations = {order} | DSP48E2 = {dsp} | latency, cycles = {latency_cycles}
@@ -71,13 +65,10 @@ def simulation(runs: int, count: int, **options: Any) -> Results:
     times = [timed(lambda: unit.run(given, scalars)).processor for _ in range(runs)]
     unit.close()
     return {
-        "name": ", ".join(f"{k}={v}" for k, v in options.items()) or "default",
-        "options": options,
-        "latency_cycles": unit.unit.latency,
-        "parameters": count,
-        "runs": runs,
+        "name": ", ".join(f"{k}={v}" for k, v in options.items()) or "default", "options": options,
+        "latency_cycles": unit.unit.latency, "parameters": count, "runs": runs,
         "params_per_s": count / statistics.median(times),
-    }
+    }  # fmt: skip
 
 
 def kernel_against_torch(runs: int, count: int = 1 << 22, steps: int = 5) -> Results:
@@ -102,10 +93,11 @@ def kernel_against_torch(runs: int, count: int = 1 << 22, steps: int = 5) -> Res
     }
 
 
+@script
 def main(
-    runs: Annotated[int, typer.Option(help="Runs of each timed job; the median counts.")] = 7,
-    parameters: Annotated[int, typer.Option(help="Parameters of a simulated run.")] = 1 << 19,
-    synth: Annotated[bool, typer.Option(help="Synthesise, which takes two minutes.")] = True,
+    runs: Annotated[int, option("Runs of each timed job; the median counts.")] = 7,
+    parameters: Annotated[int, option("Parameters of a simulated run.")] = 1 << 19,
+    synth: Annotated[bool, option("Synthesise, which takes two minutes.")] = True,
 ) -> None:
     """Measure, print, and write build/bench/fu.json."""
     shapes: list[dict[str, Any]] = [{}, {"delay": "shift"}, {"register_inputs": True}]
@@ -115,7 +107,3 @@ def main(
         simulation=[simulation(runs, parameters, **options) for options in shapes],
         kernel=kernel_against_torch(runs),
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,8 +1,4 @@
-"""The transfer handler of cards with drives: a step beside its drive's time, and what is beside it.
-
-Steps of cards are in cycles of their RTL, with functional units in C++ of equal latency. The
-baseline, the same drives as RAID0 with the update on the host, is modelled on the same links.
-"""
+"""The transfer handler of cards with drives: a step beside its drive's time, and beside RAID0."""
 
 import tempfile
 from collections import Counter
@@ -11,7 +7,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import FOLDER, Bench, Results, track
+from harness import FOLDER, Bench, Results, option, script, track
 from measuring import CLOCK_HZ
 
 import nearstep
@@ -39,7 +35,6 @@ LOST = ("first_subgroup_comes", "nothing_to_write", "slower_than_its_rate", "las
 
 
 def derived(results: Results) -> Results:
-    """Rows of steps that waited, and one for each array of cards and as many drives as RAID0."""
     arrays, first = results["arrays"], results["rows"][0]
     return {
         "count": first["elements"] // first["subgroup_elements"],
@@ -53,7 +48,7 @@ def derived(results: Results) -> Results:
             }
             for own, base in zip(arrays[::2], arrays[1::2], strict=True)
         ],
-    }
+    }  # fmt: skip
 
 
 BENCH = Bench(
@@ -61,17 +56,14 @@ BENCH = Bench(
     """
 ## The transfer handler, and arrays of cards
 
-A step of AdamW on {rows[0][elements]:,} elements whose state is on the drive of one
-card, in {count} subgroups; the second of two. Steps of cards are *measured* (RTL cycles, units
-in C++ of equal latency), with a drive of {read_bytes_per_s:g/1e9} GB/s to read and
-{write_bytes_per_s:g/1e9} GB/s to write, both at once
-(assumed), a link of {link_bytes_per_s:.2f/1e9} GB/s each way to each card and an
-uplink for all (Table II, datasheets;
-*modelled*), at {clock_hz:.0f/1e6} MHz. *Of the drive* is the step over the longer
-of the drive's times for its reads and
-for its writes. RAID0 is ZeRO-Infinity's order of work on the same drives and links,
-*modelled*; its writes of gradients in the backward pass are not in it, those to cards
-are in the others.
+A step of AdamW on {rows[0][elements]:,} elements whose state is on the drive of one card, in
+{count} subgroups; the second of two. Steps of cards are *measured* (RTL cycles, units in C++ of
+equal latency), with a drive of {read_bytes_per_s:g/1e9} GB/s to read and {write_bytes_per_s:g/1e9}
+GB/s to write, both at once (assumed), a link of {link_bytes_per_s:.2f/1e9} GB/s each way to each
+card and an uplink for all (Table II, datasheets; *modelled*), at {clock_hz:.0f/1e6} MHz. *Of the
+drive* is the step over the longer of the drive's times for its reads and for its writes. RAID0 is
+ZeRO-Infinity's order of work on the same drives and links, *modelled*; its writes of gradients in
+the backward pass are not in it, those to cards are in the others.
 
 @rows
 step = {name} | cycles = {cycles:,} | of the drive = {of_drive:.3f}
@@ -108,18 +100,11 @@ def rate(link: str) -> int:
 def row(
     name: str, cards: int, elements: int, subgroup: int, uplink: int, cycles: int, **more: Any
 ) -> Results:
-    """Make a row of a step on cards, or on drives."""
     drive = 12 * elements / cards / min(READ, WRITE) * CLOCK_HZ
     return {
-        "name": name,
-        "cards": cards,
-        "elements": elements,
-        "subgroup_elements": subgroup,
-        "uplink_bytes_per_s": uplink,
-        "cycles": cycles,
-        "of_drive": cycles / drive,
-        **more,
-    }
+        "name": name, "cards": cards, "elements": elements, "subgroup_elements": subgroup,
+        "uplink_bytes_per_s": uplink, "cycles": cycles, "of_drive": cycles / drive, **more,
+    }  # fmt: skip
 
 
 def lost(timeline: Timeline, drive: float) -> dict[str, float]:
@@ -143,7 +128,6 @@ def lost(timeline: Timeline, drive: float) -> dict[str, float]:
 def step(
     name: str, cards: int, elements: int, subgroup: int, uplink: int, **options: Any
 ) -> tuple[Results, Timeline]:
-    """Measure the second step of AdamW."""
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(1)
         parameter = torch.nn.Parameter(torch.randn(elements))
@@ -164,10 +148,7 @@ def step(
     drive = 12 * elements / cards / min(READ, WRITE) * CLOCK_HZ
     by_path = (timeline.traffic["uplink", 0], timeline.traffic["uplink", 1], moved["write_bytes"],
                moved["completion_bytes"], 0, 0)  # fmt: skip
-    more = {
-        "lost": lost(timeline, drive),
-        "bytes": dict(zip(PATHS, by_path, strict=True)),
-    }
+    more = {"lost": lost(timeline, drive), "bytes": dict(zip(PATHS, by_path, strict=True))}
     return row(name, cards, elements, subgroup, uplink, timeline.makespan, **more), timeline
 
 
@@ -197,11 +178,12 @@ def halved(subgroup: int) -> int:
     return subgroup
 
 
+@script
 def main(
     subgroup: Annotated[
-        int, typer.Option(callback=halved, help=f"Elements of a subgroup: n x {2 * CHUNK}.")
+        int, option(f"Elements of a subgroup: n x {2 * CHUNK}.", callback=halved)
     ] = 16_384,
-    count: Annotated[int, typer.Option(min=3, help="Subgroups of a card.")] = 32,
+    count: Annotated[int, option("Subgroups of a card.", min=3)] = 32,
 ) -> None:
     """Measure steps, and write build/bench/handler.json, pictures and a trace."""
     elements, uplink = subgroup * count, rate("uplink")
@@ -232,7 +214,3 @@ def main(
         rows=rows,
         arrays=arrays,
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

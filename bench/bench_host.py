@@ -1,9 +1,8 @@
 """Whole `optimizer.step()` on devices without a clock, beside torch's fused AdamW.
 
-Each case runs in a process of its own, with one thread: steps of both in turn, on equal parameters
-with equal gradients, and at the end equal bits. A ratio is torch's median over the device's. The
-memory is the peak of a process that makes steps on the device, over that of one that makes them
-with torch, per parameter.
+Each case runs in a process of its own, with one thread: steps of both in turn, and at the end equal
+bits. The memory is the peak of a process that makes steps on the device, over that of one that
+makes them with torch, per parameter.
 """
 
 import json
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import ROOT, Bench, Results, console
+from harness import ROOT, Bench, Results, console, option, script
 from measuring import timed
 from torch import Tensor
 
@@ -115,7 +114,6 @@ def optimizer_of(case: Case, parameters: Sequence[Tensor]) -> torch.optim.Optimi
 
 
 def measure(case: Case, steps: int) -> Results:
-    """Measure seconds of both, in turn."""
     theirs, ours = tensors(case.sizes, case.dtype), tensors(case.sizes, case.dtype)
     fused = torch.optim.AdamW(theirs, fused=True, **OPTIONS)
     optimizer_of(case, tensors([1], case.dtype))  # compiles what is not in the cache
@@ -129,17 +127,12 @@ def measure(case: Case, steps: int) -> Results:
     )
     ratios = sorted(theirs.wall / ours.wall for theirs, ours in pairs)
     return {
-        "torch_s": torch_s,
-        "device_s": device_s,
-        "ratio": torch_s / device_s,
-        "ratio_lowest": ratios[0],
-        "ratio_highest": ratios[-1],
-        "torch_cpu_s": torch_cpu_s,
-        "device_cpu_s": device_cpu_s,
-        "ratio_cpu": torch_cpu_s / device_cpu_s,
+        "torch_s": torch_s, "device_s": device_s, "ratio": torch_s / device_s,
+        "ratio_lowest": ratios[0], "ratio_highest": ratios[-1], "torch_cpu_s": torch_cpu_s,
+        "device_cpu_s": device_cpu_s, "ratio_cpu": torch_cpu_s / device_cpu_s,
         "first_step_s": {"torch": first[0].wall, "device": first[1].wall},
         "constructor_s": constructor_s,
-    }
+    }  # fmt: skip
 
 
 def peak(case: Case, *, ours: bool) -> int:
@@ -182,11 +175,12 @@ def run_child(arguments: Sequence[str]) -> Any:
     return peak(case, ours=what == "device")
 
 
+@script
 def main(
-    parameters: Annotated[int, typer.Option(help="of the models")] = 100_000_000,
-    steps: Annotated[int, typer.Option(help="of each, in turn, after the first")] = 7,
-    only: Annotated[str, typer.Option(help="part of the names of the cases to run")] = "",
-    memory: Annotated[bool, typer.Option(help="measure memory, too")] = True,
+    parameters: Annotated[int, option("of the models")] = 100_000_000,
+    steps: Annotated[int, option("of each, in turn, after the first")] = 7,
+    only: Annotated[str, option("part of the names of the cases to run")] = "",
+    memory: Annotated[bool, option("measure memory, too")] = True,
     child_of: Annotated[str, typer.Option("--child", hidden=True)] = "",
 ) -> None:
     """Measure each case, and write build/bench/bench_host.json."""
@@ -201,15 +195,10 @@ def main(
         console.print(f"{case.name} ...")
         text, count = json.dumps(asdict(case)), sum(case.sizes)
         row = {
-            "case": case.name,
-            "device": case.device,
-            "compression": case.share,
-            "tensors": len(case.sizes),
-            "parameters": count,
-            "steps": steps,
-            **child("time", text, str(steps)),
-            "load_average": os.getloadavg()[0],
-        }
+            "case": case.name, "device": case.device, "compression": case.share,
+            "tensors": len(case.sizes), "parameters": count, "steps": steps,
+            **child("time", text, str(steps)), "load_average": os.getloadavg()[0],
+        }  # fmt: skip
         if memory:
             if count not in peaks:
                 peaks[count] = child("torch", text, "0")
@@ -219,7 +208,3 @@ def main(
             row["more_bytes_per_parameter"] = extra / count
         rows.append(row)
     BENCH.report(rows=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

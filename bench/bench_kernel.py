@@ -1,8 +1,4 @@
-"""The Adam kernel: cycles against the bound of its memory, and speed of devices on this machine.
-
-Cycles are those of the RTL, counted by the kernel itself, with 16 lanes. The bound of `ideal` is
-4 read beats for 16 parameters, as reads and writes go at the same time; of `halfduplex` 7 beats.
-"""
+"""The Adam kernel: cycles against the bound of its memory, and speed of devices on this machine."""
 
 import json
 import re
@@ -11,8 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import typer
-from harness import ROOT, Bench, Results, plot, track
+from harness import ROOT, Bench, Results, option, plot, script, track
 from measuring import arrays, in_turn, load, medians
 
 import nearstep
@@ -31,7 +26,6 @@ GOLDEN = "golden:axdimm?engine=cpp"
 
 
 def derived(results: Results) -> Results:
-    """Devices that are simulated and both that are not, and the DIMM in RTL."""
     golden, torch = results["golden"], "torch.optim.Adam(fused=True)"
     functional = [
         {
@@ -50,8 +44,8 @@ BENCH = Bench(
     """
 ## The Adam kernel
 
-Cycles from START to done, *measured* (RTL; beyond 10^6 parameters with functional units
-in C++, whose cycles were checked to be equal up to there), fitted as a + b x parameters.
+Cycles from START to done, *measured* (RTL; beyond 10^6 parameters with functional units in C++,
+whose cycles were checked to be equal up to there), fitted as a + b x parameters.
 
 @fits
 memory = `{key}` | a, cycles = {a_cycles:.0f}
@@ -61,9 +55,9 @@ of bound at 10^6 = {at_million:%}
 
 ![Fraction of the bound over the number of parameters](kernel.png)
 
-Speed of the emulated devices, *measured* (this machine, one core). With `ddr4-1600` a
-step goes to acceleration mode, runs on both channels, and comes back; the DRAM, its
-controllers, the arbiters and the host's memory controller are simulated cycle by cycle.
+Speed of the emulated devices, *measured* (this machine, one core). With `ddr4-1600` a step goes to
+acceleration mode, runs on both channels, and comes back; the DRAM, its controllers, the arbiters
+and the host's memory controller are simulated cycle by cycle.
 
 @speeds
 device = `{url}` | parameters = {parameters:,} | rate = {params_per_s:.2f/1e6 M/s}
@@ -92,7 +86,6 @@ def cycles(url: str, counts: Sequence[int], size: int) -> list[int]:
 
 
 def fit(memory: str, counts: Sequence[int]) -> Results:
-    """Fit cycles = a + b * parameters, with fractions of the bound."""
     base = f"sim:axdimm?lanes={LANES}&memory={memory}"
     measured = cycles(f"{base}&fu=native", counts, max(counts))
     checked = [count for count in counts if count <= RTL_LIMIT]
@@ -102,16 +95,12 @@ def fit(memory: str, counts: Sequence[int]) -> Results:
     bound = BOUND_BEATS[memory] / LANES
     shares = [bound * count / each for count, each in zip(counts, measured, strict=True)]
     return {
-        "url": f"{base}&fu=native",
-        "counts": list(counts),
-        "cycles": measured,
-        "a_cycles": float(offset),
-        "b_cycles_per_parameter": float(slope),
-        "bound_cycles_per_parameter": bound,
-        "bound_over_b": bound / float(slope),
+        "url": f"{base}&fu=native", "counts": list(counts), "cycles": measured,
+        "a_cycles": float(offset), "b_cycles_per_parameter": float(slope),
+        "bound_cycles_per_parameter": bound, "bound_over_b": bound / float(slope),
         "fraction_of_bound": shares,
         "at_million": dict(zip(counts, shares, strict=True)).get(1_000_000),
-    }
+    }  # fmt: skip
 
 
 def rates(url: str, count: int, runs: int, seconds: tuple[float, ...], **more: Any) -> Results:
@@ -174,7 +163,6 @@ def cocotb_speed() -> Results:
 
 
 def golden_against_torch(runs: int) -> Results:
-    """Measure `golden:axdimm` and `torch.optim.Adam(fused=True)` in turn, one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -188,19 +176,17 @@ def golden_against_torch(runs: int) -> Results:
         seconds = in_turn({"torch": optimizer.step, "golden": golden}, runs + 2)
     found = {n: TORCH_COUNT / statistics.median(times[2:]) for n, times in seconds.items()}
     return {
-        "url": GOLDEN,
-        "parameters": TORCH_COUNT,
-        "runs": runs,
-        "golden_params_per_s": found["golden"],
-        "torch_fused_params_per_s": found["torch"],
+        "url": GOLDEN, "parameters": TORCH_COUNT, "runs": runs,
+        "golden_params_per_s": found["golden"], "torch_fused_params_per_s": found["torch"],
         "golden_over_torch": found["golden"] / found["torch"],
-    }
+    }  # fmt: skip
 
 
+@script
 def main(
-    largest: Annotated[int, typer.Option(help="Largest count of the fits.")] = COUNTS[-1],
-    runs: Annotated[int, typer.Option(help="Runs of each timed job; the median counts.")] = 5,
-    cocotb: Annotated[bool, typer.Option(help="Run the job under cocotb as well.")] = True,
+    largest: Annotated[int, option("Largest count of the fits.")] = COUNTS[-1],
+    runs: Annotated[int, option("Runs of each timed job; the median counts.")] = 5,
+    cocotb: Annotated[bool, option("Run the job under cocotb as well.")] = True,
 ) -> None:
     """Measure, print, and write build/bench/kernel.json and kernel.png."""
     counts = [count for count in COUNTS if count <= largest]
@@ -218,7 +204,3 @@ def main(
         axes.grid(alpha=0.3)
         axes.legend()
     BENCH.report(fits=fits, simulation=simulation, golden=golden_against_torch(max(runs, 9)))
-
-
-if __name__ == "__main__":
-    typer.run(main)

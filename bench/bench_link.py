@@ -1,18 +1,15 @@
 """Bytes on a serial line for each parameter of a step, framing and registers included.
 
-The board is the functional model of a card behind the protocol in software, over a line in this
-process: the bytes are those of a board's line, whatever its speed. They are compared with what the
-protocol says a step takes: the data, and with each 1,024 bytes of it 28 of two frames' headers,
-CRC and flags. Of random bytes one in 128 is escaped; not all bytes of numbers are random. What
-remains are registers, a fixed number of accesses.
+The board is the functional model of a card behind the protocol in software. The bytes are compared
+with what the protocol says a step takes: the data, and with each 1,024 bytes of it 28 of two
+frames' headers, CRC and flags. Not all bytes of numbers are random.
 """
 
 import dataclasses
 from typing import Annotated
 
 import torch
-import typer
-from harness import Bench, Results
+from harness import Bench, Results, option, script
 
 import nearstep
 from nearstep.device import drive, open_backend
@@ -62,7 +59,6 @@ a step of AdamW = {case} | seconds ~ {seconds_at_baud:.2f}
 
 
 def opened(url: str) -> nearstep.Device:
-    """Open the device behind a link in this process."""
     backend = LinkBackend(Link(Loopback(Endpoint(open_backend(url), url))))
     return drive(backend, f"serial:{url}")
 
@@ -71,14 +67,10 @@ def closed_form(down: float, up: float) -> dict[str, float]:
     """Bytes for so many bytes of data, without escapes and registers."""
     request = (REQUEST_BYTES + FRAME_BYTES) / MOST_DATA
     answer = (ANSWER_BYTES + FRAME_BYTES) / MOST_DATA
-    return {
-        "down": down * (1 + request) + up * request,
-        "up": up * (1 + answer) + down * answer,
-    }
+    return {"down": down * (1 + request) + up * request, "up": up * (1 + answer) + down * answer}
 
 
 def measure(name: str, parameters: int) -> Results:
-    """Measure the bytes of the third step."""
     dtype, share = CASES[name]
     generator = torch.Generator().manual_seed(1)
     with opened(DEVICE) as device:
@@ -114,21 +106,13 @@ def measure(name: str, parameters: int) -> Results:
             "registers": (bare - expected * parameters) / parameters,
         }
     return {
-        "case": name,
-        "parameters": parameters,
-        **found,
-        "requests": moved.frames_sent,
+        "case": name, "parameters": parameters, **found, "requests": moved.frames_sent,
         "seconds_at_baud": (moved.bytes_sent + moved.bytes_received) * BITS_A_BYTE / BAUD,
-    }
+    }  # fmt: skip
 
 
-def main(
-    parameters: Annotated[int, typer.Option(min=1024, help="Of one tensor.")] = 1 << 18,
-) -> None:
+@script
+def main(parameters: Annotated[int, option("Of one tensor.", min=1024)] = 1 << 18) -> None:
     """Measure, print, and write build/bench/link.json."""
     rows = [measure(case, parameters) for case in CASES]
     BENCH.report(device=DEVICE, optimizer="AdamW", baud=BAUD, rows=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

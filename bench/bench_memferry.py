@@ -7,8 +7,7 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Annotated, Any
 
-import typer
-from harness import Bench, Results, track
+from harness import Bench, Results, option, script, track
 from measuring import timed
 
 from nearstep.memferry.cost import Costs
@@ -26,7 +25,6 @@ EXACT_PROFILES = 50
 
 
 def derived(results: Results) -> Results:
-    """The range of the greedy planner's times, and rows of the tables."""
     speed, found, models = results["speed"], results["random"], results["models"]
     paper = results["paper"]
     return {
@@ -41,7 +39,7 @@ def derived(results: Results) -> Results:
         },
         "memory": {"*paper*": [row["paper"] for row in memory(results)], **paper["memory"]},
         "reasons": "\n".join(f"- {name}: {why}." for name, why in paper["not_modelled"].items()),
-    }
+    }  # fmt: skip
 
 
 def memory(results: Results) -> list[Results]:
@@ -107,10 +105,7 @@ Printed, and not modelled:
 {reasons}
 """
 BENCH = Bench(
-    "memferry",
-    page,
-    label="measured (wall clock; plans), modelled (section V)",
-    derived=derived,
+    "memferry", page, label="measured (wall clock; plans), modelled (section V)", derived=derived
 )
 
 
@@ -150,7 +145,6 @@ def _layer(rng: random.Random, name: str) -> LayerProfile:
 
 
 def gaps(count: int) -> Results:
-    """Measure greedy plans by reading beside exact ones, over random profiles."""
     rng = random.Random(SEED)
     found: dict[str, list[float]] = {str(each): [] for each in READINGS}
     proven, best = 0, []
@@ -162,15 +156,13 @@ def gaps(count: int) -> Results:
             found[reading].append(each)
         best.append(min(more.values()))
     return {
-        "profiles": count,
-        "layers": LAYERS,
-        "proven": proven,
+        "profiles": count, "layers": LAYERS, "proven": proven,
         "greedy_percent": {
             reading: {"mean": fmean(each), "most": max(each), "plans": len(each)}
             for reading, each in found.items()
         },
         "best_reading_percent": {"mean": fmean(best), "most": max(best)},
-    }
+    }  # fmt: skip
 
 
 def percent(plan: Any) -> dict[str, float]:
@@ -183,7 +175,6 @@ def percent(plan: Any) -> dict[str, float]:
 
 
 def models() -> Results:
-    """Measure the same of the paper's models."""
     evaluation = Evaluation()
     plans = {name: evaluation.named(name).memferry for name in MODELS_OF_FIGURE_9}
     return {
@@ -193,7 +184,6 @@ def models() -> Results:
 
 
 def exactly(share: float | None, count: int) -> Results:
-    """Measure exact plans of random profiles, with a share of their bytes as budget."""
     plans = []
     for seed in track(range(count), "exact plans"):
         profile = at_random(random.Random(seed), EXACT)
@@ -211,8 +201,6 @@ def exactly(share: float | None, count: int) -> Results:
 
 
 def paper() -> Results:
-    """Compare each figure of section V in print with what is modelled."""
-
     def shown(row: Any) -> tuple[str, str, str]:
         """The figures and the error with their units."""
         percent, digits = row.unit == "%", 1 if row.unit == "%" else 2
@@ -227,11 +215,10 @@ def paper() -> Results:
             for variant, evaluation in evaluations().items()
         },
         "not_modelled": NOT_MODELLED,
-    }
+    }  # fmt: skip
 
 
 def speed(exact_profiles: int) -> Results:
-    """Measure seconds of planners on this machine."""
     large = at_random(random.Random(SEED), LARGE)
     greedy = {
         str(reading): timed(partial(make, large, planner="greedy", readings=[reading]))
@@ -248,21 +235,15 @@ def speed(exact_profiles: int) -> Results:
     }
 
 
+@script
 def main(
-    profiles: Annotated[int, typer.Option(min=1, help="random profiles")] = PROFILES,
-    exact_profiles: Annotated[int, typer.Option(min=1, help="planned exactly")] = EXACT_PROFILES,
+    profiles: Annotated[int, option("random profiles", min=1)] = PROFILES,
+    exact_profiles: Annotated[int, option("planned exactly", min=1)] = EXACT_PROFILES,
 ) -> None:
     """Measure, and write build/bench/memferry.json."""
     begun = perf_counter()
     results = {
-        "seed": SEED,
-        "speed": speed(exact_profiles),
-        "random": gaps(profiles),
-        "models": models(),
+        "seed": SEED, "speed": speed(exact_profiles), "random": gaps(profiles), "models": models(),
         "paper": paper(),
-    }
+    }  # fmt: skip
     BENCH.report(**results, seconds=perf_counter() - begun)
-
-
-if __name__ == "__main__":
-    typer.run(main)

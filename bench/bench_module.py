@@ -1,10 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""The module: kernels behind the mode arbiter, the host beside them, hand-overs, area.
-
-Cycles are those of the RTL of the whole module (arbiters, controllers, kernels) against the rank
-model, which judges every command; refresh is on. Stand-ins of equal latency do the arithmetic of
-the kernels, since no figure here depends on it; all memory is compared.
-"""
+"""The module: kernels behind the mode arbiter, the host beside them, hand-overs, area."""
 
 import json
 import os
@@ -20,7 +15,7 @@ import typer
 from amaranth import Module
 from amaranth.lib import wiring
 from bench_channel import CHANNELS, KERNEL_PARTS
-from harness import FOLDER, Bench, Results, console, plot, track
+from harness import FOLDER, Bench, Results, console, option, plot, script, track
 from measuring import CELLS, CLOCK_HZ, area, arrays, load, timed
 
 import nearstep
@@ -86,8 +81,8 @@ def papers(results: Results) -> Results:
         "papers": [
             row.format(names[name], 100 * rate / peak, rate / 1e6, peak / 1e6).split("|")
             for name, (rate, peak) in rates.items()
-        ]
-    }
+        ],
+    }  # fmt: skip
 
 
 KERNELS = Bench(
@@ -95,13 +90,12 @@ KERNELS = Bench(
     """
 ## The module
 
-Two channels behind one host bus, each with mode arbiter, controller and kernel, all in
-RTL, *measured*: START through the register window, needed beats over all cycles from
-START to done by the kernel's own counter, the slower channel where there are two. 16 KiB
-blocks, {steps[0][parameters_per_channel]:,} parameters a channel. Stand-ins of equal
-latency do the arithmetic; all of memory is compared. Lost clocks are those of the DRAM's
-data bus. MP/s at 200 MHz, by the host's count of cycles from before the first START to
-the poll that finds both done.
+Two channels behind one host bus, each with mode arbiter, controller and kernel, all in RTL,
+*measured*: START through the register window, needed beats over all cycles from START to done by
+the kernel's own counter, the slower channel where there are two. 16 KiB blocks,
+{steps[0][parameters_per_channel]:,} parameters a channel. Stand-ins of equal latency do the
+arithmetic; all of memory is compared. Lost clocks are those of the DRAM's data bus. MP/s at 200
+MHz, by the host's count of cycles from before the first START to the poll that finds both done.
 
 @steps + papers
 part, units, channels = {density} {width}, {functional_units}, {channels}
@@ -114,9 +108,8 @@ due = {refreshes_due_at_done} | MP/s = {params_per_s:.1f/1e6}
 
 ![Parameters a second](module.png)
 
-A controller in a channel gathers five refreshes, not eight, so that a host that pulls in
-eight behind it keeps the DRAM's 16 in two tREFI. What that costs, by the controller
-alone:
+A controller in a channel gathers five refreshes, not eight, so that a host that pulls in eight
+behind it keeps the DRAM's 16 in two tREFI. What that costs, by the controller alone:
 
 @postponing
 part, refreshes postponed = {density}, {postponed} | of peak = {fraction_of_peak:%}
@@ -129,16 +122,16 @@ HOST = Bench(
     f"""
 ### The host in normal mode
 
-The same host model at the same clock on the module's channel and on DRAM chips alone,
-which have the latencies of their own, CL 6 and CWL 5, and the turnarounds that follow
-from those; {{rows[0][accesses]:,}} accesses queued at once, and
-{{alone:,}} one at a time, *measured*; 32
-bytes a cycle is the bus. The module answers seven cycles later, so after a read its
-host waits longer before it may write. *As late* is DRAM with the module's latencies:
-what differs from that is the arbiter's doing.
+The same host model at the same clock on the module's channel and on DRAM chips alone, which have
+the latencies of their own, CL 6 and CWL 5, and the turnarounds that follow from those;
+{{rows[0][accesses]:,}} accesses queued at once, and {{alone:,}} one at a time, *measured*; 32
+bytes a cycle is the bus. The module answers seven cycles later, so after a read its host waits
+longer before it may write. *As late* is DRAM with the module's latencies: what differs from that
+is the arbiter's doing.
 
 @rows
-{BESIDE_BARE}""",
+{BESIDE_BARE}
+""",
     derived=lambda results: {"alone": min(row["accesses"] for row in results["rows"])},
 )
 
@@ -148,9 +141,9 @@ HAND_OVER = Bench(
     """
 ### Changing the mode
 
-Cycles of 5 ns from the request to the mode, by the arbiter's own counter, *measured* at
-random times with random bursts in the kernel's place. The bound adds up what the
-docstring of `longest_to_normal` names: worst cases that hardly meet.
+Cycles of 5 ns from the request to the mode, by the arbiter's own counter, *measured* at random
+times with random bursts in the kernel's place. The bound adds up what the docstring of
+`longest_to_normal` names: worst cases that hardly meet.
 
 @rows
 to, part, load = {to}, {density}, {load} | changes = {times} | median = {median:.0f}
@@ -171,10 +164,9 @@ SIMULATION = Bench(
     """
 ### Threads of a simulation
 
-A step of {rows[0][parameters_per_channel]:,} parameters on each of two channels,
-functional units in RTL: wall time, *measured*, the fastest of
-{times} steps on each number of threads, which take turns; processor
-time is the sum over threads. Bits and cycles are compared.
+A step of {rows[0][parameters_per_channel]:,} parameters on each of two channels, functional units
+in RTL: wall time, *measured*, the fastest of {times} steps on each number of threads, which take
+turns; processor time is the sum over threads. Bits and cycles are compared.
 
 @rows
 parts = {parts} | cycles = {cycles[0]:,} | 1 thread, s = {least[0]:.3f}
@@ -189,9 +181,9 @@ BLOCKS = Bench(
     f"""
 ### Area
 
-After `synth_xilinx -family xcup`, *measured* block by block (synthesis only, so timing
-is unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in
-italics are added up: n functional units and one kernel without units.
+After `synth_xilinx -family xcup`, *measured* block by block (synthesis only, so timing is
+unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in italics are
+added up: n functional units and one kernel without units.
 
 @cells
 block = {{name}} | {CELLS}
@@ -220,7 +212,6 @@ class Rows:
     def measure(
         self, what: str, shapes: list[tuple[Any, ...]], row: Callable[..., Results]
     ) -> list[Results]:
-        """Measure a row for each shape, in their order."""
         found = []
         for shape in track(shapes, what):
             key = f"{what} {shape}"
@@ -233,7 +224,6 @@ class Rows:
 
 
 def step_row(density: str, width: str, units: int, channels: int, count: int) -> Results:
-    """Measure a step of the kernels of one or both channels."""
     config = UpdateKernelConfig(functional_units=units)
     step = run_step(config, count=count, channels=channels, density=density, width=width)
     worst = min(step.channels, key=lambda channel: channel.efficiency)
@@ -241,38 +231,27 @@ def step_row(density: str, width: str, units: int, channels: int, count: int) ->
     slots = {n: each for n, each in asdict(bus).items() if n not in ("data", "start")}
     slots = {"start_drain": clocks - (bus.total - bus.start), **slots}
     return {
-        "density": density,
-        "width": width,
-        "functional_units": units,
-        "block_kib": 16,
-        "channels": len(step.channels),
-        "parameters_per_channel": step.count,
+        "density": density, "width": width, "functional_units": units, "block_kib": 16,
+        "channels": len(step.channels), "parameters_per_channel": step.count,
         "cycles": [channel.cycles for channel in step.channels],
         "fraction_of_peak": worst.efficiency,
         "fraction_with_due_refreshes": worst.settled_efficiency,
-        "refresh_bound": worst.timing.refresh_bound,
-        "refreshes_due_at_done": worst.debt,
+        "refresh_bound": worst.timing.refresh_bound, "refreshes_due_at_done": worst.debt,
         "lost": {name: each / clocks for name, each in slots.items()},
-        "cycles_seen_by_the_host": step.cycles,
-        "params_per_s": step.elements_per_second,
+        "cycles_seen_by_the_host": step.cycles, "params_per_s": step.elements_per_second,
         "words_compared": sum(channel.words for channel in step.channels),
-    }
+    }  # fmt: skip
 
 
 def postponed_row(density: str, postponed: int, count: int) -> Results:
-    """Measure the controller alone, with so many refreshes postponed."""
     run = run_kernel(Channel(density=density, postponed=postponed), count=count)
     return {
-        "density": density,
-        "postponed": postponed,
-        "fraction_of_peak": run.efficiency,
-        "fraction_with_due_refreshes": run.settled_efficiency,
-        "refreshes_due_at_done": run.debt,
-    }
+        "density": density, "postponed": postponed, "fraction_of_peak": run.efficiency,
+        "fraction_with_due_refreshes": run.settled_efficiency, "refreshes_due_at_done": run.debt,
+    }  # fmt: skip
 
 
 def kernels(rows: Rows, count: int) -> None:
-    """Measure both channels at once, one alone, and fewer postponed refreshes."""
     shapes = [(*part, units, CHANNELS, count) for part in KERNEL_PARTS for units in UNITS]
     steps = rows.measure("kernels", [(*KERNEL_PARTS[0], UNITS[0], 1, count), *shapes], step_row)
     several = (MAX_POSTPONED_REFRESHES, POSTPONED)
@@ -329,14 +308,11 @@ def host_row(scheduler: str, pattern: str, most: int, seed: int = 1, ranks: int 
         if not bench.host.idle:
             raise SystemExit(f"{scheduler}, {pattern}, {name}: the host does not end")
     return {
-        "scheduler": scheduler,
-        "pattern": pattern,
-        "accesses": n,
-        "cycles": took,
+        "scheduler": scheduler, "pattern": pattern, "accesses": n, "cycles": took,
         "bytes_per_cycle": {name: LINE_BYTES * n / each for name, each in took.items()},
         "throughput_over_bare": took["bare"] / took["channel"],
         "throughput_over_late": took["late"] / took["channel"],
-    }
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -411,7 +387,6 @@ class Changer:
         return bench.field(self.map, f"{name}_last.value")
 
     def measure(self, times: int) -> list[int]:
-        """Measure many changes to the mode that counts, at random times."""
         found = []
         back = Mode.NORMAL if self.what.to is Mode.ACCELERATION else Mode.ACCELERATION
         for _ in range(times):
@@ -425,7 +400,6 @@ class Changer:
 
 
 def hand_over_row(density: str, number: int, times: int, seed: int = 1) -> Results:
-    """Measure the distribution of the cycles of a change of mode."""
     what, timing = HAND_OVERS[number], dram_timing("DDR4-1600", density)
     cycles = Changer(density, what, seed).measure(-(-times // what.patience))
     if what.to is Mode.ACCELERATION:
@@ -433,16 +407,10 @@ def hand_over_row(density: str, number: int, times: int, seed: int = 1) -> Resul
     else:
         bound = longest_to_normal(timing, restless=what.host != "idle")
     return {
-        "density": density,
-        "to": what.to.name.lower(),
-        "load": what.name,
-        "times": len(cycles),
-        "cycles": sorted(cycles),
-        "median": statistics.median(cycles),
-        "worst": max(cycles),
-        "shown": f"{max(cycles)}" if max(cycles) <= bound else f"**{max(cycles)}**",
-        "bound": bound,
-    }
+        "density": density, "to": what.to.name.lower(), "load": what.name, "times": len(cycles),
+        "cycles": sorted(cycles), "median": statistics.median(cycles), "worst": max(cycles),
+        "shown": f"{max(cycles)}" if max(cycles) <= bound else f"**{max(cycles)}**", "bound": bound,
+    }  # fmt: skip
 
 
 class Simulated:
@@ -487,7 +455,6 @@ class Simulated:
                 each.wait()
 
     def step(self, number: int) -> None:
-        """Time one step of all."""
         os.environ[VARIABLE] = str(self.threads)
         before = sum(dimm.cycles or 0 for dimm in self.dimms)
         self.times.append(timed(partial(self._step, number)))
@@ -498,7 +465,6 @@ class Simulated:
 
 
 def simulation_row(name: str, devices: int, channels: int, count: int, times: int) -> Results:
-    """Measure wall and processor time of steps on one thread and on two, which take turns."""
     with ExitStack() as stack:
         one, two = (Simulated(stack, n, devices, channels, count) for n in THREADS)
         for number in range(1, times + 1):
@@ -508,17 +474,13 @@ def simulation_row(name: str, devices: int, channels: int, count: int, times: in
             raise SystemExit(f"{name}: {one.cycles} and {two.cycles} cycles, or other bits")
     seconds, processor = ([[t[n] for t in each.times] for each in (one, two)] for n in (0, 1))
     return {
-        "parts": name,
-        "parameters_per_channel": count,
-        "cycles": one.cycles,
-        "threads": THREADS,
-        "seconds": seconds,
-        "processor_seconds": processor,
+        "parts": name, "parameters_per_channel": count, "cycles": one.cycles, "threads": THREADS,
+        "seconds": seconds, "processor_seconds": processor,
         "least": [min(each) for each in seconds],
         "least_processor": [min(each) for each in processor],
         "speedup_of_the_fastest": min(seconds[0]) / min(seconds[1]),
         "median_speedup": statistics.median(a / b for a, b in zip(*seconds, strict=True)),
-    }
+    }  # fmt: skip
 
 
 class ControllerInChannel(wiring.Component):
@@ -544,7 +506,6 @@ class ControllerInChannel(wiring.Component):
 
 
 def report_area() -> None:
-    """Measure blocks, and add up the sums that make a kernel and a channel."""
     channel = "memory channel: arbiter, host side, controller"
     makers: dict[str, Callable[[], wiring.Component]] = {
         "functional unit": lambda: FunctionalUnit(update_rule(UpdateKernelConfig())),
@@ -554,9 +515,8 @@ def report_area() -> None:
             )
             for units in UNITS
         },
-        "DDR4 controller": ControllerInChannel,
-        channel: MemoryChannel,
-    }
+        "DDR4 controller": ControllerInChannel, channel: MemoryChannel,
+    }  # fmt: skip
     blocks = {name: area(make()) for name, make in track(makers.items(), "area")}
     unit, memory, sums = blocks["functional unit"], blocks[channel], {}
     for units in UNITS:
@@ -570,7 +530,6 @@ def report_area() -> None:
 
 
 def plot_rates(steps: list[Results]) -> None:
-    """Draw rates of the paper and of the module, each inside its peak."""
     bars = [
         ("paper, CPU", *PAPER["cpu"].values(), "0.6"),
         ("paper, AXDIMM, 16 units, 32Gb", *PAPER["kernel"].values(), "0.35"),
@@ -599,7 +558,6 @@ def plot_rates(steps: list[Results]) -> None:
 
 
 def plot_hand_overs(measured: list[Results]) -> None:
-    """Draw every change of mode that was measured, by load."""
     rows = [row for row in measured if row["density"] == DENSITIES[0]]
     jitter = np.random.default_rng(0)
     with plot("module-hand-over.png", figsize=(8, 4), dpi=150) as (_, axes):
@@ -619,15 +577,14 @@ def plot_hand_overs(measured: list[Results]) -> None:
         axes.legend(loc="lower left", fontsize="small")
 
 
+@script
 def main(
-    count: Annotated[int, typer.Option(help="Parameters of a step, a channel.")] = 1_000_000,
-    lines: Annotated[int, typer.Option(help="Accesses of the host in each pattern.")] = 100_000,
-    times: Annotated[int, typer.Option(help="Changes of mode under each load.")] = 200,
-    turns: Annotated[int, typer.Option(help="Steps on one thread, and on two.")] = 5,
-    only: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(SUBJECTS)}; all without it.")
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run that was cut off.")] = False,
+    count: Annotated[int, option("Parameters of a step, a channel.")] = 1_000_000,
+    lines: Annotated[int, option("Accesses of the host in each pattern.")] = 100_000,
+    times: Annotated[int, option("Changes of mode under each load.")] = 200,
+    turns: Annotated[int, option("Steps on one thread, and on two.")] = 5,
+    only: Annotated[list[str] | None, option(f"Of {', '.join(SUBJECTS)}; all without it.")] = None,
+    resume: Annotated[bool, option("Go on with the run that was cut off.")] = False,
 ) -> None:
     """Measure, print, and write build/bench/module*.json and the plots; area takes five minutes."""
     wanted = only or [*SUBJECTS]
@@ -655,7 +612,3 @@ def main(
     if "area" in wanted:
         report_area()
     rows.path.unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    typer.run(main)

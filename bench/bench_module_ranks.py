@@ -1,17 +1,12 @@
 # amaranth: UnusedElaboratable=no
-"""The module with two ranks on each channel: both kernels at once, the host in normal mode, area.
-
-C++ operators of equal bits and latency stand for the functional units. Every command is judged by
-the rank models, and the arrays are compared with those of the golden model.
-"""
+"""The module with two ranks on each channel: both kernels at once, the normal mode, area."""
 
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from bench_channel import CHANNELS, KERNEL_PARTS, PAPER
 from bench_module import ALONE, BESIDE_BARE, PATTERNS, host_row
-from harness import Bench, Results, track
+from harness import Bench, Results, option, script, track
 from measuring import CLOCK_HZ, area, arrays, differ, load
 
 import nearstep
@@ -25,10 +20,7 @@ from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.latency import PHASES
 from nearstep_spec.updater.config import UpdateKernelConfig
 
-SHAPES = (
-    ("8Gb", "x8", 1, 16),
-    *((*part, 2, units) for part in KERNEL_PARTS for units in (16, 4)),
-)
+SHAPES = (("8Gb", "x8", 1, 16), *((*part, 2, units) for part in KERNEL_PARTS for units in (16, 4)))
 """Part, ranks of a channel, functional units."""
 
 HYPER = {"step": 3, "lr": 1e-3}
@@ -39,21 +31,20 @@ BENCH = Bench(
 ## The module with two ranks a channel
 
 Both channels at once, START to done by the kernel's own counter, the slower channel,
-{rows[0][parameters_per_channel]:,} parameters a channel, 16 KiB blocks, 16 KiB in a
-rank before the other, *measured*; C++ operators of equal bits and latency do the
-arithmetic, and all results are compared with golden's. *Due* are refreshes of both ranks
-when the host looks, after the poll that finds both done. An idle controller has given
-others since the run ended, so *settled* is of all cycles from before the first START to
-that poll, and of those still due, one after the other. MP/s at 200 MHz, by the same
-count of cycles.
+{rows[0][parameters_per_channel]:,} parameters a channel, 16 KiB blocks, 16 KiB in a rank before
+the other, *measured*; C++ operators of equal bits and latency do the arithmetic, and all results
+are compared with golden's. *Due* are refreshes of both ranks when the host looks, after the poll
+that finds both done. An idle controller has given others since the run ended, so *settled* is of
+all cycles from before the first START to that poll, and of those still due, one after the other.
+MP/s at 200 MHz, by the same count of cycles.
 
 @rows
 part, ranks, units = {density} {width}, {ranks}, {functional_units}
 of peak = {fraction_of_peak:%} | due = {due}
 settled = {fraction_with_due_refreshes:%} | MP/s, 2 channels = {params_per_s:.1f/1e6}
 
-The host in normal mode, columns as [below](#the-host-in-normal-mode), beside two ranks
-of bare DRAM; {hosts[0][accesses]:,} accesses queued at once:
+The host in normal mode, columns as [below](#the-host-in-normal-mode), beside two ranks of bare
+DRAM; {hosts[0][accesses]:,} accesses queued at once:
 
 @hosts
 """
@@ -102,21 +93,14 @@ def kernel_row(density: str, width: str, ranks: int, units: int, count: int) -> 
     beats = BEATS_PER_ELEMENT_BEAT * -(-count // LANES)
     late = sum(max(0, each) for each in due) * timing.t_rfc / PHASES
     return {
-        "device": name,
-        "density": density,
-        "width": width,
-        "ranks": ranks,
-        "functional_units": units,
-        "parameters_per_channel": count,
-        "cycles": [run.cycles for run in runs],
-        "fraction_of_peak": beats / runs[worst].cycles,
-        "refreshes_due_at_done": due,
-        "due": " + ".join(map(str, due)),
-        "fraction_with_due_refreshes": beats / (total + late),
-        "cycles_of_the_host": total,
+        "device": name, "density": density, "width": width, "ranks": ranks,
+        "functional_units": units, "parameters_per_channel": count,
+        "cycles": [run.cycles for run in runs], "fraction_of_peak": beats / runs[worst].cycles,
+        "refreshes_due_at_done": due, "due": " + ".join(map(str, due)),
+        "fraction_with_due_refreshes": beats / (total + late), "cycles_of_the_host": total,
         "params_per_s": CHANNELS * count / (total / CLOCK_HZ),
         "words_compared": compare(contents, found),
-    }
+    }  # fmt: skip
 
 
 def compare(contents: dict[str, np.ndarray], found: list[dict[str, Any]]) -> int:
@@ -131,9 +115,10 @@ def compare(contents: dict[str, np.ndarray], found: list[dict[str, Any]]) -> int
         return sum(values.size for each in found for values in each.values())
 
 
+@script
 def main(
-    count: Annotated[int, typer.Option(help="Parameters of a step, a channel.")] = 1_000_000,
-    lines: Annotated[int, typer.Option(help="Accesses of the host in each pattern.")] = 30_000,
+    count: Annotated[int, option("Parameters of a step, a channel.")] = 1_000_000,
+    lines: Annotated[int, option("Accesses of the host in each pattern.")] = 30_000,
 ) -> None:
     """Measure, print, and write build/bench/module_ranks.json."""
     rows = [kernel_row(*shape, count) for shape in track(SHAPES, "kernels")]
@@ -148,7 +133,3 @@ def main(
         for ranks, mapping in track(channels.items(), "area")
     ]
     BENCH.report(paper=PAPER, rows=rows, hosts=hosts, area=cells)
-
-
-if __name__ == "__main__":
-    typer.run(main)

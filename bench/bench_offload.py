@@ -1,13 +1,8 @@
-"""How far an offloaded model overlaps on the RTL of the two-channel DIMM, and without overlap.
-
-A stack of equal layers is trained on `sim:axdimm`, with computation as long as on a V100 (AXDIMM's
-machine). Batches are such that computation, or the channels, take longer, or both as long.
-"""
+"""How far an offloaded model overlaps on the RTL of the two-channel DIMM, and without overlap."""
 
 from typing import Annotated
 
-import typer
-from harness import FOLDER, Bench, Results, track
+from harness import FOLDER, Bench, Results, option, script, track
 
 from nearstep.measure.overlap import Overlap, Stack
 from nearstep.work.trace import picture, write_trace
@@ -31,12 +26,11 @@ BENCH = Bench(
     """
 ## Offload
 
-Backward and update of a stack of equal layers in a budget of a few of them, on
-`{device}`: transfers and updates in RTL cycles (*measured*), computation as
-long as on a V100 (*modelled*). *Ratio*: by what is busy longest at the same time; *of
-serial*: by what is busy longest without overlap, where no operation waits for the host's
-accesses to others; *gain*: by the time without overlap. Bits equal those of training
-that is not offloaded.
+Backward and update of a stack of equal layers in a budget of a few of them, on `{device}`:
+transfers and updates in RTL cycles (*measured*), computation as long as on a V100 (*modelled*).
+*Ratio*: by what is busy longest at the same time; *of serial*: by what is busy longest without
+overlap, where no operation waits for the host's accesses to others; *gain*: by the time without
+overlap. Bits equal those of training that is not offloaded.
 
 @rows
 layers = {layers} | parameters = {parameters} | rows = {rows} | budget = {share:.0%}
@@ -52,28 +46,21 @@ def row(stack: Stack, found: Overlap) -> Results:
     engine = found.overlapped.report
     assert engine is not None, "it was offloaded"
     return {
-        "layers": stack.layers,
-        "parameters": stack.layers * stack.width**2,
-        "rows": stack.batch,
-        "budget": engine.budget,
-        "share": engine.budget / 4 / (stack.layers * stack.width**2),
-        "peak": engine.peak,
-        "bits": found.bits,
-        "cycles": phase.duration,
-        "serial_cycles": serial.duration,
-        "busy": dict(phase.busy),
+        "layers": stack.layers, "parameters": stack.layers * stack.width**2, "rows": stack.batch,
+        "budget": engine.budget, "share": engine.budget / 4 / (stack.layers * stack.width**2),
+        "peak": engine.peak, "bits": found.bits, "cycles": phase.duration,
+        "serial_cycles": serial.duration, "busy": dict(phase.busy),
         "longest": max(phase.busy, key=lambda name: phase.busy[name]),
-        "serial_busy": dict(serial.busy),
-        "ratio": found.ratio,
-        "ratio_of_bounds": found.ratio_of_bounds,
-        "gain": found.gain,
-    }
+        "serial_busy": dict(serial.busy), "ratio": found.ratio,
+        "ratio_of_bounds": found.ratio_of_bounds, "gain": found.gain,
+    }  # fmt: skip
 
 
+@script
 def main(
-    device: Annotated[str, typer.Option(help="of the optimizer")] = DEVICE,
-    seed: Annotated[int, typer.Option(help="of parameters and input")] = 1,
-    most: Annotated[int, typer.Option(help="stacks; the smallest come first")] = len(CASES),
+    device: Annotated[str, option("of the optimizer")] = DEVICE,
+    seed: Annotated[int, option("of parameters and input")] = 1,
+    most: Annotated[int, option("stacks; the smallest come first")] = len(CASES),
 ) -> None:
     """Measure each stack, and write build/bench/offload.json, a picture and a trace."""
     rows = []
@@ -91,7 +78,3 @@ def main(
             picture(timeline, FOLDER / "offload.png", f"{layers} layers on {device}")
             write_trace(timeline, FOLDER / "offload.trace.json")
     BENCH.report(device=device, rows=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

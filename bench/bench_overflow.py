@@ -1,13 +1,8 @@
 """Optimizer state of several times the device's memory, on drives, beside torch's on mapped files.
 
-All three do the same AdamW steps on the same parameters and gradients, in turn, in one run:
-nearstep on a device with drives (O_DIRECT), and after each step a generation that outlasts a power
-cut; torch's fused step with its moments on files that are mapped into memory, where the system's
-page cache has them, without and with `msync` after each step. Nothing limits the page cache: what
-fits into the machine's memory is never read from the mapped files.
-
-With `--no-direct` and a folder in memory, such as one below `/dev/shm`, what is left is what the
-host does: copies, CRCs, and the emulated device.
+Nothing limits the page cache: what fits into the machine's memory is never read from the mapped
+files. With `--no-direct` and a folder in memory, such as one below `/dev/shm`, what is left is what
+the host does: copies, CRCs, and the emulated device.
 """
 
 import os
@@ -17,8 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import typer
-from harness import FOLDER, Bench, Results
+from harness import FOLDER, Bench, Results, option, script
 from measuring import Mapped, in_turn
 
 import nearstep
@@ -43,15 +37,13 @@ BENCH = Bench(
     """
 ## State on drives
 
-A step of AdamW on {parameters:.1f/1e6} million parameters,
-{state_bytes:.0f/1048576} MiB of parameters, gradients and state, in turn in one
-run; seconds, medians of {steps} steps, *measured* (this machine).
-*Drives*: `golden:axdimm` with {memory:.0f/1048576} MiB of memory, and all state on
-{drives} files{how}, a generation
-after each step: {bytes_per_parameter[to_drives]:.0f} bytes a parameter are written, and
-{bytes_per_parameter[from_drives]:.0f} read. *Mapped*: torch's fused step, its moments on
-files that are mapped into memory, where the page cache holds all of them. *msync*: the same,
-and these 8 bytes a parameter are flushed after each step.
+A step of AdamW on {parameters:.1f/1e6} million parameters, {state_bytes:.0f/1048576} MiB of
+parameters, gradients and state, in turn in one run; seconds, medians of {steps} steps, *measured*
+(this machine). *Drives*: `golden:axdimm` with {memory:.0f/1048576} MiB of memory, and all state on
+{drives} files{how}, a generation after each step: {bytes_per_parameter[to_drives]:.0f} bytes a
+parameter are written, and {bytes_per_parameter[from_drives]:.0f} read. *Mapped*: torch's fused
+step, its moments on files that are mapped into memory, where the page cache holds all of them.
+*msync*: the same, and these 8 bytes a parameter are flushed after each step.
 
 @compared
  = {name} | s a step = {took:.3f} | drives over it = {over}
@@ -65,7 +57,6 @@ and these 8 bytes a parameter are flushed after each step.
 
 
 def parameters(count: int, elements: int) -> list[torch.nn.Parameter]:
-    """Make equal parameters."""
     generator = torch.Generator().manual_seed(1)
     return [
         torch.nn.Parameter(torch.randn(elements, generator=generator) * 0.02) for _ in range(count)
@@ -79,7 +70,6 @@ def moved(traffic: Results) -> dict[str, int]:
 def measure(
     work: Path, store: Store, count: int, elements: int, memory: int, steps: int, eviction: str
 ) -> Results:
-    """Measure steps of all in turn."""
     own = parameters(count, elements)
     optimizer: Any = nearstep.optim.AdamW(
         own,
@@ -121,15 +111,16 @@ def measure(
     }
 
 
+@script
 def main(
-    folder: Annotated[Path, typer.Option(help="of the files, on a drive")] = FOLDER,
-    count: Annotated[int, typer.Option(help="parameters")] = 32,
-    elements: Annotated[int, typer.Option(help="of each")] = 1 << 19,
-    times: Annotated[int, typer.Option(help="state and gradients over memory")] = 8,
-    drives: Annotated[int, typer.Option(help="files in the place of drives")] = 2,
-    steps: Annotated[int, typer.Option(help="that are measured, after one that is not")] = 7,
-    eviction: Annotated[str, typer.Option(help="updated_first or belady")] = "updated_first",
-    direct: Annotated[bool, typer.Option(help="O_DIRECT")] = True,
+    folder: Annotated[Path, option("of the files, on a drive")] = FOLDER,
+    count: Annotated[int, option("parameters")] = 32,
+    elements: Annotated[int, option("of each")] = 1 << 19,
+    times: Annotated[int, option("state and gradients over memory")] = 8,
+    drives: Annotated[int, option("files in the place of drives")] = 2,
+    steps: Annotated[int, option("that are measured, after one that is not")] = 7,
+    eviction: Annotated[str, option("updated_first or belady")] = "updated_first",
+    direct: Annotated[bool, option("O_DIRECT")] = True,
 ) -> None:
     """Measure steps of all in turn, and write build/bench/overflow.json."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +144,3 @@ def main(
         **found,
         **{f"over_{name}": seconds["drives"] / seconds[name] for name in list(NAMES)[1:]},
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

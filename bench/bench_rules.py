@@ -1,16 +1,10 @@
 # amaranth: UnusedElaboratable=no
-"""Update rules beside one another in one kernel: cycles against the beats they need, and area.
-
-Cycles are those of the RTL with functional units in C++ (whose cycles are those of the units in
-RTL). The bound is a beat a cycle, of the arrays that the rule reads and writes. Area is that of
-`synth_xilinx -family xcup` for one functional unit.
-"""
+"""Update rules beside one another in one kernel: cycles against the beats they need, and area."""
 
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-import typer
-from harness import Bench, Results, track
+from harness import Bench, Results, option, script, track
 from measuring import CLOCK_HZ, arrays, load, unit_area, update_bytes
 
 import nearstep
@@ -36,7 +30,6 @@ AREA = ("dsp", "lut", "lut_memory", "ff")
 
 
 def derived(results: Results) -> Results:
-    """Areas of the units, and the sum of those that have a rule each."""
     *apart, _ = cells = [{**row, "count": sum(row["units"].values())} for row in results["area"]]
     sums = {key: sum(row[key] for row in apart) for key in ("count", *AREA)}
     return {"units": [*cells, {"name": "all four, apart", "latency_cycles": None, **sums}]}
@@ -47,11 +40,11 @@ BENCH = Bench(
     """
 ## Update rules in one kernel
 
-One kernel with four rules, of which a register chooses one for a run; 16 functional
-units, 16 KiB blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the
-bound is a beat of 64 bytes a cycle for every array that the rule reads or writes. MP/s
-and GB/s at 200 MHz are *modelled* from them. *Paper* (Smart-Infinity, Fig. 14): an
-updater of more than {paper_bytes_per_s:.0f/1e9} GB/s beside an SSD.
+One kernel with four rules, of which a register chooses one for a run; 16 functional units, 16 KiB
+blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the bound is a beat of 64 bytes
+a cycle for every array that the rule reads or writes. MP/s and GB/s at 200 MHz are *modelled* from
+them. *Paper* (Smart-Infinity, Fig. 14): an updater of more than {paper_bytes_per_s:.0f/1e9} GB/s
+beside an SSD.
 
 @runs
 memory, rule = {memory}, {rule} | cycles = {cycles:,} | of bound = {of_bound:%}
@@ -68,7 +61,6 @@ DSP48E2 = {dsp:.0f} | LUT = {lut:.0f} | LUT as memory = {lut_memory:.0f} | FF = 
 
 
 def measure(device: Any, memory: str, rule: str, count: int) -> Results:
-    """Measure cycles of one step, by the kernel's own counter."""
     method, names, hyper = STEPS[rule]
     buffers = load(device, arrays(count, names), align=1024)
     with device.acceleration() if device.dimm is not None else nullcontext():
@@ -77,20 +69,16 @@ def measure(device: Any, memory: str, rule: str, count: int) -> Results:
         buffer.free()
     needed = update_bytes(device.config, rule, count)
     return {
-        "memory": memory,
-        "rule": rule,
-        "parameters": count,
-        "cycles": run.cycles,
+        "memory": memory, "rule": rule, "parameters": count, "cycles": run.cycles,
         "beats": run.counters["read_beats"] + run.counters["write_beats"],
         "of_bound": needed / device.config.beat_bytes / run.cycles,
         "params_per_s_at_200_mhz": count / run.cycles * CLOCK_HZ,
         "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
-    }
+    }  # fmt: skip
 
 
-def main(
-    count: Annotated[int, typer.Option(min=1, help="Parameters of a step.")] = 1_000_000,
-) -> None:
+@script
+def main(count: Annotated[int, option("Parameters of a step.", min=1)] = 1_000_000) -> None:
     """Measure every rule, and write build/bench/rules.json."""
     runs = []
     for memory, url in MEMORIES.items():
@@ -100,7 +88,3 @@ def main(
     shapes = [*zip(STEPS, whole.rules, strict=True), ("all four, shared", whole.whole)]
     area = [{"name": name, **unit_area(rule)} for name, rule in track(shapes, "area")]
     BENCH.report(paper_bytes_per_s=PAPER_BYTES_PER_S, runs=runs, area=area)
-
-
-if __name__ == "__main__":
-    typer.run(main)

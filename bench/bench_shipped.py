@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from harness import Bench, Results
+from harness import Bench, Results, argument, option, script
 from measuring import arrays, load, timed
 
 import nearstep
@@ -36,12 +36,11 @@ BENCH = Bench(
     """
 ## Tops as they are shipped
 
-Each is the Verilog of `.venv/bin/nearstep rtl` as one Verilated object, with its units;
-*parts* is the device that stands for it, an object of each channel, memory device and
-unit, joined in C++. A step of Adam on every channel, changes of mode included, or an
-average of a tensor over four devices in both rings. Bits and cycles are the same (the
-bench fails otherwise). *Measured* on one core of this machine, the fastest of some runs.
-The cards are in a section of their own.
+Each is the Verilog of `.venv/bin/nearstep rtl` as one Verilated object, with its units; *parts* is
+the device that stands for it, an object of each channel, memory device and unit, joined in C++. A
+step of Adam on every channel, changes of mode included, or an average of a tensor over four
+devices in both rings. Bits and cycles are the same (the bench fails otherwise). *Measured* on one
+core of this machine, the fastest of some runs. The cards are in a section of their own.
 
 @rows
 top = `{top}` | elements = {elements:,} | cycles = {cycles:,}
@@ -90,7 +89,6 @@ def digest(found: Iterator[np.ndarray]) -> str:
 
 
 def measure(job: tuple[Run, Digest], times: int) -> Results:
-    """Measure cycles of each run, the time of the fastest, and what is held in the end."""
     run, held = job
     run()  # the first one allocates memory
     runs = [timed(run) for _ in range(times)]
@@ -102,7 +100,6 @@ def measure(job: tuple[Run, Digest], times: int) -> Results:
 
 
 def measured(url: str, count: int, times: int) -> Results:
-    """Measure an AXDIMM device; elements are those of all channels."""
     with nearstep.open(url) as device:
         assert isinstance(device, AxdimmDevice)
         found = measure(axdimm(device, count), times)
@@ -110,7 +107,6 @@ def measured(url: str, count: int, times: int) -> Results:
 
 
 def ring_measured(*, whole: bool, count: int, times: int) -> Results:
-    """Measure four COARSE devices; elements are those of a tensor."""
     name = "shipped_ring" if whole else RING
     device = shipped_ring(RING, links_inside=True) if whole else None
     with CoarsePool.open(RING) if device is None else CoarsePool(device) as pool:
@@ -118,27 +114,24 @@ def ring_measured(*, whole: bool, count: int, times: int) -> Results:
 
 
 def row(top: str, parts: Results, whole: Results) -> Results:
-    """Make a row of both, which must have the same bits and cycles."""
     for key in ("cycles", "digest", "elements"):
         if parts[key] != whole[key]:
             raise RuntimeError(f"{top}: {key} of parts is {parts[key]}, of the whole {whole[key]}")
     cycles, both = parts["cycles"][-1], (parts, whole)
     return {
-        "top": top,
-        "devices": [each["device"] for each in both],
-        "elements": parts["elements"],
-        "cycles": cycles,
-        "cycles_per_s": [cycles / each["seconds"] for each in both],
+        "top": top, "devices": [each["device"] for each in both], "elements": parts["elements"],
+        "cycles": cycles, "cycles_per_s": [cycles / each["seconds"] for each in both],
         "elements_per_s": [parts["elements"] / each["seconds"] for each in both],
         "whole_over_parts": parts["seconds"] / whole["seconds"],
-    }
+    }  # fmt: skip
 
 
+@script
 def main(
-    tops: Annotated[list[str] | None, typer.Argument(help="Tops (default: all).")] = None,
-    count: Annotated[int, typer.Option(help="Parameters of a step, a channel.")] = 100_000,
-    tensor: Annotated[int, typer.Option(help="Elements of a sum.")] = 1 << 18,
-    times: Annotated[int, typer.Option(help="Runs, of which the fastest counts.")] = 3,
+    tops: Annotated[list[str] | None, argument("Tops (default: all).")] = None,
+    count: Annotated[int, option("Parameters of a step, a channel.")] = 100_000,
+    tensor: Annotated[int, option("Elements of a sum.")] = 1 << 18,
+    times: Annotated[int, option("Runs, of which the fastest counts.")] = 3,
 ) -> None:
     """Run them (the first time builds of some minutes), and write build/bench/shipped.json."""
     known = [*PAIRS, DEVICE]
@@ -153,7 +146,3 @@ def main(
             both = [measured(url, count, times) for url in PAIRS[top]]
         rows.append(row(top if top != DEVICE else f"{DEVICE}, four in a ring", *both))
     BENCH.report(rows=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,17 +1,11 @@
 # amaranth: UnusedElaboratable=no
-"""The card of a SmartSSD: bytes and cycles of updates, dense and with Top-K pairs, rates.
-
-Cycles are those of the RTL of the whole card, with functional units in C++ of equal latency (the
-last section has them in RTL). The bound is a beat of 64 bytes a cycle on the half-duplex DRAM of
-the card.
-"""
+"""The card of a SmartSSD: bytes and cycles of updates, dense and with Top-K pairs, rates."""
 
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from bench_rules import PAPER_BYTES_PER_S, STEPS
-from harness import Bench, Results, plot, track
+from harness import Bench, Results, option, plot, script, track
 from measuring import CLOCK_HZ, arrays, load, scan_bytes, timed, update_bytes
 
 import nearstep
@@ -33,7 +27,6 @@ KEEP = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 
 
 def derived(results: Results) -> Results:
-    """Steps of Adam, dense and with about 1 % of the gradients, and rows beside those of runs."""
     updater, drive = results["paper_bytes_per_s"], results["drive_bytes_per_s"]
     through = results["through_dram"]
     dense, *_ = adam = [row for row in results["runs"] if row["rule"] == "adam"]
@@ -45,10 +38,9 @@ def derived(results: Results) -> Results:
             ["SSD read", *[""] * 5, f"{drive / 1e9:.2f}", "1.00"],
         ],
         "sum": sum(through.values()),
-        "parts": ", ".join(f"{size} for {name}" for name, size in through.items()),
-        "dense": dense,
+        "parts": ", ".join(f"{size} for {name}" for name, size in through.items()), "dense": dense,
         "fused": min(fused, key=lambda row: abs(row["kept"] - 0.01)),
-    }
+    }  # fmt: skip
 
 
 BENCH = Bench(
@@ -56,12 +48,11 @@ BENCH = Bench(
     """
 ## The SmartSSD card
 
-Steps of {runs[0][parameters]:,} parameters on the RTL of the whole card, units in C++
-of equal latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the
-bound is a beat of 64 bytes a cycle for the bytes that a step needs: each array once, 8
-for each pair. *B/parameter* are those that were moved; of pairs the indices are read
-twice. MP/s and GB/s (of needed bytes) at 200 MHz are *modelled*. Pairs are at random
-places. *Paper* (Smart-Infinity, Fig. 14): an updater
+Steps of {runs[0][parameters]:,} parameters on the RTL of the whole card, units in C++ of equal
+latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the bound is a beat of
+64 bytes a cycle for the bytes that a step needs: each array once, 8 for each pair. *B/parameter*
+are those that were moved; of pairs the indices are read twice. MP/s and GB/s (of needed bytes) at
+200 MHz are *modelled*. Pairs are at random places. *Paper* (Smart-Infinity, Fig. 14): an updater
 of more than {paper_bytes_per_s:.0f/1e9} GB/s, faster than its SSD, whose reads are taken to be
 {drive_bytes_per_s:.1f/1e9} GB/s.
 
@@ -70,16 +61,16 @@ run = {run} | kept = {kept:g*100 %} | cycles = {cycles:,} | of bound = {of_bound
 B/parameter = {bytes_per_param:.2f} | MP/s ~ {params_per_s_at_200_mhz:.1f/1e6}
 GB/s ~ {bytes_per_s_at_200_mhz:.2f/1e9} | x SSD read ~ {over_drive:.2f}
 
-Gradients decompressed in DRAM take {sum} bytes a parameter of Adam,
-*modelled* ({parts}), before a pair is read or written. Pairs of 1 % of the elements,
-fused into the stream of gradients, take {fused[bytes_per_param]:.2f}, *measured*, the
-check of their indices included; whole gradients take {dense[bytes_per_param]:g}.
+Gradients decompressed in DRAM take {sum} bytes a parameter of Adam, *modelled* ({parts}), before a
+pair is read or written. Pairs of 1 % of the elements, fused into the stream of gradients, take
+{fused[bytes_per_param]:.2f}, *measured*, the check of their indices included; whole gradients take
+{dense[bytes_per_param]:g}.
 
 ![Bytes a parameter and rate over the share of elements that is kept](smartssd.png)
 
-The scatter form by itself, chunks full, *measured*; even indices hit every bank
-as often as any other. GB/s of pairs at 200 MHz are *modelled*. *Paper* (section VII-H):
-the decompressor slightly surpasses the reads of the SSD.
+The scatter form by itself, chunks full, *measured*; even indices hit every bank as often as any
+other. GB/s of pairs at 200 MHz are *modelled*. *Paper* (section VII-H): the decompressor slightly
+surpasses the reads of the SSD.
 
 @scatter
 pairs a beat, indices = {pairs_of_a_beat}, {indices} | pairs = {pairs:,}
@@ -94,19 +85,15 @@ parameters at {simulation[simulated_params_per_s]:.2f/1e6 M/s}, *measured* (this
 
 
 def rates(run: Any, config: Any, count: int, needed: int) -> Results:
-    """Make what a row has of each run, by the card's own counters."""
     beats = run.counters["read_beats"] + run.counters.get("write_beats", 0)
     return {
-        "parameters": count,
-        "cycles": run.cycles,
-        "beats": beats,
-        "needed_bytes": needed,
+        "parameters": count, "cycles": run.cycles, "beats": beats, "needed_bytes": needed,
         "of_bound": needed / config.beat_bytes / run.cycles,
         "over_drive": needed / run.cycles * CLOCK_HZ / DRIVE_BYTES_PER_S,
         "bytes_per_param": beats * config.beat_bytes / count,
         "params_per_s_at_200_mhz": count / run.cycles * CLOCK_HZ,
         "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
-    }
+    }  # fmt: skip
 
 
 class Card:
@@ -131,7 +118,6 @@ class Card:
         return Pairs(place, value, form)
 
     def step(self, rule: str, pairs: Pairs | None = None) -> Results:
-        """Measure one step, with dense gradients if there are no pairs."""
         method, names, hyper = STEPS[rule]
         buffers = {name: self.arrays[name] for name in names}
         if pairs is not None:
@@ -152,7 +138,6 @@ class Card:
         }
 
     def scan(self) -> Results:
-        """Measure a scan of dense gradients, of which each is needed once."""
         run = self.device.scan(self.arrays["g"]).wait()
         found = rates(run, self.device.config, self.count, scan_bytes(self.count))
         return {"run": "scan of gradients", "kept": 1.0, **found}
@@ -163,18 +148,13 @@ def scatter_rate(pairs: int, spread: str, total: int = 1 << 16) -> Results:
     lanes, chunk = UPDATER.lanes, UPDATER.block_elements
     cycles = scatter_cycles(pairs=pairs, spread=spread, total=total, lanes=lanes, chunk=chunk)
     return {
-        "pairs_of_a_beat": pairs,
-        "indices": spread,
-        "pairs": total,
-        "cycles": cycles,
-        "pairs_per_cycle": total / cycles,
-        "bytes_per_s_at_200_mhz": 8 * total / cycles * CLOCK_HZ,
+        "pairs_of_a_beat": pairs, "indices": spread, "pairs": total, "cycles": cycles,
+        "pairs_per_cycle": total / cycles, "bytes_per_s_at_200_mhz": 8 * total / cycles * CLOCK_HZ,
         "over_drive": 8 * total / cycles * CLOCK_HZ / DRIVE_BYTES_PER_S,
-    }
+    }  # fmt: skip
 
 
 def draw(runs: list[Results]) -> None:
-    """Draw bytes a parameter against the share kept, and the rate that follows."""
     rows = [row for row in runs if row["rule"] == "adam" and row["form"] == "fused"]
     dense = next(row for row in runs if row["rule"] == "adam" and row["form"] == "dense")
     kept, per_s = [100 * row["kept"] for row in rows], "params_per_s_at_200_mhz"
@@ -193,9 +173,8 @@ def draw(runs: list[Results]) -> None:
             axes.grid(alpha=0.3)
 
 
-def main(
-    count: Annotated[int, typer.Option(min=1, help="Parameters of a step.")] = 1_000_000,
-) -> None:
+@script
+def main(count: Annotated[int, option("Parameters of a step.", min=1)] = 1_000_000) -> None:
     """Measure the card, and write build/bench/smartssd.json and smartssd.png."""
     runs = []
     with nearstep.open(URL) as device:
@@ -221,7 +200,3 @@ def main(
         scatter=[scatter_rate(pairs, how) for pairs in (8, 16) for how in ("even", "random")],
         simulation={"url": RTL_URL, **simulation},
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

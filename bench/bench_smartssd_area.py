@@ -1,8 +1,7 @@
 # amaranth: UnusedElaboratable=no
 """Area of a SmartSSD card's updater with and without Top-K: `synth_xilinx -family xcup`."""
 
-import typer
-from harness import Bench, Results, track
+from harness import Bench, Results, script, track
 from measuring import area
 
 from nearstep_hw.rule.rtl import FunctionalUnit
@@ -30,9 +29,8 @@ BENCH = Bench(
     """
 ## Area of the SmartSSD card
 
-Area of an updater of Adam after `synth_xilinx -family xcup`, parts added up, *measured*
-(synthesis only), and its share of a KU15P. LUT include those that are memory. *Paper*:
-Table III.
+Area of an updater of Adam after `synth_xilinx -family xcup`, parts added up, *measured* (synthesis
+only), and its share of a KU15P. LUT include those that are memory. *Paper*: Table III.
 
 @area + papers
 what = {what}
@@ -50,6 +48,7 @@ of URAM = none
 )
 
 
+@script
 def main() -> None:
     """Count cells (takes some minutes), and write build/bench/smartssd_area.json."""
     plain = UpdateKernelConfig(windows=8)
@@ -60,7 +59,7 @@ def main() -> None:
             form: lambda form=form: PairLoad(UpdateKernelConfig(windows=8, compression=(form,)))
             for form in ("fused", "scatter")
         },
-    }
+    }  # fmt: skip
     cells = {name: area(make()) for name, make in track(parts.items(), "area")}
     rows: list[Results] = []
     for units in (16, 4):
@@ -71,15 +70,8 @@ def main() -> None:
             of_chip = {key: sums[key] / CHIP[key] for key in SHARES[:3]}
             rows.append(
                 {
-                    "what": f"{units} units, {TOP_K[form]}",
-                    "units": units,
-                    "top_k": form,
-                    **sums,
+                    "what": f"{units} units, {TOP_K[form]}", "units": units, "top_k": form, **sums,
                     "of_chip": of_chip,
                 }
-            )
+            )  # fmt: skip
     BENCH.report(paper_share=PAPER_SHARE, area=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

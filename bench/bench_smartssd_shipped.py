@@ -6,19 +6,13 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-import typer
-from harness import Bench, Results, track
+from harness import Bench, Results, option, script, track
 from measuring import arrays, load, timed
 
 import nearstep
 from nearstep.smartssd.device import SmartssdDevice
 
-URLS = (
-    "sim:smartssd",
-    "sim:smartssd?top=whole",
-    "sim:smartssd?bus=pcie",
-    "sim:smartssd?fu=native",
-)
+URLS = ("sim:smartssd", "sim:smartssd?top=whole", "sim:smartssd?bus=pcie", "sim:smartssd?fu=native")
 BYTES = 1 << 20
 BASE = 1 << 30
 """Where no array is."""
@@ -30,14 +24,13 @@ BENCH = Bench(
     """
 ## The SmartSSD card as it is shipped
 
-A step of Adam on {rows[0][step][parameters]:,} parameters, and accesses of a
-host. `top=whole` is the Verilog of `.venv/bin/nearstep rtl smartssd_card`, `bus=pcie`
-that of `.venv/bin/nearstep rtl smartssd_pcie_card`, with its endpoint, reached with
-packets: each is one Verilated object, its 16 units inside. In `sim:smartssd` units
-are objects of their own. Without an endpoint BARs are emulated in front of the card.
-Bits and cycles of the step are the same in all rows (the bench fails otherwise).
-Accesses: the stream of the PCIe block has 16 bytes a cycle, the port of the memory
-64. All is *measured*: cycles of RTL, and of this machine the rates on one core.
+A step of Adam on {rows[0][step][parameters]:,} parameters, and accesses of a host. `top=whole` is
+the Verilog of `.venv/bin/nearstep rtl smartssd_card`, `bus=pcie` that of
+`.venv/bin/nearstep rtl smartssd_pcie_card`, with its endpoint, reached with packets: each is one
+Verilated object, its 16 units inside. In `sim:smartssd` units are objects of their own. Without an
+endpoint BARs are emulated in front of the card. Bits and cycles of the step are the same in all
+rows (the bench fails otherwise). Accesses: the stream of the PCIe block has 16 bytes a cycle, the
+port of the memory 64. All is *measured*: cycles of RTL, and of this machine the rates on one core.
 
 @rows
 device = `{url}` | cycles of the step = {step[cycles]:,}
@@ -75,7 +68,6 @@ def accesses(device: SmartssdDevice) -> dict[str, int]:
 
 
 def step(device: SmartssdDevice, count: int) -> tuple[Results, list[bytes]]:
-    """Measure the second step of Adam: cycles, and the time that simulating them takes."""
     buffers = load(device, arrays(count))
     device.update("adam", buffers, step=1).wait()
     seconds, _, run = timed(lambda: device.update("adam", buffers, step=2).wait())
@@ -88,7 +80,8 @@ def step(device: SmartssdDevice, count: int) -> tuple[Results, list[bytes]]:
     return found, [buffer.read().tobytes() for buffer in buffers.values()]
 
 
-def main(count: Annotated[int, typer.Option(help="Parameters of a step.")] = 1 << 17) -> None:
+@script
+def main(count: Annotated[int, option("Parameters of a step.")] = 1 << 17) -> None:
     """Run all (the first time builds of some minutes), write build/bench/smartssd_shipped.json."""
     rows, bits = [], []
     for url in track(URLS, "cards"):
@@ -102,7 +95,3 @@ def main(count: Annotated[int, typer.Option(help="Parameters of a step.")] = 1 <
     if len({row["step"]["cycles"] for row in rows}) != 1:
         raise RuntimeError("a run takes different cycles")
     BENCH.report(bytes=BYTES, rows=rows)
-
-
-if __name__ == "__main__":
-    typer.run(main)

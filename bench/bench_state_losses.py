@@ -1,16 +1,11 @@
-"""Loss curves by the formats of parameters and moments in memory, and how they are rounded.
-
-The small GPT of the example trains with AdamW on the functional model of a kernel. Each curve is
-the mean of some seeds; the spread is the largest less the smallest.
-"""
+"""Loss curves by the formats of parameters and moments in memory, and how they are rounded."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-import typer
-from harness import Bench, Results, plot
+from harness import Bench, Results, option, plot, script
 from training import Text, summary, train, trained
 
 import nearstep
@@ -54,13 +49,11 @@ BENCH = Bench(
     """
 ## Loss by the formats of state
 
-A GPT of {parameters:,} parameters, {steps} steps of AdamW from
-random weights on batches of {batch} x {context} bytes, peak
-learning rate {lr:g}, on `{device}`;
-*measured*, mean of {seeds} seeds, each with weights, batches and random bits
-of its own. Loss is in nats a byte, of the last 50 steps of training and on unseen text;
-the spread is the largest less the smallest of the seeds. In 8 bits are the moments of
-all parameters, also of those with few elements.
+A GPT of {parameters:,} parameters, {steps} steps of AdamW from random weights on batches of
+{batch} x {context} bytes, peak learning rate {lr:g}, on `{device}`; *measured*, mean of {seeds}
+seeds, each with weights, batches and random bits of its own. Loss is in nats a byte, of the last
+50 steps of training and on unseen text; the spread is the largest less the smallest of the seeds.
+In 8 bits are the moments of all parameters, also of those with few elements.
 
 @rows
 in memory = {formats} | training loss = {training_loss:.4f}
@@ -74,7 +67,6 @@ spread = {validation_loss_spread:.4f} | above fp32 = {above_fp32:+.4f}
 
 
 def row(case: Case, text: Text, steps: int, seeds: int) -> Results:
-    """Train with each seed."""
     runs = []
     for seed in range(1, seeds + 1):
         with nearstep.open(DEVICE + case.options) as device:
@@ -90,8 +82,6 @@ def row(case: Case, text: Text, steps: int, seeds: int) -> Results:
 
 
 def draw(rows: list[Results]) -> None:
-    """Draw mean training loss over steps, and its difference from fp32, both smoothed."""
-
     def smooth(values: Any, width: int = 25) -> Any:
         return np.convolve(values, np.ones(width) / width, mode="valid")
 
@@ -114,9 +104,10 @@ def draw(rows: list[Results]) -> None:
         left.legend(frameon=False)
 
 
+@script
 def main(
-    steps: Annotated[int, typer.Option(min=100, help="Steps of each training run.")] = 500,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    steps: Annotated[int, option("Steps of each training run.", min=100)] = 500,
+    seeds: Annotated[int, option("Runs of each case.", min=1)] = 3,
 ) -> None:
     """Train, print, and write build/bench/state_losses.json and state_losses.png."""
     found = trained(CASES, lambda case, text: row(case, text, steps, seeds), steps, seeds)
@@ -124,7 +115,3 @@ def main(
         each["above_fp32"] = each["validation_loss"] - found["rows"][0]["validation_loss"]
     draw(found["rows"])
     BENCH.report(device=DEVICE, lr=LR, weight_decay=WEIGHT_DECAY, **found)
-
-
-if __name__ == "__main__":
-    typer.run(main)

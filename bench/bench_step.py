@@ -1,10 +1,4 @@
-"""Device cycles of `optimizer.step()` on a DIMM: one thing after the other, and as a graph.
-
-Both on equal devices, transfers included, with steps that have the same bits. In sequence, all
-gradients are written, then all channels run, then all parameters are read. The limit is the
-resource that is held longest in the graph's own timeline: the host's bus, or a channel, which is
-held by its kernel and by the transfers from and to it.
-"""
+"""Device cycles of `optimizer.step()` on a DIMM: one thing after the other, and as a graph."""
 
 import statistics
 from collections.abc import Iterator
@@ -12,8 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-import typer
-from harness import Bench, Results, track
+from harness import Bench, Results, option, script, track
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
@@ -30,13 +23,12 @@ BENCH = Bench(
     """
 ## A step of the optimizer
 
-Device cycles of a whole `optimizer.step()` of AdamW on the module, transfers included,
-*measured*: the same steps on equal devices, once one thing after the other
-(all gradients down, both kernels, all parameters up), and once as a graph, which is what
-a device with a clock gets. Both have the same bits. The *limit* is the resource that the
-graph holds longest: the host's bus, or a channel, which its kernel holds as well as the
-transfers to and from it. Stand-ins of equal latency do the arithmetic;
-{rows[0][tensors]} tensors of two sizes.
+Device cycles of a whole `optimizer.step()` of AdamW on the module, transfers included, *measured*:
+the same steps on equal devices, once one thing after the other (all gradients down, both kernels,
+all parameters up), and once as a graph, which is what a device with a clock gets. Both have the
+same bits. The *limit* is the resource that the graph holds longest: the host's bus, or a channel,
+which its kernel holds as well as the transfers to and from it. Stand-ins of equal latency do the
+arithmetic; {rows[0][tensors]} tensors of two sizes.
 
 @rows
 channels, parameters = {channels}, {parameters:,} | in sequence = {sequence_cycles:,.0f}
@@ -88,7 +80,6 @@ class Sequence:
 
 
 def measure(channels: int, parameters: int, steps: int) -> Results:
-    """Measure cycles of both, the median of some steps after the first."""
     # A small model: eight matrices, each with a vector.
     sizes = [parameters // 8 - VECTOR, VECTOR] * 8
     url = f"{DEVICE}&channels={channels}"
@@ -115,28 +106,20 @@ def measure(channels: int, parameters: int, steps: int) -> Results:
     timeline = optimizer.timeline
     busy = {lane: timeline.busy(lane) for lane in sorted(timeline.lanes)}
     return {
-        "device": url,
-        "channels": channels,
-        "parameters": parameters,
-        "tensors": len(sizes),
-        "steps": steps,
-        **{f"{kind}_cycles": each for kind, each in cycles.items()},
+        "device": url, "channels": channels, "parameters": parameters, "tensors": len(sizes),
+        "steps": steps, **{f"{kind}_cycles": each for kind, each in cycles.items()},
         **{f"{kind}_over_limit": each / max(busy.values()) for kind, each in cycles.items()},
-        "graph_over_sequence": cycles["graph"] / cycles["sequence"],
-        "busy_cycles": busy,
+        "graph_over_sequence": cycles["graph"] / cycles["sequence"], "busy_cycles": busy,
         "slower": max(each for lane, each in busy.items() if lane != "bus"),
         "last_over_limit": timeline.makespan / timeline.limit,
-    }
+    }  # fmt: skip
 
 
+@script
 def main(
-    steps: Annotated[int, typer.Option(help="Of each kind, after the first.")] = 3,
-    largest: Annotated[int, typer.Option(help="Leave out larger steps.")] = SIZES[-1],
+    steps: Annotated[int, option("Of each kind, after the first.")] = 3,
+    largest: Annotated[int, option("Leave out larger steps.")] = SIZES[-1],
 ) -> None:
     """Measure, print, and write build/bench/step.json."""
     shapes = [(c, n) for c in CHANNELS for n in SIZES if n <= largest]
     BENCH.report(rows=[measure(*shape, steps) for shape in track(shapes, "steps")])
-
-
-if __name__ == "__main__":
-    typer.run(main)

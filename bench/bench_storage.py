@@ -1,9 +1,7 @@
-"""Reads and writes of a drive, beside fio and beside a plain loop.
+"""Reads and writes of a drive, beside fio and beside a plain loop, in turn, in one run.
 
-All on the same file with O_DIRECT, in turn, in one run: a loop of one thread, `Drive` (blocks
-alone), `Store` (tensors, with their CRCs) and, where the system has it, fio with `libaio` at the
-same block and depth. Rates are medians over the rounds; a ratio is the median of those of each
-round, because a drive that others use as well is not the same from one round to the next.
+A ratio is the median of those of each round, because a drive that others use as well is not the
+same from one round to the next.
 """
 
 import json
@@ -16,8 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
-from harness import FOLDER, Bench, Results, console, track
+from harness import FOLDER, Bench, Results, console, option, script, track
 from measuring import timed
 
 from nearstep.storage import checksum
@@ -43,10 +40,10 @@ BENCH = Bench(
 ## Drives
 
 Sequential reads and writes of {rows[0][bytes]:.0f/1048576} MiB in blocks of
-{rows[0][block]:.0f/1024} KiB with O_DIRECT, on one file, all in turn in one run; MB/s,
-medians of {rounds} rounds. `loop` is one thread, `drive` is `Drive`, `store`
-is `Store`, which makes and compares CRCs. Ratios are medians of those of each round.
-CRC-32 of {crc[engine]}: {crc[bytes_per_s]:.1f/1e9} GB/s on one core.
+{rows[0][block]:.0f/1024} KiB with O_DIRECT, on one file, all in turn in one run; MB/s, medians of
+{rounds} rounds. `loop` is one thread, `drive` is `Drive`, `store` is `Store`, which makes and
+compares CRCs. Ratios are medians of those of each round. CRC-32 of {crc[engine]}:
+{crc[bytes_per_s]:.1f/1e9} GB/s on one core.
 
 @rows
 = {action} | depth = {depth}
@@ -89,7 +86,6 @@ def rate(nbytes: int, action: Callable[[], Any]) -> float:
 def measure(
     path: Path, nbytes: int, block: int, depth: int, rounds: int, program: str | None
 ) -> list[Results]:
-    """Measure rates of everybody, reading and writing, at one depth."""
     size = {"drive_bytes": nbytes + (64 << 20), "extent_bytes": block}
     create_set([path], owner="bench_storage", overwrite=True, **size)
     data, out = aligned_bytes(nbytes), aligned_bytes(nbytes)
@@ -143,11 +139,12 @@ def compared(rates: dict[str, list[float] | None]) -> Results:
     return row
 
 
+@script
 def main(
-    folder: Annotated[Path, typer.Option(help="of the file, on a drive")] = FOLDER,
-    megabytes: Annotated[int, typer.Option(help="2**20 bytes that are moved")] = 256,
-    rounds: Annotated[int, typer.Option(help="of everybody in turn")] = 7,
-    block: Annotated[int, typer.Option(help="bytes of a read or write")] = 1 << 20,
+    folder: Annotated[Path, option("of the file, on a drive")] = FOLDER,
+    megabytes: Annotated[int, option("2**20 bytes that are moved")] = 256,
+    rounds: Annotated[int, option("of everybody in turn")] = 7,
+    block: Annotated[int, option("bytes of a read or write")] = 1 << 20,
 ) -> None:
     """Measure each depth, and write build/bench/storage.json."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +170,3 @@ def main(
         crc={"engine": checksum.engine, "bytes_per_s": best},
         rows=rows,
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

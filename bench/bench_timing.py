@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import typer
-from harness import Bench, console
+from harness import Bench, argument, console, option, script
 from synthesising import known
 
 from nearstep_sim import timing
@@ -24,15 +24,14 @@ before = {before} | LUT4 = {lut:,} | FF = {ff:,} | MULT18 = {mult:,} | EBR = {br
 )
 
 
+@script
 def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Blocks (default: all but large ones).")
-    ] = None,
-    large: Annotated[bool, typer.Option("--large", help="Large blocks as well.")] = False,
+    names: Annotated[list[str] | None, argument("Blocks (default: all but large ones).")] = None,
+    large: Annotated[bool, option("Large blocks as well.", "--large")] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds of the placer (default: 5; of large ones 1).")
+        int | None, option("Seeds of the placer (default: 5; of large ones 1).", min=1)
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Write hw/timing.json.")] = False,
+    write: Annotated[bool, option("Write hw/timing.json.", "--write")] = False,
 ) -> None:
     """Place and route, print, write build/bench/timing.json; exit 1 if a block is too slow."""
     known(names or [], timing.BLOCKS)
@@ -65,7 +64,3 @@ def main(
         console.print(f"[red]{name}: {'; '.join(reasons)}[/red]")
     if wrong:
         raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -7,8 +7,7 @@ Rows are those of hw/area.json and hw/area-ecp5.json; those of tops that are as 
 import os
 from typing import Annotated
 
-import typer
-from harness import Bench, Results, console
+from harness import Bench, Results, argument, console, option, script
 from synthesising import known, valid_rows
 
 from nearstep_sim import area
@@ -25,7 +24,6 @@ SHARES = ("lut", "ff", "dsp", "bram")
 
 
 def derived(results: Results) -> Results:
-    """Rows of tops, with their options, and of papers."""
     rows = []
     for row in [*results["tops"], *results["papers"]]:
         shares = {f"of_{key}": share for key, share in row["of_chip"].items()}
@@ -47,13 +45,12 @@ BENCH = Bench(
     """
 ## Area of whole tops
 
-Tops as `.venv/bin/nearstep rtl` writes them, with all that is in them, each in **one**
-synthesis, module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`):
-*measured*, no place and route. No registers are packed into DSP48E2, so FF read high.
-LUT have six inputs on UltraScale+ and four on ECP5, and count LUT as memory;
-multipliers are DSP48E2 and MULT18X18D; block RAM is in Kib. Shares are of a KU15P and
-of an LFE5U-85F: what is above 100 % does not fit. Seconds are those of a processor.
-*Paper*: Table III of Smart-Infinity, shares alone.
+Tops as `.venv/bin/nearstep rtl` writes them, with all that is in them, each in **one** synthesis,
+module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`): *measured*, no place and
+route. No registers are packed into DSP48E2, so FF read high. LUT have six inputs on UltraScale+
+and four on ECP5, and count LUT as memory; multipliers are DSP48E2 and MULT18X18D; block RAM is in
+Kib. Shares are of a KU15P and of an LFE5U-85F: what is above 100 % does not fit. Seconds are those
+of a processor. *Paper*: Table III of Smart-Infinity, shares alone.
 
 @rows
 top = {name} | FPGA = {fpga} | LUT = {lut?:,.0f} | FF = {ff?:,.0f} | multipliers = {dsp?:,.0f}
@@ -66,7 +63,6 @@ of block RAM = {of_bram?:%} | synthesis, s = {cpu_s?:,}
 
 
 def synthesised(name: str, family: area.Family) -> Row:
-    """Measure the row of a top, with the processor time of its synthesis in seconds."""
     before = os.times()
     row = area.measure(name, family)
     after = os.times()
@@ -92,10 +88,11 @@ def tops() -> list[Results]:
     return found
 
 
+@script
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Tops (default: all).")] = None,
-    family: Annotated[list[str] | None, typer.Option(help="FPGAs (default: both).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Unchanged tops as well.")] = False,
+    names: Annotated[list[str] | None, argument("Tops (default: all).")] = None,
+    family: Annotated[list[str] | None, option("FPGAs (default: both).")] = None,
+    force: Annotated[bool, option("Unchanged tops as well.", "--force")] = False,
 ) -> None:
     """Synthesise tops that have changed (minutes to an hour each), and write their rows after each,
     and build/bench/whole_area.json."""
@@ -116,7 +113,3 @@ def main(
         if p.share
     ]
     BENCH.report(tops=tops(), papers=papers)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from harness import FOLDER, ROOT, BenchError, console, find
+from harness import FOLDER, ROOT, BenchError, console, find, option, script
 from rich.table import Table
 
 FILE = Path(__file__).with_name("ratios.json")
@@ -140,11 +140,12 @@ def compare(every: Iterable[Run], folder: Path = FOLDER, *, measure: bool = True
     return fell
 
 
+@script
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Only runs below two minutes.")] = False,
-    only: Annotated[str, typer.Option(help="Part of a run or of a ratio's name.")] = "",
+    quick: Annotated[bool, option("Only runs below two minutes.", "--quick")] = False,
+    only: Annotated[str, option("Part of a run or of a ratio's name.")] = "",
     measured: Annotated[
-        bool, typer.Option("--measured", help="Compare what is under build/bench; run nothing.")
+        bool, option("Compare what is under build/bench; run nothing.", "--measured")
     ] = False,
 ) -> None:
     """Run the benchmarks that have ratios, and compare; exit status 1 if one fell."""
@@ -156,7 +157,3 @@ def main(
         console.print(f"[red]{each}[/red]", soft_wrap=True)
     if fell:
         raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

