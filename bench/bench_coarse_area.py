@@ -1,14 +1,13 @@
 # amaranth: UnusedElaboratable=no
 """Area of a COARSE memory device, part by part: `synth_xilinx -family xcup`."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from amaranth.lib import wiring
-from harness import Bench, Results, console, option, script
-from measuring import Area, area, timed
+from harness import Bench, Kept, Results, option, script, track
+from measuring import Area, area
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
 from nearstep_hw.coarse.device import MemoryDevice
@@ -31,16 +30,6 @@ SHOWN = ("ALUs", "sync core", "link layer", "CRC", "Flow", "snapshot")
 """Parts of the table, by a word of their names."""
 
 
-def page(results: Results) -> str:
-    """What can be said of the parts that are there already."""
-    page = HEAD
-    if results["lanes"]:
-        page += LANE
-    if "its replay" in results["sums"]:
-        page += REPLAY
-    return page + (CRC if "link layer" in results["sums"] else "")
-
-
 def derived(results: Results) -> Results:
     parts = {n: each for n, each in results["parts"].items() if any(word in n for word in SHOWN)}
     sums = {f"*{n}*": each for n, each in results["sums"].items() if not n.startswith("its")}
@@ -49,7 +38,9 @@ def derived(results: Results) -> Results:
     return {"shown": {**parts, **sums}, "buffers": entries * config["entry_phits"] * 16 // 1024}
 
 
-HEAD = """
+BENCH = Bench(
+    "coarse_area",
+    """
 ### Area of a memory device
 
 After `synth_xilinx -family xcup`, *measured* part by part (synthesis only, so timing is
@@ -60,26 +51,24 @@ italics are added up. {config[groups]} sync cores, buffers of {config[buffer_ent
 @shown
 part = {key} | DSP48E2 = {dsp:,.0f} | LUT = {lut:,.0f} | LUT as memory = {lut_memory:,.0f}
 FF = {ff:,.0f} | BRAM, 36 Kib = {bram36:,g}
-"""
-LANE = """
+
 A lane of the ALUs: receives, adds or compares, scales, converts.
 
 @lanes
 lane = {name} | DSP48E2 = {dsp:,.1f} | LUT = {lut:,.1f} | LUT as memory = {lut_memory:,.1f}
 FF = {ff:,.1f} | BRAM, 36 Kib = {bram36:,g}
-"""
-REPLAY = """
+
 Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,
 `RecvFlow`; {config[groups]} groups) is {sums[its replay][lut]:,.0f} LUT and
 {sums[its replay][ff]:,.0f} FF by itself. It has a serial number of each entry, which
 stays in its SendBuf until it is acknowledged. All buffers are {buffers} KiB.
-"""
-CRC = """
+
 CRC of headers and entries (eight circuits: two kinds, two ports, both ways) is
 {sums[its CRC][lut]:,.0f} of the {sums[link layer][lut]:,.0f} LUT of the link layer.
-"""
-LABEL = "measured (synth_xilinx -family xcup), each part by itself; sums are added up"
-BENCH = Bench("coarse_area", page, label=LABEL, derived=derived)
+""",
+    label="measured (synth_xilinx -family xcup), each part by itself; sums are added up",
+    derived=derived,
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +113,7 @@ def total(areas: dict[str, Area], counts: dict[str, int]) -> Area:
 
 
 def sums(areas: dict[str, Area]) -> dict[str, Results]:
-    """What is added up, with the parts of each sum, if all are there."""
+    """What is added up, with the parts of each sum."""
     groups = CONFIG.groups
     crc = {"header CRC": 2 * PORTS, "entry CRC": 2 * PORTS}
     links = {"link layer but CRC": 1, **crc}
@@ -142,39 +131,29 @@ def sums(areas: dict[str, Area]) -> dict[str, Results]:
     return {
         name: {"label": "measured parts, added", "parts": each, **total(areas, each)}
         for name, each in counts.items()
-        if set(each) <= set(areas)
     }
 
 
 def lanes(areas: dict[str, Area]) -> list[Results]:
     """Area of one lane: all of the ALUs over their lanes, and what eight more lanes add."""
-    alus = {n: areas[f"ALUs, {n} lanes"] for n in LANES if f"ALUs, {n} lanes" in areas}
-    rows: list[Results] = [
-        {"name": f"{n} lanes, divided", **{key: cells[key] / n for key in AREA}}
-        for n, cells in alus.items()
-    ]
-    if len(alus) < len(LANES):
-        return rows
+    alus = {n: areas[f"ALUs, {n} lanes"] for n in LANES}
     few, many = alus.values()
     more = LANES[1] - LANES[0]
-    return [*rows, {"name": "one more", **{key: (many[key] - few[key]) / more for key in AREA}}]
+    return [
+        *({"name": f"{n} lanes, divided", **{k: c[k] / n for k in AREA}} for n, c in alus.items()),
+        {"name": "one more", **{key: (many[key] - few[key]) / more for key in AREA}},
+    ]
 
 
 @script
-def main(resume: Annotated[bool, option("Keep the parts that are there already.")] = False) -> None:
-    """Count cells (may take an hour), and write build/bench/coarse_area.json part by part."""
+def main(
+    resume: Annotated[bool, option("Keep the parts of a run that was cut off.")] = False,
+) -> None:
+    """Count cells (may take an hour), and write build/bench/coarse_area.json."""
+    kept = Kept("coarse_area", resume=resume)
     areas: dict[str, Area] = {}
-    if resume and BENCH.path.exists():
-        areas = json.loads(BENCH.path.read_text())["parts"]
-    results: Results = {}
-    for name, part in parts().items():
-        if name not in areas:
-            seconds, _, cells = timed(lambda part=part: area(part.make(), part.boxes))
-            areas[name] = {key: cells[key] for key in AREA}
-            found = ", ".join(f"{key} {value:g}" for key, value in areas[name].items())
-            console.print(f"{name}: {found} ({seconds:.0f} s)")
-        results = {
-            "config": asdict(CONFIG), "parts": areas, "sums": sums(areas), "lanes": lanes(areas),
-        }  # fmt: skip
-        BENCH.write(**results)
-    BENCH.report(**results)
+    for name, part in track(parts().items(), "parts"):
+        cells = kept.measure(name, lambda part=part: area(part.make(), part.boxes))
+        areas[name] = {key: cells[key] for key in AREA}
+    BENCH.report(config=asdict(CONFIG), parts=areas, sums=sums(areas), lanes=lanes(areas))
+    kept.path.unlink()

@@ -30,7 +30,7 @@ what they pull, and holds {service_bytes:.0f/1048576} MiB resident, shared memor
 
 @rows
 tensor = {mib:g} MiB
-gloo, ms = {gloo_s:.1f*1e3} | service, ms = {coarse_s:.1f*1e3}
+gloo, ms = {seconds[gloo]:.1f*1e3} | service, ms = {seconds[coarse]:.1f*1e3}
 gloo / service = {gloo_over_coarse:.2f}
 """,
     label="measured (wall clock)",
@@ -94,7 +94,7 @@ def main(
     rows = {
         nbytes: {
             "mib": int(nbytes) / 2**20,
-            **{f"{name}_s": statistics.median(each) for name, each in seconds.items()},
+            "seconds": {name: statistics.median(each) for name, each in seconds.items()},
             "gloo_over_coarse": statistics.median(
                 a / b for a, b in zip(seconds["gloo"], seconds["coarse"], strict=True)
             ),

@@ -27,45 +27,38 @@ EXACT_PROFILES = 50
 def derived(results: Results) -> Results:
     speed, found, models = results["speed"], results["random"], results["models"]
     paper = results["paper"]
+    memory = [row for row in paper["rows"] if row["name"].startswith("Memory")]
     return {
         **{
-            f"{end}_{name}": of(speed[key].values())
-            for name, key in (("s", "greedy_s"), ("processor_s", "greedy_processor_s"))
+            end: {name: of(speed[f"greedy_{name}"].values()) for name in ("s", "processor_s")}
             for end, of in (("least", min), ("most", max))
         },
         "longer": {
             key: {**each, "models": {n: m["greedy_percent"][key] for n, m in models.items()}}
             for key, each in found["greedy_percent"].items()
         },
-        "memory": {"*paper*": [row["paper"] for row in memory(results)], **paper["memory"]},
+        "memory": {"*paper*": [row["paper"] for row in memory], **paper["memory"]},
+        "model_columns": " | ".join(
+            f"{name}{'' if each['proven'] else ', not proven'} ~ {{models[{name}]:.2f %}}"
+            for name, each in models.items()
+        ),
+        "memory_columns": " | ".join(
+            f"{row['name'].removeprefix('Memory: ')}, {row['section']} ~ {{value[{place}]:.1f}}"
+            for place, row in enumerate(memory)
+        ),
         "reasons": "\n".join(f"- {name}: {why}." for name, why in paper["not_modelled"].items()),
     }  # fmt: skip
 
 
-def memory(results: Results) -> list[Results]:
-    return [row for row in results["paper"]["rows"] if row["name"].startswith("Memory")]
-
-
-def page(results: Results) -> str:
-    """Add columns of models, and of rows of memory."""
-    models = " | ".join(
-        f"{name}{'' if each['proven'] else ', not proven'} ~ {{models[{name}]:.2f %}}"
-        for name, each in results["models"].items()
-    )
-    rows = " | ".join(
-        f"{row['name'].removeprefix('Memory: ')}, {row['section']} ~ {{value[{place}]:.1f}}"
-        for place, row in enumerate(memory(results))
-    )
-    return PAGE.replace("MODELS", models).replace("MEMORY", rows)
-
-
-PAGE = """
+BENCH = Bench(
+    "memferry",
+    """
 ## MemFerry's planner
 
 Plans of random profiles, *measured*; the bench took {seconds:.0f} s.
-Algorithm 1 for {speed[greedy_layers]:,} layers takes {least_s:.2f} to
-{most_s:.2f} s by reading, of which the processor worked {least_processor_s:.2f} to
-{most_processor_s:.2f} s. The exact planner for {speed[exact_layers]} layers,
+Algorithm 1 for {speed[greedy_layers]:,} layers takes {least[s]:.2f} to
+{most[s]:.2f} s by reading, of which the processor worked {least[processor_s]:.2f} to
+{most[processor_s]:.2f} s. The exact planner for {speed[exact_layers]} layers,
 where *gap* is what no plan can save beyond; processor seconds do not count what else
 the machine does:
 
@@ -84,7 +77,8 @@ known: {random[profiles]:,} random profiles of {random[layers][0]} to {random[la
 (modelled).
 
 @longer
-criterion, gain, base = {key} | random, mean = {mean:.2f %} | random, most = {most:.2f %} | MODELS
+criterion, gain, base = {key} | random, mean = {mean:.2f %} | random, most = {most:.2f %}
++model_columns
 
 ### Section V
 
@@ -98,14 +92,14 @@ error ~ {shown[2]}
 What decides the rows of memory, % beside DeepSpeed:
 
 @memory
-assumption = {key} | MEMORY
+assumption = {key} | +memory_columns
 
 Printed, and not modelled:
 
 {reasons}
-"""
-BENCH = Bench(
-    "memferry", page, label="measured (wall clock; plans), modelled (section V)", derived=derived
+""",
+    label="measured (wall clock; plans), modelled (section V)",
+    derived=derived,
 )
 
 

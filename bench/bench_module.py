@@ -1,7 +1,6 @@
 # amaranth: UnusedElaboratable=no
 """The module: kernels behind the mode arbiter, the host beside them, hand-overs, area."""
 
-import json
 import os
 import statistics
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import typer
 from amaranth import Module
 from amaranth.lib import wiring
 from bench_channel import CHANNELS, KERNEL_PARTS
-from harness import FOLDER, Bench, Results, console, option, plot, script, track
+from harness import Bench, Kept, Results, console, option, plot, script, track
 from measuring import CELLS, CLOCK_HZ, area, arrays, load, timed
 
 import nearstep
@@ -196,33 +195,6 @@ block = {{name}} | {CELLS}
 )
 
 
-class Rows:
-    """Rows that are kept as they are measured, so that a bench which was cut off goes on.
-
-    Parameters
-    ----------
-    resume : take those of the run before.
-    """
-
-    def __init__(self, *, resume: bool) -> None:
-        self.path = FOLDER / "module.partial.json"
-        kept = resume and self.path.exists()
-        self.kept: dict[str, Results] = json.loads(self.path.read_text()) if kept else {}
-
-    def measure(
-        self, what: str, shapes: list[tuple[Any, ...]], row: Callable[..., Results]
-    ) -> list[Results]:
-        found = []
-        for shape in track(shapes, what):
-            key = f"{what} {shape}"
-            if key not in self.kept:
-                self.kept[key] = row(*shape)
-                FOLDER.mkdir(parents=True, exist_ok=True)
-                self.path.write_text(json.dumps(self.kept))
-            found.append(self.kept[key])
-        return found
-
-
 def step_row(density: str, width: str, units: int, channels: int, count: int) -> Results:
     config = UpdateKernelConfig(functional_units=units)
     step = run_step(config, count=count, channels=channels, density=density, width=width)
@@ -251,12 +223,19 @@ def postponed_row(density: str, postponed: int, count: int) -> Results:
     }  # fmt: skip
 
 
-def kernels(rows: Rows, count: int) -> None:
+def rows(
+    kept: Kept, what: str, shapes: list[tuple[Any, ...]], row: Callable[..., Results]
+) -> list[Results]:
+    """Measure a row for each shape."""
+    return [kept.measure(f"{what} {s}", partial(row, *s)) for s in track(shapes, what)]
+
+
+def kernels(kept: Kept, count: int) -> None:
     shapes = [(*part, units, CHANNELS, count) for part in KERNEL_PARTS for units in UNITS]
-    steps = rows.measure("kernels", [(*KERNEL_PARTS[0], UNITS[0], 1, count), *shapes], step_row)
+    steps = rows(kept, "kernels", [(*KERNEL_PARTS[0], UNITS[0], 1, count), *shapes], step_row)
     several = (MAX_POSTPONED_REFRESHES, POSTPONED)
     alone = [(density, postponed, count) for density in DENSITIES for postponed in several]
-    postponing = rows.measure("controller alone", alone, postponed_row)
+    postponing = rows(kept, "controller alone", alone, postponed_row)
     plot_rates(steps)
     KERNELS.report(paper=PAPER, peak_params_per_s=PEAK, steps=steps, postponing=postponing)
 
@@ -590,15 +569,15 @@ def main(
     wanted = only or [*SUBJECTS]
     if wrong := sorted({*wanted} - {*SUBJECTS}):
         raise typer.BadParameter(f"--only must be of {', '.join(SUBJECTS)}, not {wrong[0]}")
-    rows = Rows(resume=resume)
+    kept = Kept("module", resume=resume)
     if "kernels" in wanted:
-        kernels(rows, count)
+        kernels(kept, count)
     if "host" in wanted:
         hosts = [(each, pattern, lines) for each in SCHEDULERS for pattern in (*PATTERNS, ALONE)]
-        HOST.report(rows=rows.measure("host", hosts, host_row))
+        HOST.report(rows=rows(kept, "host", hosts, host_row))
     if "hand-overs" in wanted:
         loads = [(part, number, times) for part in DENSITIES for number in range(len(HAND_OVERS))]
-        changes = rows.measure("hand-overs", loads, hand_over_row)
+        changes = rows(kept, "hand-overs", loads, hand_over_row)
         plot_hand_overs(changes)
         HAND_OVER.report(rows=changes)
         for row in changes:
@@ -611,4 +590,4 @@ def main(
         SIMULATION.report(rows=found)
     if "area" in wanted:
         report_area()
-    rows.path.unlink(missing_ok=True)
+    kept.path.unlink(missing_ok=True)

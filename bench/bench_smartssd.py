@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from bench_rules import PAPER_BYTES_PER_S, STEPS
 from harness import Bench, Results, option, plot, script, track
-from measuring import CLOCK_HZ, arrays, load, scan_bytes, timed, update_bytes
+from measuring import CLOCK_HZ, load, scan_bytes, timed, update_bytes
 
 import nearstep
 from nearstep.smartssd.device import SmartssdDevice
@@ -102,7 +102,8 @@ class Card:
     def __init__(self, device: SmartssdDevice, count: int) -> None:
         self.device, self.count = device, count
         self.rng = np.random.default_rng(1)
-        self.arrays = load(device, arrays(count))
+        values = self.rng.standard_normal(count, np.float32)
+        self.arrays = load(device, {**dict.fromkeys("pgm", values), "v": np.square(values)})
 
     def pairs(self, share: float, form: str) -> Pairs:
         """Make pairs of that share of the elements, at random places."""

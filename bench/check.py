@@ -50,7 +50,7 @@ class Ratio:
         sign = -1 if self.better == "higher" else 1
         return self.value * (1 + sign * self.tolerance)
 
-    def found(self, folder: Path = FOLDER) -> float:
+    def found(self, folder: Path) -> float:
         """Read the ratio from the JSON of its benchmark.
 
         Raises
@@ -60,10 +60,10 @@ class Ratio:
         name, _, path = self.path.partition(":")
         file = folder / f"{name}.json"
         if not file.exists():
-            raise BenchError(f"{self.name}: there is no {file}")
+            raise BenchError(f"there is no {file}")
         found = find(json.loads(file.read_text(encoding="utf-8")), path)
         if not isinstance(found, int | float):
-            raise BenchError(f"{self.name}: {self.path} must be a number, not {found!r}")
+            raise BenchError(f"{self.path} must be a number, not {found!r}")
         return float(found)
 
     def holds(self, found: float) -> bool:
@@ -109,7 +109,7 @@ def chosen(every: Iterable[Run], *, quick: bool, only: str) -> list[Run]:
     ]
 
 
-def compare(every: Iterable[Run], folder: Path = FOLDER, *, measure: bool = True) -> list[str]:
+def compare(every: Iterable[Run], folder: Path, *, measure: bool) -> list[str]:
     """Compare ratios, print them, and name those that fell or are not there."""
     table = Table("ratio", "committed", "worst allowed", "found", "")
     fell = []
@@ -125,13 +125,13 @@ def compare(every: Iterable[Run], folder: Path = FOLDER, *, measure: bool = True
             try:
                 found = ratio.found(folder)
             except BenchError as error:
-                fell.append(str(error))
+                fell.append(f"{ratio.name}: {error}")
                 table.add_row(*row, "-", "[red]missing[/red]")
                 continue
-            said = "higher" if ratio.better == "higher" else "lower"
+            said = "at least" if ratio.better == "higher" else "at most"
             if not ratio.holds(found):
                 fell.append(
-                    f"{ratio.name}: expected {said} than {ratio.bound:.4g} "
+                    f"{ratio.name}: expected {said} {ratio.bound:.4g} "
                     f"({ratio.value:g} with a tolerance of {ratio.tolerance:.1%}), not {found:.4g}"
                 )
             verdict = "[green]holds[/green]" if ratio.holds(found) else "[red]fell[/red]"
@@ -152,7 +152,7 @@ def main(
     some = chosen(runs(FILE.read_text(encoding="utf-8")), quick=quick, only=only)
     if not some:
         raise typer.BadParameter(f"no run has {only!r}")
-    fell = compare(some, measure=not measured)
+    fell = compare(some, FOLDER, measure=not measured)
     for each in fell:
         console.print(f"[red]{each}[/red]", soft_wrap=True)
     if fell:

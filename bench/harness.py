@@ -129,7 +129,7 @@ class Table:
         where : path of its rows in the values, and of ready cells behind a `+`; a mapping is a row
             for each item, which has its `key`, and its `value` where that is no mapping.
         columns : `name = {key:form}` of measured ones, with `~` of modelled and `@` of printed
-            ones, between `|` and line ends.
+            ones, between `|` and line ends; `+key` is more columns, which are a value.
 
         Raises
         ------
@@ -143,6 +143,7 @@ class Table:
                 for key, each in rows.items()
             ]
         names, templates = [], []
+        columns = re.sub(r"\+(\w+)$", lambda each: values[each[1]], columns)
         for each in re.split(r" \| |\n", columns):
             match = COLUMN.fullmatch(each)
             if match is None:
@@ -165,9 +166,9 @@ class Bench:
     Parameters
     ----------
     name : of its JSON, and of its section on the page.
-    page : the section in Markdown, or a function of the results that makes it: paragraphs, in
-        which `{key:form}` is a value, and tables, whose first line is `@` and the path of their
-        rows, and whose other lines are columns as `Table.parse` has them.
+    template : the section in Markdown: paragraphs, in which `{key:form}` is a value, and tables,
+        whose first line is `@` and the path of their rows, and whose other lines are columns as
+        `Table.parse` has them.
     label : where its numbers come from.
     derived : values for the section beyond the results, by the results.
     """
@@ -177,21 +178,20 @@ class Bench:
     def __init__(
         self,
         name: str,
-        page: str | Callable[[Results], str],
+        template: str,
         *,
         label: str = "measured (RTL cycles)",
         derived: Callable[[Results], Results] = lambda results: {},
     ) -> None:
         self.name, self.label = name, label
-        self._page, self._derived = page, derived
+        self.template, self._derived = template, derived
         self.path = FOLDER / f"{name}.json"
         self.ALL[name] = self
 
     def blocks(self, results: Results) -> Iterator[str | Table]:
         """Paragraphs, with the values in them, and tables."""
         values = {**results, **self._derived(results)}
-        page = self._page if isinstance(self._page, str) else self._page(values)
-        for paragraph in page.strip().split("\n\n"):
+        for paragraph in self.template.strip().split("\n\n"):
             head, _, columns = paragraph.partition("\n")
             if head.startswith("@"):
                 yield Table.parse(head[1:], columns, values)
@@ -260,6 +260,29 @@ def script(main: Callable[..., None]) -> Callable[..., None]:
     if main.__module__ == "__main__":
         typer.run(main)
     return main
+
+
+class Kept:
+    """What has been measured, in a file, so that a benchmark which was cut off can resume.
+
+    Parameters
+    ----------
+    name : of the benchmark.
+    resume : take what an earlier run has kept.
+    """
+
+    def __init__(self, name: str, *, resume: bool) -> None:
+        self.path = FOLDER / f"{name}.partial.json"
+        kept = resume and self.path.exists()
+        self.rows: dict[str, Any] = json.loads(self.path.read_text()) if kept else {}
+
+    def measure(self, key: str, make: Callable[[], Any]) -> Any:
+        """Measure what is not there yet."""
+        if key not in self.rows:
+            self.rows[key] = make()
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.rows))
+        return self.rows[key]
 
 
 def track(items: Iterable[Any], what: str) -> Iterable[Any]:
