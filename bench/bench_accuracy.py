@@ -16,21 +16,7 @@ SEED = 0
 
 State = dict[str, np.ndarray]
 
-BENCH = Bench(
-    "accuracy",
-    """
-## Accuracy
-
-{parameters:,} parameters, {steps} steps, *measured* against the same steps in float64. Errors in
-ulp; values near zero dominate the mean. ATen capability {aten_capability}.
-
-@rows
-optimizer = {optimizer} | implementation = {implementation} | array = {array}
-bits that differ from torch fused = {bits_that_differ_from_torch_fused:,}
-mean ulp = {mean_ulp:.3f} | median ulp = {median_ulp:.3f} | max absolute = {max_absolute:.2e}
-""",
-    label="measured (this machine)",
-)
+BENCH = Bench("accuracy")
 
 
 def gradients(count: int, steps: int) -> Iterator[np.ndarray]:

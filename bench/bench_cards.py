@@ -95,31 +95,7 @@ def said(results: Results) -> Results:
     return {**found, "compared": compared(took)}
 
 
-BENCH = Bench(
-    "cards",
-    """
-## State on the drives of cards
-
-A step of AdamW on {parameters:.1f/1e6} million parameters whose state lies on {cards} {files}, in
-turn in one run; seconds, medians of {steps} steps, *measured* (this machine, {cores} cores).
-*Cards*: `golden:smartssd?cards={cards}&drive=`, subgroups of {subgroup} elements; for each
-parameter {bytes_per_parameter[drives_to_cards]:.0f} bytes are read and
-{bytes_per_parameter[cards_to_drives]:.0f} written, and a generation outlasts a power cut.
-*Storage*: `nearstep.storage` reads and writes the same bytes in the same pieces, and commits.
-*Mapped*: torch's fused step, its moments on mapped files that the page cache holds, flushed after
-each step: a third of the bytes, and no whole state after a cut. Rounds alternate in their order;
-the ratio is that of the two in one round, its interval that of the median. The step has {rate} of
-the rate of storage alone. The process holds {memory_over_subgroup:.2f} x D x 16 bytes beside the
-model, D the elements of a subgroup. {paced_rate}
-
-{deep}
-
-@compared
-= {name} | s a step = {took:.3f} | cards over it = {over}
-""",
-    label="measured (wall clock); the update itself is the golden model's",
-    derived=said,
-)
+BENCH = Bench("cards", derived=said)
 
 
 class Alone:

@@ -49,38 +49,8 @@ SWEEPS: Mapping[str, Sweep] = {
     "part": ("part", "{}", PARTS),
     "mapping": ("address mapping", "{}", MAPPINGS),
 }
-COLUMNS = """\
-of peak = {fraction_of_peak:%} | settled = {fraction_with_due_refreshes:%}
-refresh bound ~ {refresh_bound:%} | refresh, % = {lost[refresh]:.3f*100}
-turnaround, % = {lost[turnaround]:.3f*100} | row, % = {lost[row]:.3f*100}
-bank group, % = {lost[bank_group]:.3f*100} | units busy, % = {lost[empty]:.3f*100}
-start, % = {lost[start]:.3f*100} | drain, % = {lost[drain]:.3f*100}
-due = {due} | MP/s, 2 channels ~ {params_per_s_two_channels:.1f/1e6}
-"""
-KERNEL = f"@kernel\npart, functional units = {{what}}\n{COLUMNS}"
-TRAFFIC = f"@traffic\nwhat = {{what}}\n{COLUMNS}"
 
-BENCH = Bench(
-    "channel",
-    f"""
-## The kernel on a DDR4 channel
-
-The controller in RTL with one rank, *measured* in cycles from START to done, refresh on, 1,000,000
-parameters, every beat compared. The host and the mode arbiter are not in it: see the module below.
-Two channels at 200 MHz are *modelled* as twice one. *Due* counts the refreshes that are still owed
-at done; *settled* is the share if they had been given before. Lost cycles: *units busy* is a
-controller without a request, *start* and *drain* lie before the first and after the last column
-command. *Paper*: {{paper[params_per_s]:.2f/1e6}} of {{paper[peak_params_per_s]:.2f/1e6}} MP/s,
-{{paper[fraction_of_peak]:%}}, on 32Gb parts.
-
-The kernel's RTL, with stand-ins of equal latency for its arithmetic; 16 KiB blocks:
-
-{KERNEL} A C++ model of the kernel's traffic; 8Gb x8, 16 KiB blocks, 16 units,
-{{traffic[0][mapping]}}, where nothing else is said:
-
-{TRAFFIC} ![Where the cycles go](channel.png)
-""",
-)
+BENCH = Bench("channel")
 
 
 def row(run: ChannelRun, what: str, **more: Any) -> Results:

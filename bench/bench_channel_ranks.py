@@ -6,7 +6,7 @@ As `bench_channel`, which has the same rows of one rank.
 from collections.abc import Mapping
 from typing import Annotated
 
-from bench_channel import BLOCKS_KIB, KERNEL, PARTS, TRAFFIC, Sweep, draw, kernel_rows, traffic_rows
+from bench_channel import BLOCKS_KIB, PARTS, Sweep, draw, kernel_rows, traffic_rows
 from harness import Bench, option, script
 
 RANKS = 2
@@ -19,25 +19,8 @@ SWEEPS: Mapping[str, Sweep] = {
     "skew": ("arrays apart, beats", "arrays {} beats apart", (0, 1, 16, 64, 128, 256, 272)),
     "part": ("part", "{}", PARTS),
 }
-BOUND = "refresh bound ~ {refresh_bound:%} | "
-"""Of one rank: here one is refreshed while the other moves data."""
 
-BENCH = Bench(
-    "channel_ranks",
-    f"""
-## Two ranks on a channel
-
-The same controller with two ranks: one is refreshed while the other moves data. Columns as above;
-*settled* counts the refreshes due at done, of both ranks, one after the other, and *turnaround*
-the changes of direction and of rank. The kernel's RTL, 16 KiB blocks, {{kernel[0][parameters]:,}}
-parameters:
-
-{KERNEL} The C++ model of its traffic, {{traffic[0][parameters]:,}} parameters; 8Gb x8, 16 KiB in a
-rank before the other, 16 KiB blocks, 16 units, where nothing else is said:
-
-{TRAFFIC} ![Where the cycles of two ranks go](channel_ranks.png)
-""".replace(BOUND, ""),
-)
+BENCH = Bench("channel_ranks")
 
 
 @script

@@ -18,68 +18,7 @@ DENSE_BYTES = 4 << 20
 RATES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
 SHARES = (0.0, 0.25, 0.5, 1.0)
 
-BENCH = Bench(
-    "coarse",
-    """
-## The COARSE memory devices
-
-A sum of a tensor on N devices, *measured* in cycles of the devices' RTL, from the first job's
-start to the last one's end, by the cores' own counters. Two rings run in opposite directions. A
-link moves {phit_bytes} bytes a cycle each way, and takes 100 cycles; a local DRAM gives
-{beat_bytes} bytes a cycle, reads and writes together. The bound counts payload in the busiest
-direction: (N - 1) / N x n / BW for n bytes a device, n / BW for N = 2, which has one link. Headers
-and trailers, 2 of 130 phits, are 1.54 % of a direction. *Busy* is the share of cycles in which a
-direction of a link took a phit: least and most of all directions. Of {elements:,} elements of
-results in all runs of this section, {elements_differ} differ from golden's.
-
-@two
-N, size a device = {devices}, {bytes:g/1048576 MiB} | cycles = {cycles:,} | bound ~ {bound:,.0f}
-of bound = {of_bound:%} | busy = {busy_span} | DRAM, B/cycle = {dram_bytes_per_cycle:.1f}
-
-The same {dense_bytes:g/1048576 MiB} a device with one ring, *measured*, and with DENSE, in which
-all send to one device over its links and read back from there: *modelled* as (N - 1) n / BW over
-the links of that device, both directions at once. With N = 2 one ring uses both directions; else
-only acknowledgements go against the ring.
-
-@designs
-N = {devices} | two rings = {two:,} | one ring = {one:,} | DENSE, *modelled* ~ {dense:,.0f}
-one / two = {one_over:.2f} | DENSE / two ~ {dense_over:.2f}
-
-![Cycles over devices, lost frames, snapshots](coarse.png)
-
-### Lost frames
-
-{faults[0][devices]} devices, {faults[0][bytes]:g/1048576 MiB} each; every frame is lost with that
-chance, in each direction of each link, *measured*. The sums stay equal, bit for bit. What is lost
-is sent again, and nothing else (selective repeat): that takes its share of the link. The other
-part is time: an entry that is missing comes some 500 cycles late, and what came behind it waits in
-the RecvBuf.
-
-@faults
-lost = {rate:g*100 %} | cycles = {cycles:,} | of the rate without loss = {of_lossless:%}
-entries sent again = {replays}
-
-### Snapshots
-
-A sum of {snapshots[0][elements]:g/262144 MiB} on each of four devices while a snapshot is open on
-part of what it overwrites, *measured*. A page of 4 KiB is read before its first write, and all
-writes wait meanwhile; it goes to the area beside them. *Stalled* are cycles in which a write
-waited.
-
-@snapshots
-pages copied, each device = {pages_copied} | cycles = {cycles:,}
-slow-down = {slow_down:.2f} | stalled = {stall:,} | cycles more, a page = {a_page:.0f}
-
-### Speed of the emulation
-
-Elements of the result a second on one core, *measured* (this machine, by the clock on the wall):
-an element that all N devices summed and hold counts once. Additions are N - 1 for each.
-
-@largest
-device = `sim:coarse?devices={devices}&window=direct` | elements of the result = {size:,}
-elements/s = {simulated_elements_per_s:,.0f} | device cycles/s = {simulated_cycles_per_s:,.0f}
-""",
-)
+BENCH = Bench("coarse")
 
 
 def bound(devices: int, nbytes: int) -> float:

@@ -38,37 +38,7 @@ def derived(results: Results) -> Results:
     return {"shown": {**parts, **sums}, "buffers": entries * config["entry_phits"] * 16 // 1024}
 
 
-BENCH = Bench(
-    "coarse_area",
-    """
-### Area of a memory device
-
-After `synth_xilinx -family xcup`, *measured* part by part (synthesis only, so timing is
-unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in
-italics are added up. {config[groups]} sync cores, buffers of {config[buffer_entries]} entries of
-{config[entry_phits]} phits, all wire formats.
-
-@shown
-part = {key} | DSP48E2 = {dsp:,.0f} | LUT = {lut:,.0f} | LUT as memory = {lut_memory:,.0f}
-FF = {ff:,.0f} | BRAM, 36 Kib = {bram36:,g}
-
-A lane of the ALUs: receives, adds or compares, scales, converts.
-
-@lanes
-lane = {name} | DSP48E2 = {dsp:,.1f} | LUT = {lut:,.1f} | LUT as memory = {lut_memory:,.1f}
-FF = {ff:,.1f} | BRAM, 36 Kib = {bram36:,g}
-
-Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,
-`RecvFlow`; {config[groups]} groups) is {sums[its replay][lut]:,.0f} LUT and
-{sums[its replay][ff]:,.0f} FF by itself. It has a serial number of each entry, which
-stays in its SendBuf until it is acknowledged. All buffers are {buffers} KiB.
-
-CRC of headers and entries (eight circuits: two kinds, two ports, both ways) is
-{sums[its CRC][lut]:,.0f} of the {sums[link layer][lut]:,.0f} LUT of the link layer.
-""",
-    label="measured (synth_xilinx -family xcup), each part by itself; sums are added up",
-    derived=derived,
-)
+BENCH = Bench("coarse_area", derived=derived)
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,6 @@ NAMES = {
     "ideal": "in shards, `memory=ideal`",
     "slow_ring": "in shards, `link_interval=2`",
 }
-RUN = """\
-shards = {shards} | cycles = {cycles:,} | bound, client ~ {bounds[client]:,.0f}
-bound, ring ~ {bounds[ring]:,.0f} | of the slower = {of_slower_link:.3f}
-up = {busy[up]:%} | down = {busy[down]:%}
-"""
 
 
 def derived(results: Results) -> Results:
@@ -56,43 +51,7 @@ def derived(results: Results) -> Results:
     }  # fmt: skip
 
 
-BENCH = Bench(
-    "coarse_pipeline",
-    """
-### Push, sync and pull
-
-{clients} clients push a tensor each, the rings of {clients} devices sum it, and all clients pull
-it, *measured* in cycles of the RTL of all devices, from the first push to the last pull. Transfers
-go through the window of a device, beside the sync cores, over a link for each client with
-{phit_bytes} bytes a cycle in each direction, 100 cycles long. Bounds follow from sizes and rates
-of the links alone, payload without headers: a direction of a client's link carries n bytes, one of
-a ring's link (N - 1) / N x n. *Busy* is n over the rate of the link, over all cycles: the least of
-all clients. Shards are of S' = {shard_bytes:.0f/1024} KiB, the smallest size with 95 % of the full
-rate, as a client measures it. Of {elements:,} elements {elements_differ} differ from golden's.
-
-@runs
-size, how = {name}
-"""
-    + RUN
-    + """
-![Links and rings of all clients over time, whole and in shards](coarse-pipeline.png)
-
-Where the cycles of a direction of a client's link went, of the client with the least
-busy: *within* transfers are their latency and waits for the memory, whose half-duplex
-port moves 4 n bytes at 64 a cycle: as long as the client's link.
-
-@ways
-size, how, direction = {name}, {way} | moving = {moving:,} | before = {before:,}
-between = {between:,} | within = {within:,} | after = {after:,}
-
-The same {sweep[0][bytes]:g/1048576 MiB} in shards of several sizes:
-
-@sweep
-size of a shard = {shard_bytes:,.0f/1024 KiB}
-"""
-    + RUN,
-    derived=derived,
-)
+BENCH = Bench("coarse_pipeline", derived=derived)
 
 
 def profile() -> tuple[Profile, dict[int, list[int]]]:

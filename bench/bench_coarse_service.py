@@ -17,24 +17,7 @@ import nearstep.torch.distributed
 from nearstep.coarse.service import Spawned
 from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE
 
-BENCH = Bench(
-    "coarse_service",
-    """
-## The memory devices as a service
-
-An all-reduce of {options[processes]} processes on this machine, *measured*, in turn: by gloo, and
-by the service of `{options[device]}`; the time of the slowest process, medians of
-{options[rounds]} rounds, and the median of the ratios. For each byte of a tensor a process copies
-one into shared memory and one out of it; the service reads what all have pushed there and writes
-what they pull, and holds {service_bytes:.0f/1048576} MiB resident, shared memory included.
-
-@rows
-tensor = {mib:g} MiB
-gloo, ms = {seconds[gloo]:.1f*1e3} | service, ms = {seconds[coarse]:.1f*1e3}
-gloo / service = {gloo_over_coarse:.2f}
-""",
-    label="measured (wall clock)",
-)
+BENCH = Bench("coarse_service")
 
 
 def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -> None:

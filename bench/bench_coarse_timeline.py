@@ -33,17 +33,7 @@ FIELDS = ("receive", "local", "final", "send")
 Spans = list[tuple[int, int]]
 """First cycle and length of what goes on without a gap."""
 
-BENCH = Bench(
-    "coarse_timeline",
-    """
-## A sum on four devices, step by step
-
-Share of {cycles:,} cycles in which each core has a step, and each link a phit.
-
-@busy
-core or link = {key} | busy = {value:.1f*100 %}
-""",
-)
+BENCH = Bench("coarse_timeline")
 
 
 def cycles_of(path: Path, names: set[str]) -> Iterator[dict[str, int]]:

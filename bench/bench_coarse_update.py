@@ -21,21 +21,6 @@ PHASES = ("push", "sum", "update", "pull")
 
 BENCH = Bench(
     "coarse_update",
-    """
-### The optimizer at the storage, and DENSE
-
-A step of AdamW on {kib:,} KiB of parameters, *measured* in cycles of the RTL of every device:
-clients push gradients, the devices sum them, every device updates its copy, and clients pull the
-parameters. COARSE has a device for each client and sums in two rings; DENSE is one device, which
-all clients push to, whose update kernel adds one client's gradients after the other's. The phases
-are one behind the other here; the service overlaps them shard by shard. Transfers to one device
-follow each other; those to several are of links of their own, and the slowest counts. The update
-reads and writes 28 bytes a parameter. Of {compared:,} parameters {wrong} differ from golden's.
-
-@rows
-clients = {clients} | devices = {devices}, {design} | push = {push:,} | sum = {sum:,}
-update = {update:,} | pull = {pull:,} | all = {total:,} | of COARSE's = {of_coarse:.2f}
-""",
     derived=lambda results: {
         "compared": sum(row["elements"] for row in results["rows"]),
         "wrong": sum(row["elements_differ"] for row in results["rows"]),

@@ -18,23 +18,7 @@ RUNS = (
 )
 LIMITS = {"links": "links", "alus": "ALUs", "dram": "DRAM"}
 
-BENCH = Bench(
-    "coarse_wire",
-    """
-### 16 bits on the links
-
-{rows[0][bytes]:g/1048576 MiB} on each of {rows[0][devices]} devices, two rings, *measured*, and
-bounds of the links (frames included), the ALUs and the DRAM alone, *modelled*. A core does 2 N - 1
-steps of a chunk and sends 2 N - 2 entries; a full entry of 16-bit elements takes 130 phits on a
-link and 128 beats of 8 ALUs. In any format the DRAM is read once and written once: `halfduplex`,
-64 bytes a cycle in all, or `ideal`, which reads and writes at the same time.
-
-@rows
-wire = {wire}, {alus} ALUs, `{memory}` | cycles = {cycles:,} | links ~ {bounds[links]:,.0f}
-ALUs ~ {bounds[alus]:,.0f} | DRAM ~ {bounds[dram]:,.0f} | the slowest, its share = {slowest}
-ALU beats/cycle = {beats_per_cycle:.3f} | busy = {busy_span}
-""",
-)
+BENCH = Bench("coarse_wire")
 
 
 def bounds(wire: str, alus: int, memory: str) -> dict[str, float]:

@@ -34,29 +34,7 @@ CASES = [
 ]
 
 
-BENCH = Bench(
-    "compression",
-    """
-## Compressed gradients
-
-A GPT of {parameters:,} parameters, {steps} steps from random weights on batches of {batch} x
-{context} bytes, peak learning rate {optimizers[AdamW][lr]:g} (AdamW) and {optimizers[SGD][lr]:g}
-(SGD without momentum), on `{device}`; *measured*, mean of {seeds} seeds. Loss is in nats a byte,
-of the last steps of training and on unseen text; the spread is the largest less the smallest of
-the seeds. A seed has weights and batches of its own, the same in every row. An element that is
-sent takes 8 bytes, index and value. The paper (Smart-Infinity, Table IV) fine-tunes models that
-were trained before, and keeps 1 %.
-
-@rows
-optimizer, elements kept = {optimizer}, {kept} | error feedback = {fed}
-gradients, B/step = {gradient_bytes_per_step:,.0f} | of whole = {of_whole:%}
-training loss = {training_loss:.3f} | validation loss = {validation_loss:.3f}
-spread = {validation_loss_spread:.3f} | above whole = {above_whole:+.3f}
-
-![Validation loss over the share of elements that is kept](compression.png)
-""",
-    label="measured (this machine)",
-)
+BENCH = Bench("compression")
 
 
 def row(case: Case, text: Text, device: nearstep.Device, steps: int, seeds: int) -> Results:

@@ -48,26 +48,7 @@ def than_bf16(results: Results) -> Results:
     return {"faster": " and ".join([", ".join(faster[:-1]), faster[-1]])}
 
 
-BENCH = Bench(
-    "formats",
-    """
-## Formats in memory
-
-One step of AdamW from START to done on a DDR4-1600 channel (8Gb x8, refresh on), {count:,}
-parameters, *measured* in RTL cycles; 16 stand-ins of equal latency do the arithmetic. *Of DRAM
-peak* counts each array that is read and each that is written once; of moments in 8 bits the
-scales, too, one for 256 elements. Arrays begin in the same bank, those in 8 bits three beats
-apart, as they are placed on a DIMM.
-
-@rows
-in memory = {formats} | bytes a parameter = {bytes_per_parameter:g} | cycles = {cycles:,}
-million a second at 200 MHz ~ {params_per_s:.2f/1e6 M/s} | of DRAM peak = {fraction_of_peak:%}
-times as fast = {faster:.3f} | ratio of bytes = {fewer_bytes:.3f}
-
-Moments in 8 bits are {faster} times as fast as those in bf16, in the order of the rows.
-""",
-    derived=than_bf16,
-)
+BENCH = Bench("formats", derived=than_bf16)
 
 
 def measure(kind: str, count: int) -> Results:

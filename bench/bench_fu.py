@@ -22,23 +22,7 @@ PAPER = {"dsp": 31, "latency_cycles": 128}
 
 BENCH = Bench(
     "fu",
-    """
-## The functional unit
-
-Area after `synth_xilinx -family xcup` (*measured*; synthesis only, so timing is unproven). Both
-run-time modes, Adam and AdamW, are in each unit.
-
-@area + papers
-order of operations = {order} | DSP48E2 = {dsp} | latency, cycles = {latency_cycles}
-LUT = {lut} | FF = {ff} | LUT as memory = {lut_memory}
-
-Sixteen Verilated units in one loop, *measured* (one core, processor time).
-
-@simulation
-options = {name} | latency, cycles = {latency_cycles} | rate = {params_per_s:.2f/1e6 M/s}
-""",
     derived=lambda results: {"papers": [["*paper*", *map(str, results["paper"].values()), *"---"]]},
-    label="measured (synth_xilinx -family xcup; rates on this machine, one core)",
 )
 
 

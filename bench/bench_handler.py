@@ -51,46 +51,7 @@ def derived(results: Results) -> Results:
     }  # fmt: skip
 
 
-BENCH = Bench(
-    "handler",
-    """
-## The transfer handler, and arrays of cards
-
-A step of AdamW on {rows[0][elements]:,} elements whose state is on the drive of one card, in
-{count} subgroups; the second of two. Steps of cards are *measured* (RTL cycles, units in C++ of
-equal latency), with a drive of {read_bytes_per_s:g/1e9} GB/s to read and {write_bytes_per_s:g/1e9}
-GB/s to write, both at once (assumed), a link of {link_bytes_per_s:.2f/1e9} GB/s each way to each
-card and an uplink for all (Table II, datasheets; *modelled*), at {clock_hz:.0f/1e6} MHz. *Of the
-drive* is the step over the longer of the drive's times for its reads and for its writes. RAID0 is
-ZeRO-Infinity's order of work on the same drives and links, *modelled*; its writes of gradients in
-the backward pass are not in it, those to cards are in the others.
-
-@rows
-step = {name} | cycles = {cycles:,} | of the drive = {of_drive:.3f}
-host to card, MB = {bytes[host_to_card]:.2f/1e6} | card to host, MB = {bytes[card_to_host]:.2f/1e6}
-drive to card, MB = {bytes[drive_to_card]:.2f/1e6}
-card to drive, MB = {bytes[card_to_drive]:.2f/1e6}
-host to drive, MB = {bytes[host_to_drive]:.2f/1e6}
-drive to host, MB = {bytes[drive_to_host]:.2f/1e6}
-
-Cycles beyond the drive's, by what its writes waited for:
-
-@waits
-step = {name} | first subgroup comes = {lost[first_subgroup_comes]:,.0f}
-nothing to write = {lost[nothing_to_write]:,.0f}
-slower than its rate = {lost[slower_than_its_rate]:,.0f}
-last parameters go = {lost[last_parameters_go]:,.0f}
-
-![Five subgroups of a step](smartssd-handler.png)
-
-Cards of {arrays[0][elements]:,} elements each, and as many drives as RAID0:
-
-@pairs
-cards = {cards} | uplink, GB/s ~ {uplink_bytes_per_s:.2f/1e9} | cycles = {cycles:,}
-of one card = {of_one:.3f} | RAID0, cycles ~ {base:,} | RAID0 / cards ~ {over:.2f}
-""",
-    derived=derived,
-)
+BENCH = Bench("handler", derived=derived)
 
 
 def rate(link: str) -> int:

@@ -30,21 +30,7 @@ OPTIONS = {"lr": 1e-3, "weight_decay": 0.01}
 BF16 = f"{ROOT}/examples/adam_bf16.py:ADAM_ALL_BF16"
 FAMILIES = {"axdimm": "golden:axdimm", "smartssd": "golden:smartssd?memory_bytes=16GiB"}
 
-BENCH = Bench(
-    "bench_host",
-    """
-## Steps without hardware
-
-Time of `optimizer.step()` of torch's fused AdamW over that of each device, one thread:
-
-@rows
-case = {case} | torch ms = {torch_s:.1f*1e3} | device ms = {device_s:.1f*1e3}
-ratio = {ratio:.3f} | lowest = {ratio_lowest:.3f} | highest = {ratio_highest:.3f}
-of CPU = {ratio_cpu:.3f} | make s = {constructor_s:.2f}
-B more = {more_bytes_per_parameter?:.1f}
-""",
-    label="measured (wall clock, one thread)",
-)
+BENCH = Bench("bench_host")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,38 +39,7 @@ def derived(results: Results) -> Results:
     return {"speeds": [*results["simulation"], *functional], "dimm": dimm}
 
 
-BENCH = Bench(
-    "kernel",
-    """
-## The Adam kernel
-
-Cycles from START to done, *measured* (RTL; beyond 10^6 parameters with functional units in C++,
-whose cycles were checked to be equal up to there), fitted as a + b x parameters.
-
-@fits
-memory = `{key}` | a, cycles = {a_cycles:.0f}
-b, cycles/parameter = {b_cycles_per_parameter:.5f}
-bound ~ {bound_cycles_per_parameter:.4f} | bound / b = {bound_over_b:%}
-of bound at 10^6 = {at_million:%}
-
-![Fraction of the bound over the number of parameters](kernel.png)
-
-Speed of the emulated devices, *measured* (this machine, one core). With `ddr4-1600` a step goes to
-acceleration mode, runs on both channels, and comes back; the DRAM, its controllers, the arbiters
-and the host's memory controller are simulated cycle by cycle.
-
-@speeds
-device = `{url}` | parameters = {parameters:,} | rate = {params_per_s:.2f/1e6 M/s}
-by processor time = {params_per_cpu_s?:.2f/1e6 M/s}
-
-`{dimm[url]}` took {dimm[cycles]:,} cycles for a step of {dimm[parameters]:,}
-parameters, functional units in RTL: {dimm[fraction_of_peak]:.2f*100 %} of the peak of
-its two channels, by the kernels' own counters.
-`golden:axdimm` runs at {golden[golden_over_torch]:.2f} of torch, in one run.
-""",
-    label="measured (RTL cycles; rates on this machine, one core)",
-    derived=derived,
-)
+BENCH = Bench("kernel", derived=derived)
 
 
 def cycles(url: str, counts: Sequence[int], size: int) -> list[int]:

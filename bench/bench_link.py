@@ -34,19 +34,6 @@ CASES: dict[str, tuple[torch.dtype, float | None]] = {
 
 BENCH = Bench(
     "link",
-    """
-## Bytes on a serial line
-
-A step of {optimizer} over {baud:g/1e6} Mbaud, bytes for each of {count:,} parameters:
-
-@ways
-a step of AdamW = {case} | way = {way} | data = {data:.4g} | closed form ~ {closed_form:.4f}
-on the wire = {wire:.4f} | escaped = {escaped:%} | registers = {registers:.4f}
-
-@rows
-a step of AdamW = {case} | seconds ~ {seconds_at_baud:.2f}
-""",
-    label="measured (bytes), modelled (seconds)",
     derived=lambda results: {
         "count": results["rows"][0]["parameters"],
         "ways": [

@@ -50,57 +50,7 @@ def derived(results: Results) -> Results:
     }  # fmt: skip
 
 
-BENCH = Bench(
-    "memferry",
-    """
-## MemFerry's planner
-
-Plans of random profiles, *measured*; the bench took {seconds:.0f} s.
-Algorithm 1 for {speed[greedy_layers]:,} layers takes {least[s]:.2f} to
-{most[s]:.2f} s by reading, of which the processor worked {least[processor_s]:.2f} to
-{most[processor_s]:.2f} s. The exact planner for {speed[exact_layers]} layers,
-where *gap* is what no plan can save beyond; processor seconds do not count what else
-the machine does:
-
-@speed/exact
-limits = {key} | profiles = {profiles} | proven = {proven}
-seconds, median = {seconds[median]:.2f} | most = {seconds[most]:.2f}
-processor seconds, median = {processor_seconds[median]:.2f}
-most = {processor_seconds[most]:.2f} | gap, mean = {gap_percent[mean]:.4f %}
-most = {gap_percent[most]:.4f %}
-
-### Greedy beside exact
-
-How much longer an iteration takes by Algorithm 1, by reading, than by the best plan
-known: {random[profiles]:,} random profiles of {random[layers][0]} to {random[layers][1]} layers,
-{random[proven]:,} of them with a proven optimum, and the models of figure 9
-(modelled).
-
-@longer
-criterion, gain, base = {key} | random, mean = {mean:.2f %} | random, most = {most:.2f %}
-+model_columns
-
-### Section V
-
-*Paper* beside *modelled*; no constant is fitted ([what is assumed](memferry.md)). Errors
-of percentages are differences in points.
-
-@paper/rows
-figure = {name} | where = {section} | paper @ {shown[0]} | modelled ~ {shown[1]}
-error ~ {shown[2]}
-
-What decides the rows of memory, % beside DeepSpeed:
-
-@memory
-assumption = {key} | +memory_columns
-
-Printed, and not modelled:
-
-{reasons}
-""",
-    label="measured (wall clock; plans), modelled (section V)",
-    derived=derived,
-)
+BENCH = Bench("memferry", derived=derived)
 
 
 def at_random(rng: random.Random, count: int) -> Profile:

@@ -15,7 +15,7 @@ from amaranth import Module
 from amaranth.lib import wiring
 from bench_channel import CHANNELS, KERNEL_PARTS
 from harness import Bench, Kept, Results, console, option, plot, script, track
-from measuring import CELLS, CLOCK_HZ, area, arrays, load, timed
+from measuring import CLOCK_HZ, area, arrays, load, timed
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
@@ -60,13 +60,6 @@ SIMULATED = "sim:axdimm?memory=ddr4-1600"
 THREADS = (1, 2)
 SUBJECTS = ("kernels", "host", "hand-overs", "simulation", "area")
 LONGEST_STAY = 14_000  # cycles in a mode: nine refresh intervals, so that as many may be owed
-BESIDE_BARE = """\
-scheduler, accesses = {scheduler}, {pattern} | channel, bytes/cycle = {bytes_per_cycle[channel]:.2f}
-bare DRAM, bytes/cycle = {bytes_per_cycle[bare]:.2f} | of bare = {throughput_over_bare:%}
-of DRAM as late = {throughput_over_late:%}
-"""
-"""Columns of the host's throughput: on a channel, on bare DRAM, and on DRAM as late as the
-module."""
 
 
 def papers(results: Results) -> Results:
@@ -84,74 +77,15 @@ def papers(results: Results) -> Results:
     }  # fmt: skip
 
 
-KERNELS = Bench(
-    "module",
-    """
-## The module
-
-Two channels behind one host bus, each with mode arbiter, controller and kernel, all in RTL,
-*measured*: START through the register window, needed beats over all cycles from START to done by
-the kernel's own counter, the slower channel where there are two. 16 KiB blocks,
-{steps[0][parameters_per_channel]:,} parameters a channel. Stand-ins of equal latency do the
-arithmetic; all of memory is compared. Lost clocks are those of the DRAM's data bus. MP/s at 200
-MHz, by the host's count of cycles from before the first START to the poll that finds both done.
-
-@steps + papers
-part, units, channels = {density} {width}, {functional_units}, {channels}
-of peak = {fraction_of_peak:%} | settled = {fraction_with_due_refreshes:%}
-refresh bound ~ {refresh_bound:%} | refresh, % = {lost[refresh]:.3f*100}
-turnaround, % = {lost[turnaround]:.3f*100} | row, % = {lost[row]:.3f*100}
-bank group, % = {lost[bank_group]:.3f*100} | no request, % = {lost[other]:.3f*100}
-start and drain, % = {lost[start_drain]:.3f*100}
-due = {refreshes_due_at_done} | MP/s = {params_per_s:.1f/1e6}
-
-![Parameters a second](module.png)
-
-A controller in a channel gathers five refreshes, not eight, so that a host that pulls in eight
-behind it keeps the DRAM's 16 in two tREFI. What that costs, by the controller alone:
-
-@postponing
-part, refreshes postponed = {density}, {postponed} | of peak = {fraction_of_peak:%}
-due = {refreshes_due_at_done} | settled = {fraction_with_due_refreshes:.3f*100 %}
-""",
-    derived=papers,
-)
+KERNELS = Bench("module", derived=papers)
 HOST = Bench(
     "module_host",
-    f"""
-### The host in normal mode
-
-The same host model at the same clock on the module's channel and on DRAM chips alone, which have
-the latencies of their own, CL 6 and CWL 5, and the turnarounds that follow from those;
-{{rows[0][accesses]:,}} accesses queued at once, and {{alone:,}} one at a time, *measured*; 32
-bytes a cycle is the bus. The module answers seven cycles later, so after a read its host waits
-longer before it may write. *As late* is DRAM with the module's latencies: what differs from that
-is the arbiter's doing.
-
-@rows
-{BESIDE_BARE}
-""",
     derived=lambda results: {"alone": min(row["accesses"] for row in results["rows"])},
 )
 
 
 HAND_OVER = Bench(
     "module_hand_overs",
-    """
-### Changing the mode
-
-Cycles of 5 ns from the request to the mode, by the arbiter's own counter, *measured* at random
-times with random bursts in the kernel's place. The bound adds up what the docstring of
-`longest_to_normal` names: worst cases that hardly meet.
-
-@rows
-to, part, load = {to}, {density}, {load} | changes = {times} | median = {median:.0f}
-worst = {shown} | bound ~ {bound}
-
-{beyond}
-
-![Cycles of a change of mode](module-hand-over.png)
-""",
     derived=lambda results: {
         "beyond": "**Bold**: beyond the bound, which therefore is none for that load."
         if any(row["worst"] > row["bound"] for row in results["rows"])
@@ -159,35 +93,10 @@ worst = {shown} | bound ~ {bound}
     },
 )
 SIMULATION = Bench(
-    "module_simulation",
-    """
-### Threads of a simulation
-
-A step of {rows[0][parameters_per_channel]:,} parameters on each of two channels, functional units
-in RTL: wall time, *measured*, the fastest of {times} steps on each number of threads, which take
-turns; processor time is the sum over threads. Bits and cycles are compared.
-
-@rows
-parts = {parts} | cycles = {cycles[0]:,} | 1 thread, s = {least[0]:.3f}
-2 threads, s = {least[1]:.3f} | times as fast = {speedup_of_the_fastest:.2f}
-processor time, s = {least_processor[0]:.3f} and {least_processor[1]:.3f}
-""",
-    label=f"measured ({SIMULATED}, wall clock)",
-    derived=lambda results: {"times": len(results["rows"][0]["cycles"])},
+    "module_simulation", derived=lambda results: {"times": len(results["rows"][0]["cycles"])}
 )
 BLOCKS = Bench(
     "module_area",
-    f"""
-### Area
-
-After `synth_xilinx -family xcup`, *measured* block by block (synthesis only, so timing is
-unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in italics are
-added up: n functional units and one kernel without units.
-
-@cells
-block = {{name}} | {CELLS}
-""",
-    label="measured (synth_xilinx -family xcup; no place and route); sums are added up",
     derived=lambda results: {
         "cells": results["blocks"]
         + [{"name": f"*{name}*", **each} for name, each in results["sums"].items()]
@@ -423,7 +332,7 @@ class Simulated:
         if len(self.dimms) > 1:
             graph = Graph()
             for index, (dimm, channel, buffers) in enumerate(self.work):
-                run = partial(dimm.adam, **buffers, step=number)
+                run = partial(dimm.update, "adam", buffers, step=number)
                 graph.add("step", f"kernel {index}", action=partial(dimm.accelerated, channel, run))
             execute(graph, Clock([dimm.backend for dimm in self.dimms]))
             return

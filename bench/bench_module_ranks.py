@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from bench_channel import CHANNELS, KERNEL_PARTS, PAPER
-from bench_module import ALONE, BESIDE_BARE, PATTERNS, host_row
+from bench_module import ALONE, PATTERNS, host_row
 from harness import Bench, Results, option, script, track
 from measuring import CLOCK_HZ, area, arrays, differ, load
 
@@ -25,38 +25,7 @@ SHAPES = (("8Gb", "x8", 1, 16), *((*part, 2, units) for part in KERNEL_PARTS for
 
 HYPER = {"step": 3, "lr": 1e-3}
 
-BENCH = Bench(
-    "module_ranks",
-    """
-## The module with two ranks a channel
-
-Both channels at once, START to done by the kernel's own counter, the slower channel,
-{rows[0][parameters_per_channel]:,} parameters a channel, 16 KiB blocks, 16 KiB in a rank before
-the other, *measured*; C++ operators of equal bits and latency do the arithmetic, and all results
-are compared with golden's. *Due* are refreshes of both ranks when the host looks, after the poll
-that finds both done. An idle controller has given others since the run ended, so *settled* is of
-all cycles from before the first START to that poll, and of those still due, one after the other.
-MP/s at 200 MHz, by the same count of cycles.
-
-@rows
-part, ranks, units = {density} {width}, {ranks}, {functional_units}
-of peak = {fraction_of_peak:%} | due = {due}
-settled = {fraction_with_due_refreshes:%} | MP/s, 2 channels = {params_per_s:.1f/1e6}
-
-The host in normal mode, columns as [below](#the-host-in-normal-mode), beside two ranks of bare
-DRAM; {hosts[0][accesses]:,} accesses queued at once:
-
-@hosts
-"""
-    + BESIDE_BARE
-    + """
-Arbiters, host side and controller of a channel after synthesis for UltraScale+:
-
-@area
-ranks = {ranks} | LUT = {lut:,} | of them as memory = {lut_memory:,} | FF = {ff:,}
-BRAM of 36 Kib = {bram36:.1f} | DSP48E2 = {dsp}
-""",
-)
+BENCH = Bench("module_ranks")
 
 
 def address_width(density: str, width: str, ranks: int) -> int:

@@ -21,24 +21,7 @@ CASES = [
 ]
 """Layers, their width, rows of the input, and the budget in layers."""
 
-BENCH = Bench(
-    "offload",
-    """
-## Offload
-
-Backward and update of a stack of equal layers in a budget of a few of them, on `{device}`:
-transfers and updates in RTL cycles (*measured*), computation as long as on a V100 (*modelled*).
-*Ratio*: by what is busy longest at the same time; *of serial*: by what is busy longest without
-overlap, where no operation waits for the host's accesses to others; *gain*: by the time without
-overlap. Bits equal those of training that is not offloaded.
-
-@rows
-layers = {layers} | parameters = {parameters} | rows = {rows} | budget = {share:.0%}
-cycles = {cycles} | busy longest = {longest} | ratio = {ratio:.3f}
-of serial = {ratio_of_bounds:.3f} | gain = {gain:.2f}
-""",
-    label="transfers and updates: measured, RTL cycles; computation: modelled, V100",
-)
+BENCH = Bench("offload")
 
 
 def row(stack: Stack, found: Overlap) -> Results:

@@ -34,21 +34,6 @@ def compared(seconds: dict[str, float]) -> list[Results]:
 
 BENCH = Bench(
     "overflow",
-    """
-## State on drives
-
-A step of AdamW on {parameters:.1f/1e6} million parameters, {state_bytes:.0f/1048576} MiB of
-parameters, gradients and state, in turn in one run; seconds, medians of {steps} steps, *measured*
-(this machine). *Drives*: `golden:axdimm` with {memory:.0f/1048576} MiB of memory, and all state on
-{drives} files{how}, a generation after each step: {bytes_per_parameter[to_drives]:.0f} bytes a
-parameter are written, and {bytes_per_parameter[from_drives]:.0f} read. *Mapped*: torch's fused
-step, its moments on files that are mapped into memory, where the page cache holds all of them.
-*msync*: the same, and these 8 bytes a parameter are flushed after each step.
-
-@compared
- = {name} | s a step = {took:.3f} | drives over it = {over}
-""",
-    label="measured (wall clock); the update itself is the golden model's",
     derived=lambda results: {
         "how": " with O_DIRECT" if results["direct"] else "",
         "compared": compared({NAMES[name]: took for name, took in results["seconds"].items()}),

@@ -35,29 +35,7 @@ def derived(results: Results) -> Results:
     return {"units": [*cells, {"name": "all four, apart", "latency_cycles": None, **sums}]}
 
 
-BENCH = Bench(
-    "rules",
-    """
-## Update rules in one kernel
-
-One kernel with four rules, of which a register chooses one for a run; 16 functional units, 16 KiB
-blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the bound is a beat of 64 bytes
-a cycle for every array that the rule reads or writes. MP/s and GB/s at 200 MHz are *modelled* from
-them. *Paper* (Smart-Infinity, Fig. 14): an updater of more than {paper_bytes_per_s:.0f/1e9} GB/s
-beside an SSD.
-
-@runs
-memory, rule = {memory}, {rule} | cycles = {cycles:,} | of bound = {of_bound:%}
-MP/s ~ {params_per_s_at_200_mhz:.1f/1e6} | GB/s ~ {bytes_per_s_at_200_mhz:.2f/1e9}
-
-One functional unit after `synth_xilinx -family xcup`, *measured*:
-
-@units
-rules = {name} | arithmetic units = {count} | latency, cycles = {latency_cycles}
-DSP48E2 = {dsp:.0f} | LUT = {lut:.0f} | LUT as memory = {lut_memory:.0f} | FF = {ff:.0f}
-""",
-    derived=derived,
-)
+BENCH = Bench("rules", derived=derived)
 
 
 def measure(device: Any, memory: str, rule: str, count: int) -> Results:

@@ -31,24 +31,7 @@ DEVICE = "coarse_device"
 Run = Callable[[], int]
 Digest = Callable[[], str]
 
-BENCH = Bench(
-    "shipped",
-    """
-## Tops as they are shipped
-
-Each is the Verilog of `.venv/bin/nearstep rtl` as one Verilated object, with its units; *parts* is
-the device that stands for it, an object of each channel, memory device and unit, joined in C++. A
-step of Adam on every channel, changes of mode included, or an average of a tensor over four
-devices in both rings. Bits and cycles are the same (the bench fails otherwise). *Measured* on one
-core of this machine, the fastest of some runs. The cards are in a section of their own.
-
-@rows
-top = `{top}` | elements = {elements:,} | cycles = {cycles:,}
-parts, cycles/s = {cycles_per_s[0]:,.0f} | whole, cycles/s = {cycles_per_s[1]:,.0f}
-whole, elements/s = {elements_per_s[1]:,.0f} | whole over parts = {whole_over_parts:.2f}
-""",
-    label="measured (this machine, one core)",
-)
+BENCH = Bench("shipped")
 
 
 def axdimm(device: AxdimmDevice, count: int) -> tuple[Run, Digest]:

@@ -43,45 +43,7 @@ def derived(results: Results) -> Results:
     }  # fmt: skip
 
 
-BENCH = Bench(
-    "smartssd",
-    """
-## The SmartSSD card
-
-Steps of {runs[0][parameters]:,} parameters on the RTL of the whole card, units in C++ of equal
-latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the bound is a beat of
-64 bytes a cycle for the bytes that a step needs: each array once, 8 for each pair. *B/parameter*
-are those that were moved; of pairs the indices are read twice. MP/s and GB/s (of needed bytes) at
-200 MHz are *modelled*. Pairs are at random places. *Paper* (Smart-Infinity, Fig. 14): an updater
-of more than {paper_bytes_per_s:.0f/1e9} GB/s, faster than its SSD, whose reads are taken to be
-{drive_bytes_per_s:.1f/1e9} GB/s.
-
-@every + beside
-run = {run} | kept = {kept:g*100 %} | cycles = {cycles:,} | of bound = {of_bound:%}
-B/parameter = {bytes_per_param:.2f} | MP/s ~ {params_per_s_at_200_mhz:.1f/1e6}
-GB/s ~ {bytes_per_s_at_200_mhz:.2f/1e9} | x SSD read ~ {over_drive:.2f}
-
-Gradients decompressed in DRAM take {sum} bytes a parameter of Adam, *modelled* ({parts}), before a
-pair is read or written. Pairs of 1 % of the elements, fused into the stream of gradients, take
-{fused[bytes_per_param]:.2f}, *measured*, the check of their indices included; whole gradients take
-{dense[bytes_per_param]:g}.
-
-![Bytes a parameter and rate over the share of elements that is kept](smartssd.png)
-
-The scatter form by itself, chunks full, *measured*; even indices hit every bank as often as any
-other. GB/s of pairs at 200 MHz are *modelled*. *Paper* (section VII-H): the decompressor slightly
-surpasses the reads of the SSD.
-
-@scatter
-pairs a beat, indices = {pairs_of_a_beat}, {indices} | pairs = {pairs:,}
-cycles = {cycles:,} | pairs/cycle = {pairs_per_cycle:.2f}
-GB/s ~ {bytes_per_s_at_200_mhz:.2f/1e9} | x SSD read ~ {over_drive:.2f}
-
-`{simulation[url]}`, units in RTL, simulates a step of {simulation[parameters]:,}
-parameters at {simulation[simulated_params_per_s]:.2f/1e6 M/s}, *measured* (this machine).
-""",
-    derived=derived,
-)
+BENCH = Bench("smartssd", derived=derived)
 
 
 def rates(run: Any, config: Any, count: int, needed: int) -> Results:

@@ -26,19 +26,6 @@ TOP_K = {None: "whole gradients", "fused": "with fused Top-K", "scatter": "with 
 
 BENCH = Bench(
     "smartssd_area",
-    """
-## Area of the SmartSSD card
-
-Area of an updater of Adam after `synth_xilinx -family xcup`, parts added up, *measured* (synthesis
-only), and its share of a KU15P. LUT include those that are memory. *Paper*: Table III.
-
-@area + papers
-what = {what}
-LUT = {lut:,} | BRAM, 36 Kib = {bram36:,} | DSP = {dsp:,} | FF = {ff:,}
-of LUT = {of_chip[lut]:%} | of BRAM = {of_chip[bram36]:%} | of DSP = {of_chip[dsp]:%}
-of URAM = none
-""",
-    label="measured (synth_xilinx -family xcup, parts added)",
     derived=lambda results: {
         "papers": [
             [f"*paper*, {name}", *[""] * 4, *(f"{100 * share[key]:.2f} %" for key in SHARES)]

@@ -19,30 +19,7 @@ BASE = 1 << 30
 
 ACCESSES = ("register read", "register write", "write of 1 MiB", "read of 1 MiB")
 
-BENCH = Bench(
-    "smartssd_shipped",
-    """
-## The SmartSSD card as it is shipped
-
-A step of Adam on {rows[0][step][parameters]:,} parameters, and accesses of a host. `top=whole` is
-the Verilog of `.venv/bin/nearstep rtl smartssd_card`, `bus=pcie` that of
-`.venv/bin/nearstep rtl smartssd_pcie_card`, with its endpoint, reached with packets: each is one
-Verilated object, its 16 units inside. In `sim:smartssd` units are objects of their own. Without an
-endpoint BARs are emulated in front of the card. Bits and cycles of the step are the same in all
-rows (the bench fails otherwise). Accesses: the stream of the PCIe block has 16 bytes a cycle, the
-port of the memory 64. All is *measured*: cycles of RTL, and of this machine the rates on one core.
-
-@rows
-device = `{url}` | cycles of the step = {step[cycles]:,}
-register read, cycles = {accesses[register read]:,}
-register write, cycles = {accesses[register write]:,}
-write of 1 MiB, cycles = {accesses[write of 1 MiB]:,}
-read of 1 MiB, cycles = {accesses[read of 1 MiB]:,}
-simulated parameters/s = {step[simulated_params_per_s]:,.0f}
-simulated cycles/s = {step[simulated_cycles_per_s]:,.0f}
-""",
-    label="measured (RTL cycles; rates on this machine, one core)",
-)
+BENCH = Bench("smartssd_shipped")
 
 
 def accesses(device: SmartssdDevice) -> dict[str, int]:

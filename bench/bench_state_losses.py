@@ -44,26 +44,7 @@ CASES = (
     Case("m, v 8 bits", "&state_format=dynamic8", color="#9467bd"),
 )
 
-BENCH = Bench(
-    "state_losses",
-    """
-## Loss by the formats of state
-
-A GPT of {parameters:,} parameters, {steps} steps of AdamW from random weights on batches of
-{batch} x {context} bytes, peak learning rate {lr:g}, on `{device}`; *measured*, mean of {seeds}
-seeds, each with weights, batches and random bits of its own. Loss is in nats a byte, of the last
-50 steps of training and on unseen text; the spread is the largest less the smallest of the seeds.
-In 8 bits are the moments of all parameters, also of those with few elements.
-
-@rows
-in memory = {formats} | training loss = {training_loss:.4f}
-spread = {training_loss_spread:.4f} | validation loss = {validation_loss:.4f}
-spread = {validation_loss_spread:.4f} | above fp32 = {above_fp32:+.4f}
-
-![Training loss over steps, and its difference from fp32](state_losses.png)
-""",
-    label="measured (this machine)",
-)
+BENCH = Bench("state_losses")
 
 
 def row(case: Case, text: Text, steps: int, seeds: int) -> Results:

@@ -18,25 +18,7 @@ VECTOR = 512  # elements of a small parameter beside each of the large ones
 LR = 1e-3
 
 
-BENCH = Bench(
-    "step",
-    """
-## A step of the optimizer
-
-Device cycles of a whole `optimizer.step()` of AdamW on the module, transfers included, *measured*:
-the same steps on equal devices, once one thing after the other (all gradients down, both kernels,
-all parameters up), and once as a graph, which is what a device with a clock gets. Both have the
-same bits. The *limit* is the resource that the graph holds longest: the host's bus, or a channel,
-which its kernel holds as well as the transfers to and from it. Stand-ins of equal latency do the
-arithmetic; {rows[0][tensors]} tensors of two sizes.
-
-@rows
-channels, parameters = {channels}, {parameters:,} | in sequence = {sequence_cycles:,.0f}
-as a graph = {graph_cycles:,.0f} | of it = {graph_over_sequence:%} | bus = {busy_cycles[bus]:,}
-slower channel = {slower:,} | before, over the limit = {sequence_over_limit:.3f}
-after = {graph_over_limit:.3f}
-""",
-)
+BENCH = Bench("step")
 
 
 class Sequence:

@@ -35,25 +35,7 @@ def dash(value: float | None, form: str) -> str:
 
 
 BENCH = Bench(
-    "storage",
-    """
-## Drives
-
-Sequential reads and writes of {rows[0][bytes]:.0f/1048576} MiB in blocks of
-{rows[0][block]:.0f/1024} KiB with O_DIRECT, on one file, all in turn in one run; MB/s, medians of
-{rounds} rounds. `loop` is one thread, `drive` is `Drive`, `store` is `Store`, which makes and
-compares CRCs. Ratios are medians of those of each round. CRC-32 of {crc[engine]}:
-{crc[bytes_per_s]:.1f/1e9} GB/s on one core.
-
-@rows
-= {action} | depth = {depth}
-loop = {mb[loop]} | fio = {mb[fio]} | drive = {mb[drive]} | store = {mb[store]}
-drive / fio = {over_fio[drive]} | store / fio = {over_fio[store]}
-
-{version}
-""",
-    label="measured (wall clock)",
-    derived=lambda results: {"version": results["fio"] or "fio was not on this machine."},
+    "storage", derived=lambda results: {"version": results["fio"] or "fio was not on this machine."}
 )
 
 

@@ -10,18 +10,7 @@ from nearstep_sim import timing
 from nearstep_sim.row_file import Row, read_rows
 from nearstep_sim.verilate.build import BuildError
 
-BENCH = Bench(
-    "timing",
-    """
-## Clock rate on an ECP5-{device}
-
-@blocks
-block = {key} | cycles = {latency} | MHz, median = {fmax_mhz:.1f}
-least = {least:.1f} | most = {most:.1f}
-before = {before} | LUT4 = {lut:,} | FF = {ff:,} | MULT18 = {mult:,} | EBR = {bram:,}
-""",
-    label="measured (nextpnr)",
-)
+BENCH = Bench("timing")
 
 
 @script

@@ -40,26 +40,7 @@ def derived(results: Results) -> Results:
     return {"rows": rows}
 
 
-BENCH = Bench(
-    "whole_area",
-    """
-## Area of whole tops
-
-Tops as `.venv/bin/nearstep rtl` writes them, with all that is in them, each in **one** synthesis,
-module by module (`synth_xilinx -family xcup`, `synth_ecp5 -noflatten`): *measured*, no place and
-route. No registers are packed into DSP48E2, so FF read high. LUT have six inputs on UltraScale+
-and four on ECP5, and count LUT as memory; multipliers are DSP48E2 and MULT18X18D; block RAM is in
-Kib. Shares are of a KU15P and of an LFE5U-85F: what is above 100 % does not fit. Seconds are those
-of a processor. *Paper*: Table III of Smart-Infinity, shares alone.
-
-@rows
-top = {name} | FPGA = {fpga} | LUT = {lut?:,.0f} | FF = {ff?:,.0f} | multipliers = {dsp?:,.0f}
-block RAM = {bram?:,.0f} | of LUT = {of_lut?:%} | of FF = {of_ff?:%} | of multipliers = {of_dsp?:%}
-of block RAM = {of_bram?:%} | synthesis, s = {cpu_s?:,}
-""",
-    derived=derived,
-    label="measured (Yosys, one synthesis, module by module)",
-)
+BENCH = Bench("whole_area", derived=derived)
 
 
 def synthesised(name: str, family: area.Family) -> Row:

@@ -1,8 +1,7 @@
 """Compares the ratios of benchmarks with the committed ones, and names those that fell.
 
-`bench/ratios.json` has runs of benchmarks, the seconds that each takes on two cores, and their
-ratios: name, where it stands in which JSON, the committed value, a tolerance (a share of the
-value), and which is better, `higher` or `lower`.
+`bench/ratios.json` has runs of benchmarks, the seconds that each takes on two cores, and ratios:
+name, JSON and path in it, committed value, tolerance (a share of the value), and what is better.
 """
 
 import json
@@ -10,9 +9,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from harness import FOLDER, ROOT, BenchError, console, find, option, script
@@ -23,16 +21,8 @@ QUICK = 120
 """Seconds of the longest run that is quick."""
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A ratio that must not fall.
-
-    Parameters
-    ----------
-    path : name of the JSON, a colon, and a path in it as `harness.find` has it.
-    tolerance : share of the value by which it may be worse.
-    better : `higher` or `lower`.
-    """
+class Ratio(NamedTuple):
+    """A ratio that must not fall; `better` is `higher` or `lower`."""
 
     name: str
     path: str
@@ -40,15 +30,10 @@ class Ratio:
     tolerance: float
     better: str
 
-    def __post_init__(self) -> None:
-        if self.better not in ("higher", "lower"):
-            raise BenchError(f"{self.name}: better must be higher or lower, not {self.better!r}")
-
     @property
     def bound(self) -> float:
         """The worst value that passes."""
-        sign = -1 if self.better == "higher" else 1
-        return self.value * (1 + sign * self.tolerance)
+        return self.value * (1 + {"higher": -1, "lower": 1}[self.better] * self.tolerance)
 
     def found(self, folder: Path) -> float:
         """Read the ratio from the JSON of its benchmark.
@@ -64,43 +49,41 @@ class Ratio:
         found = find(json.loads(file.read_text(encoding="utf-8")), path)
         if not isinstance(found, int | float):
             raise BenchError(f"{self.path} must be a number, not {found!r}")
-        return float(found)
+        return found
 
-    def holds(self, found: float) -> bool:
-        return found >= self.bound if self.better == "higher" else found <= self.bound
+    def compare(self, folder: Path) -> tuple[str, str | None]:
+        """Read the ratio, and say what is wrong with it."""
+        try:
+            found = self.found(folder)
+        except BenchError as error:
+            return "-", f"{self.name}: {error}"
+        higher = self.better == "higher"
+        if found >= self.bound if higher else found <= self.bound:
+            return f"{found:.4g}", None
+        return f"{found:.4g}", (
+            f"{self.name}: expected at {'least' if higher else 'most'} {self.bound:.4g} "
+            f"({self.value:g} with a tolerance of {self.tolerance:.1%}), not {found:.4g}"
+        )
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A benchmark with its arguments, the seconds that it takes, and its ratios."""
 
     command: str
     seconds: float
-    ratios: tuple[Ratio, ...]
-
-    def start(self) -> None:
-        """Run the benchmark.
-
-        Raises
-        ------
-        BenchError : it fails.
-        """
-        script, *arguments = shlex.split(self.command)
-        done = subprocess.run([sys.executable, f"bench/{script}", *arguments], cwd=ROOT)
-        if done.returncode:
-            raise BenchError(f"bench/{self.command} ended with {done.returncode}")
+    ratios: list[Ratio]
 
 
 def runs(text: str) -> list[Run]:
     """Parse the file of ratios."""
     return [
-        Run(each["run"], each["seconds"], tuple(Ratio(*ratio) for ratio in each["ratios"]))
+        Run(each["run"], each["seconds"], [Ratio(*ratio) for ratio in each["ratios"]])
         for each in json.loads(text)
     ]
 
 
 def chosen(every: Iterable[Run], *, quick: bool, only: str) -> list[Run]:
-    """Runs that are quick, and those whose command or ratios have a text."""
+    """Choose runs that are quick, and those whose command or ratios have a text."""
     return [
         run
         for run in every
@@ -111,31 +94,19 @@ def chosen(every: Iterable[Run], *, quick: bool, only: str) -> list[Run]:
 
 def compare(every: Iterable[Run], folder: Path, *, measure: bool) -> list[str]:
     """Compare ratios, print them, and name those that fell or are not there."""
-    table = Table("ratio", "committed", "worst allowed", "found", "")
-    fell = []
+    table, fell = Table("ratio", "committed", "worst allowed", "found", ""), []
     for run in every:
-        try:
-            if measure:
-                run.start()
-        except BenchError as error:
-            fell.append(str(error))
-            continue
-        for ratio in run.ratios:
-            row: list[Any] = [ratio.name, f"{ratio.value:g}", f"{ratio.bound:.4g}"]
-            try:
-                found = ratio.found(folder)
-            except BenchError as error:
-                fell.append(f"{ratio.name}: {error}")
-                table.add_row(*row, "-", "[red]missing[/red]")
+        if measure:
+            name, *arguments = shlex.split(run.command)
+            done = subprocess.run([sys.executable, f"bench/{name}", *arguments], cwd=ROOT)
+            if done.returncode:
+                fell.append(f"bench/{run.command} ended with {done.returncode}")
                 continue
-            said = "at least" if ratio.better == "higher" else "at most"
-            if not ratio.holds(found):
-                fell.append(
-                    f"{ratio.name}: expected {said} {ratio.bound:.4g} "
-                    f"({ratio.value:g} with a tolerance of {ratio.tolerance:.1%}), not {found:.4g}"
-                )
-            verdict = "[green]holds[/green]" if ratio.holds(found) else "[red]fell[/red]"
-            table.add_row(*row, f"{found:.4g}", verdict)
+        for ratio in run.ratios:
+            found, wrong = ratio.compare(folder)
+            fell += [wrong] if wrong else []
+            row: list[Any] = [ratio.name, f"{ratio.value:g}", f"{ratio.bound:.4g}", found]
+            table.add_row(*row, "[red]fell[/red]" if wrong else "holds")
     console.print(table)
     return fell
 
@@ -144,9 +115,7 @@ def compare(every: Iterable[Run], folder: Path, *, measure: bool) -> list[str]:
 def main(
     quick: Annotated[bool, option("Only runs below two minutes.", "--quick")] = False,
     only: Annotated[str, option("Part of a run or of a ratio's name.")] = "",
-    measured: Annotated[
-        bool, option("Compare what is under build/bench; run nothing.", "--measured")
-    ] = False,
+    measured: Annotated[bool, option("Run nothing: compare build/bench.", "--measured")] = False,
 ) -> None:
     """Run the benchmarks that have ratios, and compare; exit status 1 if one fell."""
     some = chosen(runs(FILE.read_text(encoding="utf-8")), quick=quick, only=only)

@@ -1,8 +1,13 @@
 """What all benchmarks share: a section of the page as data, its JSON, terminal and plots.
 
-A benchmark is a `Bench`: a name, a heading, and blocks of prose and tables over the results that
-its script measures. The same blocks are printed on the terminal and written to
-`docs/benchmarks.md`; `bench/page.py` renders them from the JSON under `build/bench`.
+A benchmark is a `Bench`: a section of `bench/sections.md`, of prose and tables over the results
+that its script measures. The section is printed on the terminal, and `bench/page.py` puts it into
+`docs/benchmarks.md`, both from the JSON under `build/bench`.
+
+A section begins with a mark that has its name and where its numbers come from. In its paragraphs
+`{key:form}` is a value. A table has `@` and the path of its rows in the first line, and behind a
+`+` that of ready cells. Its other lines are columns between `|`: `name = {key:form}` of measured
+ones, with `~` of modelled and `@` of printed ones; `+key` is more columns, which are a value.
 """
 
 import importlib.metadata
@@ -40,6 +45,15 @@ META = ("bench", "format", "label", "tables", "script", "command", "commit", "da
 FORM = re.compile(r"([^*/ ]*)(?:([*/])([\d.e]+))?( .*)?")
 COLUMN = re.compile(r"(.*?) ?([=~@]) (.*)")
 KINDS = {"=": "measured", "~": "modelled", "@": "paper"}
+
+MARK = re.compile(r"^<!-- (\w+): (.*) -->\n((?:(?!<!-- ).*\n)*)", re.MULTILINE)
+SECTIONS = {
+    name: (label, template)
+    for name, label, template in MARK.findall(
+        Path(__file__).with_name("sections.md").read_text(encoding="utf-8")
+    )
+}
+"""Label and text of each section, in the order of the page."""
 
 console = Console(width=190)  # of the tables, also where the output is a file
 LOAD_AVERAGE = os.getloadavg()[0]
@@ -124,12 +138,7 @@ class Table:
     def parse(cls, where: str, columns: str, values: Results) -> Self:
         """Make the table of a paragraph of a section.
 
-        Parameters
-        ----------
-        where : path of its rows in the values, and of ready cells behind a `+`; a mapping is a row
-            for each item, which has its `key`, and its `value` where that is no mapping.
-        columns : `name = {key:form}` of measured ones, with `~` of modelled and `@` of printed
-            ones, between `|` and line ends; `+key` is more columns, which are a value.
+        Rows that are a mapping have their `key`, and their `value` where that is no mapping.
 
         Raises
         ------
@@ -165,26 +174,17 @@ class Bench:
 
     Parameters
     ----------
-    name : of its JSON, and of its section on the page.
-    template : the section in Markdown: paragraphs, in which `{key:form}` is a value, and tables,
-        whose first line is `@` and the path of their rows, and whose other lines are columns as
-        `Table.parse` has them.
-    label : where its numbers come from.
+    name : of its section, and of its JSON.
     derived : values for the section beyond the results, by the results.
     """
 
     ALL: ClassVar[dict[str, "Bench"]] = {}
 
     def __init__(
-        self,
-        name: str,
-        template: str,
-        *,
-        label: str = "measured (RTL cycles)",
-        derived: Callable[[Results], Results] = lambda results: {},
+        self, name: str, derived: Callable[[Results], Results] = lambda results: {}
     ) -> None:
-        self.name, self.label = name, label
-        self.template, self._derived = template, derived
+        self.name, self._derived = name, derived
+        self.label, self.template = SECTIONS[name]
         self.path = FOLDER / f"{name}.json"
         self.ALL[name] = self
 

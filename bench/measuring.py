@@ -15,11 +15,6 @@ CLOCK_HZ = 200_000_000
 """Of a kernel, in rates that are modelled."""
 
 INDEX_BYTES = 4
-CELLS = """\
-DSP48E2 = {dsp:,} | LUT = {lut:,} | LUT as memory = {lut_memory:,} | FF = {ff:,}
-BRAM, 36 Kib = {bram36:,}"""
-"""Columns of an area."""
-
 Area = dict[str, float]
 
 

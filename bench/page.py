@@ -8,28 +8,19 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import harness
 from harness import FOLDER, ROOT, Bench, Results
 
 DOCS = ROOT / "docs"
 FIGURES = Path(__file__).with_name("figures.md")
 """The table that the page begins with, whose numbers a test compares with the sections."""
 
-SECTIONS = {
-    "kernel": "bench_kernel", "channel": "bench_channel", "channel_ranks": "bench_channel_ranks",
-    "module": "bench_module", "module_ranks": "bench_module_ranks", "module_host": "bench_module",
-    "module_hand_overs": "bench_module", "module_simulation": "bench_module",
-    "module_area": "bench_module", "shipped": "bench_shipped", "whole_area": "bench_whole_area",
-    "step": "bench_step", "formats": "bench_formats", "state_losses": "bench_state_losses",
-    "fu": "bench_fu", "rules": "bench_rules", "smartssd": "bench_smartssd",
-    "smartssd_shipped": "bench_smartssd_shipped", "handler": "bench_handler",
-    "smartssd_area": "bench_smartssd_area", "coarse": "bench_coarse",
-    "coarse_wire": "bench_coarse_wire", "coarse_pipeline": "bench_coarse_pipeline",
-    "coarse_update": "bench_coarse_update", "coarse_area": "bench_coarse_area",
-    "coarse_service": "bench_coarse_service", "accuracy": "bench_accuracy",
-    "compression": "bench_compression", "storage": "bench_storage", "overflow": "bench_overflow",
-    "cards": "bench_cards", "offload": "bench_offload", "memferry": "bench_memferry",
-}  # fmt: skip
-"""Sections in their order, and the script of each."""
+ELSEWHERE = ("bench_host", "coarse_timeline", "link", "timing")
+"""Sections that are not on this page."""
+
+SECTIONS = [name for name in harness.SECTIONS if name not in ELSEWHERE]
+MODULE = ("module_host", "module_hand_overs", "module_simulation", "module_area")
+"""Sections of `bench_module`."""
 
 HEAD = """\
 # Benchmarks
@@ -82,7 +73,7 @@ def kept(page: str) -> dict[str, list[str]]:
 
 def bench_of(name: str) -> Bench:
     """Import the script of a section."""
-    importlib.import_module(SECTIONS[name])
+    importlib.import_module("bench_module" if name in MODULE else f"bench_{name}")
     return Bench.ALL[name]
 
 
