@@ -122,10 +122,7 @@ def main(
 ) -> None:
     """Measure, print, and write build/bench/accuracy.json."""
     BENCH.report(
-        parameters=count,
-        steps=steps,
-        seed=SEED,
-        hyper_parameters=HYPER,
+        parameters=count, steps=steps, seed=SEED, hyper_parameters=HYPER,
         aten_capability=torch.backends.cpu.get_cpu_capability(),
         rows=[row for decoupled in (False, True) for row in measure(count, steps, decoupled)],
-    )
+    )  # fmt: skip

@@ -306,14 +306,8 @@ def main(
     if not isinstance(other, str):
         found["seconds_all"]["deepspeed"] = other["seconds"]
     BENCH.report(
-        cores=os.cpu_count(),
-        parameters=elements,
-        subgroup=subgroup,
-        cards=cards,
-        steps=steps,
+        cores=os.cpu_count(), parameters=elements, subgroup=subgroup, cards=cards, steps=steps,
         seconds={name: statistics.median(each) for name, each in found["seconds_all"].items()},
-        queue_depth=QUEUE_DEPTH,
-        paced=paces,
-        deepspeed=other if isinstance(other, str) else other["version"],
-        **found,
-    )
+        queue_depth=QUEUE_DEPTH, paced=paces,
+        deepspeed=other if isinstance(other, str) else other["version"], **found,
+    )  # fmt: skip

@@ -189,12 +189,6 @@ def main(
         del row["spans"]
     picture(runs["whole"], runs["shards"])
     BENCH.report(
-        clock_hz=CLOCK_HZ,
-        phit_bytes=PHIT_BYTES,
-        frame_phits=FRAME_PHITS,
-        clients=CLIENTS,
-        profile=cycles,
-        shard_bytes=best,
-        runs=runs,
-        sweep=sweep,
-    )
+        clock_hz=CLOCK_HZ, phit_bytes=PHIT_BYTES, frame_phits=FRAME_PHITS, clients=CLIENTS,
+        profile=cycles, shard_bytes=best, runs=runs, sweep=sweep,
+    )  # fmt: skip

@@ -25,7 +25,7 @@ BENCH = Bench(
         "compared": sum(row["elements"] for row in results["rows"]),
         "wrong": sum(row["elements_differ"] for row in results["rows"]),
     },
-)
+)  # fmt: skip
 
 
 def step(kind: str, clients: int, devices: int, elements: int) -> tuple[Results, np.ndarray]:

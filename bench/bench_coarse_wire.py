@@ -10,12 +10,9 @@ from harness import Bench, script, track
 NBYTES = 4 << 20
 DEVICES = 4
 RUNS = (
-    ("fp32", 8, "halfduplex"),
-    ("fp16", 8, "halfduplex"),
-    ("fp16", 8, "ideal"),
-    ("fp16", 16, "halfduplex"),
-    ("fp16", 16, "ideal"),
-)
+    ("fp32", 8, "halfduplex"), ("fp16", 8, "halfduplex"), ("fp16", 8, "ideal"),
+    ("fp16", 16, "halfduplex"), ("fp16", 16, "ideal"),
+)  # fmt: skip
 LIMITS = {"links": "links", "alus": "ALUs", "dram": "DRAM"}
 
 BENCH = Bench("coarse_wire")

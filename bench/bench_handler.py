@@ -168,10 +168,6 @@ def main(
         shape = (cards, cards * elements // 2, subgroup // 2, bound)
         arrays += [step("SU+O", *shape)[0], baseline(*shape)]
     BENCH.report(
-        read_bytes_per_s=READ,
-        write_bytes_per_s=WRITE,
-        link_bytes_per_s=rate("card0"),
-        clock_hz=CLOCK_HZ,
-        rows=rows,
-        arrays=arrays,
-    )
+        read_bytes_per_s=READ, write_bytes_per_s=WRITE, link_bytes_per_s=rate("card0"),
+        clock_hz=CLOCK_HZ, rows=rows, arrays=arrays,
+    )  # fmt: skip

@@ -42,7 +42,7 @@ BENCH = Bench(
             for way in ("down", "up")
         ],
     },
-)
+)  # fmt: skip
 
 
 def opened(url: str) -> nearstep.Device:

@@ -73,19 +73,11 @@ def _layer(rng: random.Random, name: str) -> LayerProfile:
     written = backward + load * rng.uniform(0.2, 1.5)
     size = max(int(load * 12.5e9) // 4, 1) * 4
     return LayerProfile(
-        name=name,
-        parameter_bytes=size,
-        gradient_bytes=size,
-        load_s=load,
-        send_s=load,
-        forward_s=forward,
-        backward_s=backward,
-        forward_dha_s=by_dha,
-        backward_dha_s=backward + extra,
-        backward_write_s=written,
-        backward_dha_write_s=written + extra,
-        update_s=load * 0.6,
-    )
+        name=name, parameter_bytes=size, gradient_bytes=size, load_s=load, send_s=load,
+        forward_s=forward, backward_s=backward, forward_dha_s=by_dha,
+        backward_dha_s=backward + extra, backward_write_s=written,
+        backward_dha_write_s=written + extra, update_s=load * 0.6,
+    )  # fmt: skip
 
 
 def gaps(count: int) -> Results:

@@ -91,7 +91,7 @@ HAND_OVER = Bench(
         if any(row["worst"] > row["bound"] for row in results["rows"])
         else ""
     },
-)
+)  # fmt: skip
 SIMULATION = Bench(
     "module_simulation", derived=lambda results: {"times": len(results["rows"][0]["cycles"])}
 )
@@ -101,7 +101,7 @@ BLOCKS = Bench(
         "cells": results["blocks"]
         + [{"name": f"*{name}*", **each} for name, each in results["sums"].items()]
     },
-)
+)  # fmt: skip
 
 
 def step_row(density: str, width: str, units: int, channels: int, count: int) -> Results:
@@ -173,14 +173,9 @@ def host_row(scheduler: str, pattern: str, most: int, seed: int = 1, ranks: int 
     is_store, addresses = accesses(pattern, n, np.random.default_rng(seed))
     data = np.random.default_rng(seed + 1).integers(0, 256, (n, LINE_BYTES), dtype=np.uint8)
     config = HostConfig(
-        scheduler=scheduler,
-        read_latency=HOST_READ_LATENCY,
-        write_latency=HOST_WRITE_LATENCY,
-        write_to_read=HOST_WRITE_TO_READ,
-        ranks=ranks,
-        channel_ranks=ranks,
-        seed=seed,
-    )
+        scheduler=scheduler, read_latency=HOST_READ_LATENCY, write_latency=HOST_WRITE_LATENCY,
+        write_to_read=HOST_WRITE_TO_READ, ranks=ranks, channel_ranks=ranks, seed=seed,
+    )  # fmt: skip
     benches = {
         "channel": ChannelBench(scheduler=scheduler, seed=seed, ranks=ranks),
         "bare": BareDram(without_a_module(config)),

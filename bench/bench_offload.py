@@ -9,16 +9,10 @@ from nearstep.work.trace import picture, write_trace
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&channels=2"
 CASES = [
-    (12, 128, 2048, 5),
-    (12, 128, 4096, 5),
-    (12, 128, 8192, 5),
-    (24, 128, 4096, 6),
-    (24, 128, 6000, 6),
-    (24, 128, 8192, 6),
-    (12, 512, 8192, 5),
-    (24, 512, 4096, 6),
+    (12, 128, 2048, 5), (12, 128, 4096, 5), (12, 128, 8192, 5), (24, 128, 4096, 6),
+    (24, 128, 6000, 6), (24, 128, 8192, 6), (12, 512, 8192, 5), (24, 512, 4096, 6),
     (24, 512, 6000, 6),
-]
+]  # fmt: skip
 """Layers, their width, rows of the input, and the budget in layers."""
 
 BENCH = Bench("offload")

@@ -38,7 +38,7 @@ BENCH = Bench(
         "how": " with O_DIRECT" if results["direct"] else "",
         "compared": compared({NAMES[name]: took for name, took in results["seconds"].items()}),
     },
-)
+)  # fmt: skip
 
 
 def parameters(count: int, elements: int) -> list[torch.nn.Parameter]:
@@ -57,13 +57,9 @@ def measure(
 ) -> Results:
     own = parameters(count, elements)
     optimizer: Any = nearstep.optim.AdamW(
-        own,
-        lr=1e-3,
-        device=f"golden:axdimm?memory_bytes={-(-memory // (1 << 20)) + 4}MiB",
-        drives=store,
-        memory=memory,
-        eviction=eviction,
-    )
+        own, lr=1e-3, device=f"golden:axdimm?memory_bytes={-(-memory // (1 << 20)) + 4}MiB",
+        drives=store, memory=memory, eviction=eviction,
+    )  # fmt: skip
     files = [
         Mapped(work / f"{flushes}", parameters(count, elements), flushes=flushes)
         for flushes in (False, True)
@@ -118,14 +114,7 @@ def main(
             found = measure(Path(name), store, count, elements, total // times, steps, eviction)
     seconds = found["seconds"]
     BENCH.report(
-        cores=os.cpu_count(),
-        parameters=count * elements,
-        state_bytes=total,
-        memory=total // times,
-        drives=drives,
-        direct=direct,
-        steps=steps,
-        eviction=eviction,
-        **found,
+        cores=os.cpu_count(), parameters=count * elements, state_bytes=total, memory=total // times,
+        drives=drives, direct=direct, steps=steps, eviction=eviction, **found,
         **{f"over_{name}": seconds["drives"] / seconds[name] for name in list(NAMES)[1:]},
-    )
+    )  # fmt: skip

@@ -155,11 +155,8 @@ def main(count: Annotated[int, option("Parameters of a step.", min=1)] = 1_000_0
         simulation = card.step("adam")
     draw(runs)
     BENCH.report(
-        paper_bytes_per_s=PAPER_BYTES_PER_S,
-        drive_bytes_per_s=DRIVE_BYTES_PER_S,
-        through_dram=THROUGH_DRAM,
-        runs=runs,
-        scan=scan,
+        paper_bytes_per_s=PAPER_BYTES_PER_S, drive_bytes_per_s=DRIVE_BYTES_PER_S,
+        through_dram=THROUGH_DRAM, runs=runs, scan=scan,
         scatter=[scatter_rate(pairs, how) for pairs in (8, 16) for how in ("even", "random")],
         simulation={"url": RTL_URL, **simulation},
-    )
+    )  # fmt: skip

@@ -32,7 +32,7 @@ BENCH = Bench(
             for name, share in results["paper_share"].items()
         ]
     },
-)
+)  # fmt: skip
 
 
 @script

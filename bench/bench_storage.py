@@ -146,9 +146,6 @@ def main(
     data = np.random.default_rng(2).integers(0, 256, 64 << 20, np.uint8)
     best = max(rate(data.nbytes, lambda: checksum.crc32(data)) for _ in range(5))
     BENCH.report(
-        fio=version,
-        rounds=rounds,
-        cores=os.cpu_count(),
-        crc={"engine": checksum.engine, "bytes_per_s": best},
-        rows=rows,
-    )
+        fio=version, rounds=rounds, cores=os.cpu_count(),
+        crc={"engine": checksum.engine, "bytes_per_s": best}, rows=rows,
+    )  # fmt: skip

@@ -95,12 +95,9 @@ def ring_differs(config: Any, parts: Any, given: Any, results: Any, wire: str = 
     for part in parts:
         where = slice(part.start, part.stop)
         golden = ring_all_reduce(
-            [each[where] for each in given],
-            operation="sum",
-            wire=wire,
-            config=config,
+            [each[where] for each in given], operation="sum", wire=wire, config=config,
             reverse=part.reverse,
-        )
+        )  # fmt: skip
         wrong += sum(differ(each[where], golden) for each in results)
     return wrong
 
