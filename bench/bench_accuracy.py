@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from harness import Bench, Results, option, script
+from harness import Results, option, report, script
 from measuring import differ
 
 from nearstep_sim.golden.rule_cpp import kernel
@@ -15,8 +15,6 @@ HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight
 SEED = 0
 
 State = dict[str, np.ndarray]
-
-BENCH = Bench("accuracy")
 
 
 def gradients(count: int, steps: int) -> Iterator[np.ndarray]:
@@ -121,8 +119,8 @@ def main(
     steps: Annotated[int, option("Optimizer steps.")] = 10,
 ) -> None:
     """Measure, print, and write build/bench/accuracy.json."""
-    BENCH.report(
-        parameters=count, steps=steps, seed=SEED, hyper_parameters=HYPER,
+    report(
+        "accuracy", parameters=count, steps=steps, seed=SEED, hyper_parameters=HYPER,
         aten_capability=torch.backends.cpu.get_cpu_capability(),
         rows=[row for decoupled in (False, True) for row in measure(count, steps, decoupled)],
     )  # fmt: skip

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from bench_overflow import compared
-from harness import FOLDER, Bench, Results, option, script
+from harness import FOLDER, Results, option, report, script
 from measuring import Mapped, in_turn
 
 import nearstep
@@ -93,9 +93,6 @@ def said(results: Results) -> Results:
     deepspeed = f"DeepSpeed {results['deepspeed']}, ZeRO-3, NVMe, CPU Adam"
     took = {NAMES.get(name, deepspeed): each for name, each in results["seconds"].items()}
     return {**found, "compared": compared(took)}
-
-
-BENCH = Bench("cards", derived=said)
 
 
 class Alone:
@@ -305,8 +302,9 @@ def main(
             paces = paced(emptied(work), paced_elements, subgroup, paced_gb * 1e9, steps)
     if not isinstance(other, str):
         found["seconds_all"]["deepspeed"] = other["seconds"]
-    BENCH.report(
-        cores=os.cpu_count(), parameters=elements, subgroup=subgroup, cards=cards, steps=steps,
+    report(
+        "cards", said, cores=os.cpu_count(), parameters=elements, subgroup=subgroup, cards=cards,
+        steps=steps,
         seconds={name: statistics.median(each) for name, each in found["seconds_all"].items()},
         queue_depth=QUEUE_DEPTH, paced=paces,
         deepspeed=other if isinstance(other, str) else other["version"], **found,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from harness import Bench, Results, option, plot, script, track
+from harness import Results, option, plot, report, script, track
 
 from nearstep.paper.axdimm_kernel import AXDIMM
 from nearstep_hw.dram.column_stage import Slot
@@ -49,8 +49,6 @@ SWEEPS: Mapping[str, Sweep] = {
     "part": ("part", "{}", PARTS),
     "mapping": ("address mapping", "{}", MAPPINGS),
 }
-
-BENCH = Bench("channel")
 
 
 def row(run: ChannelRun, what: str, **more: Any) -> Results:
@@ -135,4 +133,4 @@ def main(count: Annotated[int, option("Parameters of a step.")] = 1_000_000) -> 
     kernel, rows = kernel_rows(count), traffic_rows(SWEEPS, count)
     title = "Adam's traffic on one DDR4-1600 channel: 8Gb x8, 16 KiB, 16 units otherwise"
     draw(rows, SWEEPS, title, "channel.png")
-    BENCH.report(paper=PAPER, kernel=kernel, traffic=rows)
+    report("channel", paper=PAPER, kernel=kernel, traffic=rows)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from bench_channel import BLOCKS_KIB, PARTS, Sweep, draw, kernel_rows, traffic_rows
-from harness import Bench, option, script
+from harness import option, report, script
 
 RANKS = 2
 INTERLEAVES_KIB = (4, 8, 16, 64, 256, 8 << 20)
@@ -20,8 +20,6 @@ SWEEPS: Mapping[str, Sweep] = {
     "part": ("part", "{}", PARTS),
 }
 
-BENCH = Bench("channel_ranks")
-
 
 @script
 def main(
@@ -32,4 +30,4 @@ def main(
     kernel, rows = kernel_rows(count, ranks=RANKS), traffic_rows(SWEEPS, sweep, ranks=RANKS)
     title = "Adam's traffic on a DDR4-1600 channel of two ranks: 8Gb x8, 16 KiB otherwise"
     draw(rows, SWEEPS, title, "channel_ranks.png")
-    BENCH.report(kernel=kernel, traffic=rows)
+    report("channel_ranks", kernel=kernel, traffic=rows)

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import numpy as np
-from harness import Bench, Results, option, plot, script, track
+from harness import Results, option, plot, report, script, track
 from measuring import ring_differs, timed
 
 from nearstep.coarse import CoarsePool, PoolTensor
@@ -17,8 +17,6 @@ MEBIBYTES = (1, 4, 16)
 DENSE_BYTES = 4 << 20
 RATES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
 SHARES = (0.0, 0.25, 0.5, 1.0)
-
-BENCH = Bench("coarse")
 
 
 def bound(devices: int, nbytes: int) -> float:
@@ -166,4 +164,4 @@ def main(largest: Annotated[int, option("Largest tensor, in MiB a device.", min=
         **{name: sum(row[name] for row in every) for name in ("elements", "elements_differ")},
     }  # fmt: skip
     draw(results)
-    BENCH.report(**results)
+    report("coarse", **results)

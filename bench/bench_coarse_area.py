@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from amaranth.lib import wiring
-from harness import Bench, Kept, Results, option, script, track
+from harness import Kept, Results, option, report, script, track
 from measuring import Area, area
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
@@ -36,9 +36,6 @@ def derived(results: Results) -> Results:
     config = results["config"]
     entries = config["groups"] * 2 * config["buffer_entries"]
     return {"shown": {**parts, **sums}, "buffers": entries * config["entry_phits"] * 16 // 1024}
-
-
-BENCH = Bench("coarse_area", derived=derived)
 
 
 @dataclass(frozen=True)
@@ -125,5 +122,12 @@ def main(
     for name, part in track(parts().items(), "parts"):
         cells = kept.measure(name, lambda part=part: area(part.make(), part.boxes))
         areas[name] = {key: cells[key] for key in AREA}
-    BENCH.report(config=asdict(CONFIG), parts=areas, sums=sums(areas), lanes=lanes(areas))
+    report(
+        "coarse_area",
+        derived,
+        config=asdict(CONFIG),
+        parts=areas,
+        sums=sums(areas),
+        lanes=lanes(areas),
+    )
     kept.path.unlink()

@@ -8,7 +8,7 @@ cycles and not in its bound.
 from typing import Annotated, Any
 
 import numpy as np
-from harness import Bench, Results, option, plot, script, track
+from harness import Results, option, plot, report, script, track
 from measuring import ring_differs, timed
 
 from nearstep.coarse import CoarsePool
@@ -49,9 +49,6 @@ def derived(results: Results) -> Results:
         ],
         **{name: sum(row[name] for row in every) for name in ("elements", "elements_differ")},
     }  # fmt: skip
-
-
-BENCH = Bench("coarse_pipeline", derived=derived)
 
 
 def profile() -> tuple[Profile, dict[int, list[int]]]:
@@ -188,7 +185,8 @@ def main(
     for row in sweep:
         del row["spans"]
     picture(runs["whole"], runs["shards"])
-    BENCH.report(
-        clock_hz=CLOCK_HZ, phit_bytes=PHIT_BYTES, frame_phits=FRAME_PHITS, clients=CLIENTS,
-        profile=cycles, shard_bytes=best, runs=runs, sweep=sweep,
+    report(
+        "coarse_pipeline", derived, clock_hz=CLOCK_HZ, phit_bytes=PHIT_BYTES,
+        frame_phits=FRAME_PHITS, clients=CLIENTS, profile=cycles, shard_bytes=best, runs=runs,
+        sweep=sweep,
     )  # fmt: skip

@@ -9,15 +9,13 @@ from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-from harness import Bench, option, script
+from harness import option, report, script
 from measuring import timed
 from torch.multiprocessing.spawn import spawn
 
 import nearstep.torch.distributed
 from nearstep.coarse.service import Spawned
 from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE
-
-BENCH = Bench("coarse_service")
 
 
 def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -> None:
@@ -85,4 +83,6 @@ def main(
         for nbytes, seconds in found.items()
     }
     options = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
-    BENCH.report(options=options, rows=rows, service_bytes=1024 * int(resident.split()[1]))
+    report(
+        "coarse_service", options=options, rows=rows, service_bytes=1024 * int(resident.split()[1])
+    )

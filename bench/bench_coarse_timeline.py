@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from harness import FOLDER, Bench, plot, script
+from harness import FOLDER, plot, report, script
 
 from nearstep.coarse import CoarsePool
 from nearstep_hw.coarse.wire import PHIT_BITS, FrameKind
@@ -32,8 +32,6 @@ FIELDS = ("receive", "local", "final", "send")
 
 Spans = list[tuple[int, int]]
 """First cycle and length of what goes on without a gap."""
-
-BENCH = Bench("coarse_timeline")
 
 
 def cycles_of(path: Path, names: set[str]) -> Iterator[dict[str, int]]:
@@ -202,4 +200,4 @@ def main() -> None:
         name: sum(n for spans in row.values() for _, n in spans) / (end - begin)
         for name, row in moved.items()
     }
-    BENCH.report(url=URL, elements=ELEMENTS, cycles=end - begin, busy=busy, rows=moved)
+    report("coarse_timeline", url=URL, elements=ELEMENTS, cycles=end - begin, busy=busy, rows=moved)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from harness import Bench, Results, option, script, track
+from harness import Results, option, report, script, track
 from measuring import differ
 
 from nearstep.coarse import CoarsePool
@@ -18,14 +18,6 @@ SHAPES = ((2, 2), (2, 1), (4, 4), (4, 1))
 
 HYPER: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
 PHASES = ("push", "sum", "update", "pull")
-
-BENCH = Bench(
-    "coarse_update",
-    derived=lambda results: {
-        "compared": sum(row["elements"] for row in results["rows"]),
-        "wrong": sum(row["elements_differ"] for row in results["rows"]),
-    },
-)  # fmt: skip
 
 
 def step(kind: str, clients: int, devices: int, elements: int) -> tuple[Results, np.ndarray]:
@@ -84,4 +76,12 @@ def main(kib: Annotated[int, option("of parameters, KiB", min=1)] = 1024) -> Non
                 "elements_differ": differ(found, golden),
             }
         )  # fmt: skip
-    BENCH.report(kib=kib, rows=rows)
+    report(
+        "coarse_update",
+        lambda results: {
+            "compared": sum(row["elements"] for row in results["rows"]),
+            "wrong": sum(row["elements_differ"] for row in results["rows"]),
+        },
+        kib=kib,
+        rows=rows,
+    )

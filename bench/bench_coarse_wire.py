@@ -5,7 +5,7 @@ apart.
 """
 
 from bench_coarse import URL, reduction
-from harness import Bench, script, track
+from harness import report, script, track
 
 NBYTES = 4 << 20
 DEVICES = 4
@@ -14,8 +14,6 @@ RUNS = (
     ("fp16", 16, "halfduplex"), ("fp16", 16, "ideal"),
 )  # fmt: skip
 LIMITS = {"links": "links", "alus": "ALUs", "dram": "DRAM"}
-
-BENCH = Bench("coarse_wire")
 
 
 def bounds(wire: str, alus: int, memory: str) -> dict[str, float]:
@@ -42,4 +40,4 @@ def main() -> None:
         slowest = f"{LIMITS[name]}, {100 * limits[name] / found['cycles']:.2f} %"
         more = {"alus": alus, "memory": memory, "bounds": limits, "slowest": slowest}
         rows.append({**found, **more})
-    BENCH.report(rows=rows)
+    report("coarse_wire", rows=rows)

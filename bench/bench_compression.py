@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from harness import Bench, Results, option, plot, script
+from harness import Results, option, plot, report, script
 from training import Text, summary, train, trained
 
 import nearstep
@@ -32,9 +32,6 @@ CASES = [
     for optimizer in OPTIMIZERS
     for share, feedback in [(None, False), *itertools.product(SHARES, (True, False))]
 ]
-
-
-BENCH = Bench("compression")
 
 
 def row(case: Case, text: Text, device: nearstep.Device, steps: int, seeds: int) -> Results:
@@ -99,4 +96,4 @@ def main(
         each["of_whole"] = each[sent] / whole[sent]
         each["above_whole"] = each["validation_loss"] - whole["validation_loss"]
     draw(found["rows"])
-    BENCH.report(device=DEVICE, optimizers=OPTIMIZERS, **found)
+    report("compression", device=DEVICE, optimizers=OPTIMIZERS, **found)

@@ -3,7 +3,7 @@ in 8 bits."""
 
 from typing import Annotated
 
-from harness import Bench, Results, option, script, track
+from harness import Results, option, report, script, track
 from measuring import CLOCK_HZ
 
 import nearstep
@@ -48,9 +48,6 @@ def than_bf16(results: Results) -> Results:
     return {"faster": " and ".join([", ".join(faster[:-1]), faster[-1]])}
 
 
-BENCH = Bench("formats", derived=than_bf16)
-
-
 def measure(kind: str, count: int) -> Results:
     options, gradient = KINDS[kind]
     rounding = nearstep.Rounding(seed=1) if STOCHASTIC in options else None
@@ -91,4 +88,4 @@ def main(count: Annotated[int, option("Parameters.")] = 1_000_000) -> None:
     for row in rows:
         row["faster"] = base["cycles"] / row["cycles"]
         row["fewer_bytes"] = base["bytes_per_parameter"] / row["bytes_per_parameter"]
-    BENCH.report(count=count, rows=rows)
+    report("formats", than_bf16, count=count, rows=rows)

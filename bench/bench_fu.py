@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from harness import Bench, Results, option, script
+from harness import Results, option, report, script
 from measuring import arrays, differ, in_turn, timed, unit_area
 
 from nearstep_hw.rule.rtl import FunctionalUnit
@@ -19,11 +19,6 @@ LANES = 16
 RULE, _ = ORDERS["default"]
 HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 PAPER = {"dsp": 31, "latency_cycles": 128}
-
-BENCH = Bench(
-    "fu",
-    derived=lambda results: {"papers": [["*paper*", *map(str, results["paper"].values()), *"---"]]},
-)
 
 
 def aligned(count: int) -> dict[str, np.ndarray]:
@@ -85,7 +80,9 @@ def main(
 ) -> None:
     """Measure, print, and write build/bench/fu.json."""
     shapes: list[dict[str, Any]] = [{}, {"delay": "shift"}, {"register_inputs": True}]
-    BENCH.report(
+    report(
+        "fu",
+        lambda results: {"papers": [["*paper*", *map(str, results["paper"].values()), *"---"]]},
         paper=PAPER,
         area=[{"order": o, **unit_area(rule)} for o, (rule, _) in ORDERS.items() if synth],
         simulation=[simulation(runs, parameters, **options) for options in shapes],

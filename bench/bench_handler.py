@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import FOLDER, Bench, Results, option, script, track
+from harness import FOLDER, Results, option, report, script, track
 from measuring import CLOCK_HZ
 
 import nearstep
@@ -49,9 +49,6 @@ def derived(results: Results) -> Results:
             for own, base in zip(arrays[::2], arrays[1::2], strict=True)
         ],
     }  # fmt: skip
-
-
-BENCH = Bench("handler", derived=derived)
 
 
 def rate(link: str) -> int:
@@ -167,7 +164,7 @@ def main(
     for bound, cards in track([(b, n) for b in (uplink, uplink // NARROW) for n in CARDS], "cards"):
         shape = (cards, cards * elements // 2, subgroup // 2, bound)
         arrays += [step("SU+O", *shape)[0], baseline(*shape)]
-    BENCH.report(
-        read_bytes_per_s=READ, write_bytes_per_s=WRITE, link_bytes_per_s=rate("card0"),
-        clock_hz=CLOCK_HZ, rows=rows, arrays=arrays,
+    report(
+        "handler", derived, read_bytes_per_s=READ, write_bytes_per_s=WRITE,
+        link_bytes_per_s=rate("card0"), clock_hz=CLOCK_HZ, rows=rows, arrays=arrays,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import ROOT, Bench, Results, console, option, script
+from harness import ROOT, Results, console, option, report, script
 from measuring import timed
 from torch import Tensor
 
@@ -29,8 +29,6 @@ SMALL_TENSORS, SMALL_ELEMENTS = 3000, 64
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.01}
 BF16 = f"{ROOT}/examples/adam_bf16.py:ADAM_ALL_BF16"
 FAMILIES = {"axdimm": "golden:axdimm", "smartssd": "golden:smartssd?memory_bytes=16GiB"}
-
-BENCH = Bench("bench_host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,4 +191,4 @@ def main(
             extra = row["device_peak_bytes"] - row["torch_peak_bytes"]
             row["more_bytes_per_parameter"] = extra / count
         rows.append(row)
-    BENCH.report(rows=rows)
+    report("bench_host", rows=rows)

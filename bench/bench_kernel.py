@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from harness import ROOT, Bench, Results, option, plot, script, track
+from harness import ROOT, Results, option, plot, report, script, track
 from measuring import arrays, in_turn, load, medians
 
 import nearstep
@@ -37,9 +37,6 @@ def derived(results: Results) -> Results:
     ]
     dimm = next(row for row in results["simulation"] if "fraction_of_peak" in row)
     return {"speeds": [*results["simulation"], *functional], "dimm": dimm}
-
-
-BENCH = Bench("kernel", derived=derived)
 
 
 def cycles(url: str, counts: Sequence[int], size: int) -> list[int]:
@@ -172,4 +169,10 @@ def main(
         axes.set(xlabel="parameters", ylabel="fraction of the memory's bound")
         axes.grid(alpha=0.3)
         axes.legend()
-    BENCH.report(fits=fits, simulation=simulation, golden=golden_against_torch(max(runs, 9)))
+    report(
+        "kernel",
+        derived,
+        fits=fits,
+        simulation=simulation,
+        golden=golden_against_torch(max(runs, 9)),
+    )

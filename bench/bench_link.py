@@ -9,7 +9,7 @@ import dataclasses
 from typing import Annotated
 
 import torch
-from harness import Bench, Results, option, script
+from harness import Results, option, report, script
 
 import nearstep
 from nearstep.device import drive, open_backend
@@ -31,18 +31,6 @@ CASES: dict[str, tuple[torch.dtype, float | None]] = {
     "Top-K 1 %, bf16": (torch.bfloat16, 0.01),
 }
 """Format of the parameters, and share of the gradients that is sent."""
-
-BENCH = Bench(
-    "link",
-    derived=lambda results: {
-        "count": results["rows"][0]["parameters"],
-        "ways": [
-            {"case": row["case"] if way == "down" else "", "way": way, **row[way]}
-            for row in results["rows"]
-            for way in ("down", "up")
-        ],
-    },
-)  # fmt: skip
 
 
 def opened(url: str) -> nearstep.Device:
@@ -102,4 +90,18 @@ def measure(name: str, parameters: int) -> Results:
 def main(parameters: Annotated[int, option("Of one tensor.", min=1024)] = 1 << 18) -> None:
     """Measure, print, and write build/bench/link.json."""
     rows = [measure(case, parameters) for case in CASES]
-    BENCH.report(device=DEVICE, optimizer="AdamW", baud=BAUD, rows=rows)
+    report(
+        "link",
+        lambda results: {
+            "count": results["rows"][0]["parameters"],
+            "ways": [
+                {"case": row["case"] if way == "down" else "", "way": way, **row[way]}
+                for row in results["rows"]
+                for way in ("down", "up")
+            ],
+        },
+        device=DEVICE,
+        optimizer="AdamW",
+        baud=BAUD,
+        rows=rows,
+    )

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Annotated, Any
 
-from harness import Bench, Results, option, script, track
+from harness import Results, option, report, script, track
 from measuring import timed
 
 from nearstep.memferry.cost import Costs
@@ -48,9 +48,6 @@ def derived(results: Results) -> Results:
         ),
         "reasons": "\n".join(f"- {name}: {why}." for name, why in paper["not_modelled"].items()),
     }  # fmt: skip
-
-
-BENCH = Bench("memferry", derived=derived)
 
 
 def at_random(rng: random.Random, count: int) -> Profile:
@@ -182,4 +179,4 @@ def main(
         "seed": SEED, "speed": speed(exact_profiles), "random": gaps(profiles), "models": models(),
         "paper": paper(),
     }  # fmt: skip
-    BENCH.report(**results, seconds=perf_counter() - begun)
+    report("memferry", derived, **results, seconds=perf_counter() - begun)

@@ -14,7 +14,7 @@ import typer
 from amaranth import Module
 from amaranth.lib import wiring
 from bench_channel import CHANNELS, KERNEL_PARTS
-from harness import Bench, Kept, Results, console, option, plot, script, track
+from harness import Kept, Results, console, option, plot, report, script, track
 from measuring import CLOCK_HZ, area, arrays, load, timed
 
 import nearstep
@@ -77,33 +77,6 @@ def papers(results: Results) -> Results:
     }  # fmt: skip
 
 
-KERNELS = Bench("module", derived=papers)
-HOST = Bench(
-    "module_host",
-    derived=lambda results: {"alone": min(row["accesses"] for row in results["rows"])},
-)
-
-
-HAND_OVER = Bench(
-    "module_hand_overs",
-    derived=lambda results: {
-        "beyond": "**Bold**: beyond the bound, which therefore is none for that load."
-        if any(row["worst"] > row["bound"] for row in results["rows"])
-        else ""
-    },
-)  # fmt: skip
-SIMULATION = Bench(
-    "module_simulation", derived=lambda results: {"times": len(results["rows"][0]["cycles"])}
-)
-BLOCKS = Bench(
-    "module_area",
-    derived=lambda results: {
-        "cells": results["blocks"]
-        + [{"name": f"*{name}*", **each} for name, each in results["sums"].items()]
-    },
-)  # fmt: skip
-
-
 def step_row(density: str, width: str, units: int, channels: int, count: int) -> Results:
     config = UpdateKernelConfig(functional_units=units)
     step = run_step(config, count=count, channels=channels, density=density, width=width)
@@ -146,7 +119,9 @@ def kernels(kept: Kept, count: int) -> None:
     alone = [(density, postponed, count) for density in DENSITIES for postponed in several]
     postponing = rows(kept, "controller alone", alone, postponed_row)
     plot_rates(steps)
-    KERNELS.report(paper=PAPER, peak_params_per_s=PEAK, steps=steps, postponing=postponing)
+    report(
+        "module", papers, paper=PAPER, peak_params_per_s=PEAK, steps=steps, postponing=postponing
+    )
 
 
 def accesses(pattern: str, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -409,7 +384,15 @@ def report_area() -> None:
         sums[f"channel with {units} units"] = {key: kernel[key] + memory[key] for key in AREA}
     controller = blocks["DDR4 controller"]
     sums["arbiter and host side"] = {key: memory[key] - controller[key] for key in AREA}
-    BLOCKS.report(blocks=[{"name": n, **each} for n, each in blocks.items()], sums=sums)
+    report(
+        "module_area",
+        lambda results: {
+            "cells": results["blocks"]
+            + [{"name": f"*{name}*", **each} for name, each in results["sums"].items()]
+        },
+        blocks=[{"name": n, **each} for n, each in blocks.items()],
+        sums=sums,
+    )
 
 
 def plot_rates(steps: list[Results]) -> None:
@@ -478,12 +461,24 @@ def main(
         kernels(kept, count)
     if "host" in wanted:
         hosts = [(each, pattern, lines) for each in SCHEDULERS for pattern in (*PATTERNS, ALONE)]
-        HOST.report(rows=rows(kept, "host", hosts, host_row))
+        report(
+            "module_host",
+            lambda results: {"alone": min(row["accesses"] for row in results["rows"])},
+            rows=rows(kept, "host", hosts, host_row),
+        )
     if "hand-overs" in wanted:
         loads = [(part, number, times) for part in DENSITIES for number in range(len(HAND_OVERS))]
         changes = rows(kept, "hand-overs", loads, hand_over_row)
         plot_hand_overs(changes)
-        HAND_OVER.report(rows=changes)
+        report(
+            "module_hand_overs",
+            lambda results: {
+                "beyond": "**Bold**: beyond the bound, which therefore is none for that load."
+                if any(row["worst"] > row["bound"] for row in results["rows"])
+                else ""
+            },
+            rows=changes,
+        )
         for row in changes:
             if row["worst"] > row["bound"]:
                 beyond = "beyond its bound of {bound}: {worst} cycles to {to}, {density}, {load}"
@@ -491,7 +486,11 @@ def main(
     if "simulation" in wanted:
         shapes = [("channels of a DIMM", 1, 2), ("DIMMs on a clock", 2, 1)]
         found = [simulation_row(*each, count, turns) for each in track(shapes, "simulation")]
-        SIMULATION.report(rows=found)
+        report(
+            "module_simulation",
+            lambda results: {"times": len(results["rows"][0]["cycles"])},
+            rows=found,
+        )
     if "area" in wanted:
         report_area()
     kept.path.unlink(missing_ok=True)

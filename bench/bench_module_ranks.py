@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from bench_channel import CHANNELS, KERNEL_PARTS, PAPER
 from bench_module import ALONE, PATTERNS, host_row
-from harness import Bench, Results, option, script, track
+from harness import Results, option, report, script, track
 from measuring import CLOCK_HZ, area, arrays, differ, load
 
 import nearstep
@@ -24,8 +24,6 @@ SHAPES = (("8Gb", "x8", 1, 16), *((*part, 2, units) for part in KERNEL_PARTS for
 """Part, ranks of a channel, functional units."""
 
 HYPER = {"step": 3, "lr": 1e-3}
-
-BENCH = Bench("module_ranks")
 
 
 def address_width(density: str, width: str, ranks: int) -> int:
@@ -101,4 +99,4 @@ def main(
         {"ranks": ranks, **area(MemoryChannel(mapping=mapping))}
         for ranks, mapping in track(channels.items(), "area")
     ]
-    BENCH.report(paper=PAPER, rows=rows, hosts=hosts, area=cells)
+    report("module_ranks", paper=PAPER, rows=rows, hosts=hosts, area=cells)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from harness import FOLDER, Bench, Results, option, script, track
+from harness import FOLDER, Results, option, report, script, track
 
 from nearstep.measure.overlap import Overlap, Stack
 from nearstep.work.trace import picture, write_trace
@@ -14,8 +14,6 @@ CASES = [
     (24, 512, 6000, 6),
 ]  # fmt: skip
 """Layers, their width, rows of the input, and the budget in layers."""
-
-BENCH = Bench("offload")
 
 
 def row(stack: Stack, found: Overlap) -> Results:
@@ -54,4 +52,4 @@ def main(
             FOLDER.mkdir(parents=True, exist_ok=True)
             picture(timeline, FOLDER / "offload.png", f"{layers} layers on {device}")
             write_trace(timeline, FOLDER / "offload.trace.json")
-    BENCH.report(device=device, rows=rows)
+    report("offload", device=device, rows=rows)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from harness import FOLDER, Bench, Results, option, script
+from harness import FOLDER, Results, option, report, script
 from measuring import Mapped, in_turn
 
 import nearstep
@@ -30,15 +30,6 @@ def compared(seconds: dict[str, float]) -> list[Results]:
         {"name": name, "took": took, "over": each}
         for (name, took), each in zip(seconds.items(), over, strict=True)
     ]
-
-
-BENCH = Bench(
-    "overflow",
-    derived=lambda results: {
-        "how": " with O_DIRECT" if results["direct"] else "",
-        "compared": compared({NAMES[name]: took for name, took in results["seconds"].items()}),
-    },
-)  # fmt: skip
 
 
 def parameters(count: int, elements: int) -> list[torch.nn.Parameter]:
@@ -113,8 +104,11 @@ def main(
         with Store.create(places, drive_bytes=size, owner="bench", direct=direct) as store:
             found = measure(Path(name), store, count, elements, total // times, steps, eviction)
     seconds = found["seconds"]
-    BENCH.report(
-        cores=os.cpu_count(), parameters=count * elements, state_bytes=total, memory=total // times,
+    report(
+        "overflow", lambda results: {
+        "how": " with O_DIRECT" if results["direct"] else "",
+        "compared": compared({NAMES[name]: took for name, took in results["seconds"].items()}),
+    }, cores=os.cpu_count(), parameters=count * elements, state_bytes=total, memory=total // times,
         drives=drives, direct=direct, steps=steps, eviction=eviction, **found,
         **{f"over_{name}": seconds["drives"] / seconds[name] for name in list(NAMES)[1:]},
     )  # fmt: skip

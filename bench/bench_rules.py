@@ -4,7 +4,7 @@
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-from harness import Bench, Results, option, script, track
+from harness import Results, option, report, script, track
 from measuring import CLOCK_HZ, arrays, load, unit_area, update_bytes
 
 import nearstep
@@ -35,9 +35,6 @@ def derived(results: Results) -> Results:
     return {"units": [*cells, {"name": "all four, apart", "latency_cycles": None, **sums}]}
 
 
-BENCH = Bench("rules", derived=derived)
-
-
 def measure(device: Any, memory: str, rule: str, count: int) -> Results:
     method, names, hyper = STEPS[rule]
     buffers = load(device, arrays(count, names), align=1024)
@@ -65,4 +62,4 @@ def main(count: Annotated[int, option("Parameters of a step.", min=1)] = 1_000_0
     whole = RuleSet(tuple(STEPS), "default")
     shapes = [*zip(STEPS, whole.rules, strict=True), ("all four, shared", whole.whole)]
     area = [{"name": name, **unit_area(rule)} for name, rule in track(shapes, "area")]
-    BENCH.report(paper_bytes_per_s=PAPER_BYTES_PER_S, runs=runs, area=area)
+    report("rules", derived, paper_bytes_per_s=PAPER_BYTES_PER_S, runs=runs, area=area)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from harness import Bench, Results, argument, option, script
+from harness import Results, argument, option, report, script
 from measuring import arrays, load, timed
 
 import nearstep
@@ -30,8 +30,6 @@ DEVICE = "coarse_device"
 
 Run = Callable[[], int]
 Digest = Callable[[], str]
-
-BENCH = Bench("shipped")
 
 
 def axdimm(device: AxdimmDevice, count: int) -> tuple[Run, Digest]:
@@ -128,4 +126,4 @@ def main(
         else:
             both = [measured(url, count, times) for url in PAIRS[top]]
         rows.append(row(top if top != DEVICE else f"{DEVICE}, four in a ring", *both))
-    BENCH.report(rows=rows)
+    report("shipped", rows=rows)

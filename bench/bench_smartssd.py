@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from bench_rules import PAPER_BYTES_PER_S, STEPS
-from harness import Bench, Results, option, plot, script, track
+from harness import Results, option, plot, report, script, track
 from measuring import CLOCK_HZ, load, scan_bytes, timed, update_bytes
 
 import nearstep
@@ -41,9 +41,6 @@ def derived(results: Results) -> Results:
         "parts": ", ".join(f"{size} for {name}" for name, size in through.items()), "dense": dense,
         "fused": min(fused, key=lambda row: abs(row["kept"] - 0.01)),
     }  # fmt: skip
-
-
-BENCH = Bench("smartssd", derived=derived)
 
 
 def rates(run: Any, config: Any, count: int, needed: int) -> Results:
@@ -154,9 +151,9 @@ def main(count: Annotated[int, option("Parameters of a step.", min=1)] = 1_000_0
         card.step("adam")
         simulation = card.step("adam")
     draw(runs)
-    BENCH.report(
-        paper_bytes_per_s=PAPER_BYTES_PER_S, drive_bytes_per_s=DRIVE_BYTES_PER_S,
-        through_dram=THROUGH_DRAM, runs=runs, scan=scan,
+    report(
+        "smartssd", derived, paper_bytes_per_s=PAPER_BYTES_PER_S,
+        drive_bytes_per_s=DRIVE_BYTES_PER_S, through_dram=THROUGH_DRAM, runs=runs, scan=scan,
         scatter=[scatter_rate(pairs, how) for pairs in (8, 16) for how in ("even", "random")],
         simulation={"url": RTL_URL, **simulation},
     )  # fmt: skip

@@ -1,7 +1,7 @@
 # amaranth: UnusedElaboratable=no
 """Area of a SmartSSD card's updater with and without Top-K: `synth_xilinx -family xcup`."""
 
-from harness import Bench, Results, script, track
+from harness import Results, report, script, track
 from measuring import area
 
 from nearstep_hw.rule.rtl import FunctionalUnit
@@ -23,16 +23,6 @@ PAPER_SHARE = {
 """Ref: Smart-Infinity, Table III."""
 
 TOP_K = {None: "whole gradients", "fused": "with fused Top-K", "scatter": "with scatter Top-K"}
-
-BENCH = Bench(
-    "smartssd_area",
-    derived=lambda results: {
-        "papers": [
-            [f"*paper*, {name}", *[""] * 4, *(f"{100 * share[key]:.2f} %" for key in SHARES)]
-            for name, share in results["paper_share"].items()
-        ]
-    },
-)  # fmt: skip
 
 
 @script
@@ -61,4 +51,14 @@ def main() -> None:
                     "of_chip": of_chip,
                 }
             )  # fmt: skip
-    BENCH.report(paper_share=PAPER_SHARE, area=rows)
+    report(
+        "smartssd_area",
+        lambda results: {
+            "papers": [
+                [f"*paper*, {name}", *[""] * 4, *(f"{100 * share[key]:.2f} %" for key in SHARES)]
+                for name, share in results["paper_share"].items()
+            ]
+        },
+        paper_share=PAPER_SHARE,
+        area=rows,
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from harness import Bench, Results, option, script, track
+from harness import Results, option, report, script, track
 from measuring import arrays, load, timed
 
 import nearstep
@@ -18,8 +18,6 @@ BASE = 1 << 30
 """Where no array is."""
 
 ACCESSES = ("register read", "register write", "write of 1 MiB", "read of 1 MiB")
-
-BENCH = Bench("smartssd_shipped")
 
 
 def accesses(device: SmartssdDevice) -> dict[str, int]:
@@ -71,4 +69,4 @@ def main(count: Annotated[int, option("Parameters of a step.")] = 1 << 17) -> No
         raise RuntimeError("the devices give different bits")
     if len({row["step"]["cycles"] for row in rows}) != 1:
         raise RuntimeError("a run takes different cycles")
-    BENCH.report(bytes=BYTES, rows=rows)
+    report("smartssd_shipped", bytes=BYTES, rows=rows)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from harness import Bench, Results, option, plot, script
+from harness import Results, option, plot, report, script
 from training import Text, summary, train, trained
 
 import nearstep
@@ -43,8 +43,6 @@ CASES = (
     Case("p, m, v bf16, stochastic", ALL, torch.bfloat16, "stochastic", "#2ca02c"),
     Case("m, v 8 bits", "&state_format=dynamic8", color="#9467bd"),
 )
-
-BENCH = Bench("state_losses")
 
 
 def row(case: Case, text: Text, steps: int, seeds: int) -> Results:
@@ -95,4 +93,4 @@ def main(
     for each in found["rows"]:
         each["above_fp32"] = each["validation_loss"] - found["rows"][0]["validation_loss"]
     draw(found["rows"])
-    BENCH.report(device=DEVICE, lr=LR, weight_decay=WEIGHT_DECAY, **found)
+    report("state_losses", device=DEVICE, lr=LR, weight_decay=WEIGHT_DECAY, **found)

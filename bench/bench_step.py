@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from harness import Bench, Results, option, script, track
+from harness import Results, option, report, script, track
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
@@ -16,9 +16,6 @@ SIZES = (1 << 16, 1 << 20, 1 << 22)
 CHANNELS = (1, 2)
 VECTOR = 512  # elements of a small parameter beside each of the large ones
 LR = 1e-3
-
-
-BENCH = Bench("step")
 
 
 class Sequence:
@@ -104,4 +101,4 @@ def main(
 ) -> None:
     """Measure, print, and write build/bench/step.json."""
     shapes = [(c, n) for c in CHANNELS for n in SIZES if n <= largest]
-    BENCH.report(rows=[measure(*shape, steps) for shape in track(shapes, "steps")])
+    report("step", rows=[measure(*shape, steps) for shape in track(shapes, "steps")])

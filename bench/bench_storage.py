@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from harness import FOLDER, Bench, Results, console, option, script, track
+from harness import FOLDER, Results, console, option, report, script, track
 from measuring import timed
 
 from nearstep.storage import checksum
@@ -32,11 +32,6 @@ WHO = ("loop", "fio", "drive", "store")
 
 def dash(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-BENCH = Bench(
-    "storage", derived=lambda results: {"version": results["fio"] or "fio was not on this machine."}
-)
 
 
 def loop(path: Path, action: str, data: np.ndarray, block: int) -> None:
@@ -145,7 +140,8 @@ def main(
         path.unlink(missing_ok=True)
     data = np.random.default_rng(2).integers(0, 256, 64 << 20, np.uint8)
     best = max(rate(data.nbytes, lambda: checksum.crc32(data)) for _ in range(5))
-    BENCH.report(
+    report(
+        "storage", lambda results: {"version": results["fio"] or "fio was not on this machine."},
         fio=version, rounds=rounds, cores=os.cpu_count(),
         crc={"engine": checksum.engine, "bytes_per_s": best}, rows=rows,
     )  # fmt: skip

@@ -3,14 +3,12 @@
 from typing import Annotated
 
 import typer
-from harness import Bench, argument, console, option, script
+from harness import argument, console, option, report, script
 from synthesising import known
 
 from nearstep_sim import timing
 from nearstep_sim.row_file import Row, read_rows
 from nearstep_sim.verilate.build import BuildError
-
-BENCH = Bench("timing")
 
 
 @script
@@ -48,7 +46,7 @@ def main(
         rates = row["seeds"].values()
         row |= {"least": min(rates), "most": max(rates), "latency": row.get("latency")}
         row["before"] = old.get(name, {}).get("fmax_mhz")
-    BENCH.report(device=timing.tools()["device"], blocks=rows)
+    report("timing", device=timing.tools()["device"], blocks=rows)
     for name, reasons in wrong.items():
         console.print(f"[red]{name}: {'; '.join(reasons)}[/red]")
     if wrong:

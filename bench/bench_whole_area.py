@@ -7,7 +7,7 @@ Rows are those of hw/area.json and hw/area-ecp5.json; those of tops that are as 
 import os
 from typing import Annotated
 
-from harness import Bench, Results, argument, console, option, script
+from harness import Results, argument, console, option, report, script
 from synthesising import known, valid_rows
 
 from nearstep_sim import area
@@ -38,9 +38,6 @@ def derived(results: Results) -> Results:
         fpga = row.get("family", row["chip"])
         rows.append({**row, **shares, "name": name, "fpga": fpga})
     return {"rows": rows}
-
-
-BENCH = Bench("whole_area", derived=derived)
 
 
 def synthesised(name: str, family: area.Family) -> Row:
@@ -93,4 +90,4 @@ def main(
         for p in PAPERS
         if p.share
     ]
-    BENCH.report(tops=tops(), papers=papers)
+    report("whole_area", derived, tops=tops(), papers=papers)

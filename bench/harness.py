@@ -1,8 +1,8 @@
 """What all benchmarks share: a section of the page as data, its JSON, terminal and plots.
 
-A benchmark is a `Bench`: a section of `bench/sections.md`, of prose and tables over the results
-that its script measures. The section is printed on the terminal, and `bench/page.py` puts it into
-`docs/benchmarks.md`, both from the JSON under `build/bench`.
+A benchmark is a script that measures results, and a section of `bench/sections.md`: prose and
+tables over them. `report` writes the JSON under `build/bench` and prints the section from it;
+`bench/page.py` puts the section into `docs/benchmarks.md`.
 
 A section begins with a mark that has its name and where its numbers come from. In its paragraphs
 `{key:form}` is a value. A table has `@` and the path of its rows in the first line, and behind a
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import typer
 from rich import progress
@@ -169,80 +169,64 @@ class Table:
         return "\n".join([lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]])
 
 
-class Bench:
-    """A benchmark: what is printed of its results.
+def blocks(name: str, results: Results) -> Iterator[str | Table]:
+    """Paragraphs of a section, with the values in them, and tables."""
+    _, template = SECTIONS[name]
+    for paragraph in template.strip().split("\n\n"):
+        head, _, columns = paragraph.partition("\n")
+        if head.startswith("@"):
+            yield Table.parse(head[1:], columns, results)
+        elif filled := fill(paragraph, results).strip():
+            yield filled
+
+
+def markdown(name: str, results: Results) -> list[str]:
+    """Lines of a section."""
+    parts = (each if isinstance(each, str) else each.markdown() for each in blocks(name, results))
+    return [*"\n\n".join(parts).splitlines(), ""]
+
+
+def tables(name: str, results: Results) -> list[list[list[str]]]:
+    """Name and kind of each column, for each table."""
+    found = (each.columns for each in blocks(name, results) if isinstance(each, Table))
+    return [[list(column) for column in each] for each in found]
+
+
+def read(path: Path) -> Results:
+    """Read the results of a benchmark, and check that its section is as it was.
+
+    Raises
+    ------
+    BenchError : they are of another format, or its tables have other columns.
+    """
+    found: Results = json.loads(path.read_text(encoding="utf-8"))
+    again = f"run bench/{found.get('script', 'bench_*.py')} again"
+    for key, value in {"bench": path.stem, "format": FORMAT}.items():
+        if found.get(key) != value:
+            raise BenchError(f"{path}: {key} must be {value!r}, not {found.get(key)!r}; {again}")
+    if missing := [key for key in META if key not in found]:
+        raise BenchError(f"{path}: there is no {', '.join(missing)}; {again}")
+    if (expected := tables(path.stem, found)) != found["tables"]:
+        raise BenchError(f"{path}: columns must be {expected}, not {found['tables']}; {again}")
+    return found
+
+
+def report(name: str, derived: Callable[[Results], Results] | None = None, **results: Any) -> None:
+    """Write the JSON of a benchmark, and print its section from that.
 
     Parameters
     ----------
-    name : of its section, and of its JSON.
-    derived : values for the section beyond the results, by the results.
+    name : of the section.
+    derived : values beyond the results, by the results.
     """
-
-    ALL: ClassVar[dict[str, "Bench"]] = {}
-
-    def __init__(
-        self, name: str, derived: Callable[[Results], Results] = lambda results: {}
-    ) -> None:
-        self.name, self._derived = name, derived
-        self.label, self.template = SECTIONS[name]
-        self.path = FOLDER / f"{name}.json"
-        self.ALL[name] = self
-
-    def blocks(self, results: Results) -> Iterator[str | Table]:
-        """Paragraphs, with the values in them, and tables."""
-        values = {**results, **self._derived(results)}
-        for paragraph in self.template.strip().split("\n\n"):
-            head, _, columns = paragraph.partition("\n")
-            if head.startswith("@"):
-                yield Table.parse(head[1:], columns, values)
-            elif filled := fill(paragraph, values).strip():
-                yield filled
-
-    def markdown(self, results: Results) -> list[str]:
-        """Lines of the section."""
-        parts = (
-            each if isinstance(each, str) else each.markdown() for each in self.blocks(results)
-        )
-        return [*"\n\n".join(parts).splitlines(), ""]
-
-    def tables(self, results: Results) -> list[list[list[str]]]:
-        """Name and kind of each column, for each table."""
-        found = (each.columns for each in self.blocks(results) if isinstance(each, Table))
-        return [[list(column) for column in each] for each in found]
-
-    def write(self, **results: Any) -> Results:
-        """Write the JSON, and read it back."""
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        plain = json.loads(json.dumps(results))
-        own = {"bench": self.name, "format": FORMAT, "label": self.label}
-        found = {**own, "tables": self.tables(plain), **provenance(), **plain}
-        self.path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        return self.read(self.path)
-
-    def read(self, path: Path) -> Results:
-        """Read results, and check that they are of this benchmark as it is now.
-
-        Raises
-        ------
-        BenchError : they are of another format, or their tables have other columns.
-        """
-        found: Results = json.loads(path.read_text(encoding="utf-8"))
-        again = f"run bench/{found.get('script', 'bench_*.py')} again"
-        for key, value in {"bench": self.name, "format": FORMAT}.items():
-            if found.get(key) != value:
-                raise BenchError(
-                    f"{path}: {key} must be {value!r}, not {found.get(key)!r}; {again}"
-                )
-        if missing := [key for key in META if key not in found]:
-            raise BenchError(f"{path}: there is no {', '.join(missing)}; {again}")
-        if (tables := self.tables(found)) != found["tables"]:
-            raise BenchError(f"{path}: columns must be {tables}, not {found['tables']}; {again}")
-        return found
-
-    def report(self, **results: Any) -> None:
-        """Write the JSON, and print the section from it."""
-        console.print(Markdown("\n".join(self.markdown(self.write(**results)))))
-        console.print(f"written: {self.path}", soft_wrap=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    found = json.loads(json.dumps({**results, **(derived(results) if derived else {})}))
+    own = {"bench": name, "format": FORMAT, "label": SECTIONS[name][0]}
+    found = {**own, "tables": tables(name, found), **provenance(), **found}
+    path = FOLDER / f"{name}.json"
+    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    console.print(Markdown("\n".join(markdown(name, read(path)))))
+    console.print(f"written: {path}", soft_wrap=True)
 
 
 def option(help: str, *names: str, **more: Any) -> Any:

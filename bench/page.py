@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-from harness import FOLDER, ROOT, Bench, Results
+from harness import FOLDER, ROOT, Results, markdown, read
 
 DOCS = ROOT / "docs"
 FIGURES = Path(__file__).with_name("figures.md")
@@ -19,9 +18,6 @@ ELSEWHERE = ("bench_host", "coarse_timeline", "link", "timing")
 """Sections that are not on this page."""
 
 SECTIONS = [name for name in harness.SECTIONS if name not in ELSEWHERE]
-MODULE = ("module_host", "module_hand_overs", "module_simulation", "module_area")
-"""Sections of `bench_module`."""
-
 HEAD = """\
 # Benchmarks
 
@@ -71,16 +67,11 @@ def kept(page: str) -> dict[str, list[str]]:
     return {name: [*"\n".join(text).rstrip().splitlines(), ""] for name, text in sections.items()}
 
 
-def bench_of(name: str) -> Bench:
-    """Import the script of a section."""
-    importlib.import_module("bench_module" if name in MODULE else f"bench_{name}")
-    return Bench.ALL[name]
-
-
-def render(name: str, results: Results) -> list[str]:
+def render(path: Path) -> list[str]:
     """Lines of a section, with its seal."""
-    section = [*bench_of(name).markdown(results), *made_by(results)]
-    return [*section, seal(name, section), ""]
+    results = read(path)
+    section = [*markdown(path.stem, results), *made_by(results)]
+    return [*section, seal(path.stem, section), ""]
 
 
 def main() -> None:
@@ -91,7 +82,7 @@ def main() -> None:
     for name in SECTIONS:
         path = FOLDER / f"{name}.json"
         if path.exists():
-            sections[name] = render(name, bench_of(name).read(path))
+            sections[name] = render(path)
             found = True
         for plot in sorted(FOLDER.glob(f"{name}*.png")):
             shutil.copy(plot, DOCS / plot.name)

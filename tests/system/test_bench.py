@@ -90,47 +90,39 @@ def fields(template: str) -> set[str]:
     return {name for name in names if not name.isdecimal()}
 
 
-@pytest.fixture(scope="module")
-def benches() -> dict[str, list[harness.Bench]]:
-    """Sections of each script."""
-    return {
-        script: [each for each in vars(module).values() if isinstance(each, harness.Bench)]
-        for script in SCRIPTS
-        for module in [importlib.import_module(script)]
-    }
+REPORTED = re.compile(r'^ +report\(\n? *"(\w+)"', re.MULTILINE)
+OF = {
+    name: script
+    for script in SCRIPTS
+    for name in REPORTED.findall((BENCH / f"{script}.py").read_text(encoding="utf-8"))
+}
+"""Script of each section."""
 
 
-def test_every_value_of_a_section_is_measured(benches: dict[str, list[harness.Bench]]) -> None:
+def test_every_value_of_a_section_is_measured() -> None:
     compared, missing = 0, {}
-    for script, some in benches.items():
-        known = keys(script)
-        for bench in some:
-            wanted = fields(bench.template)
-            missing[bench.name] = {name for name in wanted if not known.fullmatch(name)}
-            compared += len(wanted)
+    for name, script in OF.items():
+        known, wanted = keys(script), fields(harness.SECTIONS[name][1])
+        if found := {each for each in wanted if not known.fullmatch(each)}:
+            missing[name] = found
+        compared += len(wanted)
     print(f"{compared} values")
-    assert {name: each for name, each in missing.items() if each} == {}
+    assert missing == {}
     assert compared > 400
 
 
-def test_a_value_of_a_section_that_nothing_measures_is_found(
-    benches: dict[str, list[harness.Bench]],
-) -> None:
-    (link,) = benches["bench_link"]
-    assert "wire" in fields(link.template)
-    renamed = fields(link.template.replace("{wire:", "{on_the_wire:"))
+def test_a_value_of_a_section_that_nothing_measures_is_found() -> None:
+    template = harness.SECTIONS["link"][1]
+    assert "wire" in fields(template)
+    renamed = fields(template.replace("{wire:", "{on_the_wire:"))
     missing = {name for name in renamed if not keys("bench_link").fullmatch(name)}
     assert missing == {"on_the_wire"}
 
 
-def test_every_section_of_the_page_is_of_its_script(
-    benches: dict[str, list[harness.Bench]],
-) -> None:
-    assert [script for script, some in benches.items() if not some] == ["bench_area"]
-    of = {bench.name: script for script, some in benches.items() for bench in some}
-    for name in page.SECTIONS:
-        assert page.bench_of(name) in benches[of[name]]
-    assert set(of) - set(page.SECTIONS) == {"bench_host", "coarse_timeline", "link", "timing"}
+def test_every_section_is_reported_by_one_script() -> None:
+    assert sorted(OF) == sorted(harness.SECTIONS)
+    assert sorted(set(SCRIPTS) - set(OF.values())) == ["bench_area"]
+    assert len(page.SECTIONS) == len(harness.SECTIONS) - len(page.ELSEWHERE)
 
 
 @pytest.mark.parametrize(
@@ -138,34 +130,27 @@ def test_every_section_of_the_page_is_of_its_script(
     ["accuracy --count 64 --steps 2", "link --parameters 1024", "storage --megabytes 1 --rounds 1"],
 )
 def test_json_terminal_and_page_have_the_same_table(
-    command: str,
-    benches: dict[str, list[harness.Bench]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, *arguments = command.split()
-    (bench,) = benches[f"bench_{name}"]
-    for module in (harness, sys.modules[f"bench_{name}"]):
-        monkeypatch.setattr(module, "FOLDER", tmp_path, raising=False)
-    monkeypatch.setattr(bench, "path", tmp_path / f"{name}.json")
-    if name == "storage":
-        arguments += ["--folder", str(tmp_path)]
+    script = importlib.import_module(f"bench_{name}")
+    monkeypatch.setattr(harness, "FOLDER", tmp_path)
+    arguments += ["--folder", str(tmp_path)] if name == "storage" else []
     app = typer.Typer()
-    app.command()(sys.modules[f"bench_{name}"].main)
+    app.command()(script.main)
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    found = bench.read(bench.path)
+    path = tmp_path / f"{name}.json"
+    found = harness.read(path)
     assert set(harness.META) < set(found)
-    section = "\n".join(
-        page.render(name, found) if name in page.SECTIONS else bench.markdown(found)
-    )
+    section = "\n".join(page.render(path))
     for table in found["tables"]:
         assert f"| {' | '.join(column for column, _ in table)} |" in section
-    changed = json.loads(bench.path.read_text())
+    changed = json.loads(path.read_text())
     changed["tables"][0][0][0] = "another column"
-    bench.path.write_text(json.dumps(changed))
+    path.write_text(json.dumps(changed))
     with pytest.raises(harness.BenchError, match=r"columns must be .* not .*another column"):
-        bench.read(bench.path)
+        harness.read(path)
 
 
 RATIOS = """
@@ -226,13 +211,11 @@ def test_quick_and_only_choose_runs() -> None:
     assert check.chosen(every, quick=True, only="cards") == []
 
 
-def test_committed_ratios_are_of_benchmarks_that_there_are(
-    benches: dict[str, list[harness.Bench]],
-) -> None:
+def test_committed_ratios_are_of_benchmarks_that_there_are() -> None:
     ratios = 0
     for run in check.runs(check.FILE.read_text(encoding="utf-8")):
         script = run.command.partition(".py")[0]
-        names = {bench.name for bench in benches[script]}
+        names = {name for name, of in OF.items() if of == script}
         assert {ratio.path.partition(":")[0] for ratio in run.ratios} <= names, run.command
         known = keys(script)
         for ratio in run.ratios:
