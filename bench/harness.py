@@ -172,7 +172,8 @@ class Table:
 def blocks(name: str, results: Results) -> Iterator[str | Table]:
     """Paragraphs of a section, with the values in them, and tables."""
     _, template = SECTIONS[name]
-    for paragraph in template.strip().split("\n\n"):
+    spaced = re.sub(r"^(#.*)$", r"\1\n", template.strip(), flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\n+|\n(?=@)", spaced):
         head, _, columns = paragraph.partition("\n")
         if head.startswith("@"):
             yield Table.parse(head[1:], columns, results)
