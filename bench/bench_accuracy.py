@@ -18,7 +18,6 @@ State = dict[str, np.ndarray]
 
 
 def gradients(count: int, steps: int) -> Iterator[np.ndarray]:
-    """Make gradients of the size they have in training: 1e-3, over some decades."""
     rng = np.random.default_rng(SEED + 1)
     scale = (1e-3 * 10.0 ** rng.uniform(-2, 1, count)).astype(np.float32)
     for _ in range(steps):
@@ -46,7 +45,6 @@ def reference(count: int, steps: int, decoupled: bool) -> State:
 
 
 def nearstep(order: str) -> Callable[[int, int, bool], State]:
-    """The rule of one order of operations; its C++ kernel equals numpy model and RTL."""
     rule, scalars = ORDERS[order]
 
     def run(count: int, steps: int, decoupled: bool) -> State:
@@ -61,8 +59,6 @@ def nearstep(order: str) -> Callable[[int, int, bool], State]:
 
 
 def torch_adam(**options: bool) -> Callable[[int, int, bool], State]:
-    """One of torch's implementations."""
-
     def run(count: int, steps: int, decoupled: bool) -> State:
         parameter = torch.nn.Parameter(torch.from_numpy(parameters(count)))
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
@@ -86,7 +82,6 @@ IMPLEMENTATIONS = {
 
 
 def ulps(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Error in units of the last place that float32 has at the exact value."""
     _, exponent = np.frexp(exact)
     spacing = np.ldexp(1.0, np.maximum(exponent, -125) - 24)
     return np.abs(value.astype(np.float64) - exact) / spacing

@@ -15,7 +15,6 @@ NUMBERS = ("latency", "lut", "ff", "dsp", "bram36", "bram18", "cycles")
 
 
 def change(old: Row, new: Row) -> str:
-    """What is another number than before."""
     changed = [
         f"{key} {old.get(key, '-')} -> {new[key]}"
         for key in NUMBERS

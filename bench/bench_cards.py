@@ -37,9 +37,7 @@ from nearstep.storage.drive import QUEUE_DEPTH
 from nearstep.storage.drive_set import Place
 from nearstep.storage.store import Store
 
-EXTENT = 4 << 20
-"""Bytes of an extent of the paced drives, as of those that `drive=` makes."""
-
+EXTENT = 4 << 20  # bytes of an extent of the paced drives, as of those that `drive=` makes
 DEEPSPEED = """
 import json, os, sys, time, torch, deepspeed
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_SIZE="1",
@@ -69,13 +67,11 @@ MOVED = ("drives_to_cards", "cards_to_drives", "gradients_down", "parameters_up"
 
 
 def share(found: Results) -> str:
-    """A share of the rate of storage alone, with its interval."""
     low, high = found["interval"]
     return f"{found['median']:.1%} (95 % interval {low:.1%} to {high:.1%})"
 
 
 def said(results: Results) -> Results:
-    """What the paragraphs say of shares, and of drives that there are or not."""
     found = {"files": "files" if results["cards"] > 1 else "file", "paced_rate": ""}
     found["rate"] = share(results["rate_of_storage_alone"])
     if paced := results["paced"]:
@@ -156,15 +152,9 @@ class Paced:
         return done
 
 
-def places(folder: Path, name: str, cards: int, nbytes: int, rate: float | None) -> list[Blocks]:
-    """New files for drives, open."""
-    found: list[Blocks] = []
-    paced = None if rate is None else Paced(rate)
-    for index in range(cards):
-        path = folder / f"{name}{index}"
-        create_file(path, nbytes)
-        found.append(BlockFile(path) if paced is None else BlockFile(path, calls=paced.calls()))
-    return found
+def paced_file(path: Path, nbytes: int, rate: float) -> Blocks:
+    create_file(path, nbytes)
+    return BlockFile(path, calls=Paced(rate).calls())
 
 
 def ratio(seconds: Mapping[str, Sequence[float]]) -> Results:
@@ -184,12 +174,12 @@ def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) 
     own = torch.nn.Parameter(torch.full((elements,), 0.02))
     own.grad = torch.full((elements,), 0.5)
     nbytes = 36 * elements + (64 << 20)  # two generations and the next
-    made = places(folder, "paced", 1, nbytes, rate)
     url = f"golden:smartssd?subgroup_elements={subgroup}&drive={folder}"
-    with Store.create(made, drive_bytes=nbytes, owner="paced", extent_bytes=EXTENT) as store:
+    made = [paced_file(folder / name, nbytes, rate) for name in ("paced", "alone")]
+    with Store.create(made[:1], drive_bytes=nbytes, owner="paced", extent_bytes=EXTENT) as store:
         optimizer = nearstep.optim.AdamW([own], lr=1e-3, device=url, drives=store)
         optimizer.step()
-        alone = Alone(places(folder, "paced-alone", 1, nbytes, rate), store, subgroup)
+        alone = Alone(made[1:], store, subgroup)
         alone.step()
         jobs = {"cards": optimizer.step, "storage": alone.step}
         seconds = in_turn(jobs, rounds, reverse=True)
@@ -206,7 +196,6 @@ def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) 
 def by_deepspeed(
     python: Path | None, folder: Path, elements: int, steps: int, subgroup: int
 ) -> Results | str:
-    """Measure it, or say why that is not possible."""
     if python is None:
         if importlib.util.find_spec("deepspeed") is None:
             return "DeepSpeed is not installed here (--deepspeed PYTHON names an interpreter)"
@@ -226,7 +215,6 @@ def by_deepspeed(
 
 
 def resident() -> int:
-    """Bytes of this process at their peak."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -269,12 +257,10 @@ def measure(work: Path, elements: int, subgroup: int, cards: int, steps: int) ->
             key: (after[key] - before[key]) / steps / elements for key in MOVED
         },
         "seconds_all": seconds, "rate_of_storage_alone": ratio(seconds),
-        "memory_over_subgroup": grown / (16 * subgroup),
-    }  # fmt: skip
+        "memory_over_subgroup": grown / (16 * subgroup)}  # fmt: skip
 
 
 def emptied(work: Path) -> Path:
-    """Make a folder, without what an earlier measurement left there."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     return work
@@ -302,10 +288,8 @@ def main(
             paces = paced(emptied(work), paced_elements, subgroup, paced_gb * 1e9, steps)
     if not isinstance(other, str):
         found["seconds_all"]["deepspeed"] = other["seconds"]
-    report(
-        "cards", said, cores=os.cpu_count(), parameters=elements, subgroup=subgroup, cards=cards,
+    report("cards", said, cores=os.cpu_count(), parameters=elements, subgroup=subgroup, cards=cards,
         steps=steps,
         seconds={name: statistics.median(each) for name, each in found["seconds_all"].items()},
         queue_depth=QUEUE_DEPTH, paced=paces,
-        deepspeed=other if isinstance(other, str) else other["version"], **found,
-    )  # fmt: skip
+        deepspeed=other if isinstance(other, str) else other["version"], **found)  # fmt: skip

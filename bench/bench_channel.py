@@ -17,9 +17,7 @@ from nearstep_spec.dram.geometry import BEAT_BYTES
 
 BLOCKS_KIB = (1, 2, 4, 8, 16, 32, 64)
 PARTS = ("4Gb x8", "8Gb x8", "16Gb x8", "8Gb x16", "32Gb x16")
-KERNEL_PARTS = (("8Gb", "x8"), ("16Gb", "x8"), ("32Gb", "x16"))
-"""The last one is that of the paper."""
-
+KERNEL_PARTS = (("8Gb", "x8"), ("16Gb", "x8"), ("32Gb", "x16"))  # the last one is that of the paper
 CHANNELS = 2
 PAPER = {
     "params_per_s": AXDIMM.achieved,
@@ -39,9 +37,7 @@ CAUSES = {
 """Causes of lost cycles from the bottom of a bar to its top, and their colours; `space` is always
 0 here."""
 
-Sweep = tuple[str, str, Sequence[Any]]
-"""Title in a picture, name of a row, and values."""
-
+Sweep = tuple[str, str, Sequence[Any]]  # title in a picture, name of a row, and values
 SWEEPS: Mapping[str, Sweep] = {
     "block": ("block size, KiB", "blocks of {} KiB", BLOCKS_KIB),
     "units": ("functional units", "functional units: {}", (1, 2, 4, 8, 16)),
@@ -63,8 +59,7 @@ def row(run: ChannelRun, what: str, **more: Any) -> Results:
         },
         "due": " + ".join(map(str, run.debts)),
         "params_per_s_two_channels": CHANNELS * run.elements_per_second,
-        "beats_compared": run.checks,
-    }  # fmt: skip
+        "beats_compared": run.checks}  # fmt: skip
 
 
 def kernel_rows(count: int, **channel: Any) -> list[Results]:

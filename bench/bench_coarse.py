@@ -20,7 +20,6 @@ SHARES = (0.0, 0.25, 0.5, 1.0)
 
 
 def bound(devices: int, nbytes: int) -> float:
-    """Cycles of payload in the busiest direction of a link, both rings running."""
     share = 1.0 if devices == 2 else (devices - 1) / devices
     return share * nbytes / PHIT_BYTES
 
@@ -43,8 +42,7 @@ def reduction(url: str, nbytes: int, wire: str = "fp32", group: int | None = Non
         busy = [link.sent_phits / cycles for link in links if link.sent_phits]
         parts = pool.split(tensor.size, wire, group)
         results = [tensor.read(device) for device in range(pool.devices)]
-        return {
-            "url": url, "devices": pool.devices, "bytes": nbytes, "wire": wire,
+        return {"url": url, "devices": pool.devices, "bytes": nbytes, "wire": wire,
             "rings": 1 if group is not None else pool.groups, "cycles": cycles,
             "cycles_with_host": pool.device.cycles - first, "bound": bound(pool.devices, nbytes),
             "of_bound": bound(pool.devices, nbytes) / cycles, "busy": busy,
@@ -55,8 +53,7 @@ def reduction(url: str, nbytes: int, wire: str = "fp32", group: int | None = Non
             "elements_differ": ring_differs(pool.device.config, parts, arrays, results, wire),
             "elements": pool.devices * tensor.size, "size": tensor.size,
             "simulated_elements_per_s": tensor.size / seconds,
-            "simulated_cycles_per_s": cycles / seconds,
-        }  # fmt: skip
+            "simulated_cycles_per_s": cycles / seconds}  # fmt: skip
 
 
 def design(two: Results, one: Results) -> Results:

@@ -65,8 +65,7 @@ def parts() -> dict[str, Part]:
         "write join": lambda: MemoryDevice(CONFIG).writers,
         "copy join": lambda: MemoryDevice(CONFIG).writes, "entry CRC": entry_crc,
         f"ALUs, {few.alus} lanes": lambda: Reduce(few),
-        f"ALUs, {many.alus} lanes": lambda: Reduce(many),
-    }  # fmt: skip
+        f"ALUs, {many.alus} lanes": lambda: Reduce(many)}  # fmt: skip
     return {
         "link layer but CRC": Part(lambda: LinkLayer(CONFIG), boxes="*_crc"),
         f"sync core but ALUs, {few.alus} lanes": Part(lambda: SyncCore(few), boxes="*.reduce"),
@@ -80,15 +79,13 @@ def total(areas: dict[str, Area], counts: dict[str, int]) -> Area:
 
 
 def sums(areas: dict[str, Area]) -> dict[str, Results]:
-    """What is added up, with the parts of each sum."""
     groups = CONFIG.groups
     crc = {"header CRC": 2 * PORTS, "entry CRC": 2 * PORTS}
     links = {"link layer but CRC": 1, **crc}
     rest = {
         "snapshot gate": 1, "read join": 1, "write join": 1, "copy join": 1, "pool registers": 1,
         "sync registers": groups, "decoder": 1, "faults": 1, "job queue": groups,
-        "link counters": 1, "sync counters": groups, "copy counters": 1,
-    }  # fmt: skip
+        "link counters": 1, "sync counters": groups, "copy counters": 1}  # fmt: skip
     counts: dict[str, dict[str, int]] = {"link layer": links, "its CRC": crc}
     counts["its replay"] = {"SendFlow": groups, "RecvFlow": groups}
     for n in LANES:
@@ -102,7 +99,6 @@ def sums(areas: dict[str, Area]) -> dict[str, Results]:
 
 
 def lanes(areas: dict[str, Area]) -> list[Results]:
-    """Area of one lane: all of the ALUs over their lanes, and what eight more lanes add."""
     alus = {n: areas[f"ALUs, {n} lanes"] for n in LANES}
     few, many = alus.values()
     more = LANES[1] - LANES[0]

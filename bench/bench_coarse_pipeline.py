@@ -66,7 +66,6 @@ def profile() -> tuple[Profile, dict[int, list[int]]]:
 
 
 def bounds(url: str, nbytes: int) -> dict[str, float]:
-    """Cycles of each part, were the others free: payload alone on the links, beats of the DRAM."""
     interval = 2 if SLOW_RING in url else 1
     turns = 2 if "memory=ideal" in url else 1  # a beat read and one written in a cycle, or one
     return {
@@ -77,7 +76,6 @@ def bounds(url: str, nbytes: int) -> dict[str, float]:
 
 
 def wrong_bits(pool: CoarsePool, done: Pipelined, arrays: Any, results: Any) -> int:
-    """Count elements of all clients whose bits differ from the golden rings'."""
     wrong = 0
     for shard in done.shards:
         where = slice(shard.offset // 4, (shard.offset + shard.nbytes) // 4)
@@ -87,7 +85,6 @@ def wrong_bits(pool: CoarsePool, done: Pipelined, arrays: Any, results: Any) -> 
 
 
 def spans(done: Pipelined) -> dict[str, list[tuple[int, int]]]:
-    """When each link had each shard, and the rings: from when those before it were done."""
     begin = min(entry.start for entry in done.timeline.entries)
     found = {
         lane: [(e.start - begin, e.end - begin) for e in done.timeline.lanes[lane]]
@@ -119,8 +116,7 @@ def run(url: str, nbytes: int, shard: int | None) -> Results:
         }
         needed, rows = bounds(url, nbytes), spans(done)
         interval, beats = 2 if SLOW_RING in url else 1, pool.device.backend.memory_counters
-        return {
-            "url": url, "bytes": nbytes, "shards": len(done.shards),
+        return {"url": url, "bytes": nbytes, "shards": len(done.shards),
             "shard_bytes": done.shards[0].nbytes, "cycles": cycles, "bounds": needed,
             "of_slower_link": cycles / max(needed["client"], needed["ring"]),
             "busy": {way: use.busy for way, use in uses.items()},
@@ -129,8 +125,7 @@ def run(url: str, nbytes: int, shard: int | None) -> Results:
             "sync_cycles": sorted(stop - start for start, stop in rows["rings"]), "spans": rows,
             "dram_bytes_per_cycle": beats["read_beats"] * 2 * BEAT_BYTES / CLIENTS / cycles,
             "elements_differ": wrong_bits(pool, done, arrays, results),
-            "elements": CLIENTS * nbytes // 4, "cycles_per_s": cycles / seconds,
-        }  # fmt: skip
+            "elements": CLIENTS * nbytes // 4, "cycles_per_s": cycles / seconds}  # fmt: skip
 
 
 def draw(axes: Any, row: Results, until: float, title: str, *, numbers: bool) -> None:
@@ -185,8 +180,6 @@ def main(
     for row in sweep:
         del row["spans"]
     picture(runs["whole"], runs["shards"])
-    report(
-        "coarse_pipeline", derived, clock_hz=CLOCK_HZ, phit_bytes=PHIT_BYTES,
+    report("coarse_pipeline", derived, clock_hz=CLOCK_HZ, phit_bytes=PHIT_BYTES,
         frame_phits=FRAME_PHITS, clients=CLIENTS, profile=cycles, shard_bytes=best, runs=runs,
-        sweep=sweep,
-    )  # fmt: skip
+        sweep=sweep)  # fmt: skip

@@ -21,8 +21,7 @@ URL = (
 )
 STEPS = {
     "send own values": "#9ecae1", "add, send": "#3182bd", "last addition: send, write": "#08306b",
-    "pass on, write": "#fd8d3c", "write": "#fdd0a2",
-}  # fmt: skip
+    "pass on, write": "#fd8d3c", "write": "#fdd0a2"}  # fmt: skip
 PHITS = {
     "entry of group 0": "#31a354",
     "entry of group 1": "#756bb1",
@@ -30,8 +29,7 @@ PHITS = {
 }
 FIELDS = ("receive", "local", "final", "send")
 
-Spans = list[tuple[int, int]]
-"""First cycle and length of what goes on without a gap."""
+Spans = list[tuple[int, int]]  # first cycle and length of what goes on without a gap
 
 
 def cycles_of(path: Path, names: set[str]) -> Iterator[dict[str, int]]:
@@ -71,12 +69,7 @@ def cycles_of(path: Path, names: set[str]) -> Iterator[dict[str, int]]:
                 values[name] = int(value, 2)
 
 
-def core_scope(device: int, group: int) -> str:
-    return f"device{device}/memory_device/component/core{group}/sequencer"
-
-
 def step_of(values: dict[str, int], scope: str) -> str | None:
-    """What a core does in this cycle."""
     if not values[f"{scope}/fires"]:
         return None
     receive, local, final, send = (bool(values[f"{scope}/i__payload.{f}"]) for f in FIELDS)
@@ -90,7 +83,6 @@ def step_of(values: dict[str, int], scope: str) -> str | None:
 
 
 def phit_of(values: dict[str, int], port: str, groups: dict[str, int]) -> str | None:
-    """What a device sends on a port in this cycle; `groups` keeps whose entry it is."""
     if not (values[f"{port}__valid"] and values[f"{port}__ready"]):
         return None
     phit = values[f"{port}__payload"]
@@ -103,8 +95,8 @@ def phit_of(values: dict[str, int], port: str, groups: dict[str, int]) -> str | 
 
 
 def rows_of(path: Path) -> dict[str, dict[str, Spans]]:
-    """For each row of the picture, when what goes on."""
-    scopes = {(d, g): core_scope(d, g) for d in range(DEVICES) for g in range(GROUPS)}
+    core = "device{}/memory_device/component/core{}/sequencer"
+    scopes = {(d, g): core.format(d, g) for d in range(DEVICES) for g in range(GROUPS)}
     ports = {(d, p): f"device{d}/link_out__{p}" for d in range(DEVICES) for p in range(PORTS)}
     names = {f"{s}/fires" for s in scopes.values()}
     names |= {f"{s}/i__payload.{field}" for s in scopes.values() for field in FIELDS}
@@ -127,7 +119,6 @@ def rows_of(path: Path) -> dict[str, dict[str, Spans]]:
 
 
 def extend(row: dict[str, Spans], what: str | None, cycle: int) -> None:
-    """One more cycle of something."""
     if what is None:
         return
     spans = row.setdefault(what, [])
@@ -138,7 +129,6 @@ def extend(row: dict[str, Spans], what: str | None, cycle: int) -> None:
 
 
 def moved_by(cycles: int, row: dict[str, Spans], end: int) -> dict[str, Spans]:
-    """A row that begins so many cycles later, from 0 to `end`."""
     return {
         what: [(at + cycles, n) for at, n in spans if 0 <= at + cycles < end]
         for what, spans in row.items()
@@ -146,7 +136,6 @@ def moved_by(cycles: int, row: dict[str, Spans], end: int) -> dict[str, Spans]:
 
 
 def joined(spans: Spans) -> Spans:
-    """Spans with gaps of one cycle closed: a beat of 8 ALUs is two phits on a link."""
     whole: Spans = []
     for at, length in spans:
         if whole and sum(whole[-1]) + 1 >= at:

@@ -13,9 +13,7 @@ from nearstep.coarse.stored import StoredParameters
 from nearstep.updater.accelerated import AcceleratedRuns
 
 URL = "{}:coarse?devices={}&memory_bytes=16MiB&rules=adam,sgd"
-SHAPES = ((2, 2), (2, 1), (4, 4), (4, 1))
-"""Clients, and devices."""
-
+SHAPES = ((2, 2), (2, 1), (4, 4), (4, 1))  # clients, and devices
 HYPER: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
 PHASES = ("push", "sum", "update", "pull")
 
@@ -29,7 +27,6 @@ def step(kind: str, clients: int, devices: int, elements: int) -> tuple[Results,
     with CoarsePool.open(URL.format(kind, devices) + native) as pool:
 
         def spend(phase: str, action: Callable[[], Any]) -> None:
-            """Add cycles of a client's transfer; those of several devices are at the same time."""
             begun = pool.device.cycles or 0
             action()
             took = (pool.device.cycles or 0) - begun
@@ -74,8 +71,7 @@ def main(kib: Annotated[int, option("of parameters, KiB", min=1)] = 1024) -> Non
                 "design": "DENSE" if devices == 1 else "COARSE", **spent, "total": total,
                 "of_coarse": total / coarse, "elements": found.size,
                 "elements_differ": differ(found, golden),
-            }
-        )  # fmt: skip
+            })  # fmt: skip
     report(
         "coarse_update",
         lambda results: {

@@ -9,15 +9,12 @@ from harness import report, script, track
 
 NBYTES = 4 << 20
 DEVICES = 4
-RUNS = (
-    ("fp32", 8, "halfduplex"), ("fp16", 8, "halfduplex"), ("fp16", 8, "ideal"),
-    ("fp16", 16, "halfduplex"), ("fp16", 16, "ideal"),
-)  # fmt: skip
+RUNS = (("fp32", 8, "halfduplex"), ("fp16", 8, "halfduplex"), ("fp16", 8, "ideal"),
+    ("fp16", 16, "halfduplex"), ("fp16", 16, "ideal"))  # fmt: skip
 LIMITS = {"links": "links", "alus": "ALUs", "dram": "DRAM"}
 
 
 def bounds(wire: str, alus: int, memory: str) -> dict[str, float]:
-    """Cycles for each of the three, if the others were free."""
     elements = NBYTES / 4 / 2  # of each ring
     per_entry = 2048 if wire == "fp32" else 4096  # bytes in memory of an entry of 128 phits
     entries = elements * 4 / per_entry  # of one step of all chunks, of all parts

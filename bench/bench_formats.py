@@ -19,16 +19,14 @@ MOMENTS = "state_format=bf16"
 ALL = f"{MOMENTS}&parameter_format=bf16"
 EIGHT_BIT = "state_format=dynamic8"
 STOCHASTIC = "stochastic_rounding=yes"
-KINDS = {
-    "p, g, m, v fp32": ("", "fp32"), "m, v bf16": (MOMENTS, "fp32"),
+KINDS = {"p, g, m, v fp32": ("", "fp32"), "m, v bf16": (MOMENTS, "fp32"),
     "m, v bf16, stochastic": (f"{MOMENTS}&{STOCHASTIC}", "fp32"), "g, m, v bf16": (MOMENTS, "bf16"),
     "g, m, v bf16, stochastic": (f"{MOMENTS}&{STOCHASTIC}", "bf16"),
     "p, g, m, v bf16": (ALL, "bf16"),
     "p, g, m, v bf16, stochastic": (f"{ALL}&{STOCHASTIC}", "bf16"),
     "m, v 8 bits": (EIGHT_BIT, "fp32"), "g bf16, m, v 8 bits": (EIGHT_BIT, "bf16"),
     "p, g bf16, m, v 8 bits": (f"{EIGHT_BIT}&parameter_format=bf16", "bf16"),
-    "m, v 8 bits, 4 units": (f"{EIGHT_BIT}&functional_units=4", "fp32"),
-}  # fmt: skip
+    "m, v 8 bits, 4 units": (f"{EIGHT_BIT}&functional_units=4", "fp32")}  # fmt: skip
 """Options of the kernel and format of the gradients, by what is in which format."""
 
 NEAR = {
@@ -38,12 +36,10 @@ NEAR = {
 }
 """Moments in 8 bits, and bfloat16 in their place."""
 
-BANKS = 16
-"""Of a rank of x8 parts: arrays begin in the same one, as they are placed on a DIMM."""
+BANKS = 16  # of a rank of x8 parts: arrays begin in the same one, as they are placed on a DIMM
 
 
 def than_bf16(results: Results) -> Results:
-    """Say how much faster moments in 8 bits are."""
     faster = [f"{row['than_bf16']:.3f}" for row in results["rows"] if "than_bf16" in row]
     return {"faster": " and ".join([", ".join(faster[:-1]), faster[-1]])}
 
@@ -70,12 +66,10 @@ def measure(kind: str, count: int) -> Results:
         # Each array that is read, and each that is written, once.
         moved = sum((bool(table[n].read) + bool(table[n].write)) * nbytes[n] for n in formats)
         assert run.cycles is not None
-        return {
-            "formats": kind, "device": device.url, "bytes_per_parameter": moved / count,
+        return {"formats": kind, "device": device.url, "bytes_per_parameter": moved / count,
             "cycles": run.cycles, "beats": run.counters["read_beats"] + run.counters["write_beats"],
             "fraction_of_peak": moved / (device.config.beat_bytes * run.cycles),
-            "params_per_s": count * CLOCK_HZ / run.cycles,
-        }  # fmt: skip
+            "params_per_s": count * CLOCK_HZ / run.cycles}  # fmt: skip
 
 
 @script

@@ -22,7 +22,6 @@ PAPER = {"dsp": 31, "latency_cycles": 128}
 
 
 def aligned(count: int) -> dict[str, np.ndarray]:
-    """Make arrays that begin at a cache line each."""
     made = {}
     for name, values in arrays(count, RULE.arrays_in).items():
         raw = np.empty(count + 16, np.float32)
@@ -33,7 +32,6 @@ def aligned(count: int) -> dict[str, np.ndarray]:
 
 
 def simulation(runs: int, count: int, **options: Any) -> Results:
-    """Measure parameters that 16 units in RTL work through in a second of one core."""
     unit = VerilatedUnit(FunctionalUnit(RULE, **options), lanes=LANES)
     given = aligned(count)
     scalars = adam_scalars(step=3, decoupled_weight_decay=True, **HYPER)
@@ -43,15 +41,12 @@ def simulation(runs: int, count: int, **options: Any) -> Results:
         raise SystemExit("the unit does not equal its model")
     times = [timed(lambda: unit.run(given, scalars)).processor for _ in range(runs)]
     unit.close()
-    return {
-        "name": ", ".join(f"{k}={v}" for k, v in options.items()) or "default", "options": options,
-        "latency_cycles": unit.unit.latency, "parameters": count, "runs": runs,
-        "params_per_s": count / statistics.median(times),
-    }  # fmt: skip
+    return {"name": ", ".join(f"{k}={v}" for k, v in options.items()) or "default",
+        "options": options, "latency_cycles": unit.unit.latency, "parameters": count, "runs": runs,
+        "params_per_s": count / statistics.median(times)}  # fmt: skip
 
 
 def kernel_against_torch(runs: int, count: int = 1 << 22, steps: int = 5) -> Results:
-    """Measure the C++ kernel and torch's fused Adam, in turn."""
     torch.set_num_threads(1)
     run, mine = kernel(RULE), aligned(count)
     theirs = torch.nn.Parameter(torch.from_numpy(aligned(count)["p"]))

@@ -22,9 +22,7 @@ READ, WRITE = 3_300_000_000, 2_000_000_000
 
 PLATFORM = load("smart-infinity")
 CARDS = (1, 2, 4, 8)
-NARROW = 4
-"""The uplink is so many times narrower in the rows that show where it is full."""
-
+NARROW = 4  # the uplink is so many times narrower in the rows that show where it is full
 KEPT = 0.01
 CHUNK = 4096
 """Elements of a chunk: a subgroup has whole ones, and so has half of one, as arrays have them."""
@@ -47,8 +45,7 @@ def derived(results: Results) -> Results:
                 "over": base["cycles"] / own["cycles"],
             }
             for own, base in zip(arrays[::2], arrays[1::2], strict=True)
-        ],
-    }  # fmt: skip
+        ]}  # fmt: skip
 
 
 def rate(link: str) -> int:
@@ -59,14 +56,12 @@ def row(
     name: str, cards: int, elements: int, subgroup: int, uplink: int, cycles: int, **more: Any
 ) -> Results:
     drive = 12 * elements / cards / min(READ, WRITE) * CLOCK_HZ
-    return {
-        "name": name, "cards": cards, "elements": elements, "subgroup_elements": subgroup,
-        "uplink_bytes_per_s": uplink, "cycles": cycles, "of_drive": cycles / drive, **more,
-    }  # fmt: skip
+    return {"name": name, "cards": cards, "elements": elements, "subgroup_elements": subgroup,
+        "uplink_bytes_per_s": uplink, "cycles": cycles, "of_drive": cycles / drive,
+        **more}  # fmt: skip
 
 
 def lost(timeline: Timeline, drive: float) -> dict[str, float]:
-    """Cycles that a step takes beyond its drive's time, by what the drive's writes waited for."""
     spans = sorted(
         (entry.start, entry.end)
         for lane, entries in timeline.lanes.items()
@@ -111,7 +106,6 @@ def step(
 
 
 def baseline(drives: int, elements: int, block: int, uplink: int) -> Results:
-    """Model the same drives as RAID0, and the update on the host."""
     memory = PLATFORM.processors["cpu"].memory_bytes_per_s
     assert memory is not None
     machine = Raid0(
@@ -164,7 +158,5 @@ def main(
     for bound, cards in track([(b, n) for b in (uplink, uplink // NARROW) for n in CARDS], "cards"):
         shape = (cards, cards * elements // 2, subgroup // 2, bound)
         arrays += [step("SU+O", *shape)[0], baseline(*shape)]
-    report(
-        "handler", derived, read_bytes_per_s=READ, write_bytes_per_s=WRITE,
-        link_bytes_per_s=rate("card0"), clock_hz=CLOCK_HZ, rows=rows, arrays=arrays,
-    )  # fmt: skip
+    report("handler", derived, read_bytes_per_s=READ, write_bytes_per_s=WRITE,
+        link_bytes_per_s=rate("card0"), clock_hz=CLOCK_HZ, rows=rows, arrays=arrays)  # fmt: skip

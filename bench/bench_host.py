@@ -110,17 +110,14 @@ def measure(case: Case, steps: int) -> Results:
         statistics.median(pair[who][clock] for pair in pairs) for clock in (0, 1) for who in (0, 1)
     )
     ratios = sorted(theirs.wall / ours.wall for theirs, ours in pairs)
-    return {
-        "torch_s": torch_s, "device_s": device_s, "ratio": torch_s / device_s,
+    return {"torch_s": torch_s, "device_s": device_s, "ratio": torch_s / device_s,
         "ratio_lowest": ratios[0], "ratio_highest": ratios[-1], "torch_cpu_s": torch_cpu_s,
         "device_cpu_s": device_cpu_s, "ratio_cpu": torch_cpu_s / device_cpu_s,
         "first_step_s": {"torch": first[0].wall, "device": first[1].wall},
-        "constructor_s": constructor_s,
-    }  # fmt: skip
+        "constructor_s": constructor_s}  # fmt: skip
 
 
 def peak(case: Case, *, ours: bool) -> int:
-    """Measure bytes of this process at their peak, over those before the first tensor."""
     small = tensors([16], case.dtype)
     if ours:
         optimizer_of(case, small).step()
@@ -143,7 +140,6 @@ def _resident() -> int:
 
 
 def child(*arguments: str) -> Any:
-    """What this program, run with these arguments, prints."""
     command = [sys.executable, __file__, "--child", json.dumps(arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -178,11 +174,9 @@ def main(
             continue
         console.print(f"{case.name} ...")
         text, count = json.dumps(asdict(case)), sum(case.sizes)
-        row = {
-            "case": case.name, "device": case.device, "compression": case.share,
+        row = {"case": case.name, "device": case.device, "compression": case.share,
             "tensors": len(case.sizes), "parameters": count, "steps": steps,
-            **child("time", text, str(steps)), "load_average": os.getloadavg()[0],
-        }  # fmt: skip
+            **child("time", text, str(steps)), "load_average": os.getloadavg()[0]}  # fmt: skip
         if memory:
             if count not in peaks:
                 peaks[count] = child("torch", text, "0")

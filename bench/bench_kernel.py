@@ -40,7 +40,6 @@ def derived(results: Results) -> Results:
 
 
 def cycles(url: str, counts: Sequence[int], size: int) -> list[int]:
-    """Measure device cycles of one step of each of `counts` elements, in arrays of `size`."""
     with nearstep.open(url) as device:
         buffers = load(device, arrays(size))
         return [
@@ -60,13 +59,11 @@ def fit(memory: str, counts: Sequence[int]) -> Results:
     slope, offset = np.polyfit(counts, measured, 1)
     bound = BOUND_BEATS[memory] / LANES
     shares = [bound * count / each for count, each in zip(counts, measured, strict=True)]
-    return {
-        "url": f"{base}&fu=native", "counts": list(counts), "cycles": measured,
+    return {"url": f"{base}&fu=native", "counts": list(counts), "cycles": measured,
         "a_cycles": float(offset), "b_cycles_per_parameter": float(slope),
         "bound_cycles_per_parameter": bound, "bound_over_b": bound / float(slope),
         "fraction_of_bound": shares,
-        "at_million": dict(zip(counts, shares, strict=True)).get(1_000_000),
-    }  # fmt: skip
+        "at_million": dict(zip(counts, shares, strict=True)).get(1_000_000)}  # fmt: skip
 
 
 def rates(url: str, count: int, runs: int, seconds: tuple[float, ...], **more: Any) -> Results:
@@ -76,7 +73,6 @@ def rates(url: str, count: int, runs: int, seconds: tuple[float, ...], **more: A
 
 
 def simulation_speed(fidelity: str, count: int, runs: int) -> Results:
-    """Measure parameters simulated in a second of one core."""
     url = f"sim:axdimm?lanes={LANES}&memory=ideal&fu={fidelity}"
     with nearstep.open(url) as device:
         buffers = load(device, arrays(count))
@@ -85,7 +81,6 @@ def simulation_speed(fidelity: str, count: int, runs: int) -> Results:
 
 
 def dimm_speed(option: str, count: int, runs: int) -> Results:
-    """Measure the same of a DIMM of two DDR4 channels, mode changes included and copies not."""
     url = f"sim:axdimm?memory=ddr4-1600&channels=2&{option}"
     cycles = []
     with nearstep.open(url) as device:
@@ -104,7 +99,6 @@ def dimm_speed(option: str, count: int, runs: int) -> Results:
 
 
 def cocotb_speed() -> Results:
-    """Measure the same job on the same RTL under cocotb, with the memory of cocotbext-axi."""
     from nearstep_hw.generate import verilog
     from nearstep_sim.bench.cocotb_runner import run_cocotb
     from nearstep_sim.verilate.build import verilog_of
@@ -141,11 +135,9 @@ def golden_against_torch(runs: int) -> Results:
         golden = lambda: device.update("adam", buffers, step=1, **HYPER).wait()  # noqa: E731
         seconds = in_turn({"torch": optimizer.step, "golden": golden}, runs + 2)
     found = {n: TORCH_COUNT / statistics.median(times[2:]) for n, times in seconds.items()}
-    return {
-        "url": GOLDEN, "parameters": TORCH_COUNT, "runs": runs,
+    return {"url": GOLDEN, "parameters": TORCH_COUNT, "runs": runs,
         "golden_params_per_s": found["golden"], "torch_fused_params_per_s": found["torch"],
-        "golden_over_torch": found["golden"] / found["torch"],
-    }  # fmt: skip
+        "golden_over_torch": found["golden"] / found["torch"]}  # fmt: skip
 
 
 @script

@@ -39,7 +39,6 @@ def opened(url: str) -> nearstep.Device:
 
 
 def closed_form(down: float, up: float) -> dict[str, float]:
-    """Bytes for so many bytes of data, without escapes and registers."""
     request = (REQUEST_BYTES + FRAME_BYTES) / MOST_DATA
     answer = (ANSWER_BYTES + FRAME_BYTES) / MOST_DATA
     return {"down": down * (1 + request) + up * request, "up": up * (1 + answer) + down * answer}

@@ -51,7 +51,6 @@ def derived(results: Results) -> Results:
 
 
 def at_random(rng: random.Random, count: int) -> Profile:
-    """Layers of three kinds, as figure 3 has them: all of different sizes."""
     return Profile(
         source="file",
         description="random",
@@ -69,12 +68,10 @@ def _layer(rng: random.Random, name: str) -> LayerProfile:
     extra = 0.0 if kind == "embedding" else load * rng.uniform(0.1, 2)
     written = backward + load * rng.uniform(0.2, 1.5)
     size = max(int(load * 12.5e9) // 4, 1) * 4
-    return LayerProfile(
-        name=name, parameter_bytes=size, gradient_bytes=size, load_s=load, send_s=load,
-        forward_s=forward, backward_s=backward, forward_dha_s=by_dha,
+    return LayerProfile(name=name, parameter_bytes=size, gradient_bytes=size, load_s=load,
+        send_s=load, forward_s=forward, backward_s=backward, forward_dha_s=by_dha,
         backward_dha_s=backward + extra, backward_write_s=written,
-        backward_dha_write_s=written + extra, update_s=load * 0.6,
-    )  # fmt: skip
+        backward_dha_write_s=written + extra, update_s=load * 0.6)  # fmt: skip
 
 
 def gaps(count: int) -> Results:
@@ -94,12 +91,10 @@ def gaps(count: int) -> Results:
             reading: {"mean": fmean(each), "most": max(each), "plans": len(each)}
             for reading, each in found.items()
         },
-        "best_reading_percent": {"mean": fmean(best), "most": max(best)},
-    }  # fmt: skip
+        "best_reading_percent": {"mean": fmean(best), "most": max(best)}}  # fmt: skip
 
 
 def percent(plan: Any) -> dict[str, float]:
-    """How much longer greedy plans take, by reading."""
     return {
         str(reading): 100 * (total / plan.total - 1)
         for reading, total in plan.readings.items()
@@ -135,7 +130,6 @@ def exactly(share: float | None, count: int) -> Results:
 
 def paper() -> Results:
     def shown(row: Any) -> tuple[str, str, str]:
-        """The figures and the error with their units."""
         percent, digits = row.unit == "%", 1 if row.unit == "%" else 2
         error = f"{row.error:+.1f} points" if percent else f"{row.error:+.1%}"
         return *(f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.modelled)), error
@@ -147,8 +141,7 @@ def paper() -> Results:
             variant: [row.modelled for row in evaluation.memory()]
             for variant, evaluation in evaluations().items()
         },
-        "not_modelled": NOT_MODELLED,
-    }  # fmt: skip
+        "not_modelled": NOT_MODELLED}  # fmt: skip
 
 
 def speed(exact_profiles: int) -> Results:
@@ -175,8 +168,6 @@ def main(
 ) -> None:
     """Measure, and write build/bench/memferry.json."""
     begun = perf_counter()
-    results = {
-        "seed": SEED, "speed": speed(exact_profiles), "random": gaps(profiles), "models": models(),
-        "paper": paper(),
-    }  # fmt: skip
+    results = {"seed": SEED, "speed": speed(exact_profiles), "random": gaps(profiles),
+        "models": models(), "paper": paper()}  # fmt: skip
     report("memferry", derived, **results, seconds=perf_counter() - begun)

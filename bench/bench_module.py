@@ -63,7 +63,6 @@ LONGEST_STAY = 14_000  # cycles in a mode: nine refresh intervals, so that as ma
 
 
 def papers(results: Results) -> Results:
-    """Rows of the paper."""
     names = {"kernel": "32Gb, 16, 2", "cpu": "CPU"}
     row = "*paper*, {}|{:.2f} %|||||||||||{:.2f} of {:.2f}"
     rates = {
@@ -73,8 +72,7 @@ def papers(results: Results) -> Results:
         "papers": [
             row.format(names[name], 100 * rate / peak, rate / 1e6, peak / 1e6).split("|")
             for name, (rate, peak) in rates.items()
-        ],
-    }  # fmt: skip
+        ]}  # fmt: skip
 
 
 def step_row(density: str, width: str, units: int, channels: int, count: int) -> Results:
@@ -84,8 +82,7 @@ def step_row(density: str, width: str, units: int, channels: int, count: int) ->
     clocks, bus = PHASES * worst.cycles, worst.bus
     slots = {n: each for n, each in asdict(bus).items() if n not in ("data", "start")}
     slots = {"start_drain": clocks - (bus.total - bus.start), **slots}
-    return {
-        "density": density, "width": width, "functional_units": units, "block_kib": 16,
+    return {"density": density, "width": width, "functional_units": units, "block_kib": 16,
         "channels": len(step.channels), "parameters_per_channel": step.count,
         "cycles": [channel.cycles for channel in step.channels],
         "fraction_of_peak": worst.efficiency,
@@ -93,22 +90,19 @@ def step_row(density: str, width: str, units: int, channels: int, count: int) ->
         "refresh_bound": worst.timing.refresh_bound, "refreshes_due_at_done": worst.debt,
         "lost": {name: each / clocks for name, each in slots.items()},
         "cycles_seen_by_the_host": step.cycles, "params_per_s": step.elements_per_second,
-        "words_compared": sum(channel.words for channel in step.channels),
-    }  # fmt: skip
+        "words_compared": sum(channel.words for channel in step.channels)}  # fmt: skip
 
 
 def postponed_row(density: str, postponed: int, count: int) -> Results:
     run = run_kernel(Channel(density=density, postponed=postponed), count=count)
-    return {
-        "density": density, "postponed": postponed, "fraction_of_peak": run.efficiency,
-        "fraction_with_due_refreshes": run.settled_efficiency, "refreshes_due_at_done": run.debt,
-    }  # fmt: skip
+    return {"density": density, "postponed": postponed, "fraction_of_peak": run.efficiency,
+        "fraction_with_due_refreshes": run.settled_efficiency,
+        "refreshes_due_at_done": run.debt}  # fmt: skip
 
 
 def rows(
     kept: Kept, what: str, shapes: list[tuple[Any, ...]], row: Callable[..., Results]
 ) -> list[Results]:
-    """Measure a row for each shape."""
     return [kept.measure(f"{what} {s}", partial(row, *s)) for s in track(shapes, what)]
 
 
@@ -125,7 +119,6 @@ def kernels(kept: Kept, count: int) -> None:
 
 
 def accesses(pattern: str, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Which are stores, and byte addresses."""
     index = np.arange(n)
     lines = REGION // LINE_BYTES
     if pattern.startswith("streaming"):
@@ -149,8 +142,7 @@ def host_row(scheduler: str, pattern: str, most: int, seed: int = 1, ranks: int 
     data = np.random.default_rng(seed + 1).integers(0, 256, (n, LINE_BYTES), dtype=np.uint8)
     config = HostConfig(
         scheduler=scheduler, read_latency=HOST_READ_LATENCY, write_latency=HOST_WRITE_LATENCY,
-        write_to_read=HOST_WRITE_TO_READ, ranks=ranks, channel_ranks=ranks, seed=seed,
-    )  # fmt: skip
+        write_to_read=HOST_WRITE_TO_READ, ranks=ranks, channel_ranks=ranks, seed=seed)  # fmt: skip
     benches = {
         "channel": ChannelBench(scheduler=scheduler, seed=seed, ranks=ranks),
         "bare": BareDram(without_a_module(config)),
@@ -165,12 +157,10 @@ def host_row(scheduler: str, pattern: str, most: int, seed: int = 1, ranks: int 
             took[name] += bench.run(200 * n, until_idle=True)
         if not bench.host.idle:
             raise SystemExit(f"{scheduler}, {pattern}, {name}: the host does not end")
-    return {
-        "scheduler": scheduler, "pattern": pattern, "accesses": n, "cycles": took,
+    return {"scheduler": scheduler, "pattern": pattern, "accesses": n, "cycles": took,
         "bytes_per_cycle": {name: LINE_BYTES * n / each for name, each in took.items()},
         "throughput_over_bare": took["bare"] / took["channel"],
-        "throughput_over_late": took["late"] / took["channel"],
-    }  # fmt: skip
+        "throughput_over_late": took["late"] / took["channel"]}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -186,7 +176,6 @@ class HandOver:
 
     @property
     def patience(self) -> int:
-        """Refresh intervals, about, that the change may have to wait for."""
         return self.postpone if self.to is Mode.NORMAL else 1
 
 
@@ -218,13 +207,11 @@ class Changer:
         self.rng = np.random.default_rng(seed)
 
     def load(self, kind: str) -> None:
-        """Submit accesses behind what is queued."""
         n = {"idle": 0, "light": 24, "busy": 2000 * self.what.patience}[kind]
         where = self.rng.integers(0, REGION // LINE_BYTES, n) * LINE_BYTES
         self.bench.host.submit(np.zeros(n, bool), where)
 
     def change(self, to: Mode, host: str) -> int:
-        """Change the mode, and return the cycles that the arbiter counted."""
         bench = self.bench
         if host == "busy" and to is Mode.ACCELERATION:
             self.load(host)  # in normal mode, before and behind the request
@@ -264,22 +251,14 @@ def hand_over_row(density: str, number: int, times: int, seed: int = 1) -> Resul
         bound = longest_to_acceleration(timing)
     else:
         bound = longest_to_normal(timing, restless=what.host != "idle")
-    return {
-        "density": density, "to": what.to.name.lower(), "load": what.name, "times": len(cycles),
+    return {"density": density, "to": what.to.name.lower(), "load": what.name, "times": len(cycles),
         "cycles": sorted(cycles), "median": statistics.median(cycles), "worst": max(cycles),
-        "shown": f"{max(cycles)}" if max(cycles) <= bound else f"**{max(cycles)}**", "bound": bound,
-    }  # fmt: skip
+        "shown": f"{max(cycles)}" if max(cycles) <= bound else f"**{max(cycles)}**",
+        "bound": bound}  # fmt: skip
 
 
 class Simulated:
-    """Simulated DIMMs that all update parameters at once.
-
-    Parameters
-    ----------
-    threads : that simulate.
-    devices, channels : DIMMs, and channels of each.
-    count : parameters of each channel.
-    """
+    """Simulated DIMMs that all update `count` parameters of each channel at once."""
 
     def __init__(
         self, stack: ExitStack, threads: int, devices: int, channels: int, count: int
@@ -373,8 +352,7 @@ def report_area() -> None:
             )
             for units in UNITS
         },
-        "DDR4 controller": ControllerInChannel, channel: MemoryChannel,
-    }  # fmt: skip
+        "DDR4 controller": ControllerInChannel, channel: MemoryChannel}  # fmt: skip
     blocks = {name: area(make()) for name, make in track(makers.items(), "area")}
     unit, memory, sums = blocks["functional unit"], blocks[channel], {}
     for units in UNITS:

@@ -27,7 +27,6 @@ HYPER = {"step": 3, "lr": 1e-3}
 
 
 def address_width(density: str, width: str, ranks: int) -> int:
-    """Bits that the kernel needs for a channel, and has at least."""
     wide = DimmConfig(
         kernel=UpdateKernelConfig(address_width=64), density=density, width=width, ranks=ranks
     )
@@ -59,19 +58,16 @@ def kernel_row(density: str, width: str, ranks: int, units: int, count: int) -> 
         timing = dimm.backend.config.timing
     beats = BEATS_PER_ELEMENT_BEAT * -(-count // LANES)
     late = sum(max(0, each) for each in due) * timing.t_rfc / PHASES
-    return {
-        "device": name, "density": density, "width": width, "ranks": ranks,
+    return {"device": name, "density": density, "width": width, "ranks": ranks,
         "functional_units": units, "parameters_per_channel": count,
         "cycles": [run.cycles for run in runs], "fraction_of_peak": beats / runs[worst].cycles,
         "refreshes_due_at_done": due, "due": " + ".join(map(str, due)),
         "fraction_with_due_refreshes": beats / (total + late), "cycles_of_the_host": total,
         "params_per_s": CHANNELS * count / (total / CLOCK_HZ),
-        "words_compared": compare(contents, found),
-    }  # fmt: skip
+        "words_compared": compare(contents, found)}  # fmt: skip
 
 
 def compare(contents: dict[str, np.ndarray], found: list[dict[str, Any]]) -> int:
-    """Compare the arrays of every channel with those of the golden model, and count words."""
     with nearstep.open("golden:axdimm") as golden:
         job = load(golden, contents)
         golden.update("adam", job, **HYPER).wait()

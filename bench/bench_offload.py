@@ -8,11 +8,9 @@ from nearstep.measure.overlap import Overlap, Stack
 from nearstep.work.trace import picture, write_trace
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&channels=2"
-CASES = [
-    (12, 128, 2048, 5), (12, 128, 4096, 5), (12, 128, 8192, 5), (24, 128, 4096, 6),
+CASES = [(12, 128, 2048, 5), (12, 128, 4096, 5), (12, 128, 8192, 5), (24, 128, 4096, 6),
     (24, 128, 6000, 6), (24, 128, 8192, 6), (12, 512, 8192, 5), (24, 512, 4096, 6),
-    (24, 512, 6000, 6),
-]  # fmt: skip
+    (24, 512, 6000, 6)]  # fmt: skip
 """Layers, their width, rows of the input, and the budget in layers."""
 
 
@@ -20,15 +18,13 @@ def row(stack: Stack, found: Overlap) -> Results:
     phase, serial = found.overlapped.phase, found.serial.phase
     engine = found.overlapped.report
     assert engine is not None, "it was offloaded"
-    return {
-        "layers": stack.layers, "parameters": stack.layers * stack.width**2, "rows": stack.batch,
-        "budget": engine.budget, "share": engine.budget / 4 / (stack.layers * stack.width**2),
-        "peak": engine.peak, "bits": found.bits, "cycles": phase.duration,
-        "serial_cycles": serial.duration, "busy": dict(phase.busy),
-        "longest": max(phase.busy, key=lambda name: phase.busy[name]),
+    return {"layers": stack.layers, "parameters": stack.layers * stack.width**2,
+        "rows": stack.batch, "budget": engine.budget,
+        "share": engine.budget / 4 / (stack.layers * stack.width**2), "peak": engine.peak,
+        "bits": found.bits, "cycles": phase.duration, "serial_cycles": serial.duration,
+        "busy": dict(phase.busy), "longest": max(phase.busy, key=lambda name: phase.busy[name]),
         "serial_busy": dict(serial.busy), "ratio": found.ratio,
-        "ratio_of_bounds": found.ratio_of_bounds, "gain": found.gain,
-    }  # fmt: skip
+        "ratio_of_bounds": found.ratio_of_bounds, "gain": found.gain}  # fmt: skip
 
 
 @script

@@ -23,7 +23,6 @@ MOVED = ("to_drives", "from_drives", "gradients_down", "masters_down", "paramete
 
 
 def compared(seconds: dict[str, float]) -> list[Results]:
-    """Times of all, and how many times as long the first one takes."""
     first, *others = seconds.values()
     over = ["", *(f"{first / each:.1f} times" for each in others)]
     return [
@@ -49,8 +48,7 @@ def measure(
     own = parameters(count, elements)
     optimizer: Any = nearstep.optim.AdamW(
         own, lr=1e-3, device=f"golden:axdimm?memory_bytes={-(-memory // (1 << 20)) + 4}MiB",
-        drives=store, memory=memory, eviction=eviction,
-    )  # fmt: skip
+        drives=store, memory=memory, eviction=eviction)  # fmt: skip
     files = [
         Mapped(work / f"{flushes}", parameters(count, elements), flushes=flushes)
         for flushes in (False, True)

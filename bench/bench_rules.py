@@ -43,13 +43,11 @@ def measure(device: Any, memory: str, rule: str, count: int) -> Results:
     for buffer in buffers.values():
         buffer.free()
     needed = update_bytes(device.config, rule, count)
-    return {
-        "memory": memory, "rule": rule, "parameters": count, "cycles": run.cycles,
+    return {"memory": memory, "rule": rule, "parameters": count, "cycles": run.cycles,
         "beats": run.counters["read_beats"] + run.counters["write_beats"],
         "of_bound": needed / device.config.beat_bytes / run.cycles,
         "params_per_s_at_200_mhz": count / run.cycles * CLOCK_HZ,
-        "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
-    }  # fmt: skip
+        "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ}  # fmt: skip
 
 
 @script

@@ -33,7 +33,6 @@ Digest = Callable[[], str]
 
 
 def axdimm(device: AxdimmDevice, count: int) -> tuple[Run, Digest]:
-    """Make a step of Adam on every channel, and the digest of what all arrays hold."""
     host = arrays(count)
     work = [load(device, host, channel=channel.number) for channel in device.channels]
 
@@ -50,7 +49,6 @@ def axdimm(device: AxdimmDevice, count: int) -> tuple[Run, Digest]:
 
 
 def ring(pool: CoarsePool, count: int) -> tuple[Run, Digest]:
-    """Make a sum over all devices, on both rings."""
     rng = np.random.default_rng(1)
     tensor = pool.tensor([rng.standard_normal(count, np.float32) for _ in range(pool.devices)])
 
@@ -99,12 +97,10 @@ def row(top: str, parts: Results, whole: Results) -> Results:
         if parts[key] != whole[key]:
             raise RuntimeError(f"{top}: {key} of parts is {parts[key]}, of the whole {whole[key]}")
     cycles, both = parts["cycles"][-1], (parts, whole)
-    return {
-        "top": top, "devices": [each["device"] for each in both], "elements": parts["elements"],
+    return {"top": top, "devices": [each["device"] for each in both], "elements": parts["elements"],
         "cycles": cycles, "cycles_per_s": [cycles / each["seconds"] for each in both],
         "elements_per_s": [parts["elements"] / each["seconds"] for each in both],
-        "whole_over_parts": parts["seconds"] / whole["seconds"],
-    }  # fmt: skip
+        "whole_over_parts": parts["seconds"] / whole["seconds"]}  # fmt: skip
 
 
 @script

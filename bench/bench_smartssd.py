@@ -17,9 +17,7 @@ from nearstep_spec.smartssd.config import UPDATER
 
 URL = "sim:smartssd?fu=native"
 RTL_URL = "sim:smartssd"
-DRIVE_BYTES_PER_S = 3.2e9
-"""Taken as the read rate of the SSD; the paper plots one and prints none."""
-
+DRIVE_BYTES_PER_S = 3.2e9  # taken as the read rate of the SSD; the paper plots one and prints none
 THROUGH_DRAM = {"zero-fill": 4, "re-read of gradients": 4, "states": 24}
 """Bytes a parameter of Adam if the dense gradient is made in DRAM, before any pair is written."""
 
@@ -39,20 +37,17 @@ def derived(results: Results) -> Results:
         ],
         "sum": sum(through.values()),
         "parts": ", ".join(f"{size} for {name}" for name, size in through.items()), "dense": dense,
-        "fused": min(fused, key=lambda row: abs(row["kept"] - 0.01)),
-    }  # fmt: skip
+        "fused": min(fused, key=lambda row: abs(row["kept"] - 0.01))}  # fmt: skip
 
 
 def rates(run: Any, config: Any, count: int, needed: int) -> Results:
     beats = run.counters["read_beats"] + run.counters.get("write_beats", 0)
-    return {
-        "parameters": count, "cycles": run.cycles, "beats": beats, "needed_bytes": needed,
+    return {"parameters": count, "cycles": run.cycles, "beats": beats, "needed_bytes": needed,
         "of_bound": needed / config.beat_bytes / run.cycles,
         "over_drive": needed / run.cycles * CLOCK_HZ / DRIVE_BYTES_PER_S,
         "bytes_per_param": beats * config.beat_bytes / count,
         "params_per_s_at_200_mhz": count / run.cycles * CLOCK_HZ,
-        "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ,
-    }  # fmt: skip
+        "bytes_per_s_at_200_mhz": needed / run.cycles * CLOCK_HZ}  # fmt: skip
 
 
 class Card:
@@ -65,7 +60,6 @@ class Card:
         self.arrays = load(device, {**dict.fromkeys("pgm", values), "v": np.square(values)})
 
     def pairs(self, share: float, form: str) -> Pairs:
-        """Make pairs of that share of the elements, at random places."""
         kept = max(1, round(share * self.count))
         index = np.sort(self.rng.choice(self.count, kept, replace=False)).astype(np.uint32)
         if form == SCATTER:
@@ -104,14 +98,11 @@ class Card:
 
 
 def scatter_rate(pairs: int, spread: str, total: int = 1 << 16) -> Results:
-    """Measure the scatter form alone, of every element in random order in its chunk."""
     lanes, chunk = UPDATER.lanes, UPDATER.block_elements
     cycles = scatter_cycles(pairs=pairs, spread=spread, total=total, lanes=lanes, chunk=chunk)
-    return {
-        "pairs_of_a_beat": pairs, "indices": spread, "pairs": total, "cycles": cycles,
+    return {"pairs_of_a_beat": pairs, "indices": spread, "pairs": total, "cycles": cycles,
         "pairs_per_cycle": total / cycles, "bytes_per_s_at_200_mhz": 8 * total / cycles * CLOCK_HZ,
-        "over_drive": 8 * total / cycles * CLOCK_HZ / DRIVE_BYTES_PER_S,
-    }  # fmt: skip
+        "over_drive": 8 * total / cycles * CLOCK_HZ / DRIVE_BYTES_PER_S}  # fmt: skip
 
 
 def draw(runs: list[Results]) -> None:
@@ -151,9 +142,7 @@ def main(count: Annotated[int, option("Parameters of a step.", min=1)] = 1_000_0
         card.step("adam")
         simulation = card.step("adam")
     draw(runs)
-    report(
-        "smartssd", derived, paper_bytes_per_s=PAPER_BYTES_PER_S,
+    report("smartssd", derived, paper_bytes_per_s=PAPER_BYTES_PER_S,
         drive_bytes_per_s=DRIVE_BYTES_PER_S, through_dram=THROUGH_DRAM, runs=runs, scan=scan,
         scatter=[scatter_rate(pairs, how) for pairs in (8, 16) for how in ("even", "random")],
-        simulation={"url": RTL_URL, **simulation},
-    )  # fmt: skip
+        simulation={"url": RTL_URL, **simulation})  # fmt: skip

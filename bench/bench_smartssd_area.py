@@ -35,8 +35,7 @@ def main() -> None:
         **{
             form: lambda form=form: PairLoad(UpdateKernelConfig(windows=8, compression=(form,)))
             for form in ("fused", "scatter")
-        },
-    }  # fmt: skip
+        }}  # fmt: skip
     cells = {name: area(make()) for name, make in track(parts.items(), "area")}
     rows: list[Results] = []
     for units in (16, 4):
@@ -49,8 +48,7 @@ def main() -> None:
                 {
                     "what": f"{units} units, {TOP_K[form]}", "units": units, "top_k": form, **sums,
                     "of_chip": of_chip,
-                }
-            )  # fmt: skip
+                })  # fmt: skip
     report(
         "smartssd_area",
         lambda results: {

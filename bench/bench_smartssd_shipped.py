@@ -14,14 +14,11 @@ from nearstep.smartssd.device import SmartssdDevice
 
 URLS = ("sim:smartssd", "sim:smartssd?top=whole", "sim:smartssd?bus=pcie", "sim:smartssd?fu=native")
 BYTES = 1 << 20
-BASE = 1 << 30
-"""Where no array is."""
-
+BASE = 1 << 30  # where no array is
 ACCESSES = ("register read", "register write", "write of 1 MiB", "read of 1 MiB")
 
 
 def accesses(device: SmartssdDevice) -> dict[str, int]:
-    """Measure cycles of accesses of the host's processor."""
     backend = device.backend
     count = device.regs.updater0.count.address
     data = np.random.default_rng(1).integers(0, 256, BYTES, dtype=np.uint8)

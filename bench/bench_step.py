@@ -84,14 +84,12 @@ def measure(channels: int, parameters: int, steps: int) -> Results:
         raise AssertionError(f"{url}: not the same bits")
     timeline = optimizer.timeline
     busy = {lane: timeline.busy(lane) for lane in sorted(timeline.lanes)}
-    return {
-        "device": url, "channels": channels, "parameters": parameters, "tensors": len(sizes),
+    return {"device": url, "channels": channels, "parameters": parameters, "tensors": len(sizes),
         "steps": steps, **{f"{kind}_cycles": each for kind, each in cycles.items()},
         **{f"{kind}_over_limit": each / max(busy.values()) for kind, each in cycles.items()},
         "graph_over_sequence": cycles["graph"] / cycles["sequence"], "busy_cycles": busy,
         "slower": max(each for lane, each in busy.items() if lane != "bus"),
-        "last_over_limit": timeline.makespan / timeline.limit,
-    }  # fmt: skip
+        "last_over_limit": timeline.makespan / timeline.limit}  # fmt: skip
 
 
 @script

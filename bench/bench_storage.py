@@ -23,9 +23,7 @@ from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_set import create_set
 from nearstep.storage.store import Store
 
-OFFSET = 1 << 20
-"""Where what is not the store's begins in the file: behind the superblocks."""
-
+OFFSET = 1 << 20  # where what is not the store's begins in the file: behind the superblocks
 DEPTHS = (1, 2, 4, 8, 16)
 WHO = ("loop", "fio", "drive", "store")
 
@@ -35,7 +33,6 @@ def dash(value: float | None, form: str) -> str:
 
 
 def loop(path: Path, action: str, data: np.ndarray, block: int) -> None:
-    """Read or write with one thread, one block after the other."""
     call = os.preadv if action == "read" else os.pwritev
     fd = os.open(path, os.O_RDWR | os.O_DIRECT)
     try:
@@ -47,7 +44,6 @@ def loop(path: Path, action: str, data: np.ndarray, block: int) -> None:
 
 
 def fio(program: str, path: Path, action: str, nbytes: int, block: int, depth: int) -> float:
-    """Bytes a second, as fio has counted them."""
     command = [program, "--name=bench", f"--filename={path}", f"--rw={action}", f"--bs={block}"]
     command += [f"--size={nbytes}", f"--offset={OFFSET}", f"--iodepth={depth}"]
     command += ["--ioengine=libaio", "--direct=1", "--output-format=json"]
@@ -96,12 +92,10 @@ def measure(
     return [
         {"action": action, "block": block, "depth": depth, "bytes": nbytes,
          **compared({who: rates.get((action, who)) for who in WHO})}
-        for action in ("read", "write")
-    ]  # fmt: skip
+        for action in ("read", "write")]  # fmt: skip
 
 
 def compared(rates: dict[str, list[float] | None]) -> Results:
-    """Medians, and medians of ratios of each round."""
     row: Results = {f"{who}_all": found for who, found in rates.items()}
     for who, found in rates.items():
         row[f"{who}_bytes_per_s"] = statistics.median(found) if found else None
@@ -140,8 +134,6 @@ def main(
         path.unlink(missing_ok=True)
     data = np.random.default_rng(2).integers(0, 256, 64 << 20, np.uint8)
     best = max(rate(data.nbytes, lambda: checksum.crc32(data)) for _ in range(5))
-    report(
-        "storage", lambda results: {"version": results["fio"] or "fio was not on this machine."},
+    report("storage", lambda results: {"version": results["fio"] or "fio was not on this machine."},
         fio=version, rounds=rounds, cores=os.cpu_count(),
-        crc={"engine": checksum.engine, "bytes_per_s": best}, rows=rows,
-    )  # fmt: skip
+        crc={"engine": checksum.engine, "bytes_per_s": best}, rows=rows)  # fmt: skip

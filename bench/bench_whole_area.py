@@ -17,9 +17,7 @@ from nearstep_sim.row_file import Row, read_rows
 CHIP = {area.ULTRASCALE_PLUS.name: "KU15P", area.ECP5.name: "LFE5U-85F"}
 """Of each family the chip that shares are of."""
 
-BRAM = {"bram36": 36, "bram18": 18}
-"""Kib of a block."""
-
+BRAM = {"bram36": 36, "bram18": 18}  # kib of a block
 SHARES = ("lut", "ff", "dsp", "bram")
 
 
@@ -50,7 +48,6 @@ def synthesised(name: str, family: area.Family) -> Row:
 
 
 def tops() -> list[Results]:
-    """Every whole top that has a row, with its shares of the chip of its family."""
     found = []
     for family in area.FAMILIES.values():
         _, rows = read_rows(family.file)

@@ -17,8 +17,7 @@ from harness import FOLDER, ROOT, BenchError, console, find, option, script
 from rich.table import Table
 
 FILE = Path(__file__).with_name("ratios.json")
-QUICK = 120
-"""Seconds of the longest run that is quick."""
+QUICK = 120  # seconds of the longest run that is quick
 
 
 class Ratio(NamedTuple):

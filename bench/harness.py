@@ -35,9 +35,7 @@ Results = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "bench"
-FORMAT = 1
-"""Version of the JSON."""
-
+FORMAT = 1  # version of the JSON
 META = ("bench", "format", "label", "tables", "script", "command", "commit", "date", "machine",
         "versions")  # fmt: skip
 """Keys of the JSON besides those of the results."""
@@ -215,10 +213,7 @@ def read(path: Path) -> Results:
 def report(name: str, derived: Callable[[Results], Results] | None = None, **results: Any) -> None:
     """Write the JSON of a benchmark, and print its section from that.
 
-    Parameters
-    ----------
-    name : of the section.
-    derived : values beyond the results, by the results.
+    Values beyond the results are `derived` from them.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     found = json.loads(json.dumps({**results, **(derived(results) if derived else {})}))
@@ -248,13 +243,7 @@ def script(main: Callable[..., None]) -> Callable[..., None]:
 
 
 class Kept:
-    """What has been measured, in a file, so that a benchmark which was cut off can resume.
-
-    Parameters
-    ----------
-    name : of the benchmark.
-    resume : take what an earlier run has kept.
-    """
+    """What has been measured, in a file, so that a benchmark which was cut off can resume."""
 
     def __init__(self, name: str, *, resume: bool) -> None:
         self.path = FOLDER / f"{name}.partial.json"
@@ -279,10 +268,7 @@ def track(items: Iterable[Any], what: str) -> Iterable[Any]:
 def plot(file: str, rows: int = 1, columns: int = 1, **options: Any) -> Iterator[tuple[Any, Any]]:
     """Yield a figure and its axes, and save it under `build/bench`.
 
-    Parameters
-    ----------
-    rows, columns : of axes.
-    options : `title`, `dpi`, `sharey`, and those of a figure.
+    Besides the options of a figure there are `title`, `dpi` and `sharey`.
     """
     from matplotlib.figure import Figure
 

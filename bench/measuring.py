@@ -11,10 +11,7 @@ import numpy as np
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.operands import element_bytes, operands
 
-CLOCK_HZ = 200_000_000
-"""Of a kernel, in rates that are modelled."""
-
-INDEX_BYTES = 4
+CLOCK_HZ = 200_000_000  # of a kernel, in rates that are modelled
 Area = dict[str, float]
 
 
@@ -26,12 +23,7 @@ def arrays(count: int, names: Iterable[str] = "pgmv", seed: int = 1) -> dict[str
 
 
 def load(device: Any, host: Mapping[str, np.ndarray], **options: Any) -> dict[str, Any]:
-    """Allocate a buffer for each array, with its contents.
-
-    Parameters
-    ----------
-    options : of `device.alloc`.
-    """
+    """Allocate a buffer for each array, with its contents."""
     buffers = {name: device.alloc(array.size, **options) for name, array in host.items()}
     for name, array in host.items():
         buffers[name].write(array)
@@ -63,12 +55,7 @@ def medians(action: Callable[[], object], runs: int) -> tuple[float, ...]:
 def in_turn(
     jobs: Mapping[str, Callable[[], object]], rounds: int, *, reverse: bool = False
 ) -> dict[str, list[float]]:
-    """Measure seconds of each job in each round.
-
-    Parameters
-    ----------
-    reverse : every second round.
-    """
+    """Measure seconds of each job in each round; `reverse` every second round."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for number in range(rounds):
         for name in list(jobs)[:: -1 if reverse and number % 2 else 1]:
@@ -82,33 +69,20 @@ def differ(found: np.ndarray, expected: np.ndarray) -> int:
 
 
 def ring_differs(config: Any, parts: Any, given: Any, results: Any, wire: str = "fp32") -> int:
-    """Count elements of sums on all devices whose bits differ from those of the golden rings.
-
-    Parameters
-    ----------
-    parts : of the tensor, as the pool splits it.
-    given, results : arrays of each device.
-    """
+    """Count elements of sums on all devices whose bits differ from those of the golden rings."""
     from nearstep_sim.golden.coarse import ring_all_reduce
 
     wrong = 0
     for part in parts:
         where = slice(part.start, part.stop)
-        golden = ring_all_reduce(
-            [each[where] for each in given], operation="sum", wire=wire, config=config,
-            reverse=part.reverse,
-        )  # fmt: skip
+        golden = ring_all_reduce([each[where] for each in given], operation="sum", wire=wire,
+            config=config, reverse=part.reverse)  # fmt: skip
         wrong += sum(differ(each[where], golden) for each in results)
     return wrong
 
 
 def area(component: Any, boxes: str | None = None) -> Area:
-    """Synthesise a component for UltraScale+.
-
-    Parameters
-    ----------
-    boxes : names of modules that are left out.
-    """
+    """Synthesise a component for UltraScale+, without modules whose names match `boxes`."""
     from nearstep_hw.verilog import to_verilog
     from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
 
@@ -131,14 +105,7 @@ def update_bytes(
     """Count bytes of an update: arrays that are read and arrays that are written, each once.
 
     Shares of a bound are of these, so that a device which reads twice what it needs has a smaller
-    share.
-
-    Parameters
-    ----------
-    config : of the kernel.
-    rule : name in the configuration.
-    count : elements.
-    pairs : of fp32 values, where the gradients are pairs; an index and a value each.
+    share. Where the gradients are `pairs` of fp32 values, an index and a value each are needed.
     """
     found = config.rule_set.rules[config.rule_set.names.index(rule)]
     table = operands(config)
@@ -149,7 +116,7 @@ def update_bytes(
         if name != "g"
     )
     width = element_bytes("fp32")
-    return needed + (count * width if pairs is None else pairs * (INDEX_BYTES + width))
+    return needed + (count * width if pairs is None else pairs * (4 + width))
 
 
 def scan_bytes(count: int) -> int:
@@ -158,14 +125,7 @@ def scan_bytes(count: int) -> int:
 
 
 class Mapped:
-    """torch's fused AdamW with its moments on files that are mapped into memory.
-
-    Parameters
-    ----------
-    stem : of the files' names.
-    own : the parameters.
-    flushes : the files after each step.
-    """
+    """torch's fused AdamW with its moments on files that are mapped into memory."""
 
     def __init__(self, stem: Path, own: list[Any], *, flushes: bool = True) -> None:
         import torch

@@ -28,9 +28,7 @@ is said there. Cycles and area are the same everywhere; speeds of simulation are
 commit has given rates 2 times apart on machines of the same name.
 """
 
-MARK = "<!-- {} -->"
-"""Begins a section of the page."""
-
+MARK = "<!-- {} -->"  # begins a section of the page
 SEAL = "<!-- {} is as it was written: {} -->"
 """Ends a section of the page: its name, and a digest of its text. A test finds a figure that was
 changed by hand."""

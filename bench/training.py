@@ -30,17 +30,7 @@ def train(
     last: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Results, Optimizer]:
-    """Train once.
-
-    Parameters
-    ----------
-    optimizer_of : makes the optimizer of a model.
-    last : steps whose mean is the training loss.
-
-    Returns
-    -------
-    tuple[Results, Optimizer] : losses of the run, and its optimizer.
-    """
+    """Train once; the training loss is the mean of the `last` steps."""
     torch.manual_seed(seed)
     model = Gpt(sized(SIZE, context=CONTEXT)).to(dtype)
     optimizer = optimizer_of(model)
@@ -76,9 +66,7 @@ def trained(
     torch.set_num_threads(1)
     text = load_text()
     rows = [row(case, text) for case in track(cases, "training")]
-    return {
-        "size": SIZE, "parameters": rows[0]["runs"][0]["parameters"], "batch": BATCH,
+    return {"size": SIZE, "parameters": rows[0]["runs"][0]["parameters"], "batch": BATCH,
         "context": CONTEXT, "steps": steps, "seeds": seeds, "text": text.source,
         "text_sha256": text.sha256, "aten_capability": torch.backends.cpu.get_cpu_capability(),
-        "rows": rows,
-    }  # fmt: skip
+        "rows": rows}  # fmt: skip
