@@ -95,17 +95,13 @@ def measure(count: int, steps: int, decoupled: bool) -> Iterator[Results]:
         for array in "pmv":
             changed = state[array].view(np.uint32) ^ oracle[array].view(np.uint32)
             error = ulps(state[array], exact[array])
-            yield {
-                "optimizer": "AdamW" if decoupled else "Adam",
-                "implementation": name,
+            yield {"optimizer": "AdamW" if decoupled else "Adam", "implementation": name,
                 "array": array,
                 "values_that_differ_from_torch_fused": differ(state[array], oracle[array]),
                 "bits_that_differ_from_torch_fused": int(np.bitwise_count(changed).sum()),
-                "mean_ulp": float(error.mean()),
-                "median_ulp": float(np.median(error)),
+                "mean_ulp": float(error.mean()), "median_ulp": float(np.median(error)),
                 "max_ulp": float(error.max()),
-                "max_absolute": float(np.abs(state[array] - exact[array]).max()),
-            }
+                "max_absolute": float(np.abs(state[array] - exact[array]).max())}  # fmt: skip
 
 
 @script

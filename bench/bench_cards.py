@@ -184,13 +184,9 @@ def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) 
         jobs = {"cards": optimizer.step, "storage": alone.step}
         seconds = in_turn(jobs, rounds, reverse=True)
         alone.store.close()
-    return {
-        "bytes_per_s": rate,
-        "parameters": elements,
+    return {"bytes_per_s": rate, "parameters": elements,
         "seconds": {name: statistics.median(each) for name, each in seconds.items()},
-        "seconds_all": seconds,
-        "rate": ratio(seconds),
-    }
+        "seconds_all": seconds, "rate": ratio(seconds)}  # fmt: skip
 
 
 def by_deepspeed(

@@ -91,14 +91,10 @@ def snapshot(share: float, elements: int) -> Results:
         pool.all_reduce(tensor)
         counters = pool.counters()
         counted = (counters - before).devices
-        return {
-            "url": WINDOW_URL,
-            "elements": elements,
-            "share": share,
+        return {"url": WINDOW_URL, "elements": elements, "share": share,
             "pages_copied": counters.devices[0].pages_copied,
             "stall": counters.devices[0].snapshot_stall,
-            "cycles": max(core.cycles for device in counted for core in device.cores),
-        }
+            "cycles": max(core.cycles for device in counted for core in device.cores)}  # fmt: skip
 
 
 def draw(results: Results) -> None:

@@ -118,12 +118,6 @@ def main(
     for name, part in track(parts().items(), "parts"):
         cells = kept.measure(name, lambda part=part: area(part.make(), part.boxes))
         areas[name] = {key: cells[key] for key in AREA}
-    report(
-        "coarse_area",
-        derived,
-        config=asdict(CONFIG),
-        parts=areas,
-        sums=sums(areas),
-        lanes=lanes(areas),
-    )
+    report("coarse_area", derived, config=asdict(CONFIG), parts=areas, sums=sums(areas),
+        lanes=lanes(areas))  # fmt: skip
     kept.path.unlink()

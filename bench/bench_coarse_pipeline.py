@@ -26,17 +26,10 @@ SLOW_RING = "&link_interval=2"
 UP = [f"up {client}" for client in range(CLIENTS)]
 DOWN = [f"down {client}" for client in range(CLIENTS)]
 LANES = [*UP, "rings", *DOWN]
-SHADES = {
-    "up": ("#3182bd", "#9ecae1"),
-    "rings": ("#31a354", "#a1d99b"),
-    "down": ("#e6550d", "#fdae6b"),
-}
-NAMES = {
-    "shards": "in shards",
-    "whole": "whole",
-    "ideal": "in shards, `memory=ideal`",
-    "slow_ring": "in shards, `link_interval=2`",
-}
+SHADES = {"up": ("#3182bd", "#9ecae1"), "rings": ("#31a354", "#a1d99b"),
+    "down": ("#e6550d", "#fdae6b")}  # fmt: skip
+NAMES = {"shards": "in shards", "whole": "whole", "ideal": "in shards, `memory=ideal`",
+    "slow_ring": "in shards, `link_interval=2`"}  # fmt: skip
 
 
 def derived(results: Results) -> Results:

@@ -70,14 +70,11 @@ def main(kib: Annotated[int, option("of parameters, KiB", min=1)] = 1024) -> Non
                 "clients": clients, "devices": devices,
                 "design": "DENSE" if devices == 1 else "COARSE", **spent, "total": total,
                 "of_coarse": total / coarse, "elements": found.size,
-                "elements_differ": differ(found, golden),
-            })  # fmt: skip
+                "elements_differ": differ(found, golden)})  # fmt: skip
     report(
         "coarse_update",
         lambda results: {
             "compared": sum(row["elements"] for row in results["rows"]),
             "wrong": sum(row["elements_differ"] for row in results["rows"]),
         },
-        kib=kib,
-        rows=rows,
-    )
+        kib=kib, rows=rows)  # fmt: skip

@@ -44,8 +44,7 @@ def derived(results: Results) -> Results:
                 "of_one": own["cycles"] / arrays[0]["cycles"],
                 "over": base["cycles"] / own["cycles"],
             }
-            for own, base in zip(arrays[::2], arrays[1::2], strict=True)
-        ]}  # fmt: skip
+            for own, base in zip(arrays[::2], arrays[1::2], strict=True)]}  # fmt: skip
 
 
 def rate(link: str) -> int:
@@ -108,13 +107,9 @@ def step(
 def baseline(drives: int, elements: int, block: int, uplink: int) -> Results:
     memory = PLATFORM.processors["cpu"].memory_bytes_per_s
     assert memory is not None
-    machine = Raid0(
-        drives=drives,
-        read_bytes_per_s=READ,
-        write_bytes_per_s=WRITE,
+    machine = Raid0(drives=drives, read_bytes_per_s=READ, write_bytes_per_s=WRITE,
         links=HostLinks(uplink_bytes_per_s=uplink, link_bytes_per_s=rate("card0")),
-        memory_bytes_per_s=memory.value,
-    )
+        memory_bytes_per_s=memory.value)  # fmt: skip
     timeline = machine.update(elements, block * drives)
     assert timeline.seconds is not None
     down, up = timeline.traffic["uplink", 0], timeline.traffic["uplink", 1]

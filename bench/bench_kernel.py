@@ -114,12 +114,8 @@ def cocotb_speed() -> Results:
         },
     )
     found = re.findall(r"params_per_s (\d+)", result.log.read_text())
-    return {
-        "url": f"cocotb, AxiRam, lanes={LANES}",
-        "parameters": COCOTB_COUNT,
-        "runs": len(found),
-        "params_per_s": statistics.median(map(float, found)),
-    }
+    return {"url": f"cocotb, AxiRam, lanes={LANES}", "parameters": COCOTB_COUNT, "runs": len(found),
+        "params_per_s": statistics.median(map(float, found))}  # fmt: skip
 
 
 def golden_against_torch(runs: int) -> Results:
@@ -161,10 +157,5 @@ def main(
         axes.set(xlabel="parameters", ylabel="fraction of the memory's bound")
         axes.grid(alpha=0.3)
         axes.legend()
-    report(
-        "kernel",
-        derived,
-        fits=fits,
-        simulation=simulation,
-        golden=golden_against_torch(max(runs, 9)),
-    )
+    report("kernel", derived, fits=fits, simulation=simulation,
+        golden=golden_against_torch(max(runs, 9)))  # fmt: skip

@@ -24,12 +24,9 @@ from nearstep_spec.serial.protocol import ANSWER_BYTES, MOST_DATA, REQUEST_BYTES
 DEVICE = "golden:smartssd?memory_bytes=64MiB"
 BAUD = BOARDS["ulx3s_85f"].baud
 ESCAPED = 1 / 128  # of random bytes: two of 256
-CASES: dict[str, tuple[torch.dtype, float | None]] = {
-    "fp32": (torch.float32, None),
-    "bf16 and back": (torch.bfloat16, None),
-    "Top-K 1 %, fp32": (torch.float32, 0.01),
-    "Top-K 1 %, bf16": (torch.bfloat16, 0.01),
-}
+CASES: dict[str, tuple[torch.dtype, float | None]] = {"fp32": (torch.float32, None),
+    "bf16 and back": (torch.bfloat16, None), "Top-K 1 %, fp32": (torch.float32, 0.01),
+    "Top-K 1 %, bf16": (torch.bfloat16, 0.01)}  # fmt: skip
 """Format of the parameters, and share of the gradients that is sent."""
 
 
@@ -71,14 +68,10 @@ def measure(name: str, parameters: int) -> Results:
             getattr(moved, f"{what}_{past}") for what in ("bytes", "bodies", "frames")
         )
         bare = bodies + FRAME_BYTES * frames
-        found[way] = {
-            "data": data[way],
-            "closed_form": expected,
-            "closed_form_random": expected * (1 + ESCAPED),
-            "wire": wire / parameters,
+        found[way] = {"data": data[way], "closed_form": expected,
+            "closed_form_random": expected * (1 + ESCAPED), "wire": wire / parameters,
             "escaped": (wire - bare) / bare,
-            "registers": (bare - expected * parameters) / parameters,
-        }
+            "registers": (bare - expected * parameters) / parameters}  # fmt: skip
     return {
         "case": name, "parameters": parameters, **found, "requests": moved.frames_sent,
         "seconds_at_baud": (moved.bytes_sent + moved.bytes_received) * BITS_A_BYTE / BAUD,
@@ -99,8 +92,4 @@ def main(parameters: Annotated[int, option("Of one tensor.", min=1024)] = 1 << 1
                 for way in ("down", "up")
             ],
         },
-        device=DEVICE,
-        optimizer="AdamW",
-        baud=BAUD,
-        rows=rows,
-    )
+        device=DEVICE, optimizer="AdamW", baud=BAUD, rows=rows)  # fmt: skip

@@ -51,12 +51,8 @@ def derived(results: Results) -> Results:
 
 
 def at_random(rng: random.Random, count: int) -> Profile:
-    return Profile(
-        source="file",
-        description="random",
-        fingerprint="0" * 16,
-        layers=tuple(_layer(rng, f"layer{i}") for i in range(count)),
-    )
+    return Profile(source="file", description="random", fingerprint="0" * 16,
+        layers=tuple(_layer(rng, f"layer{i}") for i in range(count)))  # fmt: skip
 
 
 def _layer(rng: random.Random, name: str) -> LayerProfile:
@@ -152,13 +148,11 @@ def speed(exact_profiles: int) -> Results:
     }
     budgets = {"no budget": None, "a budget of 60 %": 0.6}
     return {
-        "greedy_layers": LARGE,
-        "greedy_s": {name: each.wall for name, each in greedy.items()},
+        "greedy_layers": LARGE, "greedy_s": {name: each.wall for name, each in greedy.items()},
         "greedy_processor_s": {name: each.processor for name, each in greedy.items()},
-        "costs_s": timed(lambda: Costs(large)).wall,
-        "exact_layers": EXACT,
+        "costs_s": timed(lambda: Costs(large)).wall, "exact_layers": EXACT,
         "exact": {name: exactly(share, exact_profiles) for name, share in budgets.items()},
-    }
+    }  # fmt: skip
 
 
 @script

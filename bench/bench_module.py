@@ -71,8 +71,7 @@ def papers(results: Results) -> Results:
     return {
         "papers": [
             row.format(names[name], 100 * rate / peak, rate / 1e6, peak / 1e6).split("|")
-            for name, (rate, peak) in rates.items()
-        ]}  # fmt: skip
+            for name, (rate, peak) in rates.items()]}  # fmt: skip
 
 
 def step_row(density: str, width: str, units: int, channels: int, count: int) -> Results:
@@ -368,9 +367,7 @@ def report_area() -> None:
             "cells": results["blocks"]
             + [{"name": f"*{name}*", **each} for name, each in results["sums"].items()]
         },
-        blocks=[{"name": n, **each} for n, each in blocks.items()],
-        sums=sums,
-    )
+        blocks=[{"name": n, **each} for n, each in blocks.items()], sums=sums)  # fmt: skip
 
 
 def plot_rates(steps: list[Results]) -> None:
@@ -455,8 +452,7 @@ def main(
                 if any(row["worst"] > row["bound"] for row in results["rows"])
                 else ""
             },
-            rows=changes,
-        )
+            rows=changes)  # fmt: skip
         for row in changes:
             if row["worst"] > row["bound"]:
                 beyond = "beyond its bound of {bound}: {worst} cycles to {to}, {density}, {load}"

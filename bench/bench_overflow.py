@@ -77,8 +77,7 @@ def measure(
             key: (after[key] - before[key]) / steps / (count * elements) for key in MOVED
         },
         "seconds": {name: statistics.median(found) for name, found in seconds.items()},
-        "seconds_all": seconds,
-    }
+        "seconds_all": seconds}  # fmt: skip
 
 
 @script

@@ -82,14 +82,10 @@ class Card:
         if pairs is not None:
             pairs.index.free()
             pairs.value.free()
-        return {
-            "rule": rule,
-            "form": form,
-            "run": f"{rule}, {form}",
+        return {"rule": rule, "form": form, "run": f"{rule}, {form}",
             "kept": 1.0 if size is None else size / self.count,
             **rates(run.result, self.device.config, self.count, needed),
-            "simulated_params_per_s": self.count / run.wall,
-        }
+            "simulated_params_per_s": self.count / run.wall}  # fmt: skip
 
     def scan(self) -> Results:
         run = self.device.scan(self.arrays["g"]).wait()

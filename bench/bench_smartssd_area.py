@@ -34,8 +34,7 @@ def main() -> None:
         "unit": lambda: FunctionalUnit(update_rule(plain)),
         **{
             form: lambda form=form: PairLoad(UpdateKernelConfig(windows=8, compression=(form,)))
-            for form in ("fused", "scatter")
-        }}  # fmt: skip
+            for form in ("fused", "scatter")}}  # fmt: skip
     cells = {name: area(make()) for name, make in track(parts.items(), "area")}
     rows: list[Results] = []
     for units in (16, 4):
@@ -47,8 +46,7 @@ def main() -> None:
             rows.append(
                 {
                     "what": f"{units} units, {TOP_K[form]}", "units": units, "top_k": form, **sums,
-                    "of_chip": of_chip,
-                })  # fmt: skip
+                    "of_chip": of_chip})  # fmt: skip
     report(
         "smartssd_area",
         lambda results: {
@@ -57,6 +55,4 @@ def main() -> None:
                 for name, share in results["paper_share"].items()
             ]
         },
-        paper_share=PAPER_SHARE,
-        area=rows,
-    )
+        paper_share=PAPER_SHARE, area=rows)  # fmt: skip

@@ -43,12 +43,8 @@ def step(device: SmartssdDevice, count: int) -> tuple[Results, list[bytes]]:
     buffers = load(device, arrays(count))
     device.update("adam", buffers, step=1).wait()
     seconds, _, run = timed(lambda: device.update("adam", buffers, step=2).wait())
-    found = {
-        "parameters": count,
-        "cycles": run.cycles,
-        "simulated_params_per_s": count / seconds,
-        "simulated_cycles_per_s": run.cycles / seconds,
-    }
+    found = {"parameters": count, "cycles": run.cycles, "simulated_params_per_s": count / seconds,
+        "simulated_cycles_per_s": run.cycles / seconds}  # fmt: skip
     return found, [buffer.read().tobytes() for buffer in buffers.values()]
 
 

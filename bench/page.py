@@ -1,7 +1,5 @@
 """Writes `docs/benchmarks.md` and its plots from the JSON under `build/bench`."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Sequence
@@ -48,8 +46,7 @@ def made_by(results: Results) -> list[str]:
         f"Command: `{results['command']}` at {results['commit']}, {results['date'][:10]}, on "
         f"{machine['cores']} cores of {machine['cpu']}, load average "
         f"{machine['load_average']:.1f} at the start; {made_with}.",
-        "",
-    ]
+        ""]  # fmt: skip
 
 
 def kept(page: str) -> dict[str, list[str]]:
