@@ -205,7 +205,11 @@ def read(path: Path) -> Results:
             raise BenchError(f"{path}: {key} must be {value!r}, not {found.get(key)!r}; {again}")
     if missing := [key for key in META if key not in found]:
         raise BenchError(f"{path}: there is no {', '.join(missing)}; {again}")
-    if (expected := tables(path.stem, found)) != found["tables"]:
+    try:
+        expected = tables(path.stem, found)
+    except BenchError as error:
+        raise BenchError(f"{path}: {error}; {again}") from None
+    if expected != found["tables"]:
         raise BenchError(f"{path}: columns must be {expected}, not {found['tables']}; {again}")
     return found
 

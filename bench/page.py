@@ -23,7 +23,8 @@ Made by `make bench`. *Paper* is a printed figure: of the AXDIMM paper, or of th
 that is named. *Measured* was counted in RTL cycles or after synthesis, or timed on the
 machine named below each section. *Modelled* follows from measured figures and from what
 is said there. Cycles and area are the same everywhere; speeds of simulation are not: one
-commit has given rates 2 times apart on machines of the same name.
+commit has given rates 2 times apart on machines of the same name. `make bench-check`
+compares ratios with those of `bench/ratios.json`, and names what fell.
 """
 
 MARK = "<!-- {} -->"  # begins a section of the page
