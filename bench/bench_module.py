@@ -64,14 +64,11 @@ LONGEST_STAY = 14_000  # cycles in a mode: nine refresh intervals, so that as ma
 
 def papers(results: Results) -> Results:
     names = {"kernel": "32Gb, 16, 2", "cpu": "CPU"}
-    row = "*paper*, {}|{:.2f} %|||||||||||{:.2f} of {:.2f}"
-    rates = {
-        name: (p["params_per_s"], p["peak_params_per_s"]) for name, p in results["paper"].items()
-    }
-    return {
-        "papers": [
-            row.format(names[name], 100 * rate / peak, rate / 1e6, peak / 1e6).split("|")
-            for name, (rate, peak) in rates.items()]}  # fmt: skip
+    rows = []
+    for name, (rate, peak) in ((n, tuple(each.values())) for n, each in results["paper"].items()):
+        share, of = f"{100 * rate / peak:.2f} %", f"{rate / 1e6:.2f} of {peak / 1e6:.2f}"
+        rows.append([f"*paper*, {names[name]}", share, *[""] * 9, of])
+    return {"papers": rows}
 
 
 def step_row(density: str, width: str, units: int, channels: int, count: int) -> Results:

@@ -140,7 +140,7 @@ class Table:
 
         Raises
         ------
-        BenchError : a column is none, or a row has no such key.
+        BenchError : a column is none, or a row has no such key, or another number of cells.
         """
         path, _, last = where.partition(" + ")
         rows = find(values, path)
@@ -158,7 +158,10 @@ class Table:
             names.append((match[1], KINDS[match[2]]))
             templates.append(match[3])
         cells = [[fill(each, row) for each in templates] for row in rows]
-        return cls(names, cells + (find(values, last) if last else []))
+        cells += find(values, last) if last else []
+        if wrong := [row for row in cells if len(row) != len(names)]:
+            raise BenchError(f"a row of {path!r} must have {len(names)} cells, not {wrong[0]}")
+        return cls(names, cells)
 
     def markdown(self) -> str:
         """Make a Markdown table; everything but the first column is aligned right."""
