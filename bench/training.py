@@ -2,6 +2,7 @@
 
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -65,8 +66,9 @@ def trained(
     """Measure a row for each case, with one thread, and note what all have in common."""
     torch.set_num_threads(1)
     text = load_text()
+    begun = time.perf_counter()
     rows = [row(case, text) for case in track(cases, "training")]
     return {"size": SIZE, "parameters": rows[0]["runs"][0]["parameters"], "batch": BATCH,
         "context": CONTEXT, "steps": steps, "seeds": seeds, "text": text.source,
         "text_sha256": text.sha256, "aten_capability": torch.backends.cpu.get_cpu_capability(),
-        "rows": rows}  # fmt: skip
+        "seconds": time.perf_counter() - begun, "rows": rows}  # fmt: skip
