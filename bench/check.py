@@ -34,26 +34,29 @@ class Ratio(NamedTuple):
         """The worst value that passes."""
         return self.value * (1 + {"higher": -1, "lower": 1}[self.better] * self.tolerance)
 
-    def found(self, folder: Path) -> float:
+    def found(self, folder: Path, command: str) -> float:
         """Read the ratio from the JSON of its benchmark.
 
         Raises
         ------
-        BenchError : it is not there, or no number.
+        BenchError : it is not there, or no number, or the JSON is of another command.
         """
         name, _, path = self.path.partition(":")
         file = folder / f"{name}.json"
         if not file.exists():
             raise BenchError(f"there is no {file}")
-        found = find(json.loads(file.read_text(encoding="utf-8")), path)
+        results = json.loads(file.read_text(encoding="utf-8"))
+        if results["command"] != (expected := f"python bench/{command}"):
+            raise BenchError(f"{file} must be of `{expected}`, not of `{results['command']}`")
+        found = find(results, path)
         if not isinstance(found, int | float):
             raise BenchError(f"{self.path} must be a number, not {found!r}")
         return found
 
-    def compare(self, folder: Path) -> tuple[str, str | None]:
+    def compare(self, folder: Path, command: str) -> tuple[str, str | None]:
         """Read the ratio, and say what is wrong with it."""
         try:
-            found = self.found(folder)
+            found = self.found(folder, command)
         except BenchError as error:
             return "-", f"{self.name}: {error}"
         higher = self.better == "higher"
@@ -102,7 +105,7 @@ def compare(every: Iterable[Run], folder: Path, *, measure: bool) -> list[str]:
                 fell.append(f"bench/{run.command} ended with {done.returncode}")
                 continue
         for ratio in run.ratios:
-            found, wrong = ratio.compare(folder)
+            found, wrong = ratio.compare(folder, run.command)
             fell += [wrong] if wrong else []
             row: list[Any] = [ratio.name, f"{ratio.value:g}", f"{ratio.bound:.4g}", found]
             table.add_row(*row, "[red]fell[/red]" if wrong else "holds")

@@ -180,7 +180,8 @@ def test_the_gate_names_what_fell(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    results = {"rows": [{"case": "a", "ratio": a}, {"case": "b, c", "ratio": b}]}
+    rows = [{"case": "a", "ratio": a}, {"case": "b, c", "ratio": b}]
+    results = {"command": "python bench/bench_link.py", "rows": rows}
     (tmp_path / "link.json").write_text(json.dumps(results))
     (tmp_path / "ratios.json").write_text(RATIOS)
     monkeypatch.setattr(check, "FOLDER", tmp_path)
@@ -192,14 +193,27 @@ def test_the_gate_names_what_fell(
     assert fell is None or re.search(fell, result.output), result.output
 
 
-def test_the_gate_names_a_path_that_is_not_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("results", "first", "second"),
+    [
+        (None, "there is no ", "there is no "),
+        (
+            {"command": "python bench/bench_link.py", "rows": [{"case": "a", "ratio": 0.9}]},
+            None,
+            "there is no 'case=b, c' of 'rows/case=b, c/ratio'",
+        ),
+        ({"command": "python bench/bench_link.py --x"}, ".* must be of `.*", ".* not of `.* --x`"),
+    ],
+)
+def test_the_gate_names_what_is_not_there(
+    results: object, first: str | None, second: str, tmp_path: Path
+) -> None:
     (run, _) = check.runs(RATIOS)
-    (tmp_path / "link.json").write_text('{"rows": [{"case": "a", "ratio": 1}]}')
-    fell = check.compare([run], tmp_path, measure=False)
-    assert fell == ["cycles of b: there is no 'case=b, c' of 'rows/case=b, c/ratio'"]
-    (tmp_path / "link.json").unlink()
-    fell = check.compare([run], tmp_path, measure=False)
-    assert [each.partition(" ")[0] for each in fell] == ["rate", "cycles"]
+    if results:
+        (tmp_path / "link.json").write_text(json.dumps(results))
+    *fell, last = check.compare([run], tmp_path, measure=False)
+    assert re.match(f"cycles of b: {second}", last), last
+    assert (first is None and fell == []) or re.match(f"rate of a: {first}", fell[0]), fell
 
 
 def test_quick_and_only_choose_runs() -> None:
