@@ -20,6 +20,10 @@ FILE = Path(__file__).with_name("ratios.json")
 QUICK = 120  # seconds of the longest run that is quick
 
 
+def shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"
+
+
 class Ratio(NamedTuple):
     """A ratio that must not fall; `better` is `higher` or `lower`."""
 
@@ -61,10 +65,10 @@ class Ratio(NamedTuple):
             return "-", f"{self.name}: {error}"
         higher = self.better == "higher"
         if found >= self.bound if higher else found <= self.bound:
-            return f"{found:.4g}", None
-        return f"{found:.4g}", (
-            f"{self.name}: expected at {'least' if higher else 'most'} {self.bound:.4g} "
-            f"({self.value:g} with a tolerance of {self.tolerance:.1%}), not {found:.4g}"
+            return shown(found), None
+        return shown(found), (
+            f"{self.name}: expected at {'least' if higher else 'most'} {shown(self.bound)} "
+            f"({shown(self.value)} with a tolerance of {self.tolerance:.1%}), not {shown(found)}"
         )
 
 
@@ -107,7 +111,7 @@ def compare(every: Iterable[Run], folder: Path, *, measure: bool) -> list[str]:
         for ratio in run.ratios:
             found, wrong = ratio.compare(folder, run.command)
             fell += [wrong] if wrong else []
-            row: list[Any] = [ratio.name, f"{ratio.value:g}", f"{ratio.bound:.4g}", found]
+            row: list[Any] = [ratio.name, shown(ratio.value), shown(ratio.bound), found]
             table.add_row(*row, "[red]fell[/red]" if wrong else "holds")
     console.print(table)
     return fell
