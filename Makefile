@@ -4,6 +4,7 @@
 PYTHON ?= python3
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 RUN_ARGS ?=
+CHECK_ARGS ?=
 BOARD  ?= ulx3s_85f
 BOARD_ARGS ?=
 VENV   := .venv
@@ -22,7 +23,7 @@ BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 PYTEST := NEARSTEP_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $(JOBS) + 1) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all sim bench bitstream bitstream-all formal lint format docs clean
+.PHONY: help setup run test test-all sim bench bench-check bitstream bitstream-all formal lint format docs clean
 
 help:  ## show this text
 	@echo "usage: make TARGET"
@@ -52,6 +53,9 @@ formal: $(READY)  ## formal proofs of FIFOs, movers, windows, registers
 
 bench: $(READY)  ## all benchmarks: JSON and plots under build/bench, docs/benchmarks.md
 	@set -e; for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done; $(BIN)/python bench/page.py
+
+bench-check: $(READY)  ## compare the ratios of benchmarks with bench/ratios.json (CHECK_ARGS="--quick")
+	@$(BIN)/python bench/check.py $(CHECK_ARGS)
 
 bitstream: $(READY)  ## bitstream of a board under build/boards (BOARD=ulx3s_85f BOARD_ARGS="--memory blockram")
 	@$(BIN)/nearstep bitstream $(BOARD) $(BOARD_ARGS)

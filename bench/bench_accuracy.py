@@ -1,20 +1,12 @@
-"""Accuracy of Adam: bits that differ from torch's fused kernel, and error against float64.
-
-Four implementations take the same steps from the same parameters on the same gradients. The
-reference is Adam in float64 on the same float32 inputs, with hyper-parameters in float64.
-"""
-
-from __future__ import annotations
+"""Accuracy of Adam: bits that differ from torch's fused kernel, and error against float64."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import numpy as np
-import report
 import torch
-import typer
-from rich.console import Console
-from rich.table import Table
+from harness import Results, option, report, script
+from measuring import differ
 
 from nearstep_sim.golden.rule_cpp import kernel
 from nearstep_spec.rule.adam import ORDERS
@@ -24,11 +16,8 @@ SEED = 0
 
 State = dict[str, np.ndarray]
 
-console = Console()
-
 
 def gradients(count: int, steps: int) -> Iterator[np.ndarray]:
-    """Gradients of the size they have in training: 1e-3, over some decades."""
     rng = np.random.default_rng(SEED + 1)
     scale = (1e-3 * 10.0 ** rng.uniform(-2, 1, count)).astype(np.float32)
     for _ in range(steps):
@@ -36,12 +25,10 @@ def gradients(count: int, steps: int) -> Iterator[np.ndarray]:
 
 
 def parameters(count: int) -> np.ndarray:
-    """Initial parameters."""
     return np.random.default_rng(SEED).standard_normal(count, np.float32) * np.float32(0.02)
 
 
 def reference(count: int, steps: int, decoupled: bool) -> State:
-    """Adam in float64."""
     p = parameters(count).astype(np.float64)
     m, v = np.zeros(count), np.zeros(count)
     (b1, b2), lr, decay = HYPER["betas"], HYPER["lr"], HYPER["weight_decay"]
@@ -58,7 +45,6 @@ def reference(count: int, steps: int, decoupled: bool) -> State:
 
 
 def nearstep(order: str) -> Callable[[int, int, bool], State]:
-    """The rule of one order of operations; its C++ kernel equals numpy model and RTL."""
     rule, scalars = ORDERS[order]
 
     def run(count: int, steps: int, decoupled: bool) -> State:
@@ -73,8 +59,6 @@ def nearstep(order: str) -> Callable[[int, int, bool], State]:
 
 
 def torch_adam(**options: bool) -> Callable[[int, int, bool], State]:
-    """One of torch's implementations."""
-
     def run(count: int, steps: int, decoupled: bool) -> State:
         parameter = torch.nn.Parameter(torch.from_numpy(parameters(count)))
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
@@ -83,11 +67,8 @@ def torch_adam(**options: bool) -> Callable[[int, int, bool], State]:
             parameter.grad = torch.from_numpy(gradient)
             optimizer.step()
         moments = optimizer.state[parameter]
-        return {
-            "p": parameter.detach().numpy(),
-            "m": moments["exp_avg"].numpy(),
-            "v": moments["exp_avg_sq"].numpy(),
-        }
+        state = {"p": parameter.detach(), "m": moments["exp_avg"], "v": moments["exp_avg_sq"]}
+        return {name: each.numpy() for name, each in state.items()}
 
     return run
 
@@ -101,75 +82,36 @@ IMPLEMENTATIONS = {
 
 
 def ulps(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Error in units of the last place that float32 has at the exact value."""
     _, exponent = np.frexp(exact)
     spacing = np.ldexp(1.0, np.maximum(exponent, -125) - 24)
     return np.abs(value.astype(np.float64) - exact) / spacing
 
 
-def measure(count: int, steps: int, decoupled: bool) -> list[dict[str, Any]]:
-    """A row for each implementation and array."""
+def measure(count: int, steps: int, decoupled: bool) -> Iterator[Results]:
     exact = reference(count, steps, decoupled)
     states = {name: run(count, steps, decoupled) for name, run in IMPLEMENTATIONS.items()}
     oracle = states["torch fused=True"]
-    rows = []
     for name, state in states.items():
         for array in "pmv":
-            words, expected = state[array].view(np.uint32), oracle[array].view(np.uint32)
+            changed = state[array].view(np.uint32) ^ oracle[array].view(np.uint32)
             error = ulps(state[array], exact[array])
-            rows.append(
-                {
-                    "optimizer": "AdamW" if decoupled else "Adam",
-                    "implementation": name,
-                    "array": array,
-                    "values_that_differ_from_torch_fused": int(np.count_nonzero(words != expected)),
-                    "bits_that_differ_from_torch_fused": int(
-                        np.bitwise_count(words ^ expected).sum()
-                    ),
-                    "mean_ulp": float(error.mean()),
-                    "median_ulp": float(np.median(error)),
-                    "max_ulp": float(error.max()),
-                    "max_absolute": float(np.abs(state[array] - exact[array]).max()),
-                }
-            )
-    return rows
+            yield {"optimizer": "AdamW" if decoupled else "Adam", "implementation": name,
+                "array": array,
+                "values_that_differ_from_torch_fused": differ(state[array], oracle[array]),
+                "bits_that_differ_from_torch_fused": int(np.bitwise_count(changed).sum()),
+                "mean_ulp": float(error.mean()), "median_ulp": float(np.median(error)),
+                "max_ulp": float(error.max()),
+                "max_absolute": float(np.abs(state[array] - exact[array]).max())}  # fmt: skip
 
 
+@script
 def main(
-    count: Annotated[int, typer.Option(help="Parameters, a multiple of 16.")] = 1 << 20,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 10,
+    count: Annotated[int, option("Parameters, a multiple of 16.")] = 1 << 20,
+    steps: Annotated[int, option("Optimizer steps.")] = 10,
 ) -> None:
     """Measure, print, and write build/bench/accuracy.json."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    rows = [row for decoupled in (False, True) for row in measure(count, steps, decoupled)]
-    table = Table(
-        "implementation", "differ", "bits", "mean ulp", "median", "max ulp", "max absolute",
-        title=f"{count} parameters, {steps} steps: values and bits that differ from torch "
-        f"fused=True ({capability}), error against float64",
+    report(
+        "accuracy", parameters=count, steps=steps, seed=SEED, hyper_parameters=HYPER,
+        aten_capability=torch.backends.cpu.get_cpu_capability(),
+        rows=[row for decoupled in (False, True) for row in measure(count, steps, decoupled)],
     )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            f"{row['optimizer']} {row['implementation']} {row['array']}",
-            f"{row['values_that_differ_from_torch_fused']:,}",
-            f"{row['bits_that_differ_from_torch_fused']:,}",
-            f"{row['mean_ulp']:.3f}",
-            f"{row['median_ulp']:.3f}",
-            f"{row['max_ulp']:.3g}",
-            f"{row['max_absolute']:.2e}",
-            end_section=row["array"] == "v",
-        )
-    console.print(table)
-    results = {
-        "label": "measured (this machine)",
-        "parameters": count,
-        "steps": steps,
-        "seed": SEED,
-        "hyper_parameters": HYPER,
-        "aten_capability": capability,
-        "rows": rows,
-    }
-    console.print(f"written: {report.write('accuracy', results)}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,27 +1,20 @@
 """Area of every block: writes the file of a family of FPGAs again, for blocks that have changed."""
 
-from __future__ import annotations
-
 import os
-import warnings
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import track
+from harness import argument, console, option, script, track
+from synthesising import known, valid_rows
 
 from nearstep_sim import area
 from nearstep_sim.row_file import Row, read_rows
 
 NUMBERS = ("latency", "lut", "ff", "dsp", "bram36", "bram18", "cycles")
 
-console = Console()
-
 
 def change(old: Row, new: Row) -> str:
-    """What is another number than before."""
     changed = [
         f"{key} {old.get(key, '-')} -> {new[key]}"
         for key in NUMBERS
@@ -30,26 +23,14 @@ def change(old: Row, new: Row) -> str:
     return ", ".join(changed) or "the same numbers"
 
 
-def chosen(names: Sequence[str], *, large: bool) -> list[str]:
-    """Blocks by name, or all; without large ones if they are not asked for."""
-    if unknown := sorted(set(names) - set(area.BLOCKS)):
-        raise typer.BadParameter(
-            f"there is no {', '.join(unknown)}; there are {', '.join(area.BLOCKS)}"
-        )
-    return list(names) or [n for n, block in area.BLOCKS.items() if large or not block.large]
-
-
+@script
 def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Blocks (default: all but large ones).")
-    ] = None,
-    large: Annotated[bool, typer.Option("--large", help="Large blocks as well.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Unchanged blocks as well.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Blocks at once.")] = len(
-        os.sched_getaffinity(0)
-    ),
+    names: Annotated[list[str] | None, argument("Blocks (default: all but large ones).")] = None,
+    large: Annotated[bool, option("Large blocks as well.", "--large")] = False,
+    force: Annotated[bool, option("Unchanged blocks as well.", "--force")] = False,
+    jobs: Annotated[int, option("Blocks at once.", min=1)] = len(os.sched_getaffinity(0)),
     family: Annotated[
-        str, typer.Option("--family", help=f"FPGAs, one of: {', '.join(area.FAMILIES)}.")
+        str, option(f"FPGAs, one of: {', '.join(area.FAMILIES)}.", "--family")
     ] = area.ULTRASCALE_PLUS.name,
 ) -> None:
     """Synthesise blocks that have changed, and write the file of the family after each."""
@@ -58,26 +39,23 @@ def main(
             f"--family must be one of {', '.join(area.FAMILIES)}, not {family!r}"
         )
     target = area.FAMILIES[family]
-    # Components that are made to look at their latency alone.
-    warnings.filterwarnings("ignore", message=".*created but never used")
-    asked = chosen(names or [], large=large)
+    known(names or [], area.BLOCKS)
+    asked = names or [n for n, block in area.BLOCKS.items() if large or not block.large]
     written, rows = read_rows(target.file)
     if written != area.tools():
         console.print(f"tools: {written or 'none'} -> {area.tools()}: no row is valid any more")
-    rows = {name: row for name, row in rows.items() if name in area.BLOCKS}
-    valid = {} if force or written != area.tools() else rows
+    kept = {name: row for name, row in valid_rows(target).items() if name in area.BLOCKS}
+    valid = {} if force else kept
     stale = [
         name
-        for name in track(asked, "looking for changes", console=console)
+        for name in track(asked, "looking for changes")
         if valid.get(name, {}).get("digest") != area.digest(name, target)
     ]
     console.print(f"{len(asked)} blocks, {len(stale)} to synthesise: {', '.join(stale) or 'none'}")
-    # Of other tools nothing is kept.
-    kept = dict(rows) if written == area.tools() else {}
     bad = False
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(area.measure, name, target): name for name in stale}
-        for done in track(as_completed(running), "synthesis", len(stale), console=console):
+        for done in as_completed(running):
             name = running[done]
             try:
                 row = done.result()
@@ -95,7 +73,3 @@ def main(
     console.print(f"written: {target.file}")
     if bad:
         raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

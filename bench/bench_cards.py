@@ -1,48 +1,33 @@
 """A step of AdamW whose state lies on files, the drives of golden cards, beside what else does it.
 
-All in turn in one run, on the same folder, in rounds whose order alternates:
-
-- `golden:smartssd?drive=`: subgroups are read, updated and written back, and a generation is
-  committed.
-- storage alone: the same bytes, in the same pieces, read and written by `nearstep.storage`, and a
-  generation. It is what the drive and the CRCs take.
-- torch's fused AdamW with its moments on files that are mapped into memory, flushed after each
-  step.
-- DeepSpeed's ZeRO-3, its states on NVMe, updated by its CPU Adam, if this interpreter, or that of
-  `--deepspeed`, has it. It runs by itself before the others; what keeps it from running is printed.
-  Its pipeline needs buffers for the states and gradients of three subgroups: with DeepSpeed's
-  default of 4 it ends with an error.
-
-The ratio is that of the two in the same round, its interval that of the median (bootstrap). A disk
-that others use, too, varies more than that: so the first two run once more on drives whose
+In turn with storage alone, which is what the drive and the CRCs take, and with torch's fused AdamW
+on mapped files. DeepSpeed's ZeRO-3 runs by itself before them, if this interpreter, or that of
+`--deepspeed`, has it; with its default of 4 buffers it ends with an error. A disk that others use
+varies more than the interval of the ratio says: so the first two run once more on drives whose
 transfers take their turns at a rate that is below the disk's.
-
-Memory is what the process holds beyond the parameters and gradients: subgroups in the cards' DRAM,
-and arrays that are on their way.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import report
 import torch
-import typer
-from rich.console import Console
-from rich.table import Table
+from bench_overflow import compared
+from harness import FOLDER, Results, option, report, script
+from measuring import Mapped, in_turn
 
 import nearstep
 from nearstep.backends.base import Completion
@@ -52,11 +37,7 @@ from nearstep.storage.drive import QUEUE_DEPTH
 from nearstep.storage.drive_set import Place
 from nearstep.storage.store import Store
 
-console = Console()
-
-EXTENT = 4 << 20
-"""Bytes of an extent of the paced drives, as of those that `drive=` makes."""
-
+EXTENT = 4 << 20  # bytes of an extent of the paced drives, as of those that `drive=` makes
 DEEPSPEED = """
 import json, os, sys, time, torch, deepspeed
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_SIZE="1",
@@ -81,11 +62,33 @@ for _ in range(steps + 1):
 print(json.dumps({"version": deepspeed.__version__, "seconds": times[1:]}))
 """
 
+NAMES = {"cards": "cards", "storage": "storage alone", "mapped": "mapped, flushed"}
+MOVED = ("drives_to_cards", "cards_to_drives", "gradients_down", "parameters_up")
 
-def timed(action: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    action()
-    return time.perf_counter() - begun
+
+def share(found: Results) -> str:
+    low, high = found["interval"]
+    return f"{found['median']:.1%} (95 % interval {low:.1%} to {high:.1%})"
+
+
+def said(results: Results) -> Results:
+    found = {"files": "files" if results["cards"] > 1 else "file", "paced_rate": ""}
+    found["rate"] = share(results["rate_of_storage_alone"])
+    if paced := results["paced"]:
+        found["paced_rate"] = (
+            f"On a drive that takes one transfer after the other at {paced['bytes_per_s'] / 1e9:g} "
+            f"GB/s, of {paced['parameters'] / 1e6:.1f} million parameters, it has "
+            f"{share(paced['rate'])}."
+        )
+    found["deep"] = f"Without DeepSpeed's CPU Adam on NVMe: {results['deepspeed']}."
+    if "deepspeed" in results["seconds"]:
+        found["deep"] = (
+            "*DeepSpeed*, by itself before the others: a model in bf16 whose fp32 parameters and\n"
+            "moments lie on files, pipelined, and no whole state after a cut."
+        )
+    deepspeed = f"DeepSpeed {results['deepspeed']}, ZeRO-3, NVMe, CPU Adam"
+    took = {NAMES.get(name, deepspeed): each for name, each in results["seconds"].items()}
+    return {**found, "compared": compared(took)}
 
 
 class Alone:
@@ -95,17 +98,13 @@ class Alone:
         self.subgroup_bytes = 4 * subgroup
         drive = source.drives[0].header
         self.store = Store.create(
-            places,
-            drive_bytes=drive.blocks * 4096,
-            owner="alone",
-            extent_bytes=drive.extent_bytes,
+            places, drive_bytes=drive.blocks * 4096, owner="alone", extent_bytes=drive.extent_bytes
         )
         for name, tensor in source.tensors.items():
             self.store.add(name, tensor.nbytes, drive=int(name.partition("@")[2]))
         self.rooms = [aligned_empty(subgroup) for _ in range(9 * len(places))]
 
     def step(self) -> None:
-        """As many pieces are under way as a step has room for: each is read, then written."""
         under_way: list[tuple[Completion, str, int, Any]] = []
         writing: list[Completion] = []
         pieces = [
@@ -132,26 +131,6 @@ class Alone:
         writing.append(self.store.submit_write(name, room, at))
 
 
-class Mapped:
-    """torch's fused AdamW with its moments on mapped files, flushed after each step."""
-
-    def __init__(self, folder: Path, parameter: torch.nn.Parameter) -> None:
-        self.optimizer = torch.optim.AdamW([parameter], lr=1e-3, fused=True)
-        state: dict[str, Any] = {"step": torch.zeros(())}
-        self.paths = [folder / f"{key}.bin" for key in ("exp_avg", "exp_avg_sq")]
-        self.maps = [
-            np.memmap(path, np.float32, "w+", shape=(parameter.numel(),)) for path in self.paths
-        ]
-        for key, each in zip(("exp_avg", "exp_avg_sq"), self.maps, strict=True):
-            state[key] = torch.from_numpy(each)
-        self.optimizer.state[parameter] = state
-
-    def step(self) -> None:
-        self.optimizer.step()
-        for each in self.maps:
-            each.flush()
-
-
 class Paced:
     """Calls of the system on a drive that moves so many bytes a second, one transfer after the
     other."""
@@ -173,27 +152,12 @@ class Paced:
         return done
 
 
-def places(folder: Path, name: str, cards: int, nbytes: int, rate: float | None) -> list[Blocks]:
-    """New files for drives, open."""
-    found: list[Blocks] = []
-    paced = None if rate is None else Paced(rate)
-    for index in range(cards):
-        path = folder / f"{name}{index}"
-        create_file(path, nbytes)
-        found.append(BlockFile(path) if paced is None else BlockFile(path, calls=paced.calls()))
-    return found
+def paced_file(path: Path, nbytes: int, rate: float) -> Blocks:
+    create_file(path, nbytes)
+    return BlockFile(path, calls=Paced(rate).calls())
 
 
-def in_turn(jobs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each job in each round; every second round is in the reverse order."""
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for number in range(rounds):
-        for name in list(jobs)[:: -1 if number % 2 else 1]:
-            seconds[name].append(timed(jobs[name]))
-    return seconds
-
-
-def ratio(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def ratio(seconds: Mapping[str, Sequence[float]]) -> Results:
     """Of the time of storage alone to that of cards: median of the rounds, its 95 % interval, and
     the least and the most."""
     found = np.array(seconds["storage"]) / np.array(seconds["cards"])
@@ -206,43 +170,28 @@ def ratio(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def said(found: Mapping[str, Any]) -> str:
-    low, high = found["interval"]
-    least, most = found["extremes"]
-    return (
-        f"{found['median']:.1%} of the rate of storage alone (95 % interval {low:.1%} to "
-        f"{high:.1%}; rounds {least:.1%} to {most:.1%})"
-    )
-
-
-def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) -> dict[str, Any]:
-    """The ratio on one drive of a constant rate."""
+def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) -> Results:
     own = torch.nn.Parameter(torch.full((elements,), 0.02))
     own.grad = torch.full((elements,), 0.5)
     nbytes = 36 * elements + (64 << 20)  # two generations and the next
-    made = places(folder, "paced", 1, nbytes, rate)
     url = f"golden:smartssd?subgroup_elements={subgroup}&drive={folder}"
-    with Store.create(made, drive_bytes=nbytes, owner="paced", extent_bytes=EXTENT) as store:
+    made = [paced_file(folder / name, nbytes, rate) for name in ("paced", "alone")]
+    with Store.create(made[:1], drive_bytes=nbytes, owner="paced", extent_bytes=EXTENT) as store:
         optimizer = nearstep.optim.AdamW([own], lr=1e-3, device=url, drives=store)
         optimizer.step()
-        others = places(folder, "paced-alone", 1, nbytes, rate)
-        alone = Alone(others, store, subgroup)
+        alone = Alone(made[1:], store, subgroup)
         alone.step()
-        seconds = in_turn({"cards": optimizer.step, "storage": alone.step}, rounds)
+        jobs = {"cards": optimizer.step, "storage": alone.step}
+        seconds = in_turn(jobs, rounds, reverse=True)
         alone.store.close()
-    return {
-        "bytes_per_s": rate,
-        "parameters": elements,
+    return {"bytes_per_s": rate, "parameters": elements,
         "seconds": {name: statistics.median(each) for name, each in seconds.items()},
-        "seconds_all": seconds,
-        "rate": ratio(seconds),
-    }
+        "seconds_all": seconds, "rate": ratio(seconds)}  # fmt: skip
 
 
 def by_deepspeed(
     python: Path | None, folder: Path, elements: int, steps: int, subgroup: int
-) -> dict[str, Any] | str:
-    """What it takes; or why that is not known."""
+) -> Results | str:
     if python is None:
         if importlib.util.find_spec("deepspeed") is None:
             return "DeepSpeed is not installed here (--deepspeed PYTHON names an interpreter)"
@@ -257,26 +206,19 @@ def by_deepspeed(
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
         return f"DeepSpeed ended with {done.returncode}: {lines[-1]}"
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: Results = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def main(
-    folder: Annotated[Path, typer.Option(help="of the files, on a drive")] = report.FOLDER,
-    elements: Annotated[int, typer.Option(help="parameters")] = 1 << 26,
-    subgroup: Annotated[int, typer.Option(help="elements of a subgroup, D")] = 1 << 22,
-    cards: Annotated[int, typer.Option(help="cards, a file each")] = 1,
-    steps: Annotated[int, typer.Option(help="that are measured, after one that is not")] = 7,
-    deepspeed: Annotated[Path | None, typer.Option(help="an interpreter that has it")] = None,
-    paced_gb: Annotated[float, typer.Option(help="GB/s of the paced drive; 0 leaves it out")] = 2.0,
-    paced_elements: Annotated[int, typer.Option(help="parameters on it")] = 1 << 26,
-) -> None:
-    work = folder / "cards"
-    work.mkdir(parents=True, exist_ok=True)
-    for each in work.rglob("*"):
-        if each.is_file():
-            each.unlink()
-    other = by_deepspeed(deepspeed, work, elements, steps, subgroup)
+def resident() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def moved(traffic: Results) -> dict[str, int]:
+    return {key: int(traffic[key] or 0) for key in MOVED}
+
+
+def measure(work: Path, elements: int, subgroup: int, cards: int, steps: int) -> Results:
     generator = torch.Generator().manual_seed(1)
     own = torch.nn.Parameter(torch.randn(elements, generator=generator) * 0.02)
     twin = torch.nn.Parameter(own.detach().clone())
@@ -284,82 +226,66 @@ def main(
     tried = torch.nn.Parameter(torch.zeros(1 << 16))  # what is loaded once counts for no model
     tried.grad = torch.zeros(1 << 16)
     small = work / "small"
-    small.mkdir(exist_ok=True)
+    small.mkdir()
     first = nearstep.optim.AdamW([tried], device=f"golden:smartssd?drive={small}")
     first.step()
     assert first.store is not None
     first.store.close()
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    held = resident()
     url = f"golden:smartssd?cards={cards}&subgroup_elements={subgroup}&drive={work}"
-    optimizer = nearstep.optim.AdamW([own], lr=1e-3, device=url)
-    store = optimizer.store
-    assert store is not None
+    optimizer: Any = nearstep.optim.AdamW([own], lr=1e-3, device=url)
     optimizer.step()
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - held
-    alone = Alone([work / f"alone{index}" for index in range(cards)], store, subgroup)
-    mapped = Mapped(work, twin)
-    jobs = {"cards": optimizer.step, "storage": alone.step, "mapped": mapped.step}
+    grown = resident() - held
+    alone = Alone([work / f"alone{index}" for index in range(cards)], optimizer.store, subgroup)
+    mapped = Mapped(work / "mapped", [twin])
     alone.step()
     mapped.step()
-    before = optimizer.traffic.as_dict()
-    seconds = in_turn(jobs, steps)
-    after = optimizer.traffic.as_dict()
+    before = moved(optimizer.traffic.as_dict())
+    jobs = {"cards": optimizer.step, "storage": alone.step, "mapped": mapped.step}
+    seconds = in_turn(jobs, steps, reverse=True)
+    after = moved(optimizer.traffic.as_dict())
     if not torch.equal(own.view(torch.int32), twin.view(torch.int32)):
         raise AssertionError("parameters differ from torch's")
-    per_step = {
-        key: (int(after[key] or 0) - int(before[key] or 0)) / steps / elements
-        for key in ("drives_to_cards", "cards_to_drives", "gradients_down", "parameters_up")
-    }
     alone.store.close()
-    store.close()
-    for path in work.rglob("*"):
-        if path.is_file():
-            path.unlink()
-    found = ratio(seconds)
-    paces = None
-    if paced_gb:
-        del own, twin, optimizer, mapped, jobs
-        paces = paced(work, paced_elements, subgroup, paced_gb * 1e9, steps)
-        for path in work.rglob("*"):
-            if path.is_file():
-                path.unlink()
-    medians = {name: statistics.median(each) for name, each in seconds.items()}
-    if isinstance(other, str):
-        console.print(other)
-    else:
-        seconds["deepspeed"] = other["seconds"]
-        medians["deepspeed"] = statistics.median(other["seconds"])
-    written = report.write(
-        "cards",
-        {
-            "label": "measured (wall clock); the update itself is the golden model's",
-            "cores": os.cpu_count(),
-            "parameters": elements,
-            "subgroup": subgroup,
-            "cards": cards,
-            "steps": steps,
-            "bytes_per_parameter": per_step,
-            "seconds": medians,
-            "seconds_all": seconds,
-            "queue_depth": QUEUE_DEPTH,
-            "rate_of_storage_alone": found,
-            "paced": paces,
-            "memory_over_subgroup": grown / (16 * subgroup),
-            "deepspeed": other if isinstance(other, str) else other["version"],
+    optimizer.store.close()
+    return {
+        "bytes_per_parameter": {
+            key: (after[key] - before[key]) / steps / elements for key in MOVED
         },
-    )
-    table = Table(title=f"{elements / 1e6:.1f} million parameters on {cards} drives; {written}")
-    for column in ("", "s a step", "all"):
-        table.add_column(column, justify="right")
-    for name, each in seconds.items():
-        table.add_row(name, f"{medians[name]:.3f}", " ".join(f"{one:.2f}" for one in each))
-    console.print(table)
-    console.print(said(found))
-    if paces is not None:
-        console.print(f"on a drive of {paced_gb:g} GB/s {said(paces['rate'])}")
-    console.print(f"memory: {grown / (16 * subgroup):.2f} x D x 16 bytes")
-    console.print({key: round(value, 3) for key, value in per_step.items()}, "bytes a parameter")
+        "seconds_all": seconds, "rate_of_storage_alone": ratio(seconds),
+        "memory_over_subgroup": grown / (16 * subgroup)}  # fmt: skip
 
 
-if __name__ == "__main__":
-    typer.run(main)
+def emptied(work: Path) -> Path:
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    return work
+
+
+@script
+def main(
+    folder: Annotated[Path, option("of the files, on a drive")] = FOLDER,
+    elements: Annotated[int, option("parameters")] = 1 << 26,
+    subgroup: Annotated[int, option("elements of a subgroup, D")] = 1 << 22,
+    cards: Annotated[int, option("cards, a file each")] = 1,
+    steps: Annotated[int, option("that are measured, after one that is not")] = 7,
+    deepspeed: Annotated[Path | None, option("an interpreter that has it")] = None,
+    paced_gb: Annotated[float, option("GB/s of the paced drive; 0 leaves it out")] = 2.0,
+    paced_elements: Annotated[int, option("parameters on it")] = 1 << 26,
+) -> None:
+    """Measure steps of all in turn, and write build/bench/cards.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench_cards.", dir=folder) as name:
+        work = Path(name) / "drives"
+        other = by_deepspeed(deepspeed, emptied(work), elements, steps, subgroup)
+        found = measure(emptied(work), elements, subgroup, cards, steps)
+        paces = None
+        if paced_gb:
+            paces = paced(emptied(work), paced_elements, subgroup, paced_gb * 1e9, steps)
+    if not isinstance(other, str):
+        found["seconds_all"]["deepspeed"] = other["seconds"]
+    report("cards", said, cores=os.cpu_count(), parameters=elements, subgroup=subgroup, cards=cards,
+        steps=steps,
+        seconds={name: statistics.median(each) for name, each in found["seconds_all"].items()},
+        queue_depth=QUEUE_DEPTH, paced=paces,
+        deepspeed=other if isinstance(other, str) else other["version"], **found)  # fmt: skip

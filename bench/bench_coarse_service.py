@@ -1,33 +1,21 @@
-"""An all-reduce by the memory devices' service on this machine, beside gloo's, in one run.
-
-Processes take turns: gloo, then the service, on the same tensors. A time is that of the slowest
-process, from a barrier on. Copies are counted for each byte of a tensor: those of the client into
-and out of shared memory, and what golden devices read and write there.
-"""
-
-from __future__ import annotations
+"""An all-reduce by the memory devices' service on this machine, beside gloo's, in one run."""
 
 import json
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import report
 import torch
 import torch.distributed as dist
-import typer
-from rich.console import Console
-from rich.table import Table
+from harness import option, report, script
+from measuring import timed
 from torch.multiprocessing.spawn import spawn
 
 import nearstep.torch.distributed
 from nearstep.coarse.service import Spawned
 from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE
-
-console = Console()
 
 
 def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -> None:
@@ -37,45 +25,42 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
         "gloo", init_method=f"file://{out}.store", rank=rank, world_size=processes
     )
     state, _ = nearstep.torch.distributed.ddp_hook()
+    reduce: dict[str, Any] = {
+        "gloo": dist.all_reduce,
+        "coarse": lambda tensor: state.allreduce([tensor]).wait(),
+    }
     found: dict[str, Any] = {}
     for size in sizes:
-        generator = torch.Generator().manual_seed(rank)
-        given = torch.randn(size, generator=generator)
-        seconds: dict[str, list[float]] = {"gloo": [], "coarse": []}
+        given = torch.randn(size, generator=torch.Generator().manual_seed(rank))
+        seconds: dict[str, list[float]] = {name: [] for name in reduce}
         results = {}
-        for number in range(rounds + 2):
-            for name in seconds:
-                tensor = given.clone()
+        for _ in range(rounds + 2):
+            for name, action in reduce.items():
+                results[name] = tensor = given.clone()
                 dist.barrier()
-                begun = time.perf_counter()
-                if name == "gloo":
-                    dist.all_reduce(tensor)
-                else:
-                    state.allreduce([tensor]).wait()
-                spent = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
+                took = timed(lambda action=action, tensor=tensor: action(tensor)).wall
+                spent = torch.tensor([took], dtype=torch.float64)
                 dist.all_reduce(spent, dist.ReduceOp.MAX)
-                if number >= 2:
-                    seconds[name].append(float(spent))
-                results[name] = tensor
+                seconds[name].append(float(spent))
         torch.testing.assert_close(results["gloo"], results["coarse"], rtol=1e-5, atol=1e-5)
-        found[str(4 * size)] = seconds
+        found[str(4 * size)] = {name: each[2:] for name, each in seconds.items()}
     if rank == 0:
         Path(out).write_text(json.dumps(found))
     state.shutdown()
     dist.destroy_process_group()
 
 
+@script
 def main(
-    processes: Annotated[int, typer.Option(min=2, help="processes")] = 4,
+    processes: Annotated[int, option("processes", min=2)] = 4,
     device: Annotated[
-        str, typer.Option(help="memory devices")
+        str, option("memory devices")
     ] = "golden:coarse?devices=4&groups=2&memory_bytes=256MiB",
-    listen: Annotated[str, typer.Option(help="unix: or tcp:127.0.0.1:0")] = "unix:",
-    mib: Annotated[str, typer.Option(help="sizes of tensors, MiB, by commas")] = "1,4,16",
-    rounds: Annotated[
-        int, typer.Option(min=3, help="that are measured, after two that are not")
-    ] = 15,
+    listen: Annotated[str, option("unix: or tcp:127.0.0.1:0")] = "unix:",
+    mib: Annotated[str, option("sizes of tensors, MiB, by commas")] = "1,4,16",
+    rounds: Annotated[int, option("that are measured, after two that are not", min=3)] = 15,
 ) -> None:
+    """Measure each size, and write build/bench/coarse_service.json."""
     sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         out, token = f"{folder}/found", Path(folder) / "token"
@@ -87,29 +72,17 @@ def main(
             status = Path(f"/proc/{service.pid}/status").read_text()
         found = json.loads(Path(out).read_text())
     resident = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    service_bytes = 1024 * int(resident.split()[1])
     rows = {
         nbytes: {
-            **{f"{name}_s": statistics.median(each) for name, each in seconds.items()},
+            "mib": int(nbytes) / 2**20,
+            "seconds": {name: statistics.median(each) for name, each in seconds.items()},
             "gloo_over_coarse": statistics.median(
                 a / b for a, b in zip(seconds["gloo"], seconds["coarse"], strict=True)
             ),
         }
         for nbytes, seconds in found.items()
     }
-    table = Table("tensor", "gloo, ms", "coarse, ms", "gloo / coarse")
-    for nbytes, row in rows.items():
-        table.add_row(
-            f"{int(nbytes) / (1 << 20):g} MiB",
-            f"{1e3 * row['gloo_s']:.1f}",
-            f"{1e3 * row['coarse_s']:.1f}",
-            f"{row['gloo_over_coarse']:.2f}",
-        )
-    console.print(table)
     options = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
-    results = {"options": options, "rows": rows, "service_bytes": service_bytes}
-    console.print(report.write("coarse_service", results))
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    report(
+        "coarse_service", options=options, rows=rows, service_bytes=1024 * int(resident.split()[1])
+    )

@@ -4,16 +4,11 @@ From a waveform of the RTL of a small sum: a core is at a step in the cycles in 
 into its ALUs, a link is busy in those in which a phit leaves a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-import report
-import typer
-from rich.console import Console
+from harness import FOLDER, plot, report, script
 
 from nearstep.coarse import CoarsePool
 from nearstep_hw.coarse.wire import PHIT_BITS, FrameKind
@@ -25,12 +20,8 @@ URL = (
     f"&window=direct&devices={DEVICES}"
 )
 STEPS = {
-    "send own values": "#9ecae1",
-    "add, send": "#3182bd",
-    "last addition: send, write": "#08306b",
-    "pass on, write": "#fd8d3c",
-    "write": "#fdd0a2",
-}
+    "send own values": "#9ecae1", "add, send": "#3182bd", "last addition: send, write": "#08306b",
+    "pass on, write": "#fd8d3c", "write": "#fdd0a2"}  # fmt: skip
 PHITS = {
     "entry of group 0": "#31a354",
     "entry of group 1": "#756bb1",
@@ -38,11 +29,7 @@ PHITS = {
 }
 FIELDS = ("receive", "local", "final", "send")
 
-Spans = list[tuple[int, int]]
-"""First cycle and length of what goes on without a gap."""
-
-plt.switch_backend("Agg")
-console = Console()
+Spans = list[tuple[int, int]]  # first cycle and length of what goes on without a gap
 
 
 def cycles_of(path: Path, names: set[str]) -> Iterator[dict[str, int]]:
@@ -82,12 +69,7 @@ def cycles_of(path: Path, names: set[str]) -> Iterator[dict[str, int]]:
                 values[name] = int(value, 2)
 
 
-def core_scope(device: int, group: int) -> str:
-    return f"device{device}/memory_device/component/core{group}/sequencer"
-
-
 def step_of(values: dict[str, int], scope: str) -> str | None:
-    """What a core does in this cycle."""
     if not values[f"{scope}/fires"]:
         return None
     receive, local, final, send = (bool(values[f"{scope}/i__payload.{f}"]) for f in FIELDS)
@@ -101,7 +83,6 @@ def step_of(values: dict[str, int], scope: str) -> str | None:
 
 
 def phit_of(values: dict[str, int], port: str, groups: dict[str, int]) -> str | None:
-    """What a device sends on a port in this cycle; `groups` keeps whose entry it is."""
     if not (values[f"{port}__valid"] and values[f"{port}__ready"]):
         return None
     phit = values[f"{port}__payload"]
@@ -114,8 +95,8 @@ def phit_of(values: dict[str, int], port: str, groups: dict[str, int]) -> str | 
 
 
 def rows_of(path: Path) -> dict[str, dict[str, Spans]]:
-    """For each row of the picture, when what goes on."""
-    scopes = {(d, g): core_scope(d, g) for d in range(DEVICES) for g in range(GROUPS)}
+    core = "device{}/memory_device/component/core{}/sequencer"
+    scopes = {(d, g): core.format(d, g) for d in range(DEVICES) for g in range(GROUPS)}
     ports = {(d, p): f"device{d}/link_out__{p}" for d in range(DEVICES) for p in range(PORTS)}
     names = {f"{s}/fires" for s in scopes.values()}
     names |= {f"{s}/i__payload.{field}" for s in scopes.values() for field in FIELDS}
@@ -138,7 +119,6 @@ def rows_of(path: Path) -> dict[str, dict[str, Spans]]:
 
 
 def extend(row: dict[str, Spans], what: str | None, cycle: int) -> None:
-    """One more cycle of something."""
     if what is None:
         return
     spans = row.setdefault(what, [])
@@ -149,7 +129,6 @@ def extend(row: dict[str, Spans], what: str | None, cycle: int) -> None:
 
 
 def moved_by(cycles: int, row: dict[str, Spans], end: int) -> dict[str, Spans]:
-    """A row that begins so many cycles later, from 0 to `end`."""
     return {
         what: [(at + cycles, n) for at, n in spans if 0 <= at + cycles < end]
         for what, spans in row.items()
@@ -157,7 +136,6 @@ def moved_by(cycles: int, row: dict[str, Spans], end: int) -> dict[str, Spans]:
 
 
 def joined(spans: Spans) -> Spans:
-    """Spans with gaps of one cycle closed: a beat of 8 ALUs is two phits on a link."""
     whole: Spans = []
     for at, length in spans:
         if whole and sum(whole[-1]) + 1 >= at:
@@ -167,33 +145,34 @@ def joined(spans: Spans) -> Spans:
     return whole
 
 
-def plot(rows: dict[str, dict[str, Spans]], path: Path) -> None:
-    """Bars in time."""
-    figure, axes = plt.subplots(figsize=(14, 6.5))
+def draw(rows: dict[str, dict[str, Spans]]) -> None:
+    from matplotlib.patches import Patch
+
     colours = STEPS | PHITS
-    for place, row in enumerate(rows.values()):
-        for what, spans in row.items():
-            axes.broken_barh(joined(spans), (place + 0.1, 0.8), color=colours[what], linewidth=0)
-    for place in range(4, len(rows), 4):
-        axes.axhline(place, color="black", linewidth=0.6)
-    axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
-    axes.set_ylim(len(rows), 0)
-    axes.set(xlabel="cycles since the first step")
-    axes.margins(x=0.005)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
-    figure.legend(handles, colours, ncols=4, loc="lower center", fontsize=9)
-    axes.set_title(
-        f"Sum of {ELEMENTS} fp32 elements on {DEVICES} devices, two rings, entries of 512 bytes, "
-        "links of 32 cycles: measured, RTL"
-    )
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
-    figure.savefig(path, dpi=110)
+    with plot("coarse-timeline.png", figsize=(14, 6.5), dpi=110) as (figure, axes):
+        for place, row in enumerate(rows.values()):
+            for what, spans in row.items():
+                bars = joined(spans)
+                axes.broken_barh(bars, (place + 0.1, 0.8), color=colours[what], linewidth=0)
+        for place in range(4, len(rows), 4):
+            axes.axhline(place, color="black", linewidth=0.6)
+        axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
+        axes.set_ylim(len(rows), 0)
+        axes.set_xlabel("cycles since the first step")
+        axes.margins(x=0.005)
+        handles = [Patch(color=colour, label=what) for what, colour in colours.items()]
+        figure.legend(handles=handles, ncols=4, loc="outside lower center", fontsize=9)
+        axes.set_title(
+            f"Sum of {ELEMENTS} fp32 elements on {DEVICES} devices, two rings, entries of 512 "
+            "bytes, links of 32 cycles: measured, RTL"
+        )
 
 
+@script
 def main() -> None:
     """Run, and write build/bench/coarse_timeline.json and coarse-timeline.png."""
-    report.FOLDER.mkdir(parents=True, exist_ok=True)
-    trace = report.FOLDER / "coarse_timeline.vcd"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    trace = FOLDER / "coarse_timeline.vcd"
     with CoarsePool.open(f"{URL}&trace={trace}") as pool:
         rng = np.random.default_rng(1)
         tensor = pool.tensor([rng.standard_normal(ELEMENTS, np.float32) for _ in range(DEVICES)])
@@ -201,24 +180,13 @@ def main() -> None:
     rows = rows_of(trace)
     trace.unlink()
     steps = [
-        span
-        for name, row in rows.items()
-        for spans in row.values()
-        for span in spans
-        if "core" in name
+        s for name, row in rows.items() if "core" in name for each in row.values() for s in each
     ]
     begin, end = min(at for at, _ in steps), max(sum(span) for span in steps)
     moved = {name: moved_by(-begin, row, end - begin) for name, row in rows.items()}
-    plot(moved, report.FOLDER / "coarse-timeline.png")
+    draw(moved)
     busy = {
         name: sum(n for spans in row.values() for _, n in spans) / (end - begin)
         for name, row in moved.items()
     }
-    for name, share in busy.items():
-        console.print(f"{name}: {100 * share:.1f} % of {end - begin} cycles")
-    results = {"label": "measured (RTL cycles)", "url": URL, "elements": ELEMENTS}
-    report.write("coarse_timeline", {**results, "cycles": end - begin, "busy": busy, "rows": moved})
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    report("coarse_timeline", url=URL, elements=ELEMENTS, cycles=end - begin, busy=busy, rows=moved)

@@ -1,33 +1,11 @@
-"""Loss after training with compressed gradients: shares that are kept, with error feedback or not.
-
-The small GPT of the example trains on the functional model of a kernel, whose steps on what is kept
-equal torch's bit for bit. Each loss is the mean of some seeds; the spread is the largest less the
-smallest.
-"""
-
-from __future__ import annotations
+"""Loss after training with gradients of which shares are kept, with error feedback or without."""
 
 import itertools
-import statistics
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
-import report
-import torch
-import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-from gpt import Gpt, sized
-from stdlib_text import Batches, Text, load_text
-from trainer import Trainer
+from harness import Results, option, plot, report, script
+from training import Text, summary, train, trained
 
 import nearstep
 
@@ -37,12 +15,7 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
     "AdamW": {"lr": 2e-3, "weight_decay": 0.1},
     "SGD": {"lr": 0.1, "weight_decay": 0.0},
 }
-SIZE = "tiny"
-BATCH, CONTEXT = 8, 64
-VALIDATION_BATCHES = 16
 LAST_STEPS = 20
-
-console = Console()
 
 
 @dataclass(frozen=True)
@@ -50,150 +23,77 @@ class Case:
     """What is trained with. A share of None is whole gradients."""
 
     optimizer: str
-    share: float | None
-    error_feedback: bool
+    share: float | None = None
+    error_feedback: bool = False
 
 
-def cases() -> Iterator[Case]:
-    for optimizer in OPTIMIZERS:
-        yield Case(optimizer, None, False)
-        for share, feedback in itertools.product(SHARES, (True, False)):
-            yield Case(optimizer, share, feedback)
+CASES = [
+    Case(optimizer, share, feedback)
+    for optimizer in OPTIMIZERS
+    for share, feedback in [(None, False), *itertools.product(SHARES, (True, False))]
+]
 
 
-def train(case: Case, text: Text, device: nearstep.Device, steps: int, seed: int) -> dict[str, Any]:
-    """Losses of one training run, and what a step sent."""
-    torch.manual_seed(seed)
-    model = Gpt(sized(SIZE, context=CONTEXT))
+def row(case: Case, text: Text, device: nearstep.Device, steps: int, seeds: int) -> Results:
     hyper = dict(OPTIMIZERS[case.optimizer])
-    optimizer = getattr(nearstep.optim, case.optimizer)(
-        model.decay_groups(hyper.pop("weight_decay")),
-        **hyper,
-        device=device,
-        compression=case.share,
-        error_feedback=case.error_feedback,
-    )
-    trainer = Trainer(model, optimizer, steps)
-    batches = Batches(text.training, batch=BATCH, context=CONTEXT, seed=seed)
-    for _ in range(steps):
-        trainer.train(batches.draw())
-    unseen = Batches(text.validation, batch=BATCH, context=CONTEXT, seed=seed)
-    traffic = optimizer.traffic
-    return {
-        "seed": seed,
-        "training_loss": statistics.mean(trainer.losses[-LAST_STEPS:]),
-        "validation_loss": trainer.validate([unseen.draw() for _ in range(VALIDATION_BATCHES)]),
-        "gradient_bytes_per_step": traffic.gradients_down / traffic.steps,
-        "parameters": traffic.elements // traffic.steps,
-    }
+    decay = hyper.pop("weight_decay")
+    hyper |= {"compression": case.share, "error_feedback": case.error_feedback}
+
+    def made(model: Any) -> Any:
+        kind = getattr(nearstep.optim, case.optimizer)
+        return kind(model.decay_groups(decay), device=device, **hyper)
+
+    runs = []
+    for seed in range(1, seeds + 1):
+        found, optimizer = train(made, text, steps=steps, seed=seed, last=LAST_STEPS)
+        traffic = optimizer.traffic
+        sent = traffic.gradients_down / traffic.steps
+        runs.append({**found, "gradient_bytes_per_step": sent})
+    return {**vars(case), "gradient_bytes_per_step": sent, **summary(runs)}
 
 
-def summary(case: Case, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and spread over the seeds."""
-    row: dict[str, Any] = {
-        "optimizer": case.optimizer,
-        "share": case.share,
-        "error_feedback": case.error_feedback,
-        "gradient_bytes_per_step": runs[0]["gradient_bytes_per_step"],
-        "runs": runs,
-    }
-    for name in ("training_loss", "validation_loss"):
-        values = [run[name] for run in runs]
-        row[name] = statistics.mean(values)
-        row[f"{name}_spread"] = max(values) - min(values)
-    return row
+def draw(rows: list[Results]) -> None:
+    options = {"figsize": (8, 3.8), "sharey": True, "dpi": 150}
+    with plot("compression.png", 1, len(OPTIMIZERS), **options) as (_, axes):
+        for axis, optimizer in zip(axes, OPTIMIZERS, strict=True):
+            whole, *mine = [row for row in rows if row["optimizer"] == optimizer]
+            axis.axhline(whole["validation_loss"], color="#888888", label="whole gradients")
+            for fed, style in ((True, "o-"), (False, "s--")):
+                line = [row for row in mine if row["error_feedback"] == fed]
+                values = [[run["validation_loss"] for run in row["runs"]] for row in line]
+                means = [row["validation_loss"] for row in line]
+                below = [m - min(v) for m, v in zip(means, values, strict=True)]
+                above = [max(v) - m for m, v in zip(means, values, strict=True)]
+                name = f"{'with' if fed else 'without'} error feedback"
+                axis.errorbar([100 * row["share"] for row in line], means, yerr=[below, above],
+                              fmt=style, capsize=3, label=name)  # fmt: skip
+            axis.set_xscale("log")
+            axis.set_xticks([100 * share for share in SHARES], [f"{100 * s:g}" for s in SHARES])
+            axis.minorticks_off()
+            axis.set_xlabel("elements kept, %")
+            axis.set_title(optimizer, loc="left", fontsize=11)
+            axis.grid(alpha=0.3)
+        axes[0].set_ylabel("validation loss, nats per byte")
+        axes[-1].legend(frameon=False)
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    table = Table("optimizer", "kept", "feedback", "B/step", "training", "validation", "spread")
-    for row in rows:
-        share = row["share"]
-        table.add_row(
-            row["optimizer"],
-            "all" if share is None else f"{100 * share:g} %",
-            "" if share is None else ("yes" if row["error_feedback"] else "no"),
-            f"{row['gradient_bytes_per_step']:,.0f}",
-            f"{row['training_loss']:.4f}",
-            f"{row['validation_loss']:.4f}",
-            f"{row['validation_loss_spread']:.4f}",
-        )
-    console.print(table)
-
-
-def plot(rows: list[dict[str, Any]]) -> None:
-    """Validation loss over the share that is kept, a panel for each optimizer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        1, len(OPTIMIZERS), figsize=(8, 3.8), sharey=True, squeeze=False, layout="constrained"
-    )
-    for axis, optimizer in zip(axes[0], OPTIMIZERS, strict=True):
-        mine = [row for row in rows if row["optimizer"] == optimizer]
-        whole = next(row for row in mine if row["share"] is None)
-        axis.axhline(whole["validation_loss"], color="#888888", label="whole gradients")
-        for feedback, style in ((True, "o-"), (False, "s--")):
-            line = [r for r in mine if r["share"] is not None and r["error_feedback"] == feedback]
-            values = [[run["validation_loss"] for run in row["runs"]] for row in line]
-            means = [row["validation_loss"] for row in line]
-            below = [m - min(v) for m, v in zip(means, values, strict=True)]
-            above = [max(v) - m for m, v in zip(means, values, strict=True)]
-            axis.errorbar(
-                [100 * row["share"] for row in line],
-                means,
-                yerr=[below, above],
-                fmt=style,
-                capsize=3,
-                label=f"{'with' if feedback else 'without'} error feedback",
-            )
-        axis.set_xscale("log")
-        axis.set_xticks([100 * share for share in SHARES], [f"{100 * s:g}" for s in SHARES])
-        axis.minorticks_off()
-        axis.set_xlabel("elements kept, %")
-        axis.set_title(optimizer, loc="left", fontsize=11)
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("validation loss, nats per byte")
-    axes[0][-1].legend(frameon=False)
-    report.FOLDER.mkdir(parents=True, exist_ok=True)
-    figure.savefig(report.FOLDER / "compression.png", dpi=150)
-    pyplot.close(figure)
-
-
+@script
 def main(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each training run.")] = 300,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    steps: Annotated[int, option("Steps of each training run.", min=1)] = 300,
+    seeds: Annotated[int, option("Runs of each case.", min=1)] = 3,
 ) -> None:
     """Train, print, and write build/bench/compression.json and compression.png."""
-    torch.set_num_threads(1)
-    text = load_text()
-    begun = time.perf_counter()
-    rows = []
     with nearstep.open(DEVICE) as device:
-        for case in track(list(cases()), "training", console=console):
-            runs = [train(case, text, device, steps, seed) for seed in range(1, seeds + 1)]
-            rows.append(summary(case, runs))
-    show(rows)
-    plot(rows)
-    results = {
-        "label": "measured (this machine)",
-        "device": DEVICE,
-        "optimizers": OPTIMIZERS,
-        "size": SIZE,
-        "parameters": rows[0]["runs"][0]["parameters"],
-        "batch": BATCH,
-        "context": CONTEXT,
-        "steps": steps,
-        "seeds": seeds,
-        "text": text.source,
-        "text_sha256": text.sha256,
-        "aten_capability": torch.backends.cpu.get_cpu_capability(),
-        "seconds": time.perf_counter() - begun,
-        "rows": rows,
-    }
-    console.print(f"written: {report.write('compression', results)}")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        found = trained(
+            CASES, lambda case, text: row(case, text, device, steps, seeds), steps, seeds
+        )
+    for each in found["rows"]:
+        whole = next(r for r in found["rows"] if r["optimizer"] == each["optimizer"])
+        sent = "gradient_bytes_per_step"
+        share, fed = each["share"], "yes" if each["error_feedback"] else "no"
+        each["kept"] = "all" if share is None else f"{100 * share:g} %"
+        each["fed"] = "" if share is None else fed
+        each["of_whole"] = each[sent] / whole[sent]
+        each["above_whole"] = each["validation_loss"] - whole["validation_loss"]
+    draw(found["rows"])
+    report("compression", device=DEVICE, optimizers=OPTIMIZERS, **found)

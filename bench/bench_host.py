@@ -1,31 +1,24 @@
 """Whole `optimizer.step()` on devices without a clock, beside torch's fused AdamW.
 
-Each case runs in a process of its own, with one thread: steps of both in turn, on equal parameters
-with equal gradients, and at the end equal bits. A ratio is torch's median over the device's. The
-memory is the peak of a process that makes steps on the device, over that of one that makes them
-with torch, per parameter.
+Each case runs in a process of its own, with one thread: steps of both in turn, and at the end equal
+bits. The memory is the peak of a process that makes steps on the device, over that of one that
+makes them with torch, per parameter.
 """
 
-from __future__ import annotations
-
 import json
-import math
 import os
 import resource
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
-import report
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
+from harness import ROOT, Results, console, option, report, script
+from measuring import timed
 from torch import Tensor
 
 import nearstep
@@ -34,10 +27,8 @@ BLOCK = 16  # elements
 TENSORS = 53
 SMALL_TENSORS, SMALL_ELEMENTS = 3000, 64
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.01}
-BF16 = f"{Path(__file__).resolve().parents[1]}/examples/adam_bf16.py:ADAM_ALL_BF16"
+BF16 = f"{ROOT}/examples/adam_bf16.py:ADAM_ALL_BF16"
 FAMILIES = {"axdimm": "golden:axdimm", "smartssd": "golden:smartssd?memory_bytes=16GiB"}
-
-console = Console()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,49 +97,27 @@ def optimizer_of(case: Case, parameters: Sequence[Tensor]) -> torch.optim.Optimi
     return nearstep.optim.AdamW(parameters, device=case.device, compression=case.share, **OPTIONS)
 
 
-def timed(action: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds on the wall clock, and of the processor: on a machine with other work the latter are
-    the fairer ones."""
-    begun = time.perf_counter(), time.process_time()
-    action()
-    return time.perf_counter() - begun[0], time.process_time() - begun[1]
-
-
-def measure(case: Case, steps: int) -> dict[str, Any]:
-    """Seconds of both, in turn."""
+def measure(case: Case, steps: int) -> Results:
     theirs, ours = tensors(case.sizes, case.dtype), tensors(case.sizes, case.dtype)
     fused = torch.optim.AdamW(theirs, fused=True, **OPTIONS)
     optimizer_of(case, tensors([1], case.dtype))  # compiles what is not in the cache
-    begun = time.perf_counter()
-    optimizer = optimizer_of(case, ours)
-    constructor_s = time.perf_counter() - begun
+    constructor_s, _, optimizer = timed(lambda: optimizer_of(case, ours))
     first = timed(fused.step), timed(optimizer.step)
     pairs = [(timed(fused.step), timed(optimizer.step)) for _ in range(steps)]
     if case.share is None and not all(map(torch.equal, ours, theirs)):
         raise AssertionError(f"{case.name}: not torch's bits")
-    torch_s, device_s = (
-        statistics.median(wall for wall, _ in each) for each in zip(*pairs, strict=True)
+    torch_s, device_s, torch_cpu_s, device_cpu_s = (
+        statistics.median(pair[who][clock] for pair in pairs) for clock in (0, 1) for who in (0, 1)
     )
-    torch_cpu_s, device_cpu_s = (
-        statistics.median(cpu for _, cpu in each) for each in zip(*pairs, strict=True)
-    )
-    ratios = sorted(theirs[0] / ours[0] for theirs, ours in pairs)
-    return {
-        "torch_s": torch_s,
-        "device_s": device_s,
-        "ratio": torch_s / device_s,
-        "ratio_lowest": ratios[0],
-        "ratio_highest": ratios[-1],
-        "torch_cpu_s": torch_cpu_s,
-        "device_cpu_s": device_cpu_s,
-        "ratio_cpu": torch_cpu_s / device_cpu_s,
-        "first_step_s": {"torch": first[0][0], "device": first[1][0]},
-        "constructor_s": constructor_s,
-    }
+    ratios = sorted(theirs.wall / ours.wall for theirs, ours in pairs)
+    return {"torch_s": torch_s, "device_s": device_s, "ratio": torch_s / device_s,
+        "ratio_lowest": ratios[0], "ratio_highest": ratios[-1], "torch_cpu_s": torch_cpu_s,
+        "device_cpu_s": device_cpu_s, "ratio_cpu": torch_cpu_s / device_cpu_s,
+        "first_step_s": {"torch": first[0].wall, "device": first[1].wall},
+        "constructor_s": constructor_s}  # fmt: skip
 
 
 def peak(case: Case, *, ours: bool) -> int:
-    """Bytes of this process at their peak, over those before the first tensor."""
     small = tensors([16], case.dtype)
     if ours:
         optimizer_of(case, small).step()
@@ -171,7 +140,6 @@ def _resident() -> int:
 
 
 def child(*arguments: str) -> Any:
-    """What this program, run with these arguments, prints."""
     command = [sys.executable, __file__, "--child", json.dumps(arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -187,13 +155,15 @@ def run_child(arguments: Sequence[str]) -> Any:
     return peak(case, ours=what == "device")
 
 
+@script
 def main(
-    parameters: Annotated[int, typer.Option(help="of the models")] = 100_000_000,
-    steps: Annotated[int, typer.Option(help="of each, in turn, after the first")] = 7,
-    only: Annotated[str, typer.Option(help="part of the names of the cases to run")] = "",
-    memory: Annotated[bool, typer.Option(help="measure memory, too")] = True,
+    parameters: Annotated[int, option("of the models")] = 100_000_000,
+    steps: Annotated[int, option("of each, in turn, after the first")] = 7,
+    only: Annotated[str, option("part of the names of the cases to run")] = "",
+    memory: Annotated[bool, option("measure memory, too")] = True,
     child_of: Annotated[str, typer.Option("--child", hidden=True)] = "",
 ) -> None:
+    """Measure each case, and write build/bench/bench_host.json."""
     if child_of:
         print(json.dumps(run_child(json.loads(child_of))))
         return
@@ -204,17 +174,9 @@ def main(
             continue
         console.print(f"{case.name} ...")
         text, count = json.dumps(asdict(case)), sum(case.sizes)
-        row = {
-            "label": "measured (wall clock, one thread)",
-            "case": case.name,
-            "device": case.device,
-            "compression": case.share,
-            "tensors": len(case.sizes),
-            "parameters": count,
-            "steps": steps,
-            **child("time", text, str(steps)),
-            "load_average": os.getloadavg()[0],
-        }
+        row = {"case": case.name, "device": case.device, "compression": case.share,
+            "tensors": len(case.sizes), "parameters": count, "steps": steps,
+            **child("time", text, str(steps)), "load_average": os.getloadavg()[0]}  # fmt: skip
         if memory:
             if count not in peaks:
                 peaks[count] = child("torch", text, "0")
@@ -223,35 +185,4 @@ def main(
             extra = row["device_peak_bytes"] - row["torch_peak_bytes"]
             row["more_bytes_per_parameter"] = extra / count
         rows.append(row)
-    path = report.write("bench_host", {"rows": rows})
-    table = Table(title=f"optimizer.step() over torch's fused AdamW, one thread; {path}")
-    columns = (
-        "case",
-        "torch ms",
-        "device ms",
-        "ratio",
-        "lowest",
-        "highest",
-        "of CPU",
-        "make s",
-        "B more",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "case" else "right")
-    for row in rows:
-        table.add_row(
-            row["case"],
-            f"{1e3 * row['torch_s']:.1f}",
-            f"{1e3 * row['device_s']:.1f}",
-            f"{row['ratio']:.3f}",
-            f"{row['ratio_lowest']:.3f}",
-            f"{row['ratio_highest']:.3f}",
-            f"{row['ratio_cpu']:.3f}",
-            f"{row['constructor_s']:.2f}",
-            f"{row.get('more_bytes_per_parameter', math.nan):.1f}",
-        )
-    console.print(table)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    report("bench_host", rows=rows)

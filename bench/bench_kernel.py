@@ -1,29 +1,16 @@
-"""The Adam kernel: cycles against the bound of its memory, and speed of devices on this machine.
-
-Cycles are those of the RTL, counted by the kernel itself, with 16 lanes. The bound of `ideal` is
-4 read beats for 16 parameters, as reads and writes go at the same time; of `halfduplex` 7 beats.
-"""
-
-from __future__ import annotations
+"""The Adam kernel: cycles against the bound of its memory, and speed of devices on this machine."""
 
 import json
 import re
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import report
-import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from harness import ROOT, Results, option, plot, report, script, track
+from measuring import arrays, in_turn, load, medians
 
 import nearstep
-from nearstep.axdimm.device import AxdimmDevice
-from nearstep.buffer import Buffer
 
 LANES = 16
 BOUND_BEATS = {"ideal": 4, "halfduplex": 7}
@@ -34,41 +21,36 @@ RTL_LIMIT = 1_000_000
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 TORCH_COUNT = 1 << 22
 COCOTB_COUNT = 50_000
-COCOTB_BENCH = Path(__file__).resolve().parents[1] / "tests" / "system" / "cocotb_driver.py"
-
-console = Console(width=150)
-
-
-def arrays(count: int) -> dict[str, np.ndarray]:
-    """Parameters, gradients and moments as in training."""
-    rng = np.random.default_rng(0)
-    made = {name: rng.standard_normal(count, np.float32) for name in "pgmv"}
-    made["v"] = np.square(made["v"])
-    return made
+COCOTB_BENCH = ROOT / "tests" / "system" / "cocotb_driver.py"
+GOLDEN = "golden:axdimm?engine=cpp"
 
 
-def load(device: AxdimmDevice, host: dict[str, np.ndarray]) -> dict[str, Buffer]:
-    """Buffers on the device with the contents of `host`."""
-    buffers = {name: device.alloc(array.size) for name, array in host.items()}
-    for name, array in host.items():
-        buffers[name].write(array)
-    return buffers
+def derived(results: Results) -> Results:
+    golden, torch = results["golden"], "torch.optim.Adam(fused=True)"
+    functional = [
+        {
+            "url": url,
+            "parameters": golden["parameters"],
+            "params_per_s": golden[f"{n}_params_per_s"],
+        }
+        for n, url in (("golden", golden["url"]), ("torch_fused", torch))
+    ]
+    dimm = next(row for row in results["simulation"] if "fraction_of_peak" in row)
+    return {"speeds": [*results["simulation"], *functional], "dimm": dimm}
 
 
 def cycles(url: str, counts: Sequence[int], size: int) -> list[int]:
-    """Device cycles of one step of each of `counts` elements, in arrays of `size` elements."""
     with nearstep.open(url) as device:
         buffers = load(device, arrays(size))
         return [
             device.update("adam", {n: b[0:count] for n, b in buffers.items()}, step=1, **HYPER)
             .wait()
             .cycles
-            for count in track(counts, url, console=console)
+            for count in track(counts, url)
         ]
 
 
-def fit(memory: str, counts: Sequence[int]) -> dict[str, Any]:
-    """cycles = a + b * parameters, and fractions of the bound."""
+def fit(memory: str, counts: Sequence[int]) -> Results:
     base = f"sim:axdimm?lanes={LANES}&memory={memory}"
     measured = cycles(f"{base}&fu=native", counts, max(counts))
     checked = [count for count in counts if count <= RTL_LIMIT]
@@ -76,116 +58,67 @@ def fit(memory: str, counts: Sequence[int]) -> dict[str, Any]:
         raise SystemExit("cycles of the native units are not those of the RTL")
     slope, offset = np.polyfit(counts, measured, 1)
     bound = BOUND_BEATS[memory] / LANES
-    return {
-        "url": f"{base}&fu=native",
-        "label": "measured (RTL cycles; units native, cycles equal to fu=rtl up to 1e6)",
-        "counts": list(counts),
-        "cycles": measured,
-        "a_cycles": float(offset),
-        "b_cycles_per_parameter": float(slope),
-        "bound_cycles_per_parameter": bound,
-        "bound_over_b": bound / float(slope),
-        "fraction_of_bound": [
-            bound * count / each for count, each in zip(counts, measured, strict=True)
-        ],
-    }
+    shares = [bound * count / each for count, each in zip(counts, measured, strict=True)]
+    return {"url": f"{base}&fu=native", "counts": list(counts), "cycles": measured,
+        "a_cycles": float(offset), "b_cycles_per_parameter": float(slope),
+        "bound_cycles_per_parameter": bound, "bound_over_b": bound / float(slope),
+        "fraction_of_bound": shares,
+        "at_million": dict(zip(counts, shares, strict=True)).get(1_000_000)}  # fmt: skip
 
 
-def median_seconds(action: Callable[[], object], runs: int) -> tuple[float, float]:
-    """Median wall and CPU time of an action of one thread, after one that does not count."""
-    action()
-    wall, cpu = [], []
-    for _ in range(runs):
-        start = time.perf_counter(), time.process_time()
-        action()
-        wall.append(time.perf_counter() - start[0])
-        cpu.append(time.process_time() - start[1])
-    return statistics.median(wall), statistics.median(cpu)
+def rates(url: str, count: int, runs: int, seconds: tuple[float, ...], **more: Any) -> Results:
+    wall, processor = seconds
+    found = {"url": url, "parameters": count, "runs": runs, **more}
+    return {**found, "params_per_s": count / wall, "params_per_cpu_s": count / processor}
 
 
-def simulation_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
-    """Parameters simulated in a second of one core."""
+def simulation_speed(fidelity: str, count: int, runs: int) -> Results:
     url = f"sim:axdimm?lanes={LANES}&memory=ideal&fu={fidelity}"
     with nearstep.open(url) as device:
         buffers = load(device, arrays(count))
-        wall, cpu = median_seconds(
-            lambda: device.update("adam", buffers, step=1, **HYPER).wait(), runs
-        )
-    return {
-        "url": url,
-        "label": "measured (this machine, one core)",
-        "parameters": count,
-        "runs": runs,
-        "params_per_s": count / wall,
-        "params_per_cpu_s": count / cpu,
-    }
+        step = lambda: device.update("adam", buffers, step=1, **HYPER).wait()  # noqa: E731
+        return rates(url, count, runs, medians(step, runs))
 
 
-def dimm_speed(option: str, count: int, runs: int) -> dict[str, Any]:
-    """The same of a DIMM of two DDR4 channels: both to acceleration mode, a run on each, and back.
-
-    Copies to and from the DIMM are not in it.
-    """
+def dimm_speed(option: str, count: int, runs: int) -> Results:
     url = f"sim:axdimm?memory=ddr4-1600&channels=2&{option}"
+    cycles = []
     with nearstep.open(url) as device:
         share = count // len(device.channels)
-        host = arrays(share)
-        parts = [
-            {
-                name: device.alloc(share, channel=channel.number, align=device.stripe_align)
-                for name in host
-            }
-            for channel in device.channels
-        ]
-        for part in parts:
-            for name, array in host.items():
-                part[name].write(array)
-        cycles = []
+        host, align = arrays(share), device.stripe_align
+        parts = [load(device, host, channel=c.number, align=align) for c in device.channels]
 
         def step() -> None:
             with device.acceleration():
                 started = [device.update("adam", part, step=1, **HYPER) for part in parts]
                 cycles.append(max(run.wait().cycles for run in started))
 
-        wall, cpu = median_seconds(step, runs)
-    return {
-        "url": url,
-        "label": "measured (this machine, one core; mode changes included, copies not)",
-        "parameters": count,
-        "runs": runs,
-        "cycles": max(cycles),
-        "fraction_of_peak": BOUND_BEATS["halfduplex"] * -(-share // LANES) / max(cycles),
-        "params_per_s": count / wall,
-        "params_per_cpu_s": count / cpu,
-    }
+        seconds = medians(step, runs)
+    peak = BOUND_BEATS["halfduplex"] * -(-share // LANES) / max(cycles)
+    return rates(url, count, runs, seconds, cycles=max(cycles), fraction_of_peak=peak)
 
 
-def cocotb_speed() -> dict[str, Any]:
-    """The same job on the same RTL under cocotb, with the memory of cocotbext-axi."""
+def cocotb_speed() -> Results:
     from nearstep_hw.generate import verilog
     from nearstep_sim.bench.cocotb_runner import run_cocotb
     from nearstep_sim.verilate.build import verilog_of
 
-    options = {"lanes": LANES}  # as `nearstep rtl` has it
     result = run_cocotb(
         top="adam_kernel",
         verilog=verilog_of("generator adam_kernel", lambda: verilog("adam_kernel")),
         test_module=COCOTB_BENCH,
         testcase="two_steps_give_the_bits_of_the_golden_rule",
-        env={"NEARSTEP_CONFIG": json.dumps(options), "NEARSTEP_COUNT": str(COCOTB_COUNT)},
+        env={
+            "NEARSTEP_CONFIG": json.dumps({"lanes": LANES}),  # as `nearstep rtl` has it
+            "NEARSTEP_COUNT": str(COCOTB_COUNT),
+        },
     )
-    rates = re.findall(r"params_per_s (\d+)", result.log.read_text())
-    return {
-        "url": f"cocotb, AxiRam, lanes={LANES}",
-        "label": "measured (this machine, one core)",
-        "parameters": COCOTB_COUNT,
-        "runs": len(rates),
-        "params_per_s": statistics.median(map(float, rates)),
-    }
+    found = re.findall(r"params_per_s (\d+)", result.log.read_text())
+    return {"url": f"cocotb, AxiRam, lanes={LANES}", "parameters": COCOTB_COUNT, "runs": len(found),
+        "params_per_s": statistics.median(map(float, found))}  # fmt: skip
 
 
-def golden_against_torch(runs: int) -> dict[str, Any]:
-    """`golden:axdimm` and `torch.optim.Adam(fused=True)` in turn, one thread."""
+def golden_against_torch(runs: int) -> Results:
     import torch
 
     torch.set_num_threads(1)
@@ -193,102 +126,36 @@ def golden_against_torch(runs: int) -> dict[str, Any]:
     parameter = torch.nn.Parameter(torch.from_numpy(host["p"].copy()))
     parameter.grad = torch.from_numpy(host["g"].copy())
     optimizer = torch.optim.Adam([parameter], fused=True, **HYPER)
-    url = "golden:axdimm?engine=cpp"
-    seconds: dict[str, list[float]] = {"torch": [], "golden": []}
-    with nearstep.open(url) as device:
+    with nearstep.open(GOLDEN) as device:
         buffers = load(device, host)
-        for run in range(runs + 2):
-            start = time.perf_counter()
-            optimizer.step()
-            middle = time.perf_counter()
-            device.update("adam", buffers, step=run + 1, **HYPER).wait()
-            end = time.perf_counter()
-            if run >= 2:
-                seconds["torch"].append(middle - start)
-                seconds["golden"].append(end - middle)
-    rates = {name: TORCH_COUNT / statistics.median(times) for name, times in seconds.items()}
-    return {
-        "url": url,
-        "label": "measured (this machine, one thread, same run)",
-        "parameters": TORCH_COUNT,
-        "runs": runs,
-        "golden_params_per_s": rates["golden"],
-        "torch_fused_params_per_s": rates["torch"],
-        "golden_over_torch": rates["golden"] / rates["torch"],
-    }
+        golden = lambda: device.update("adam", buffers, step=1, **HYPER).wait()  # noqa: E731
+        seconds = in_turn({"torch": optimizer.step, "golden": golden}, runs + 2)
+    found = {n: TORCH_COUNT / statistics.median(times[2:]) for n, times in seconds.items()}
+    return {"url": GOLDEN, "parameters": TORCH_COUNT, "runs": runs,
+        "golden_params_per_s": found["golden"], "torch_fused_params_per_s": found["torch"],
+        "golden_over_torch": found["golden"] / found["torch"]}  # fmt: skip
 
 
-def plot(fits: dict[str, dict[str, Any]]) -> None:
-    """Fraction of the bound over the number of parameters."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    for memory, each in fits.items():
-        axes.semilogx(each["counts"], each["fraction_of_bound"], marker="o", label=memory)
-    axes.set_xlabel("parameters")
-    axes.set_ylabel("fraction of the memory's bound")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(report.FOLDER / "kernel.png", dpi=150)
-
-
-def show(results: dict[str, Any]) -> None:
-    """The tables."""
-    table = Table(
-        "memory", "a (cycles)", "b (cycles/param)", "bound", "bound/b", "at 1e6, of bound"
-    )
-    for memory, each in results["fits"].items():
-        at_million = dict(zip(each["counts"], each["fraction_of_bound"], strict=True))
-        table.add_row(
-            memory,
-            f"{each['a_cycles']:.0f}",
-            f"{each['b_cycles_per_parameter']:.5f}",
-            f"{each['bound_cycles_per_parameter']:.4f}",
-            f"{each['bound_over_b']:.4f}",
-            f"{at_million.get(1_000_000, float('nan')):.4f}",
-        )
-    console.print(table)
-    speed = Table("device", "params/s, one core, wall", "params/s, one core, CPU time")
-    for each in results["simulation"]:
-        cpu = each.get("params_per_cpu_s")
-        wall = f"{each['params_per_s']:,.0f}"
-        speed.add_row(each["url"], wall, "" if cpu is None else f"{cpu:,.0f}")
-    golden = results["golden"]
-    for name, url in (("golden", golden["url"]), ("torch_fused", "torch.optim.Adam(fused=True)")):
-        speed.add_row(url, f"{golden[f'{name}_params_per_s']:,.0f}")
-    console.print(speed)
-    console.print(f"golden over torch fused: {golden['golden_over_torch']:.2f}")
-
-
+@script
 def main(
-    largest: Annotated[int, typer.Option(help="Largest count of the fits.")] = COUNTS[-1],
-    runs: Annotated[int, typer.Option(help="Runs of each timed job; the median counts.")] = 5,
-    cocotb: Annotated[bool, typer.Option(help="Run the job under cocotb as well.")] = True,
+    largest: Annotated[int, option("Largest count of the fits.")] = COUNTS[-1],
+    runs: Annotated[int, option("Runs of each timed job; the median counts.")] = 5,
+    cocotb: Annotated[bool, option("Run the job under cocotb as well.")] = True,
 ) -> None:
     """Measure, print, and write build/bench/kernel.json and kernel.png."""
     counts = [count for count in COUNTS if count <= largest]
     fits = {memory: fit(memory, counts) for memory in BOUND_BEATS}
-    results = {
-        "fits": fits,
-        "simulation": [
-            simulation_speed("rtl", 1_000_000, runs),
-            simulation_speed("native", 4_000_000, runs),
-            dimm_speed("fu=rtl", 2_000_000, runs),
-            dimm_speed("top=whole", 2_000_000, runs),
-            dimm_speed("fu=native", 2_000_000, runs),
-            *([cocotb_speed()] if cocotb else []),
-        ],
-        "golden": golden_against_torch(max(runs, 9)),
-    }
-    show(results)
-    path = report.write("kernel", results)
-    plot(fits)
-    console.print(f"written: {path}")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    simulation = [
+        simulation_speed("rtl", 1_000_000, runs),
+        simulation_speed("native", 4_000_000, runs),
+        *(dimm_speed(each, 2_000_000, runs) for each in ("fu=rtl", "top=whole", "fu=native")),
+        *([cocotb_speed()] if cocotb else []),
+    ]
+    with plot("kernel.png", figsize=(6, 4), dpi=150) as (_, axes):
+        for memory, each in fits.items():
+            axes.semilogx(each["counts"], each["fraction_of_bound"], marker="o", label=memory)
+        axes.set(xlabel="parameters", ylabel="fraction of the memory's bound")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    report("kernel", derived, fits=fits, simulation=simulation,
+        golden=golden_against_torch(max(runs, 9)))  # fmt: skip

@@ -1,17 +1,14 @@
 """MemFerry's planner: how long it takes, how far greedy plans are from the best, and section V."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import asdict
+from functools import partial
 from statistics import fmean, median
-from time import perf_counter, process_time
-from typing import Any
+from time import perf_counter
+from typing import Annotated, Any
 
-import report
-import typer
-from rich.console import Console
-from rich.progress import track
+from harness import Results, option, report, script, track
+from measuring import timed
 
 from nearstep.memferry.cost import Costs
 from nearstep.memferry.forward import READINGS
@@ -19,7 +16,6 @@ from nearstep.memferry.planner import make
 from nearstep.memferry.profile import LayerProfile, Profile
 from nearstep.paper.memferry import MODELS_OF_FIGURE_9, NOT_MODELLED, Evaluation, evaluations
 
-console = Console()
 SEED = 16
 PROFILES = 1000
 LAYERS = (4, 24)
@@ -28,14 +24,35 @@ EXACT = 100
 EXACT_PROFILES = 50
 
 
+def derived(results: Results) -> Results:
+    speed, found, models = results["speed"], results["random"], results["models"]
+    paper = results["paper"]
+    memory = [row for row in paper["rows"] if row["name"].startswith("Memory")]
+    return {
+        **{
+            end: {name: of(speed[f"greedy_{name}"].values()) for name in ("s", "processor_s")}
+            for end, of in (("least", min), ("most", max))
+        },
+        "longer": {
+            key: {**each, "models": {n: m["greedy_percent"][key] for n, m in models.items()}}
+            for key, each in found["greedy_percent"].items()
+        },
+        "memory": {"*paper*": [row["paper"] for row in memory], **paper["memory"]},
+        "model_columns": " | ".join(
+            f"{name}{'' if each['proven'] else ', not proven'} ~ {{models[{name}]:.2f %}}"
+            for name, each in models.items()
+        ),
+        "memory_columns": " | ".join(
+            f"{row['name'].removeprefix('Memory: ')}, {row['section']} ~ {{value[{place}]:.1f}}"
+            for place, row in enumerate(memory)
+        ),
+        "reasons": "\n".join(f"- {name}: {why}." for name, why in paper["not_modelled"].items()),
+    }  # fmt: skip
+
+
 def at_random(rng: random.Random, count: int) -> Profile:
-    """Layers of three kinds, as figure 3 has them: all of different sizes."""
-    return Profile(
-        source="file",
-        description="random",
-        fingerprint="0" * 16,
-        layers=tuple(_layer(rng, f"layer{i}") for i in range(count)),
-    )
+    return Profile(source="file", description="random", fingerprint="0" * 16,
+        layers=tuple(_layer(rng, f"layer{i}") for i in range(count)))  # fmt: skip
 
 
 def _layer(rng: random.Random, name: str) -> LayerProfile:
@@ -47,131 +64,104 @@ def _layer(rng: random.Random, name: str) -> LayerProfile:
     extra = 0.0 if kind == "embedding" else load * rng.uniform(0.1, 2)
     written = backward + load * rng.uniform(0.2, 1.5)
     size = max(int(load * 12.5e9) // 4, 1) * 4
-    return LayerProfile(
-        name=name,
-        parameter_bytes=size,
-        gradient_bytes=size,
-        load_s=load,
-        send_s=load,
-        forward_s=forward,
-        backward_s=backward,
-        forward_dha_s=by_dha,
-        backward_dha_s=backward + extra,
-        backward_write_s=written,
-        backward_dha_write_s=written + extra,
-        update_s=load * 0.6,
-    )
+    return LayerProfile(name=name, parameter_bytes=size, gradient_bytes=size, load_s=load,
+        send_s=load, forward_s=forward, backward_s=backward, forward_dha_s=by_dha,
+        backward_dha_s=backward + extra, backward_write_s=written,
+        backward_dha_write_s=written + extra, update_s=load * 0.6)  # fmt: skip
 
 
-def gaps(count: int) -> dict[str, Any]:
-    """Greedy plans by reading beside exact ones, over random profiles."""
+def gaps(count: int) -> Results:
     rng = random.Random(SEED)
-    longer: dict[str, list[float]] = {str(each): [] for each in READINGS}
+    found: dict[str, list[float]] = {str(each): [] for each in READINGS}
     proven, best = 0, []
-    for _ in track(range(count), "random profiles", transient=True):
-        planned = make(at_random(rng, rng.randint(*LAYERS)))
-        proven += planned.gap == 0
-        found = {str(r): total for r, total in planned.readings.items() if total is not None}
-        for reading, total in found.items():
-            longer[reading].append(100 * (total / planned.total - 1))
-        best.append(min(100 * (total / planned.total - 1) for total in found.values()))
+    for _ in track(range(count), "random profiles"):
+        plan = make(at_random(rng, rng.randint(*LAYERS)))
+        proven += plan.gap == 0
+        more = percent(plan)
+        for reading, each in more.items():
+            found[reading].append(each)
+        best.append(min(more.values()))
     return {
-        "profiles": count,
-        "layers": LAYERS,
-        "proven": proven,
+        "profiles": count, "layers": LAYERS, "proven": proven,
         "greedy_percent": {
             reading: {"mean": fmean(each), "most": max(each), "plans": len(each)}
-            for reading, each in longer.items()
+            for reading, each in found.items()
         },
-        "best_reading_percent": {"mean": fmean(best), "most": max(best)},
+        "best_reading_percent": {"mean": fmean(best), "most": max(best)}}  # fmt: skip
+
+
+def percent(plan: Any) -> dict[str, float]:
+    return {
+        str(reading): 100 * (total / plan.total - 1)
+        for reading, total in plan.readings.items()
+        if total is not None
     }
 
 
-def models() -> dict[str, Any]:
-    """The same of the paper's models."""
-    evaluation, found = Evaluation(), {}
-    for name in MODELS_OF_FIGURE_9:
-        planned = evaluation.named(name).memferry
-        found[name] = {
-            "proven": planned.gap == 0,
-            "greedy_percent": {
-                str(reading): 100 * (total / planned.total - 1)
-                for reading, total in planned.readings.items()
-                if total is not None
-            },
-        }
-    return found
+def models() -> Results:
+    evaluation = Evaluation()
+    plans = {name: evaluation.named(name).memferry for name in MODELS_OF_FIGURE_9}
+    return {
+        name: {"proven": plan.gap == 0, "greedy_percent": percent(plan)}
+        for name, plan in plans.items()
+    }
 
 
-def exactly(share: float | None, count: int) -> dict[str, Any]:
-    """Times and gaps of exact plans of random profiles, with a share of their bytes as budget."""
-    seconds, processor, gap = [], [], []
-    for seed in track(range(count), "exact plans", transient=True):
+def exactly(share: float | None, count: int) -> Results:
+    plans = []
+    for seed in track(range(count), "exact plans"):
         profile = at_random(random.Random(seed), EXACT)
         budget = None if share is None else int(share * 2 * profile.parameter_bytes)
-        begun, used = perf_counter(), process_time()
-        planned = make(profile, budget=budget, planner="exact")
-        seconds.append(perf_counter() - begun)
-        processor.append(process_time() - used)
-        gap.append(100 * (planned.gap or 0.0))
+        plans.append(timed(partial(make, profile, budget=budget, planner="exact")))
+    gap = [100 * (each.result.gap or 0.0) for each in plans]
+    wall, processor = ([each[n] for each in plans] for n in (0, 1))
     return {
         "profiles": count,
         "proven": gap.count(0.0),
-        "seconds": {"median": median(seconds), "most": max(seconds)},
+        "seconds": {"median": median(wall), "most": max(wall)},
         "processor_seconds": {"median": median(processor), "most": max(processor)},
         "gap_percent": {"mean": fmean(gap), "most": max(gap)},
     }
 
 
-def paper() -> dict[str, Any]:
-    """Section V: each figure in print beside what is modelled."""
-    found = [{**asdict(row), "error": row.error} for row in Evaluation().rows()]
-    memory = {
-        variant: [row.modelled for row in evaluation.memory()]
-        for variant, evaluation in evaluations().items()
-    }
-    return {"rows": found, "memory": memory, "not_modelled": NOT_MODELLED}
+def paper() -> Results:
+    def shown(row: Any) -> tuple[str, str, str]:
+        percent, digits = row.unit == "%", 1 if row.unit == "%" else 2
+        error = f"{row.error:+.1f} points" if percent else f"{row.error:+.1%}"
+        return *(f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.modelled)), error
 
-
-def speed(exact_profiles: int) -> dict[str, Any]:
-    """Seconds of planners on this machine."""
-    large = at_random(random.Random(SEED), LARGE)
-    greedy, processor = {}, {}
-    for reading in READINGS:
-        begun, used = perf_counter(), process_time()
-        make(large, planner="greedy", readings=[reading])
-        greedy[str(reading)] = perf_counter() - begun
-        processor[str(reading)] = process_time() - used
-    exact = {}
-    for name, share in (("no budget", None), ("a budget of 60 %", 0.6)):
-        exact[name] = exactly(share, exact_profiles)
-        console.print(name, exact[name])
-    begun = perf_counter()
-    Costs(large)
+    rows = Evaluation().rows()
     return {
-        "greedy_layers": LARGE,
-        "greedy_s": greedy,
-        "greedy_processor_s": processor,
-        "costs_s": perf_counter() - begun,
-        "exact_layers": EXACT,
-        "exact": exact,
+        "rows": [{**asdict(row), "error": row.error, "shown": shown(row)} for row in rows],
+        "memory": {
+            variant: [row.modelled for row in evaluation.memory()]
+            for variant, evaluation in evaluations().items()
+        },
+        "not_modelled": NOT_MODELLED}  # fmt: skip
+
+
+def speed(exact_profiles: int) -> Results:
+    large = at_random(random.Random(SEED), LARGE)
+    greedy = {
+        str(reading): timed(partial(make, large, planner="greedy", readings=[reading]))
+        for reading in READINGS
     }
+    budgets = {"no budget": None, "a budget of 60 %": 0.6}
+    return {
+        "greedy_layers": LARGE, "greedy_s": {name: each.wall for name, each in greedy.items()},
+        "greedy_processor_s": {name: each.processor for name, each in greedy.items()},
+        "costs_s": timed(lambda: Costs(large)).wall, "exact_layers": EXACT,
+        "exact": {name: exactly(share, exact_profiles) for name, share in budgets.items()},
+    }  # fmt: skip
 
 
-def main(profiles: int = PROFILES, exact_profiles: int = EXACT_PROFILES) -> None:
+@script
+def main(
+    profiles: Annotated[int, option("random profiles", min=1)] = PROFILES,
+    exact_profiles: Annotated[int, option("planned exactly", min=1)] = EXACT_PROFILES,
+) -> None:
     """Measure, and write build/bench/memferry.json."""
     begun = perf_counter()
-    results = {
-        "seed": SEED,
-        "speed": speed(exact_profiles),
-        "random": gaps(profiles),
-        "models": models(),
-        "paper": paper(),
-    }
-    results["seconds"] = perf_counter() - begun
-    console.print(results)
-    console.print(report.write("memferry", results))
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    results = {"seed": SEED, "speed": speed(exact_profiles), "random": gaps(profiles),
+        "models": models(), "paper": paper()}  # fmt: skip
+    report("memferry", derived, **results, seconds=perf_counter() - begun)

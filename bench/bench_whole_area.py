@@ -4,31 +4,41 @@
 Rows are those of hw/area.json and hw/area-ecp5.json; those of tops that are as they were are kept.
 """
 
-from __future__ import annotations
-
 import os
-import warnings
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-import report
-import typer
-from rich.console import Console
+from harness import Results, argument, console, option, report, script
+from synthesising import known, valid_rows
 
 from nearstep_sim import area
-from nearstep_sim.area_table import CHIPS, PAPERS, Figures
+from nearstep_sim.area_table import CHIPS, PAPERS
 from nearstep_sim.row_file import Row, read_rows
 
 CHIP = {area.ULTRASCALE_PLUS.name: "KU15P", area.ECP5.name: "LFE5U-85F"}
 """Of each family the chip that shares are of."""
-BRAM = {"bram36": 36, "bram18": 18}
-"""Kib of a block."""
 
-console = Console()
+BRAM = {"bram36": 36, "bram18": 18}  # kib of a block
+SHARES = ("lut", "ff", "dsp", "bram")
+
+
+def derived(results: Results) -> Results:
+    rows = []
+    for row in [*results["tops"], *results["papers"]]:
+        shares = {f"of_{key}": share for key, share in row["of_chip"].items()}
+        if "options" in row:
+            options = (
+                f", {key} {', '.join(value) if isinstance(value, list | tuple) else value}"
+                for key, value in row["options"].items()
+            )
+            name = f"`{row['top']}`{''.join(options)}"
+        else:
+            name = f"*paper*, {row['name']}"
+        fpga = row.get("family", row["chip"])
+        rows.append({**row, **shares, "name": name, "fpga": fpga})
+    return {"rows": rows}
 
 
 def synthesised(name: str, family: area.Family) -> Row:
-    """The row of a top, with the processor time of its synthesis in seconds."""
     before = os.times()
     row = area.measure(name, family)
     after = os.times()
@@ -37,89 +47,44 @@ def synthesised(name: str, family: area.Family) -> Row:
     return {**row, "cpu_s": round(took)}
 
 
-def chosen(names: Sequence[str], families: Sequence[str]) -> list[tuple[str, area.Family]]:
-    """Tops on families."""
-    for what, given, known in (
-        ("top", names, area.WHOLE),
-        ("family", families, area.FAMILIES),
-    ):
-        if unknown := sorted(set(given) - set(known)):
-            raise typer.BadParameter(
-                f"there is no {what} {', '.join(unknown)}; there are {', '.join(known)}"
-            )
-    return [
-        (name, area.FAMILIES[family])
-        for name in names or area.WHOLE
-        for family in families or area.FAMILIES
-    ]
-
-
-def shares(row: Row, family: area.Family) -> dict[str, float]:
-    """Of the chip of the family, by resource."""
-    values = {key: row[key] for key in ("lut", "ff", "dsp")}
-    values["bram"] = sum(kib * row[key] for key, kib in BRAM.items() if key in row)
-    chip = CHIPS[CHIP[family.name]]
-    return {key: value / chip[key] for key, value in values.items() if key in chip}
-
-
-def rows() -> list[dict[str, Any]]:
-    """Every whole top that has a row."""
+def tops() -> list[Results]:
     found = []
     for family in area.FAMILIES.values():
-        _, known = read_rows(family.file)
+        _, rows = read_rows(family.file)
+        chip = CHIPS[CHIP[family.name]]
         for name, (generator, options) in area.WHOLE.items():
-            if name in known:
-                found.append(
-                    {
-                        "label": "measured (Yosys, one synthesis, module by module)",
-                        "top": generator,
-                        "options": options,
-                        "family": family.title,
-                        "chip": CHIP[family.name],
-                        "of_chip": shares(known[name], family),
-                        **known[name],
-                    }
-                )
+            if name not in rows:
+                continue
+            bram = sum(kib * rows[name][key] for key, kib in BRAM.items() if key in rows[name])
+            row = {"top": generator, "options": options, **rows[name], "bram": bram}
+            of_chip = {key: row[key] / chip[key] for key in SHARES if key in chip}
+            more = {"family": family.title, "chip": CHIP[family.name], "of_chip": of_chip}
+            found.append({**row, **more})
     return found
 
 
-def papers() -> list[dict[str, Any]]:
-    """Shares that papers print."""
-
-    def row(figures: Figures) -> dict[str, Any]:
-        return {
-            "label": "paper",
-            "name": figures.name,
-            "chip": figures.family,
-            "of_chip": dict(figures.share),
-            "source": figures.source,
-        }
-
-    return [row(figures) for figures in PAPERS if figures.share]
-
-
+@script
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Tops (default: all).")] = None,
-    family: Annotated[list[str] | None, typer.Option(help="FPGAs (default: both).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Unchanged tops as well.")] = False,
+    names: Annotated[list[str] | None, argument("Tops (default: all).")] = None,
+    family: Annotated[list[str] | None, option("FPGAs (default: both).")] = None,
+    force: Annotated[bool, option("Unchanged tops as well.", "--force")] = False,
 ) -> None:
     """Synthesise tops that have changed (minutes to an hour each), and write their rows after each,
     and build/bench/whole_area.json."""
-    # Components that are made to look at their options alone.
-    warnings.filterwarnings("ignore", message=".*created but never used")
-    for name, target in chosen(names or [], family or []):
-        tools, known = read_rows(target.file)
-        kept = known if tools == area.tools() else {}
-        if not force and kept.get(name, {}).get("digest") == area.digest(name, target):
-            continue
-        row = synthesised(name, target)
-        console.print(f"{name}, {target.title}: {row}", soft_wrap=True)
-        tools, known = read_rows(target.file)  # others may have written theirs
-        kept = known if tools == area.tools() else {}
-        area.write({**kept, name: row}, target.file)
-    results = {"tops": rows(), "papers": papers()}
-    console.print(f"written: {report.write('whole_area', results)}")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    known(names or [], area.WHOLE, "top ")
+    known(family or [], area.FAMILIES, "family ")
+    for name in names or area.WHOLE:
+        for target in (area.FAMILIES[each] for each in family or area.FAMILIES):
+            digest = valid_rows(target).get(name, {}).get("digest")
+            if not force and digest == area.digest(name, target):
+                continue
+            row = synthesised(name, target)
+            console.print(f"{name}, {target.title}: {row}", soft_wrap=True)
+            # Another process may have written its rows meanwhile.
+            area.write({**valid_rows(target), name: row}, target.file)
+    papers = [
+        {"name": p.name, "chip": p.family, "of_chip": dict(p.share), "source": p.source}
+        for p in PAPERS
+        if p.share
+    ]
+    report("whole_area", derived, tops=tops(), papers=papers)

@@ -150,7 +150,7 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
     ),
     "card, scatter": (Of("smartssd", cell("8, random", 5)),),
     "`sim:smartssd`, units in RTL": (
-        Of("smartssd", r"^parameters at ([\d.]+) M/s, \*measured\*", MILLION),
+        Of("smartssd", r"parameters at ([\d.]+) M/s, \*measured\*", MILLION),
     ),
     "memory devices, sum of 4 MiB": (Of("coarse", cell("4, 4 MiB", 3)),),
     "the same, share of cycles in which a link": (Of("coarse", cell("4, 4 MiB", 4)),),
