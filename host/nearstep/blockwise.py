@@ -72,7 +72,6 @@ def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
 
     Parameters
     ----------
-    values
     signed : whether the map has negative entries; what is negative becomes the least one of the
         other map, which is 0.
 

@@ -49,9 +49,7 @@ class Buffer:
 
     Attributes
     ----------
-    device
     address : byte address in device memory.
-    shape
     dtype : a `numpy.dtype`.
     size : elements.
     nbytes : bytes of the elements.

@@ -59,7 +59,6 @@ class _Transfer(NamedTuple):
     ----------
     start, stop : device addresses.
     changes : whether it writes there.
-    completion
     """
 
     start: int
@@ -177,8 +176,6 @@ class Device:
 
         Parameters
         ----------
-        shape
-        dtype
         channel : memory channel that it lies on, from 0; most devices have one.
         align, offset : its address is `offset` bytes behind a multiple of `align`: both are
             multiples of a 64-byte line.
@@ -390,7 +387,6 @@ def open_device(url: str, driver: type[Device] = Device) -> Device:
 
     Parameters
     ----------
-    url
     driver : class that the device must be of, such as `nearstep.coarse.CoarseDevice`. A name of
         another family is refused before a simulator of it is built.
 

@@ -61,7 +61,6 @@ class Segment:
 
     Parameters
     ----------
-    device
     size : elements of each array.
     line : extents start on multiples of it; in a segment with arrays of 16 bits, two lines; with
         arrays in 8 bits, a block.
@@ -73,7 +72,6 @@ class Segment:
     ----------
     stripes : how elements are spread over the channels.
     arenas : by channel.
-    line
     origin : index of its first element among those of all segments of a placement.
     """
 
@@ -264,7 +262,6 @@ class Extent:
 
     Attributes
     ----------
-    segment
     start : first element; a multiple of the segment's `line`.
     count : elements.
     """
@@ -381,7 +378,6 @@ class Launch:
     count : elements over all channels, padding between extents included: it is updated with them,
         and nobody reads it.
     parts : buffers of each run, by channel and array.
-    extents
     """
 
     key: Hashable
@@ -425,10 +421,6 @@ class Placement:
     Parameters that are placed together are neighbours in the order given, so that a step needs one
     run a channel for each stretch of them that has equal hyper-parameters and step count, not one
     for each.
-
-    Parameters
-    ----------
-    device
     """
 
     def __init__(self, device: Device) -> None:

@@ -233,7 +233,6 @@ class BlockRegisters:
     ----------
     name : name of the block on its device, such as `adam0`.
     base : address of its first register, in bytes.
-    map
     """
 
     def __init__(self, bus: RegisterBus, name: str, base: int, register_map: RegisterMap) -> None:

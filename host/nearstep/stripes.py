@@ -20,7 +20,6 @@ class Stripes:
     Parameters
     ----------
     block : elements of a block.
-    channels
     """
 
     block: int

@@ -67,7 +67,6 @@ class CacheError(NearstepError, RuntimeError):
     Attributes
     ----------
     folder : the folder or file at fault.
-    reason
     """
 
     def __init__(self, folder: Path, reason: str, fault: str = "cannot be written") -> None:

@@ -61,7 +61,6 @@ class CodecError(NearstepError, ValueError):
 
     Attributes
     ----------
-    option, value, reason
     valid : tuple[str, ...]. What there is instead, if that can be listed.
     """
 
@@ -120,8 +119,6 @@ class Entry:
     name : as it is given.
     path : names of fields, from the outermost configuration.
     hint : type. Without `None`.
-    option
-    default
     """
 
     name: str

@@ -50,7 +50,6 @@ class Figures:
     ----------
     name, what : of the block or product.
     family : of FPGAs, or the chip that a paper names.
-    label
     values : by resource; what is not there was not printed, or is none.
     share : of the chip that the paper names, by resource.
     latency : cycles, if it has one.
@@ -73,7 +72,6 @@ class Product:
 
     Attributes
     ----------
-    what
     parts : how often each block is in it.
     """
 

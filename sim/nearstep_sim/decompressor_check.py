@@ -67,7 +67,6 @@ class Rate:
     Attributes
     ----------
     share : that `compress` was given.
-    elements, records
     nonzero : elements other than 0, of which the run has `elements`.
     cycles : from the start to the last transfer.
     """

@@ -42,7 +42,6 @@ class Exactness:
     ----------
     vectors : elements that went through the Verilated unit, without and with stalls and bubbles.
     results : words compared with `==`, of all arrays written, RTL and kernel together.
-    differing
     first : the first difference, or empty.
     """
 
@@ -182,7 +181,6 @@ def check(
     ----------
     rule : with at least one array that is read.
     vectors : elements sent through the unit at full rate; a sixteenth of them again with stalls.
-    seed
     progress : is called with what begins.
     """
     unit = FunctionalUnit(rule)

@@ -16,11 +16,7 @@ class Channel(KernelChannel):
 
     Parameters
     ----------
-    backend
-    number
     base : device address of its first byte.
-    kernel
-    arbiter
 
     Attributes
     ----------

@@ -29,11 +29,6 @@ class AxdimmDevice(KernelDevice):
     64-byte lines and have moved them when they return: no cached copy exists that could be stale,
     or still has to be flushed.
 
-    Parameters
-    ----------
-    backend
-    url
-
     Attributes
     ----------
     regs : registers as objects: `dev.regs.adam0.status.busy`, `dev.regs.arbiter1.mode`.

@@ -58,8 +58,6 @@ class _Allocation:
 
     Attributes
     ----------
-    place
-    nbytes
     array : on the host or, in the place of a GPU's memory, there as well.
     buffer : on the AXDIMM.
     ssd, name : on a drive: its number, and the tensor.
@@ -112,7 +110,6 @@ class Axdimm:
 
     Attributes
     ----------
-    dimm
     copied : bytes by where they came from and where they went.
 
     Raises
@@ -194,7 +191,6 @@ class Axdimm:
 
         Parameters
         ----------
-        nbytes
         channel : of the AXDIMM, 0 if not given; or the number of an NVMe SSD, if not given the one
             with most space. The others have none.
         on : the device X.
@@ -337,9 +333,7 @@ class Axdimm:
         Parameters
         ----------
         p, m, v, g : on the channel.
-        nparams
         t : the step, from 1.
-        channel
         **hyper : as `AxdimmDevice.update`: `lr`, `betas`, `eps`, `weight_decay`.
 
         Raises

@@ -45,7 +45,6 @@ class Injection:
         `delay` cycles late.
     write : whether writes are hit, or reads.
     base, limit : byte range, `limit` exclusive.
-    nth, times
     delay : cycles, for `late`.
     host : whether accesses of the host are hit, or those of a kernel. Only where the host reaches
         the memory through the device.

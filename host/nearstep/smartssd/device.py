@@ -38,11 +38,6 @@ class SmartssdDevice(KernelDevice):
     Each card is a channel: arrays are striped over them by blocks, so that every one owns the same
     share of the elements, whatever tensors these belong to (section IV-D).
 
-    Parameters
-    ----------
-    backend
-    url
-
     Attributes
     ----------
     regs : registers as objects: `card.regs.updater0.status.busy`; that of card i is `updaterI`.

@@ -20,7 +20,6 @@ class ChainedCompletion(Completion):
 
     Parameters
     ----------
-    first
     after : called once, by the wait.
     """
 
@@ -75,10 +74,6 @@ class PeerToPeer:
     ----------
     backend : of the cards.
     store : a drive for each card.
-
-    Attributes
-    ----------
-    store
 
     Raises
     ------

@@ -39,7 +39,6 @@ def pieces(
 
     Parameters
     ----------
-    launches
     elements : at least 1. None: all is one piece.
     first : elements of the first piece.
     whole : do not cut launches.

@@ -112,7 +112,6 @@ class Compression:
 
         Parameters
         ----------
-        gradient
         residual : None is nothing.
         take : does what `nearstep.torch.topk.take_largest` does.
         memory : gives an array of so many elements, for what stays.

@@ -51,7 +51,6 @@ class Training:
 
     Attributes
     ----------
-    optimizer
     scaler : of the loss of fp16 models, or None.
     config : what was asked for, and in `config.rows` what became of each key.
     """
@@ -151,7 +150,6 @@ def make(
     Parameters
     ----------
     kind : class of the optimizer.
-    config
     params : as torch's optimizers take them.
     clipping : `host` or `device`.
     on : arguments of the optimizer besides torch's.
@@ -201,7 +199,6 @@ def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> d
 
     Parameters
     ----------
-    config, parameters
     on : arguments that were given, the device among them.
 
     Raises

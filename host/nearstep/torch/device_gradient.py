@@ -35,14 +35,12 @@ class DeviceGradient:
     array : of gradients in `form`.
     form : what the device keeps it in.
     gradient : its first value; any dtype whose values `form` has.
-    traffic
     write : brings the first value there.
     wait : waits until `gradient` has its values, which are then brought there when they are needed;
         None if it has them.
 
     Attributes
     ----------
-    form
     dtype : of the gradient.
     applied : steps leave it out.
     """

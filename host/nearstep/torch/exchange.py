@@ -26,7 +26,6 @@ class Sending(NamedTuple):
 
     Attributes
     ----------
-    extent
     array : name of the array on the device.
     data : of shape (count,).
     sent : called when the device has the array.
@@ -43,8 +42,6 @@ class Cut(NamedTuple):
 
     Attributes
     ----------
-    segment
-    array
     start, stop : elements of the segment; whole lines, padding included.
     parts : arrays that have elements of the range.
     """

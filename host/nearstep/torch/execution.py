@@ -52,7 +52,6 @@ class Accelerator:
 
     Parameters
     ----------
-    device
     traffic : time is added to it.
     max_cycles : bound on each run.
     """
@@ -107,8 +106,6 @@ class StepGraph:
     Parameters
     ----------
     home : where the blocks are updated.
-    device
-    traffic
     max_cycles : bound on each run.
     sends : arrays that the step sends.
     lists : compressed gradients.
@@ -210,9 +207,7 @@ class StepGraph:
 
         Parameters
         ----------
-        work
         states : arrays of a launch that the home loads and stores.
-        start
         factor : of the gradients.
         begun : the runs of each channel are appended when they begin.
         results : None: the results stay where they are.
@@ -455,8 +450,6 @@ def run_parts(
     Parameters
     ----------
     part : arrays of the channel.
-    key
-    start
     factor : of the gradients.
     numbering : indices of the elements.
     gradient : None: the array of its format.
@@ -496,10 +489,6 @@ class StepExecutor:
 
     Parameters
     ----------
-    device
-    placement
-    settings
-    traffic
     home : where the blocks of a step are updated.
 
     Attributes
@@ -507,7 +496,6 @@ class StepExecutor:
     pair_spaces : room for compressed gradients.
     timeline : of the last step; None before the first, and on a device without a clock.
     clock : of the device, if others go by it, too.
-    home
     """
 
     def __init__(

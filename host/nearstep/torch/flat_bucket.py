@@ -44,8 +44,6 @@ class Member(NamedTuple):
     ----------
     group, position : of the parameter group, and in it.
     alike : what those that share a run have in common.
-    resident
-    state
     """
 
     group: int
@@ -89,13 +87,10 @@ class FlatBucket:
     Parameters
     ----------
     members : each fits, and joins the one before.
-    traffic
 
     Attributes
     ----------
-    group
     positions : of the parameters in their group.
-    parameters
     extent : from the first to the last of them, with the padding between.
     elements : of the parameters.
     steps : counts of steps; none if no such count is kept.

@@ -12,12 +12,7 @@ from nearstep.torch.scaler import GradScaler
 
 
 class LossScaleError(NearstepError, ArithmeticError):
-    """An overflow at the least scale: the gradients are infinite or NaN whatever the scale.
-
-    Attributes
-    ----------
-    least
-    """
+    """An overflow at the least scale: the gradients are infinite or NaN whatever the scale."""
 
     def __init__(self, least: float) -> None:
         self.least = least
@@ -36,7 +31,6 @@ class LossScaler(GradScaler):
 
     Parameters
     ----------
-    options
     device : type of the device that the loss is on.
 
     Attributes

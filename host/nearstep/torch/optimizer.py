@@ -67,7 +67,6 @@ class DeviceOptimizer(Optimizer):
 
     Parameters
     ----------
-    params
     defaults : options of a group, those of torch's optimizer.
     **on : arguments besides torch's, as of `nearstep.optim.Adam`.
 
@@ -75,7 +74,6 @@ class DeviceOptimizer(Optimizer):
     ----------
     definition : the optimizer as data, which the device takes.
     layout : state of a parameter.
-    table
     around_update : entered by each step, after its closure, before anything else: by
         `nearstep.offload`.
     """

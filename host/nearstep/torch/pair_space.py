@@ -23,7 +23,6 @@ class PairList(NamedTuple):
 
     Attributes
     ----------
-    channel
     cut : elements of the segment.
     pairs : indices count from the first element of the run, and ascend.
     data : what is to be written there: indices, values.
@@ -58,9 +57,7 @@ class PairSpace:
 
     Parameters
     ----------
-    segment
     extents : all of the segment, in order.
-    compression
     cut : a launch may be cut, into pieces of so many elements, at the ends of less. None: it is
         not.
 

@@ -50,10 +50,7 @@ class DeviceParameter:
 
     Attributes
     ----------
-    parameter
     label : what the parameter is called in errors.
-    extent
-    layout
     is_small : whether it is copied together with its neighbours.
     interrupted : name of what a step of this parameter failed with half way; cleared by
         `load_master`.
@@ -459,7 +456,6 @@ class DeviceParameter:
 
         Parameters
         ----------
-        gradient
         write, wait : as of `DeviceGradient`, of a first gradient.
         """
         self.count_to_host(gradient)

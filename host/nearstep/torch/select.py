@@ -105,7 +105,6 @@ def select_largest(compression: Compression, gradient: Tensor, residual: Tensor 
 
     Parameters
     ----------
-    compression
     gradient : fp16, bf16 or fp32 of one dimension; it is left as it is.
     residual : fp32 on the same device, of the same size, left as it is; None is nothing.
     """

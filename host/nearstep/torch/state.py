@@ -94,7 +94,6 @@ class ParameterState(dict[str, Any]):
 
         Parameters
         ----------
-        store
         step : None if torch keeps no such count.
         held : keys of the moments that the device has.
         """

@@ -39,8 +39,6 @@ class RunKey(NamedTuple):
     Attributes
     ----------
     group : index of the parameter group.
-    phase
-    gradient_format
     copy_format : format of the copy of the parameters that the host fetches; None without one.
     times : runs: how often each is in its group.
     negate : the kernel is to negate the gradients.
@@ -72,7 +70,6 @@ class StepItem:
     parameter : None of a bucket.
     resident : the parameter, or the bucket, on the device.
     found : state as it is before the step.
-    phase
     key, state, compressed : of an item that is ready: what was sent of it.
     """
 
@@ -115,10 +112,8 @@ class StepPlan:
 
     Attributes
     ----------
-    items
     arrays : of the rule of each group, with their first values.
     arguments : of runs, by group and phase.
-    scaling
     """
 
     items: Sequence[StepItem]
@@ -166,8 +161,6 @@ class StepInputs(NamedTuple):
     items : by extent, ready.
     arrays : as of `StepPlan`.
     sends : arrays that are sent to the device first.
-    scaling
-    start
     begun : runs of the rules are appended when they begin on a channel.
     fetches : the host fetches results.
     """

@@ -59,8 +59,6 @@ class StateTable:
     settings : on the device.
     formats : of the kernel.
     layout : state of a parameter, as the device keeps it.
-    rule
-    traffic
     parameters : that have an extent.
     home : where the columns are kept.
     executor : makes the steps.
@@ -212,8 +210,6 @@ class StateTable:
         ----------
         owner : the optimizer.
         groups : all groups.
-        group
-        parameters
 
         Raises
         ------

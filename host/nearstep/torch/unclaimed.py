@@ -24,10 +24,6 @@ class UnclaimedParameter:
     ----------
     resident : alone in its segment, with the master and nothing else.
     lease : of the device, which stays open as long as the parameter has its place.
-
-    Attributes
-    ----------
-    resident
     """
 
     def __init__(self, resident: DeviceParameter, lease: SharedDevice) -> None:

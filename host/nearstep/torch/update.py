@@ -38,10 +38,6 @@ from nearstep.updater.rounding import Numbering
 class Stepper:
     """Makes the steps of one optimizer, whose arrays are in a table.
 
-    Parameters
-    ----------
-    table
-
     Attributes
     ----------
     buckets : small parameters that are updated together.
@@ -67,7 +63,6 @@ class Stepper:
         ----------
         owner : the optimizer.
         groups, states : of the optimizer.
-        scaling
         held_only : update those alone whose gradients the device keeps.
         """
         table = self._table

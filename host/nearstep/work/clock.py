@@ -26,13 +26,8 @@ class Clock:
 
     Parameters
     ----------
-    backends
     hertz : cycles in a second, for durations of models. None: those can be had only without
         devices.
-
-    Attributes
-    ----------
-    hertz
 
     Raises
     ------
@@ -112,7 +107,6 @@ class Clock:
 
         Parameters
         ----------
-        limit
         under_way : what has not ended. If there is nothing, and no limit, no time passes.
         """
         self.level(under_way)

@@ -84,7 +84,6 @@ class Execution:
     Parameters
     ----------
     graph : operations may be added at its end.
-    clock
     """
 
     def __init__(self, graph: Sequence[Operation], clock: Clock) -> None:

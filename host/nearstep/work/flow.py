@@ -56,12 +56,7 @@ def max_min(rates: Mapping[str, Fraction], uses: Sequence[Mapping[str, int]]) ->
 
 
 class Flows:
-    """Transfers under way, and when each ends.
-
-    Parameters
-    ----------
-    clock
-    """
+    """Transfers under way, and when each ends."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -41,7 +41,6 @@ class Graph(Sequence[Operation]):
         ----------
         name : for errors and pictures; need not be unique.
         *holds : resources, each of which it has for itself.
-        reads, writes
         after : operations of this graph that it needs for other reasons than bytes.
         action : starts it on a device.
         seconds : how long it takes by a model, whatever its action takes.

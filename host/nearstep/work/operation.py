@@ -24,7 +24,6 @@ class Range(NamedTuple):
     Attributes
     ----------
     space : what the addresses are of: a device, a file, the host's memory by any name.
-    start, stop
     """
 
     space: Hashable
@@ -39,13 +38,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A duration model: a latency, and bytes at a rate.
-
-    Parameters
-    ----------
-    bytes_per_s
-    latency_s
-    """
+    """A duration model: a latency, and bytes at a rate."""
 
     bytes_per_s: float
     latency_s: float = 0.0
@@ -70,7 +63,6 @@ class Transfer:
 
     Parameters
     ----------
-    nbytes
     route : at least one hop. A link that both ways share may be in it twice.
 
     Raises
@@ -116,10 +108,8 @@ class Operation:
     Attributes
     ----------
     index : place in the program.
-    name
     holds : resources that nothing else has while it is under way, at least one; a transfer may have
         none.
-    reads, writes
     needs : operations that must have ended, ascending: those named, and those of its hazards.
     action : starts it. None: nothing but time passes.
     seconds : how long it takes by a model. None: as long as its transfer and the completion of its

@@ -24,13 +24,8 @@ class Queue:
 
     Parameters
     ----------
-    clock
     failed : called before an error is raised, when nothing is under way any more.
     overlaps : False waits for each operation before the program goes on.
-
-    Attributes
-    ----------
-    clock
     """
 
     def __init__(
@@ -60,7 +55,6 @@ class Queue:
 
         Parameters
         ----------
-        name, *holds
         after : operations of this queue; those that have ended do not matter.
         **options : `reads`, `writes`, `action`, `seconds`, `transfer`, `priority`.
 

@@ -18,7 +18,6 @@ class Entry:
 
     Attributes
     ----------
-    operation
     start, end : from before the host gives the commands that start it, to where the host knows of
         its end and what needs it may start.
     cycles : that the device itself counted, if it has.

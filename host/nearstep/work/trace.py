@@ -94,8 +94,6 @@ def picture(timeline: Timeline, path: str | Path, title: str = "", *, links: boo
 
     Parameters
     ----------
-    timeline
-    path
     title : its length, if there is none.
     links : rows as `rows` has them; else those of resources in which time passes.
     """

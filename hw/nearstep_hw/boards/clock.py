@@ -26,7 +26,6 @@ class PllClock:
 
     Attributes
     ----------
-    hz
     phase : degrees that its edges come after those of the first output.
     """
 

@@ -93,7 +93,6 @@ def core_of(board: Board, *, data_width: int, id_width: int) -> LiteDramCore:
 
     Parameters
     ----------
-    board
     data_width, id_width : bits of the AXI4 port.
 
     Raises
@@ -178,7 +177,6 @@ class LiteDram(wiring.Component):
 
     Parameters
     ----------
-    board
     core : of the board.
     pads : by their name in `PADS`.
     address_width, data_width, id_width : bits of the port; those that the core was made with.

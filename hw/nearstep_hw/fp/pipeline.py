@@ -208,8 +208,6 @@ class Pipeline(Elaboratable):
 
         Parameters
         ----------
-        start
-        costs
         depth : stages.
         whole : stages up to which steps stay whole; `len(costs)` unless given.
 

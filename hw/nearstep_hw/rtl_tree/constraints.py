@@ -57,9 +57,7 @@ def constraints(top: str, ports: Sequence[Port], part: Part) -> str:
 
     Parameters
     ----------
-    top
     ports : name, direction (`input` or `output`) and width of each, as of `flat_ports`.
-    part
     """
     lines = [
         f"# {top} on {part.part}",

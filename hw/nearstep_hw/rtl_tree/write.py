@@ -38,13 +38,7 @@ Made = tuple[str, dict[str, Any]]
 
 
 class TreeError(NearstepError, ValueError):
-    """The folder cannot be written to, or holds what is not ours; nothing was changed.
-
-    Attributes
-    ----------
-    folder
-    reason
-    """
+    """The folder cannot be written to, or holds what is not ours; nothing was changed."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         self.folder = folder
@@ -67,7 +61,6 @@ def write_tree(
 
     Parameters
     ----------
-    folder
     generators : by the name of the top.
     make : gives the Verilog and the description of a top by name. A function of a module: it runs
         in other processes.

@@ -50,7 +50,6 @@ class FunctionalUnit(wiring.Component):
 
     Parameters
     ----------
-    rule
     technology : of `TECHNOLOGIES`: gives the cycles of operations, and the multipliers.
     depths : cycles of operations, to replace some of the technology's.
     delay : form of delays, see `nearstep_hw.fp.pipeline.Pipeline`; the technology's unless given.

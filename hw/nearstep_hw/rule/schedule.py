@@ -31,7 +31,6 @@ class Schedule:
 
         Parameters
         ----------
-        program
         depths : cycles of each operation; 0 when not listed.
         input_stage : cycle at which the arrays are there.
         """

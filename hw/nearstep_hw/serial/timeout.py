@@ -8,10 +8,6 @@ from amaranth.lib.wiring import In, Out
 class Timeout(wiring.Component):
     """Says when something has been under way for `cycles`.
 
-    Parameters
-    ----------
-    cycles
-
     Members
     -------
     i_run : it is under way.

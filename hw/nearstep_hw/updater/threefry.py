@@ -18,7 +18,6 @@ def threefry(pipe: Pipeline, counter: Sequence[Staged], key: Sequence[Staged]) -
 
     Parameters
     ----------
-    pipe
     counter, key : two words of 32 bits, the lower first.
 
     Ref: Salmon, Moraes, Dror and Shaw, Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011,

@@ -16,7 +16,6 @@ class Clock:
 
     Attributes
     ----------
-    hz
     phase : degrees that the clock of an SDRAM comes behind that of the design.
     late_reads : clocks that data of an SDRAM is taken later than by LiteDRAM's choice.
     """

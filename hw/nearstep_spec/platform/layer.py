@@ -12,7 +12,6 @@ class Layer:
 
     Attributes
     ----------
-    name
     parameters : shape of each tensor.
     tied : tensors of an earlier layer that it uses, too, as `embedding.word`; their gradient is
         complete when that layer's backward is.

@@ -98,7 +98,6 @@ def parse(text: str, where: str) -> Platform:
 
     Parameters
     ----------
-    text
     where : name of the file, for errors.
 
     Raises

@@ -60,7 +60,6 @@ class Processor:
 
     Attributes
     ----------
-    title
     flops : floating-point operations a second, by dtype; of dense matrices.
     memory_bytes : of its own memory.
     memory_bytes_per_s : reads and writes together.
@@ -82,7 +81,6 @@ class Dimm:
 
     Attributes
     ----------
-    title
     channels : how many.
     channel_bytes : of each.
     channel_bytes_per_s : of each, reads and writes together.
@@ -102,8 +100,6 @@ class Drive:
 
     Attributes
     ----------
-    title
-    capacity_bytes
     read_bytes_per_s, write_bytes_per_s : of long sequential transfers; one does not slow the other.
     read_latency_s, write_latency_s : of one block at queue depth 1.
     queue_depth : requests under way that the rates need.
@@ -148,8 +144,6 @@ class Hop:
     direction : of a link 0 from its first end to the second, 1 back; of what stands at an end 0 if
         it is read, 1 if it is written.
     lane : what the rate is of: transfers with the same lane share it.
-    bytes_per_s
-    latency_s
     """
 
     link: str
@@ -165,7 +159,6 @@ class Platform:
 
     Attributes
     ----------
-    name, title
     processors, dimms, drives, links : by name; no name stands for two parts.
     switches : nodes that only connect.
 

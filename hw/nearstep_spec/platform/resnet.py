@@ -44,7 +44,6 @@ class ResNet50:
 
     Attributes
     ----------
-    name
     source : where the shape stands.
     stated : parameters as they are published.
     image : pixels on a side, a multiple of 32.
@@ -65,7 +64,6 @@ class ResNet50:
 
         Parameters
         ----------
-        batch
         sequence : 0.
         element_bytes : of an element of an activation.
 

@@ -16,7 +16,6 @@ class Transformer:
 
     Attributes
     ----------
-    name
     source : where the shape stands.
     stated : parameters as the source says.
     blocks, hidden, heads : of the source; `hidden` divides by `heads`.
@@ -75,7 +74,6 @@ class Transformer:
 
         Parameters
         ----------
-        batch
         sequence : tokens of each; of a ViT 0 or `tokens`.
         element_bytes : of an element of an activation: 2 in half precision.
 

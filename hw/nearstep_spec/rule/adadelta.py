@@ -49,10 +49,6 @@ def adadelta_scalars(
 ) -> dict[str, float | int]:
     """The registers of `ADADELTA`.
 
-    Parameters
-    ----------
-    lr, rho, eps, weight_decay
-
     Returns
     -------
     dict : each scalar as a float that binary32 holds exactly, each switch as 0 or 1.

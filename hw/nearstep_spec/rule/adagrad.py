@@ -50,7 +50,6 @@ def adagrad_scalars(
 
     Parameters
     ----------
-    lr, lr_decay, weight_decay, eps
     step : t, from 1.
 
     Returns

@@ -177,7 +177,6 @@ def adam_scalars(
 
     Parameters
     ----------
-    lr, eps, weight_decay
     betas : each in [0, 1).
     step : t, from 1.
     decoupled_weight_decay : AdamW when true, L2 regularisation when false.

@@ -33,7 +33,6 @@ class Number:
     Parameters
     ----------
     default : None: it must be given.
-    low, below
     allowed : what the bounds mean, if not what they say.
     """
 
@@ -85,7 +84,6 @@ class Form:
 
     Parameters
     ----------
-    rule
     scalars : gives every register of the rule, rounded to binary32 afterwards. Its parameters are
         names of hyper-parameters, and where it needs them `step` (t, from 1) and `first` (state
         that this form alone has holds nothing yet).

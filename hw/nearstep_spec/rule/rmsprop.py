@@ -47,10 +47,6 @@ def rmsprop_scalars(
 ) -> dict[str, float | int]:
     """The registers of `RMSPROP`.
 
-    Parameters
-    ----------
-    lr, alpha, eps, weight_decay
-
     Returns
     -------
     dict : each scalar as a float that binary32 holds exactly, each switch as 0 or 1.

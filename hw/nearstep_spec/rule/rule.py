@@ -59,7 +59,6 @@ class Rule:
     ----------
     arrays_in, arrays_out : ports in order: states and inputs as `definition` lists them; states in
         that order, then outputs.
-    definition
     program : what `definition` computes.
     location : where `definition` is written.
 

@@ -121,7 +121,6 @@ class RuleSet:
     ----------
     names : of every rule, a tuple; the same in every order.
     optimizers : that of each rule.
-    rules
     whole : the one rule, or the combination.
     digests : of what each rule computes, unscaled; of the formats that it has itself, too.
 

@@ -85,7 +85,6 @@ def sgd_momentum_scalars(
     ----------
     lr, momentum, dampening, weight_decay : a momentum of 0 is `SGD` in torch, which then keeps no
         buffer.
-    nesterov
     first : the buffer holds nothing yet: it becomes the gradient, without dampening.
 
     Returns

@@ -24,7 +24,6 @@ class Step(NamedTuple):
     Attributes
     ----------
     address : in `Space.CONTROLLER`.
-    value
     cycles : of the device that have to pass before the next step, at least.
     """
 

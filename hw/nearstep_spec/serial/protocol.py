@@ -140,7 +140,6 @@ class Request:
 
     Attributes
     ----------
-    op, space, sequence
     address : in bytes; of SYNC the number that the answer repeats.
     length : bytes to read or write.
     data : to write.
@@ -225,7 +224,6 @@ class Answer:
     Attributes
     ----------
     op, space, sequence : of the request.
-    status
     data : what was read, or after an error of the bus the address where it failed: see
         `failed_at`; of SYNC see `Hello`.
     """

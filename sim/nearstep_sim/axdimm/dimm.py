@@ -113,9 +113,7 @@ class DimmTransfer(Completion):
 
     Parameters
     ----------
-    backend
     number : in the order of submission.
-    what
     begun : cycle of its submission.
     keep : memory that it reads or writes.
     """
@@ -177,10 +175,6 @@ class DimmBackend(EmulatedBackend):
     access of anything else.
 
     Registers and memory share one address space: channel c begins at c times its size.
-
-    Parameters
-    ----------
-    options
     """
 
     capacity_options = "channels, ranks, density, width"

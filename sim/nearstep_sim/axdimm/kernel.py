@@ -14,12 +14,7 @@ from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 
 
 class VerilatedBackend(ShellBackend):
-    """A kernel of an AXDIMM. Memory is copied behind its back, at once and in no device time.
-
-    Parameters
-    ----------
-    options
-    """
+    """A kernel of an AXDIMM. Memory is copied behind its back, at once and in no device time."""
 
     family = "axdimm"
 

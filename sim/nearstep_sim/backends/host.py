@@ -82,12 +82,7 @@ def open_device(target: str, options: dict[str, str]) -> Processor:
 
 
 class HostProcessor(Processor):
-    """Compiled rules with a factor on their gradients, in several threads.
-
-    Parameters
-    ----------
-    options
-    """
+    """Compiled rules with a factor on their gradients, in several threads."""
 
     def __init__(self, options: HostOptions) -> None:
         self.order = options.order

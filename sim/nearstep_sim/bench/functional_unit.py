@@ -201,7 +201,6 @@ class VerilatedUnit:
 
     Parameters
     ----------
-    unit
     lanes : objects; element i of an array goes to object i mod lanes.
     synthesis : makes a netlist of Verilog and the name of its top, which runs in its place.
     cxxflags : after those of every model, such as `-O1` where a run is too short to pay for `-O3`.
@@ -269,10 +268,8 @@ class VerilatedUnit:
         ----------
         arrays : float32, one for each of `rule.arrays_in`, of one
             length.
-        scalars
         stall, bubble : chance that a cycle has `i_en` at 0, and that an enabled one has `i_valid`
             at 0; from 0 to 0.99. Inputs are random while nothing is sent.
-        seed
 
         Raises
         ------

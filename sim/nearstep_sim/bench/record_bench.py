@@ -34,7 +34,6 @@ class RecordCase:
     words : shape (records,).
     values : patterns of `form`, of the same shape.
     count : elements.
-    form
     """
 
     kind: str

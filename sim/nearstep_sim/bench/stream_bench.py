@@ -325,7 +325,6 @@ class StreamBench:
         space : payloads that an output stream may give at most.
         stalls : chance that a source offers nothing, and that a sink takes nothing,
             in a cycle.
-        seed
 
         Raises
         ------

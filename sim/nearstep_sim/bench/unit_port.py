@@ -139,7 +139,6 @@ class PortRun:
 
     Attributes
     ----------
-    arrays
     cycles : from the first beat read to the last beat written.
     busy_cycles : those in which the port moved a beat.
     """

@@ -81,7 +81,6 @@ class VectorBench:
 
     Parameters
     ----------
-    variants
     synthesis : makes a netlist of Verilog and the name of its top, which runs in its place.
     """
 

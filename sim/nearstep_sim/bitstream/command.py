@@ -127,12 +127,7 @@ def _make(config: Config, folder: Path, seeds: Sequence[int], jobs: int) -> None
 
 
 class _Steps(Watch):
-    """Steps of a flow on a console, with what their programs say at the moment.
-
-    Parameters
-    ----------
-    console
-    """
+    """Steps of a flow on a console, with what their programs say at the moment."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

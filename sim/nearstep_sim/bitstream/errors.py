@@ -27,7 +27,6 @@ class ToolMissingError(BitstreamError):
     ----------
     tool : what a plan calls it.
     sought : where it was expected.
-    remedy
     """
 
     def __init__(self, tool: str, sought: str, remedy: str) -> None:
@@ -42,8 +41,6 @@ class ToolFailedError(BitstreamError):
 
     Attributes
     ----------
-    tool
-    status
     log : its whole output.
     """
 
@@ -60,13 +57,7 @@ class PlanError(BitstreamError):
 
 
 class FolderError(BitstreamError):
-    """Results cannot be written.
-
-    Attributes
-    ----------
-    folder
-    reason
-    """
+    """Results cannot be written."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         self.folder = folder

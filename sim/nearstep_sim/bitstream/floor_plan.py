@@ -39,9 +39,7 @@ def draw_placed(
 
     Parameters
     ----------
-    placement
     stem : of the files, which have the suffixes of `FORMATS`.
-    title
     path : columns and rows of a path that is drawn above them.
 
     Returns

@@ -116,7 +116,6 @@ class _Flow:
 
         Parameters
         ----------
-        step, tool, options
         look : is given each line.
         into : folder in which its output is kept.
         log : that it writes.
@@ -213,7 +212,6 @@ def build(
     seeds : of the placer, each a run of its own; the best is used.
     jobs : runs at once.
     dfu : vendor and product of the board's loader: `top.dfu` is written for it.
-    watch
 
     Raises
     ------

@@ -22,7 +22,6 @@ class Grid:
 
     Attributes
     ----------
-    columns, rows
     memories, multipliers : rows that have block RAM, and multipliers, in place of logic.
     """
 
@@ -124,7 +123,6 @@ def groups(
 
     Parameters
     ----------
-    cells
     most : of groups.
     least : share of all cells that a group has.
     """

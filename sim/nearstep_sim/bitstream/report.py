@@ -39,12 +39,7 @@ _UTILISATION = re.compile(r"^Info:\s+(\w+):\s*(\d+)/\s*(\d+)\s+\d+%$")
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock, in MHz: what it reaches, and what it must.
-
-    Attributes
-    ----------
-    name, achieved, needed
-    """
+    """A clock, in MHz: what it reaches, and what it must."""
 
     name: str
     achieved: float
@@ -96,8 +91,6 @@ class Path:
     Attributes
     ----------
     start, end : cells.
-    logic_ns, routing_ns
-    stretches
     places : column and row of each cell.
     """
 
@@ -145,7 +138,6 @@ def read_report(raw: Mapping[str, Any], sources: Mapping[str, str] | None = None
 
     Parameters
     ----------
-    raw
     sources : attributes `src` of cells, by name.
 
     Raises

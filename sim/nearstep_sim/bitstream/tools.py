@@ -77,13 +77,7 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Program:
-    """A tool that is there.
-
-    Attributes
-    ----------
-    tool
-    path
-    """
+    """A tool that is there."""
 
     tool: Tool
     path: Path
@@ -174,7 +168,6 @@ def run(
 
     Parameters
     ----------
-    program, arguments, folder
     output : where what it prints goes.
     log : that it writes by itself; what it prints comes in large pieces, and not all of it.
     watch : is called with each line of the log; if it raises, the program is ended.

@@ -58,10 +58,6 @@ class BoardLine:
     """The far end of a simulated board's line, and the board: bits take device cycles, and time
     passes only while somebody waits for bytes.
 
-    Parameters
-    ----------
-    options
-
     Attributes
     ----------
     port, baud : see `nearstep.serial.transport.Transport`.
@@ -184,10 +180,6 @@ class BoardLine:
 
 class BoardBackend(LinkBackend):
     """A board of which every cycle is simulated, driven over its link.
-
-    Parameters
-    ----------
-    options
 
     Attributes
     ----------

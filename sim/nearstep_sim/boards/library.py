@@ -31,7 +31,6 @@ def board_verilog(
 
     Parameters
     ----------
-    config
     unit : makes a functional unit of an updater; None: they are outside.
     """
     if config.memory == "blockram":
@@ -54,7 +53,6 @@ def board_library(config: BoardConfig, *, native: bool = False) -> Path:
 
     Parameters
     ----------
-    config
     native : the functional units are the C++ kernel, not RTL.
     """
     unit = None if native else FunctionalUnit

@@ -43,10 +43,6 @@ class SimulatedRing:
 
     Time passes for all of them while somebody waits for bytes of one. Link i joins port 1 of board
     i with port 0 of the next; direction 0 of it runs that way.
-
-    Parameters
-    ----------
-    options
     """
 
     def __init__(self, options: SimulatedRingOptions) -> None:
@@ -149,7 +145,6 @@ class RingLine:
 
     Parameters
     ----------
-    ring
     board : number of the board.
 
     Attributes
@@ -181,10 +176,6 @@ class RingLine:
 
 class RingBackend(BoardRing):
     """Boards of which every cycle is simulated, each driven over its serial line.
-
-    Parameters
-    ----------
-    options
 
     Attributes
     ----------

@@ -86,10 +86,6 @@ class GoldenPool(EmulatedBackend):
     computed when every device of its ring has it in work, and written step by step. A device that
     is dead, or has another epoch, is silent: its neighbours find out in the first step in which
     they have a job in work, if `silence_limit` is not 0.
-
-    Parameters
-    ----------
-    options
     """
 
     family = "coarse"

@@ -198,7 +198,6 @@ class GoldenDevice:
 
     Parameters
     ----------
-    config
     refuses : whether memory answers an access other than OKAY: local address, bytes, and if it
         writes.
     base : address of its memory in the pool.

@@ -57,10 +57,6 @@ class PoolBackend(ShellBackend):
     Link i joins port 1 of device i with port 0 of the next; direction 0 of it runs that way.
     Transfers that are submitted go over the link of a device's client, both directions at once, and
     through its window, while cycles pass; with a direct window they take no time.
-
-    Parameters
-    ----------
-    options
     """
 
     family = "coarse"

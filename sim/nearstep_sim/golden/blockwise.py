@@ -131,7 +131,6 @@ def pack(given: Blockwise, *, elements: int, scale_bytes: int) -> NDArray[np.uin
 
     Parameters
     ----------
-    given
     elements : of a block, a multiple of 256; the last one has what is left.
     scale_bytes : of the scales of a block, the last included; those of no group are 0.
     """

@@ -33,7 +33,6 @@ class Draw:
 
     Parameters
     ----------
-    seed, step, stream
     index, within : of the first element, and its place in its block.
     block, skip : behind each `block` elements of the array, `skip` of the index are of others.
     """

@@ -294,7 +294,6 @@ class Kernel:
 
     Parameters
     ----------
-    rule
     library : shared library of `source`.
     """
 
@@ -386,7 +385,6 @@ class Kernel:
         Parameters
         ----------
         arrays, scalars : as of a call, without the gradient.
-        gradient
 
         Raises
         ------

@@ -23,7 +23,6 @@ class Decompressed:
         early.
     duplicates : pairs that lost against a later one of the same index; counts where `cause` is
         NONE.
-    cause
     position : pairs before the first that is missing or wrong; 0 where `cause` is NONE.
     """
 
@@ -46,7 +45,6 @@ def first_wrong_pair(index: NDArray[np.uint32], *, count: int, group: int) -> tu
 
     Parameters
     ----------
-    index
     count, group : as in `decompress`.
 
     Returns

@@ -113,7 +113,6 @@ class FailAt:
     Parameters
     ----------
     action : `read`, `write`, `flush` or `look`.
-    number
     code : of the system's error; ENODEV pulls the drive out.
     lasts : from then on everything is an error.
     """

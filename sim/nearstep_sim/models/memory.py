@@ -32,7 +32,6 @@ class Loan(NamedTuple):
     Attributes
     ----------
     start, stop : addresses.
-    data
     writes : writes go there, too.
     """
 
@@ -53,7 +52,6 @@ class EmulatedMemory:
 
     Parameters
     ----------
-    capacity_bytes
     bulk : what copies; None is numpy.
 
     Attributes
@@ -145,8 +143,6 @@ class EmulatedMemory:
 
         Parameters
         ----------
-        address
-        data
         writes : what is written goes to `data`. If not, it ends the loan first, with a copy.
 
         Returns

@@ -64,7 +64,6 @@ class Endpoint:
 
     Attributes
     ----------
-    manifest
     fault : what the emulated device has stopped with, since the last reset.
     received : bytes.
     """

@@ -35,11 +35,6 @@ class Noise:
 class NoisyLine:
     """One direction of a line.
 
-    Parameters
-    ----------
-    noise
-    seed
-
     Attributes
     ----------
     lost, corrupted, repeated : bytes.
@@ -71,7 +66,6 @@ class Loopback:
 
     Parameters
     ----------
-    endpoint
     baud : 0 if bytes take no time.
     noise, seed : of both directions.
     reset_after : bytes after which the board is reset, in the midst of a frame or not, again and
@@ -132,7 +126,6 @@ class ResettingEndpoint:
 
     Parameters
     ----------
-    endpoint
     reset_after : bytes. None: never.
     """
 

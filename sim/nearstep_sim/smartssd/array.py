@@ -31,7 +31,6 @@ class CardArray(EmulatedBackend, PeerBackend):
 
     Parameters
     ----------
-    config
     make : opens a card.
 
     Attributes
@@ -345,7 +344,6 @@ def array_of(options: CardOptions, make: Callable[[], BarBackend]) -> BarBackend
 
     Parameters
     ----------
-    options
     make : opens one.
     """
     made: BarBackend | CardArray

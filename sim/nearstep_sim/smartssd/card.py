@@ -70,7 +70,6 @@ class CardBackend(ShellBackend, BarBackend):
 
     Parameters
     ----------
-    options
     max_payload, max_read_request : of the link.
     """
 

@@ -87,7 +87,6 @@ class PcieCardBackend(CardBackend):
 
     Parameters
     ----------
-    options
     max_payload, max_read_request : of the link; powers of two, the first from 128 to 1024.
     bar_bytes : size of the memory BAR, which may be larger than the memory; None: as large.
 

@@ -113,7 +113,6 @@ class GoldenBackend(EmulatedBackend):
     Parameters
     ----------
     memory_bytes : over all channels.
-    take_largest
     """
 
     compares_memory = True

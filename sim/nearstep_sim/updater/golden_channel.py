@@ -21,10 +21,8 @@ class GoldenChannel:
 
     Parameters
     ----------
-    config
     base, memory_bytes : where its memory begins, and how much there is.
     kernel : address and registers of the kernel.
-    engines
     log : takes a line for each burst.
     end : where the kernel's arrays must end at the latest; None is the address space.
     bulk : what copies memory; None is numpy.

@@ -65,11 +65,9 @@ class Command:
 
     Parameters
     ----------
-    config
     rule : number of the rule.
     operation, gradient, copy_out, form : values of `operation.kind`, `formats` and
         `compression.form`.
-    count, pairs
     scale : pattern of `gradient_scale`.
     base : addresses of all arrays, by name.
     windows : those in force.

@@ -77,8 +77,6 @@ class GoldenKernel:
 
     Parameters
     ----------
-    config
-    memory
     engines : one for each rule.
     value : configuration fields by `register.field`.
     log : takes a line for each burst.

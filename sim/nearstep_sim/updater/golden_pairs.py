@@ -50,9 +50,7 @@ class GoldenPairs:
 
     Parameters
     ----------
-    command
     areas : of the run; without pairs there is none of their values and indices.
-    port
 
     Attributes
     ----------

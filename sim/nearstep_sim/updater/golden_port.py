@@ -78,13 +78,10 @@ class GoldenPort:
 
     Parameters
     ----------
-    config
-    memory
     log : takes a line for each burst.
 
     Attributes
     ----------
-    injections
     stuck : memory swallowed a burst: nothing moves until a reset.
     late : steps that answers are late.
     beats : counters, by name, of the run.

@@ -50,12 +50,7 @@ def _library() -> ctypes.CDLL:
 
 
 class Checker:
-    """The C++ AXI checker, fed cycle by cycle.
-
-    Parameters
-    ----------
-    beat_bytes
-    """
+    """The C++ AXI checker, fed cycle by cycle."""
 
     def __init__(self, beat_bytes: int) -> None:
         self._handle = _library().checker_open(beat_bytes)

@@ -64,8 +64,6 @@ class ShellBackend(EmulatedBackend):
     Parameters
     ----------
     library : builds that of the configuration, once the options are known to be good.
-    options
-    memory_bytes
     host_ids : IDs at the memory below this are the host's.
     """
 

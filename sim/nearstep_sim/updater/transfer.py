@@ -30,16 +30,13 @@ class DeviceTransfer(Completion):
     Parameters
     ----------
     device : that carries it out; a `Backend`.
-    what
     begun : the device's cycle of its submission.
     keep : memory that it reads or writes.
     host : it is the host's, not a drive's.
 
     Attributes
     ----------
-    device
     backend : whose time has to pass: the device, or an array of devices that it is one of.
-    what, host
     note : for its error, such as which device it was.
     """
 

@@ -47,7 +47,6 @@ class Simulation:
     ----------
     owner : a weak reference to it is kept.
     name : of the device, for errors.
-    handle
     close, abandon : functions of the library: end the device; and give up a call that returned
         `MORE`.
     keep : what the device works on.

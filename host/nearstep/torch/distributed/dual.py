@@ -28,7 +28,6 @@ class DualAverage:
 
     Parameters
     ----------
-    group
     m : bytes of float32 gradients that go to the devices, of those that backward makes first.
 
     Attributes
@@ -139,10 +138,8 @@ def measure_dual(
 
     Parameters
     ----------
-    group
     nbytes : of the gradients as float32.
     forward_s, backward_s : of this process, without synchronization; the longest of all count.
-    repeats
 
     Raises
     ------

@@ -62,8 +62,6 @@ class Exchanges:
 
         Parameters
         ----------
-        elements
-        operation
         kind : dtype of what is summed.
         turn : number of this sum, from 1.
 

@@ -30,7 +30,6 @@ class Gloo:
     Parameters
     ----------
     store : of that group.
-    rank, size
     timeout : of each collective.
     """
 

@@ -63,7 +63,6 @@ class CoarseProcessGroup(dist.ProcessGroup):
     connect : makes the client of the service, in a thread of its own; the client belongs to the
         group from there on.
     job : name of the group's job at the service.
-    rank, size
     store : of the group, for gloo.
     timeout : of each collective.
     wire : format on the links of the devices.
@@ -71,7 +70,6 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     Attributes
     ----------
-    job
     exchanges : where and how tensors go to the devices.
     gloo : groups of the same processes.
     ring_bytes : of tensors that were summed in the rings.

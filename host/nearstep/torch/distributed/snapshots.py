@@ -27,7 +27,6 @@ def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Te
 
     Parameters
     ----------
-    group
     path : the file is this and the number of its generation, on the service's machine.
     tensors : by name; of rank 0. Those of others are not looked at.
 
@@ -63,7 +62,6 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
 
     Parameters
     ----------
-    group
     path : of a file, or as it was given to `save_snapshot`: then the newest generation.
 
     Raises

@@ -109,7 +109,6 @@ def check_list(tensors: Sequence[Tensor], size: int, like: Tensor, alike: Sequen
 
     Parameters
     ----------
-    tensors
     size : of the group.
     like : tensor whose dtype all of them must have.
     alike : indices of those that must have as many elements, too.

@@ -36,9 +36,7 @@ class DriveHome(DurableHome[StripedSegment]):
 
     Parameters
     ----------
-    device
     opened : the store.
-    options
     memory : bytes of all channels.
     """
 

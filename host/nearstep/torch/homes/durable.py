@@ -43,7 +43,6 @@ class Owner(Protocol):
 
     Attributes
     ----------
-    table
     state, param_groups : as of `torch.optim.Optimizer`.
     """
 
@@ -103,7 +102,6 @@ class FailedStep(NamedTuple):
 
     Attributes
     ----------
-    savepoint
     parameters : that it was to update.
     generation : before its last commit: another one means that the step counts.
     is_lost : whether changes of parameters are lost; None: a generation has all of them.
@@ -122,7 +120,6 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     Parameters
     ----------
-    device
     opened : the store.
 
     Attributes
@@ -178,7 +175,6 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
         Parameters
         ----------
-        parameters
         anew : the step had begun, and then it was found that a parameter had been changed.
         """
 

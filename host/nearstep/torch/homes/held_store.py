@@ -11,7 +11,6 @@ class HeldStore:
 
     Parameters
     ----------
-    store
     owns : it was opened for the optimizer alone, which closes it.
 
     Attributes

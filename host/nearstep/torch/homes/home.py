@@ -47,8 +47,6 @@ class Share(NamedTuple):
 
     Attributes
     ----------
-    block
-    channel
     number : of the piece in the step.
     first : the channel's first element of the block in the segment.
     rooms : arrays that transfers use, by name; they may end with the line of the last element.
@@ -75,7 +73,6 @@ class DeviceHome:
 
     Parameters
     ----------
-    device
     overlaps : None: if the device has a clock.
 
     Attributes
@@ -124,7 +121,6 @@ class DeviceHome:
 
         Parameters
         ----------
-        launches
         whole : do not cut launches.
         """
         size, channels = None, self._device.channel_count
@@ -206,7 +202,6 @@ class DeviceHome:
         formats : of the kernel.
         traffic : counters.
         groups : of the optimizer.
-        parameters
         arrays : columns of the parameters.
         labels : what parameters are called in errors.
         narrow : there are arrays of 16 bits.
@@ -271,8 +266,6 @@ class DeviceHome:
         Parameters
         ----------
         read : begins to fetch some of the elements.
-        share
-        start, stop
         whole : the elements are fetched into the memory of a parameter.
         """
         return read(start, stop)

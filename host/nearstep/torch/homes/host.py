@@ -33,7 +33,6 @@ class HostUpdate(NamedTuple):
     name : what errors call the parameter.
     arguments : of the rule. Updates with the same object share a run.
     negate : maximize.
-    parameter, gradient
     state : `optimizer.state[parameter]`, or what `first_state` returned.
     """
 
@@ -72,7 +71,6 @@ class HostHome:
     Parameters
     ----------
     layout : state of a parameter.
-    processor
     """
 
     def __init__(self, layout: Layout, processor: Processor) -> None:
@@ -105,7 +103,6 @@ class HostHome:
 
         Parameters
         ----------
-        parameter
         keys : of the moments that there are.
         initial : value of the elements of an array.
         """
@@ -121,7 +118,6 @@ class HostHome:
 
         Parameters
         ----------
-        updates
         scale : gradients are divided by it first, in place, as by torch's fused steps.
 
         Raises

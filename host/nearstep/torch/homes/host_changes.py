@@ -39,12 +39,7 @@ class Expected(NamedTuple):
 
 
 class HostChangeCheck(Completion):
-    """Parameters that a thread looks at.
-
-    Parameters
-    ----------
-    expected
-    """
+    """Parameters that a thread looks at."""
 
     is_background = True
 

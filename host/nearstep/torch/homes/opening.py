@@ -39,7 +39,6 @@ class OpenStore:
 
     Parameters
     ----------
-    options
     title : what the optimizer is called.
     groups : with all parameters.
     moments : arrays of state that a parameter can have besides itself.
@@ -50,7 +49,6 @@ class OpenStore:
 
     Attributes
     ----------
-    store
     source : another that has the step to go on from, or None.
     replaces : whether the other is removed once the step has been copied.
     owns : it was opened here.

@@ -35,7 +35,6 @@ class Overflow:
     drives : None: the device's own.
     memory : of the device, for parameters, gradients and state: bytes, text such as `64MiB`, or a
         share of all that, such as `25%`. None with drives of the device: each has its card's.
-    eviction
     resume : go on from the last step that the drives have, that all ranks have (`COMMON`), or that
         these others have; or from this generation.
     """

@@ -56,7 +56,6 @@ class Slots:
 
     Parameters
     ----------
-    device
     elements : of a subgroup, on each card.
     count : subgroups that a card holds at once.
     """
@@ -98,10 +97,7 @@ class PeerHome(DurableHome[ShardedSegment]):
 
     Parameters
     ----------
-    device
-    traffic
     opened : a store with a drive for each card.
-    naive
 
     Attributes
     ----------

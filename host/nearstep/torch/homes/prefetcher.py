@@ -35,11 +35,6 @@ class Prefetcher:
 
     A drive need not rest while the host looks for parameters that were changed: it reads what the
     step before has read first. What this step does not want, or what was written since, is dropped.
-
-    Parameters
-    ----------
-    peer
-    traffic
     """
 
     def __init__(self, peer: PeerToPeer, traffic: Traffic) -> None:

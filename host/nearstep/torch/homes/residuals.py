@@ -31,7 +31,6 @@ def write_residuals(
 
     Parameters
     ----------
-    segments
     states : `Optimizer.state`.
     save : False removes them from the drives instead.
 

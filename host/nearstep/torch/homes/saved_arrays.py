@@ -19,12 +19,7 @@ CARRIED_ELEMENTS = 1 << 20
 
 
 class SavedArrays(ABC):
-    """Arrays of parameters of one generation.
-
-    Parameters
-    ----------
-    view
-    """
+    """Arrays of parameters of one generation."""
 
     def __init__(self, view: GenerationView) -> None:
         self._view = view
@@ -58,7 +53,6 @@ class ShardedArrays(SavedArrays):
 
     Parameters
     ----------
-    view
     layout : as of `nearstep.torch.homes.peer.PeerHome.layout`.
     """
 

@@ -41,7 +41,6 @@ class SavedStep(NamedTuple):
     Attributes
     ----------
     groups : options of each.
-    states
     layout : where the arrays lie: of `nearstep.torch.homes.durable.DurableHome`.
     """
 
@@ -121,7 +120,6 @@ def digest(rule: Optimizer, source: str) -> str:
 
     Parameters
     ----------
-    rule
     source : as of `nearstep_spec.rule.file.load_with_digest`; empty of one of the package.
     """
     forms = [each.digest for each in rule.all_forms]

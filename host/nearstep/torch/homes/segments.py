@@ -47,7 +47,6 @@ class OnDrive(NamedTuple):
     Attributes
     ----------
     key : its name.
-    elements
     drive : that has all of the tensor; None if the tensor is striped.
     """
 
@@ -75,13 +74,7 @@ class Part(NamedTuple):
 
 
 class StoredArray:
-    """An array of a segment on the drives.
-
-    Parameters
-    ----------
-    segment
-    name
-    """
+    """An array of a segment on the drives."""
 
     def __init__(self, segment: DriveSegment, name: str) -> None:
         self._segment = segment
@@ -131,10 +124,8 @@ class DriveSegment(Segment):
 
     Parameters
     ----------
-    device
     counts : elements of each parameter.
     line, dtypes : as of `Segment`.
-    drives
     traffic : counters.
 
     Attributes

@@ -39,7 +39,6 @@ class Step(NamedTuple):
     Attributes
     ----------
     places : the drives.
-    set_id
     replaces : another set; empty: none.
     """
 
@@ -57,7 +56,6 @@ def moved_from(places: Sequence[str], owner: str) -> Sequence[Path]:
     Parameters
     ----------
     places : drives of the cards, one each.
-    owner
 
     Raises
     ------

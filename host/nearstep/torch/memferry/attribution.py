@@ -45,8 +45,6 @@ class Attribution(TorchDispatchMode):
 
     Parameters
     ----------
-    layers
-    timed
     access : for what is read of parameters.
     key : of parameters, and of what is in their memory. None: parameters stay where they are.
 

@@ -34,7 +34,6 @@ class ModuleLayer:
     Attributes
     ----------
     name : the first that the module has in the model; `ROOT` of the model itself.
-    module
     parameters : its own.
     """
 

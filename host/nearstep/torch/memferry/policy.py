@@ -27,7 +27,6 @@ def plan_for(
 
     Parameters
     ----------
-    model
     budget : bytes, for a plan that is made.
     plan : None: the planner's default, for the profile.
     profile : if given with a plan, the plan is checked against it.

@@ -186,7 +186,6 @@ class _Saved:
 
     Attributes
     ----------
-    first
     nbytes : of activations that autograd saves, parameters aside.
     """
 
@@ -260,11 +259,8 @@ def layer_profiles(
 
     Parameters
     ----------
-    layers
     passes : of the same layers.
     gradients : bytes of those that were made.
-    access
-    host_params_per_s
     apart : gradients are written to the host when backward has made them, as the engine does on an
         accelerator; else while it makes them.
     """

@@ -58,8 +58,6 @@ class ModelTracer(TorchDispatchMode):
 
     Parameters
     ----------
-    model
-    profiling
     key : of parameters, and of what is in their memory.
 
     Raises
@@ -210,7 +208,6 @@ class Call:
 
     Parameters
     ----------
-    module
     watch : None when it is gone.
     number : of the layer.
     """

@@ -25,14 +25,8 @@ from nearstep.torch.offload.saved import SavedHooks
 class AccessHooks:
     """What happens when a function of torch is called with parameters.
 
-    Parameters
-    ----------
-    space
-    gradients
-
     Attributes
     ----------
-    space, gradients
     saved : hooks for what is saved for backward.
     saving : parameters of which the next `detach` makes a tensor with memory of its own.
     """

@@ -36,10 +36,7 @@ class Averager:
 
     Parameters
     ----------
-    ddp
-    space
     copies : of the parameters that the wrapper averages, in its order.
-    deliver
 
     Attributes
     ----------

@@ -39,8 +39,6 @@ def later_buckets(
 
     Parameters
     ----------
-    ddp
-    parameters
     order : of indices.
     device : of what workers send each other.
     """
@@ -76,7 +74,6 @@ def largest_bucket(tensors: Sequence[Tensor], buckets: Assignment, direct: set[T
     Parameters
     ----------
     tensors : all parameters.
-    buckets
     direct : those whose gradients are written to the host.
     """
     return max(
@@ -103,7 +100,6 @@ class Bucket:
 
     Attributes
     ----------
-    copies
     nbytes : on the compute device; 0 if all gradients in it are written to the host.
     buffer : the tensor, (elements,), while there is one.
     pending : how many gradients it waits for.

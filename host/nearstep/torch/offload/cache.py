@@ -44,8 +44,6 @@ class ParameterCache:
 
     Parameters
     ----------
-    copies
-    ledger
     order : of uses, by index.
     prefetches : whether parameters are fetched before they are used.
     streams : of an accelerator that layers compute on; None of the CPU.
@@ -58,7 +56,6 @@ class ParameterCache:
     watch : sees what the program computes, and nothing of what the engine does.
     pipeline : what transfers are added to, and computation, while they are recorded; None makes
         transfers at once, or in streams.
-    streams
     """
 
     def __init__(

@@ -57,8 +57,6 @@ class ComputeCopy:
     Parameters
     ----------
     index : number of the parameter.
-    name
-    parameter
     optimizer : on the device that owns it.
     like : as the attribute, of a parameter that is away; None if it is here.
     in_place : where the compute device gets at it, and at its gradient, in the host's memory.

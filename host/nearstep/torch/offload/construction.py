@@ -137,7 +137,6 @@ class UnclaimedAccessHooks(AccessHooks):
 
     Parameters
     ----------
-    space
     twin : makes a copy of a parameter.
     """
 
@@ -203,12 +202,7 @@ class EvictBeforeOp(TorchFunctionMode):
 
 
 class Home:
-    """Places on a device for parameters, before there is an optimizer.
-
-    Parameters
-    ----------
-    device
-    """
+    """Places on a device for parameters, before there is an optimizer."""
 
     def __init__(self, device: str | Device) -> None:
         self.lease = SharedDevice.of(device)

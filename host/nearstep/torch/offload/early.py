@@ -21,7 +21,6 @@ class EarlyUpdates:
 
     Parameters
     ----------
-    model
     optimizer : not one that clips: it needs all gradients first.
 
     Attributes

@@ -78,7 +78,6 @@ class Engine:
     profile : that the plan was made for; None if there is no such.
     shadow : places of parameters by the plan; None without one, and on an
         accelerator that gets at no memory of the host.
-    closed
     """
 
     def __init__(

@@ -53,7 +53,6 @@ class Gradients:
 
     Parameters
     ----------
-    space
     arrived : called when an owner has got a gradient.
 
     Attributes

@@ -19,7 +19,6 @@ class Machine:
 
     Attributes
     ----------
-    platform
     compute : processor that layers run on.
     memory : what has the parameters and updates them: a DIMM, or a processor.
     params_per_s : that one channel updates.
@@ -49,7 +48,6 @@ class Machine:
         ----------
         platform : a shipped one by name, or a file, as of `nearstep_spec.platform.load`.
         device : of the optimizer.
-        compute, memory
         host_params_per_s : that a processor without fp32 FLOP/s updates, where the platform does
             not say it.
         hertz : of the device's clock. None: that at which a beat in each cycle is the rate of a

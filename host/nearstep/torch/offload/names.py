@@ -30,11 +30,6 @@ def named(model: nn.Module, optimizer: DeviceOptimizer) -> Iterator[tuple[str, T
 class Names:
     """Parameters by name, in the order of the model, then of the optimizer.
 
-    Parameters
-    ----------
-    model
-    optimizer
-
     Attributes
     ----------
     parameters : with their names.
@@ -85,7 +80,6 @@ def smallest_budget(
 
     Parameters
     ----------
-    model
     parameters : all of them; those in no module are used one at a time.
     in_place : which take nothing.
     """

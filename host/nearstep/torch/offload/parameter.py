@@ -87,7 +87,6 @@ class AccessHooks(Protocol):
 
     Attributes
     ----------
-    space, gradients
     saved : hooks for what is saved for backward.
     saving : parameters of which the next `detach` makes a tensor with memory of its own.
     """
@@ -127,11 +126,6 @@ class Place:
 
     The parameter does not keep it alive. Through it, autograd refers to the parameter, and that is
     no reference that a garbage collector sees.
-
-    Attributes
-    ----------
-    uses
-    copy
     """
 
     uses: AccessHooks

@@ -40,13 +40,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """An array that is being fetched.
-
-    Attributes
-    ----------
-    extent
-    operations
-    """
+    """An array that is being fetched."""
 
     extent: Extent
     operations: Sequence[Operation]
@@ -91,8 +85,6 @@ class Departure:
 
     Attributes
     ----------
-    operations
-    nbytes
     gone : called when they have ended.
     lost : called if they never will: one of them failed, or was not run.
     """
@@ -114,7 +106,6 @@ class Pipeline:
     Parameters
     ----------
     device : of the optimizer.
-    machine
     traffic : runs and cycles are added to it.
     max_cycles : bound on each run.
     interrupt : called when something failed, and nothing is under way any more, with whether
@@ -123,7 +114,6 @@ class Pipeline:
 
     Attributes
     ----------
-    queue
     computation : counts the time of torch's operations while it is entered.
     computed : the last computation, and what goes over the link with it.
     """

@@ -23,7 +23,6 @@ class QueuedSteps(StepExecutor):
     Parameters
     ----------
     steps : that make others.
-    pipeline
     names : of parameters.
     """
 

@@ -15,7 +15,6 @@ class Phase:
 
     Attributes
     ----------
-    start, end
     busy : time in which each resource was held, between the two.
     """
 
@@ -52,12 +51,7 @@ def backward_and_update(timeline: Timeline) -> Phase:
 
 
 class Recording:
-    """Made by `nearstep.torch.offload.engine.Engine.record`, which see.
-
-    Parameters
-    ----------
-    pipeline
-    """
+    """Made by `nearstep.torch.offload.engine.Engine.record`, which see."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline

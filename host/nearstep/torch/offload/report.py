@@ -11,7 +11,6 @@ class Report:
 
     Attributes
     ----------
-    budget
     parameters : of all parameters.
     peak : most that was on the compute device: parameters, and gradients from before they are made
         until their owner has them; without what is in place by a plan.

@@ -54,10 +54,6 @@ class SavedHooks:
 
     Where the user has set hooks (`torch.autograd.graph.saved_tensors_hooks`, checkpointing), these
     get what they would have got, but for parameters where it makes no difference.
-
-    Parameters
-    ----------
-    space
     """
 
     def __init__(self, space: ParameterCache) -> None:

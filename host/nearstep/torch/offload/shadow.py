@@ -27,7 +27,6 @@ class Location:
     partition : `GFGB`: in the vector; `DHA`: in the host's memory; `DFGB`: there in forward, in the
         vector in backward.
     vector, host : addresses; None where the partition has none, or there is no vector.
-    nbytes
     """
 
     partition: Mode
@@ -140,11 +139,6 @@ class _Slot:
     Parameters
     ----------
     memory : uint8, of shape (nbytes,).
-
-    Attributes
-    ----------
-    address
-    nbytes
     """
 
     def __init__(self, memory: Tensor) -> None:

@@ -24,7 +24,6 @@ class Wrapper:
 
     Attributes
     ----------
-    ddp
     parameters : that it averages, in its order.
 
     Raises

@@ -25,10 +25,6 @@ class Dequantize(wiring.Component):
 
     *Numerics*: the entry of the map times the scale, rounded once.
 
-    Parameters
-    ----------
-    shape
-
     Members
     -------
     i : beats as they lie in memory.

@@ -39,7 +39,6 @@ class Quantize(wiring.Component):
 
     Parameters
     ----------
-    shape
     beats_width : bits of `i_beats`.
 
     Members

@@ -39,7 +39,6 @@ class SdramBench:
 
     Parameters
     ----------
-    chip
     tck : clock, in picoseconds.
 
     Attributes
@@ -79,7 +78,6 @@ class SdramBench:
 
         Parameters
         ----------
-        command, bank, address
         data : that the controller drives; None: it drives nothing.
         mask : bytes that are not written, or not shown.
         since : picoseconds that inputs have stood; None: half a clock.

@@ -21,14 +21,12 @@ class SdramChip:
 
     Attributes
     ----------
-    row_bits, column_bits, bank_bits
     tmrd_clocks : clocks from a load of the mode register to the next command.
     tlz, thz : from a clock edge until the chip drives its pins, and until it has stopped.
     tset, thold : that inputs stand before and after a clock edge.
     refresh : mean time between refreshes.
     power_up : from power to the first row that is opened.
     least_tck : clock with a CAS latency of two.
-    source
     """
 
     row_bits: int
