@@ -101,7 +101,7 @@ class DriveHome(DurableHome[StripedSegment]):
     def keep(self, savepoint: HostSavepoint, parameters: Iterable[DeviceParameter]) -> None:
         savepoint.keep(parameters)
 
-    def bring(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
+    def load_unit(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Load arrays of a unit into memory, since they are about to be updated.
 
         Raises
@@ -110,7 +110,7 @@ class DriveHome(DurableHome[StripedSegment]):
         """
         segment.reserve(arrays)
         items = [self._array(segment, name) for name in arrays]
-        made = [each for each in items if not self._comes(segment, each.name)]
+        made = [each for each in items if not self._is_loaded(segment, each.name)]
         try:
             moves = self._plan.update(items, made)
         except NoRoomError:
@@ -134,13 +134,13 @@ class DriveHome(DurableHome[StripedSegment]):
             segment.dirty = dirty
 
     def prefetch(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
-        """Begin to read what `bring` is going to need, the next time that it is called for a unit.
+        """Begin to read what `load_unit` is going to need, the next time that it is called for a unit.
 
         What is not in memory now will not be there before that.
         """
         names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
         self._ahead[segment] = {
-            name: self._read(segment, name) for name in names if self._comes(segment, name)
+            name: self._read(segment, name) for name in names if self._is_loaded(segment, name)
         }
 
     def commit(self, meta: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ class DriveHome(DurableHome[StripedSegment]):
                 if not each.offloaded:  # to memory, if it is there: a commit writes that to drives
                     each.extent.write("p", each.host_master())
 
-    def _comes(self, segment: StripedSegment, name: str) -> bool:
+    def _is_loaded(self, segment: StripedSegment, name: str) -> bool:
         """Whether an array is loaded from the drives for an update."""
         if name in GRADIENTS:
             return name in segment.on_drives

@@ -185,7 +185,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         """After a rollback of an update of these: restore what else the host had."""
 
     @abstractmethod
-    def bring(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
+    def load_unit(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
         """Load arrays of a unit, which are about to be updated."""
 
     def prefetch(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
@@ -319,7 +319,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         units = plan.of(self.segments)
         for (segment, unit), after in zip_longest(units, units[1:]):
             self.keep(savepoint, unit.singles())
-            self.bring(segment, unit.needed())  # type: ignore[arg-type]
+            self.load_unit(segment, unit.needed())  # type: ignore[arg-type]
             if after is not None:
                 self.prefetch(after[0], after[1].needed())  # type: ignore[arg-type]
             apply(unit)

@@ -225,7 +225,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         for each in parameters:
             each.read_again()
 
-    def bring(self, segment: ShardedSegment, arrays: Mapping[str, float]) -> None:
+    def load_unit(self, segment: ShardedSegment, arrays: Mapping[str, float]) -> None:
         segment.reserve({k: v for k, v in arrays.items() if is_state(k)})
 
     def write_masters(self) -> None:
