@@ -134,10 +134,7 @@ class DriveHome(DurableHome[StripedSegment]):
             segment.dirty = dirty
 
     def prefetch(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
-        """Begin to read what `load_unit` is going to need, the next time that it is called for a unit.
-
-        What is not in memory now will not be there before that.
-        """
+        """Begin to read arrays of the next unit that are not in memory."""
         names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
         self._ahead[segment] = {
             name: self._read(segment, name) for name in names if self._is_loaded(segment, name)
