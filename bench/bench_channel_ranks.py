@@ -6,7 +6,7 @@ As `bench_channel`, which has the same rows of one rank.
 from collections.abc import Mapping
 from typing import Annotated
 
-from bench_channel import BLOCKS_KIB, PARTS, Sweep, draw, kernel_rows, traffic_rows
+from bench_channel import BLOCKS_KIB, Sweep, draw, kernel_rows, traffic_rows
 from harness import option, report, script
 
 RANKS = 2
@@ -17,7 +17,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "bursts ahead": ("read bursts ahead", "read bursts ahead: {}", (8, 12, 16, 32, 64)),
     "block": ("block size, KiB", "blocks of {} KiB", BLOCKS_KIB),
     "skew": ("arrays apart, beats", "arrays {} beats apart", (0, 1, 16, 64, 128, 256, 272)),
-    "part": ("part", "{}", PARTS),
+    "part": ("part", "{}", ("4Gb x8", "8Gb x8", "16Gb x8", "32Gb x16", "8Gb x16")),
 }
 
 
