@@ -187,9 +187,13 @@ def test_a_form_of_pairs_that_is_none_is_refused_without_compression_too(kind, o
         KINDS[kind]([parameter(4)], device=many_rules, **{option: "fp8"})
 
 
-def test_the_device_must_be_named():
-    with pytest.raises(TypeError, match="device"):
-        nearstep.optim.AdamW([parameter(4)])
+def test_without_a_device_the_processor_is_used_and_options_of_devices_are_refused():
+    assert nearstep.optim.AdamW([parameter(4)]).table.source == "host:"
+    for option in ({"compression": 0.5}, {"max_grad_norm": 1.0}, {"max_cycles": 10}):
+        with pytest.raises(UnsupportedOptionError, match="give one by device="):
+            nearstep.optim.AdamW([parameter(4)], **option)
+    with pytest.raises(ArgumentError, match="device with memory"):
+        _ = nearstep.optim.AdamW([parameter(4)]).device
 
 
 @pytest.mark.parametrize(
