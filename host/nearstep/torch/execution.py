@@ -326,7 +326,7 @@ class StepGraph:
                 if not room.size:
                     continue
                 whole = results.is_whole(start, stop, extents)
-                # All channels' parts of a result one after the other: it is stored, and freed, then.
+                # A result is stored, and freed, when all channels have sent their part of it.
                 priority = home.fetch_priority if home.overlaps else next(order)
                 read = partial(self._read, share, array, extents, results)
                 self._graph.add(

@@ -151,7 +151,8 @@ class HostTable(StateTable):
             if given:
                 self.check_group(group)
             for p, positions in given.items():
-                name = label(group, index, positions[0])
+                name, gradient = label(group, index, positions[0]), p.grad
+                assert gradient is not None, "it has positions"
                 state = states.get(p) or self._first(group, p)
                 phase = self.rule.phase(group, name, state, len(positions))
                 if phase.first:
@@ -164,7 +165,7 @@ class HostTable(StateTable):
                 fresh[p] = state
                 if phase not in found:
                     found[phase] = self.arguments(group, phase)
-                update = HostUpdate(name, found[phase], group["maximize"], p, p.grad, state)
+                update = HostUpdate(name, found[phase], group["maximize"], p, gradient, state)
                 updates += [update] * len(positions)
         self._home.update(updates, scaling.scale)
         for p, state in fresh.items():
