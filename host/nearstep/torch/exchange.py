@@ -147,6 +147,10 @@ def send_now(fill: Callable[[Sends], None]) -> None:
     sends.sent()
 
 
+def _nothing() -> NDArray[Any]:
+    return np.empty(0, np.uint8)
+
+
 def _cut(segment: Segment, array: str, start: int, stop: int, group: Sequence[Sending]) -> Cut:
     first, last = group[0].extent.start, group[-1].extent.end
     whole = padded(stop, segment.line)
@@ -158,19 +162,47 @@ class Target:
 
     Parameters
     ----------
-    words : of shape (elements,).
+    words : memory of shape (elements,), or what allocates it when the first transfer begins.
     sums : `words` are the parameter's memory, whose fingerprint is made of the parts as they are
         filled, so that nobody waits for the fingerprint at the end of the step.
+    count, store : `store` is called with the words as soon as `count` elements have been filled;
+        the memory is freed then, so that a step need not have all results beside the parameters.
+
+    Attributes
+    ----------
+    is_stored : `store` has been called.
     """
 
-    def __init__(self, words: NDArray[Any], *, sums: bool) -> None:
-        self.words = words
-        self._sums = convert.PartSums(words) if sums else None
-        size, step = words.size, convert.SUMMED
-        self._missing = [min(step, size - at) for at in range(0, size, step)] if sums else []
+    def __init__(
+        self,
+        words: NDArray[Any] | Callable[[], NDArray[Any]],
+        *,
+        sums: bool = False,
+        count: int = 0,
+        store: Callable[[NDArray[Any]], None] | None = None,
+    ) -> None:
+        self._words = words
+        self._left = count
+        self._store = store
+        self.is_stored = False
+        self._sums = convert.PartSums(self.words) if sums else None
+        size, step = self.words.size if sums else 0, convert.SUMMED
+        self._missing = [min(step, size - at) for at in range(0, size, step)]
+
+    @property
+    def words(self) -> NDArray[Any]:
+        """The memory."""
+        if callable(self._words):
+            self._words = self._words()
+        return self._words
 
     def filled(self, start: int, stop: int) -> None:
         """Elements [start, stop) have their final values."""
+        if self._store is not None:
+            self._left -= stop - start
+            if not self._left:
+                self._store(self.words)
+                self._words, self._store, self.is_stored = _nothing, None, True
         if self._sums is None:
             return
         step = convert.SUMMED
@@ -231,16 +263,21 @@ class Results:
         stop = block.stop if last is block.launch.extents[-1] else min(block.stop, last.end)
         return max(block.start, run[0].start), stop, tuple(run)
 
+    def is_whole(self, start: int, stop: int, extents: Sequence[Extent]) -> bool:
+        """Whether `memory` has memory for these elements."""
+        extent = extents[0]
+        if extent.segment.stripes.channels > 1 or len(extents) > 1:
+            return False
+        return extent.start <= start and stop <= extent.start + extent.count
+
     def memory(self, start: int, stop: int, extents: Sequence[Extent]) -> NDArray[Any] | None:
         """Memory for elements [start, stop) of a segment of one channel, if one extent has them.
 
         `filled` is to be called afterwards. None: `put` takes each channel's share.
         """
+        if not self.is_whole(start, stop, extents):
+            return None
         extent = extents[0]
-        if extent.segment.stripes.channels > 1 or len(extents) > 1:
-            return None
-        if start < extent.start or stop > extent.start + extent.count:
-            return None
         return self._targets[extent].words[start - extent.start : stop - extent.start]
 
     def filled(self, start: int, stop: int, extents: Sequence[Extent]) -> None:
@@ -276,6 +313,10 @@ class Results:
             return found
         out[:] = found
         return out
+
+    def is_stored(self, extent: Extent) -> bool:
+        """Whether the parameter has the result already, and there is nothing to take."""
+        return self._targets[extent].is_stored
 
     def fingerprint(self, extent: Extent) -> int | None:
         """`convert.fingerprint` of a result in the parameter's memory; None if it is not known."""

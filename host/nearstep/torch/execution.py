@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Any, NamedTuple, cast
 
 from numpy.typing import NDArray
@@ -311,7 +311,7 @@ class StepGraph:
         return run_parts(share.parts, key, start, factor, numbering, gradient)
 
     def _fetch(self, name: str, shares: Sequence[Share], results: Results) -> None:
-        home = self._home
+        home, order = self._home, count()
         for share in shares:
             array = cast(RunKey, share.block.launch.key).result
             if array not in share.rooms:
@@ -320,7 +320,9 @@ class StepGraph:
                 room = self._room(share, array, start, stop)
                 if not room.size:
                     continue
-                whole = results.memory(start, stop, extents) is not None
+                whole = results.is_whole(start, stop, extents)
+                # A result is stored, and freed, when all channels have sent their part of it.
+                priority = home.fetch_priority if home.overlaps else next(order)
                 read = partial(self._read, share, array, extents, results)
                 self._graph.add(
                     f"fetch {array} {name}",
@@ -328,7 +330,7 @@ class StepGraph:
                     reads=[Range.of(room)],
                     after=(*home.looked, *(() if home.overlaps else self._ran)),
                     action=partial(home.fetch, read, share, start, stop, whole=whole),
-                    priority=home.fetch_priority,
+                    priority=priority,
                     transfer=home.transfer(share.channel, room, down=False),
                 )
 

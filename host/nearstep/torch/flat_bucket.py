@@ -67,7 +67,7 @@ class Member(NamedTuple):
             and resident.copy_format is None
             and state.store is resident
             and state.is_on_device
-            and (not layout.counts or _is_count(state.step))
+            and (not layout.counts or is_count(state.step))
         )
 
     def joins(self, other: Member) -> bool:
@@ -186,7 +186,7 @@ class FlatBucket:
         """Whether all are at the same step."""
         if not self.steps:
             return True
-        if not all(map(_is_count, self.steps)):
+        if not all(map(is_count, self.steps)):
             return False
         counts = torch.stack(tuple(self.steps)).numpy()
         return bool((counts == counts[0]).all())
@@ -223,7 +223,7 @@ class FlatBucket:
 
     def target(self, *, direct: bool, fingerprints: bool) -> Target:
         """Memory for the result of a step."""
-        return Target(np.empty(self.extent.count, np.float32), sums=False)
+        return Target(np.empty(self.extent.count, np.float32))
 
     def take_result(self, results: Results) -> None:
         """Take over the result of a step."""
@@ -324,6 +324,6 @@ def _runs(members: Iterable[Member]) -> Iterator[list[Member]]:
         yield run
 
 
-def _is_count(step: Any) -> bool:
+def is_count(step: Any) -> bool:
     """Whether this is a count of steps as states have it."""
     return type(step) is Tensor and step.dtype is _FP32 and not step.dim() and step.is_cpu

@@ -11,6 +11,7 @@ from torch import Tensor
 from nearstep.device import open_processor
 from nearstep.errors import ArgumentError
 from nearstep.torch.checks import label
+from nearstep.torch.flat_bucket import is_count
 from nearstep.torch.homes.host import HostHome, HostUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.quantized import Coded, decoded
@@ -128,9 +129,6 @@ class HostTable(StateTable):
     def reset(self) -> None:
         """Nothing is left half way but what a user sees."""
 
-    def free(self) -> None:
-        """All memory is the user's."""
-
     def step(
         self,
         owner: object,
@@ -150,25 +148,29 @@ class HostTable(StateTable):
         fresh: dict[Tensor, dict[str, Any]] = {}
         for index, group in enumerate(groups):
             found: dict[Phase, RuleArguments] = {}
-            given = [p for p in group["params"] if p.grad is not None]
+            given: dict[Tensor, list[int]] = {}  # positions: a parameter may have several
+            for position, p in enumerate(group["params"]):
+                if p.grad is not None:
+                    given.setdefault(p, []).append(position)
             if given:
                 self.check_group(group)
-            for position, p in enumerate(group["params"]):
-                if p.grad is None:
-                    continue
-                name = label(group, index, position)
-                state = fresh.get(p) or states.get(p)
-                if state:
-                    fresh.setdefault(p, state)
-                else:
-                    state = fresh[p] = self._first(group, p)
-                phase = self.rule.phase(group, name, state, sum(p is each for each in given))
+            for p, positions in given.items():
+                name, gradient = label(group, index, positions[0]), p.grad
+                assert gradient is not None, "it has positions"
+                state = states.get(p) or self._first(group, p)
+                phase = self.rule.phase(group, name, state, len(positions))
                 if phase.first:
                     extra = self.rule.definition.extra[self.rule.form(group).rule.name]
-                    state = fresh[p] = {**self._home.first_state(p, extra, {}), **state}
+                    kept = {key: value for key, value in state.items() if value is not None}
+                    state = {**self._home.first_state(p, extra, {}), **kept}
+                if self.layout.counts and not is_count(state["step"]):
+                    step = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
+                    state = {**state, "step": step}
+                fresh[p] = state
                 if phase not in found:
                     found[phase] = self.arguments(group, phase)
-                updates.append(HostUpdate(name, found[phase], group["maximize"], p, p.grad, state))
+                update = HostUpdate(name, found[phase], group["maximize"], p, gradient, state)
+                updates += [update] * len(positions)
         self._home.update(updates, scaling.scale)
         for p, state in fresh.items():
             if state:

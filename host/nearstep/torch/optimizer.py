@@ -136,10 +136,11 @@ class DeviceOptimizer(Optimizer):
         else:
             self.table = StateTable(home, settings, *data)
             self._stepper = Stepper(self.table)
+            # Nothing that refers to a parameter, which may refer to the optimizer.
+            weakref.finalize(self, self.table.placement.free)
         self.layout = self.table.layout
         self.around_update = nullcontext
         self._report_inf: Tensor | None = None
-        weakref.finalize(self, self.table.free)
 
     @property
     def device(self) -> KernelDevice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -528,15 +529,17 @@ class DeviceParameter:
 
         Parameters
         ----------
-        direct : the parameter's own, if it takes the result as it is.
+        direct : the parameter's own, if it takes the result as it is; else the parameter takes the
+            result, if that is large, as soon as it has been fetched.
         fingerprints : make the fingerprint of such a parameter while it is filled.
         """
-        if direct and not self.is_small and self.result == "p":
-            found = convert.landing(self.parameter)
-            if found is not None:
-                return Target(found, sums=fingerprints)
-        dtype = self.extent.segment.dtype_of(self.result)
-        return Target(np.empty(self.extent.count, dtype), sums=False)
+        count, dtype = self.extent.count, self.extent.segment.dtype_of(self.result)
+        if not direct or self.is_small:
+            return Target(np.empty(count, dtype))
+        found = convert.landing(self.parameter) if self.result == "p" else None
+        if found is not None:
+            return Target(found, sums=fingerprints)
+        return Target(partial(np.empty, count, dtype), count=count, store=self._store)
 
     def take_result(self, results: Results) -> None:
         """Take over the result of a step: the master, rounded to the parameter's format."""
@@ -553,7 +556,8 @@ class DeviceParameter:
             return
         array = convert.landing(self.parameter) if self.result == "p" else None
         if array is None:
-            self._store(results.take(self.extent))
+            if not results.is_stored(self.extent):
+                self._store(results.take(self.extent))
         else:
             results.take(self.extent, array)
             convert.mark_changed(self.parameter)

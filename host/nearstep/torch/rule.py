@@ -141,7 +141,7 @@ class BoundRule:
             raise StateError(label, f"have {missing[0]!r} for {form.when}", sorted(state))
         if not self.definition.counts:
             return Phase(0, bool(missing))
-        step = state.step if isinstance(state, ParameterState) else state["step"]
+        step = state.step if isinstance(state, ParameterState) else state.get("step")
         return Phase(count(label, step) + times, bool(missing))
 
     def given(self, group: Mapping[str, Any], phase: Phase) -> dict[str, Any]:

@@ -151,10 +151,6 @@ class StateTable:
         if self.interrupted is not None:
             self.device.reset()
 
-    def free(self) -> None:
-        """Free the memory of all columns."""
-        self.placement.free()
-
     def use(self, home: DeviceHome) -> None:
         """Keep the columns in a home."""
         self.home = home

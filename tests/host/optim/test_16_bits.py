@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 
 import pytest
 import torch
@@ -243,3 +244,24 @@ def _loss_through_a_step(p, optimizer):
     loss = p.float().square().sum() + p.square().sum()
     optimizer.step()
     return loss
+
+
+@pytest.mark.parametrize("copied", ["", "&gradient_formats=fp32,bf16&copy_out_formats=bf16"])
+@pytest.mark.parametrize("channels", ["", "&channels=2"])
+def test_a_step_has_one_result_at_a_time_besides_the_parameters(channels, copied):
+    count, elements = 8, 1 << 18
+    parameters = [torch.ones(elements, dtype=torch.bfloat16) for _ in range(count)]
+    url = f"golden:axdimm?memory_bytes=64MiB{channels}{copied}"
+    optimizer = nearstep.optim.AdamW(parameters, lr=0.1, device=url)
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    tracemalloc.start()
+    try:
+        optimizer.step()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    one = elements * (2 if copied else 4)
+    assert 0.5 * one < peak < 2.5 * one  # and what is scattered of one channel
+    assert all(torch.equal(p, parameters[0]) and p[0] < 0.85 for p in parameters)

@@ -353,18 +353,51 @@ def test_parameters_that_share_memory_are_updated_one_after_the_other(
 
 @like_torch
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-@pytest.mark.parametrize("name", ["adamw", "adagrad"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("adamw", {}), ("adagrad", {}), ("sgd", {"momentum": 0.9, "dampening": 0.5})],
+    ids=["adamw", "adagrad", "sgd"],
+)
 def test_a_parameter_that_is_twice_in_its_group(
-    name, make_parameters, give_gradients, assert_equal_bits
+    name, options, make_parameters, give_gradients, assert_equal_bits
 ) -> None:
     ours, theirs = make_parameters(), make_parameters()
-    optimizer, reference = steps_alike(name, [*ours, ours[1]], [*theirs, theirs[1]], lr=1e-2)
+    twice = [*ours, ours[1]], [*theirs, theirs[1]]
+    optimizer, reference = steps_alike(name, *twice, lr=1e-2, **options)
     for _ in range(3):
         give_gradients(ours, theirs)
         optimizer.step()
         reference.step()
-    assert optimizer.state[ours[1]]["step"] == 6
+    assert optimizer.state[ours[1]].get("step", 6) == 6
     assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_a_momentum_that_is_none_begins_anew(give_gradients, make_parameters) -> None:
+    p, q = make_parameters([(64,)]), make_parameters([(64,)])
+    optimizer = HostOptimizer(p, OPTIMIZERS["sgd"], lr=0.1, momentum=0.9)
+    give_gradients(p, q)
+    optimizer.step()
+    optimizer.state[p[0]]["momentum_buffer"] = None
+    optimizer.step()
+    assert torch.equal(bits(optimizer.state[p[0]]["momentum_buffer"]), bits(q[0].grad))
+
+
+@pytest.mark.parametrize("step", [3, 3.0, torch.tensor(3), torch.tensor(3.0, dtype=torch.float64)])
+def test_any_count_of_steps_becomes_one_as_torch_has_it(
+    step, make_parameters, give_gradients
+) -> None:
+    ours, theirs = make_parameters([(64,)]), make_parameters([(64,)])
+    optimizers = [HostOptimizer(each, OPTIMIZERS["adamw"]) for each in (ours, theirs)]
+    give_gradients(ours, theirs)
+    for optimizer, p, count in zip(
+        optimizers, (*ours, *theirs), (step, torch.tensor(3.0)), strict=True
+    ):
+        optimizer.step()
+        optimizer.state[p]["step"] = count
+        optimizer.step()
+        kept = optimizer.state[p]["step"]
+        assert (kept.dtype, kept.item()) == (torch.float32, 4.0)
+    assert torch.equal(bits(ours[0]), bits(theirs[0]))
 
 
 DENSE = ("transposed", "channels_last", "offset")
@@ -556,6 +589,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         "with memory",
     ),
     "step": (lambda p, s: s.update(step=torch.tensor(0.5)), StateError, "whole number"),
+    "no step": (lambda p, s: s.pop("step"), StateError, "'step'"),
 }
 
 

@@ -137,3 +137,15 @@ def test_the_first_optimizer_of_a_process_is_no_exception():
     that call."""
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
+
+
+@pytest.mark.parametrize("url", [URL, "host:"])
+def test_a_parameter_that_refers_to_its_optimizer_keeps_neither(url):
+    """What ends a device's memory is kept by the interpreter: it must not refer to parameters."""
+    p = torch.nn.Parameter(torch.ones(64))
+    p.optimizer = nearstep.optim.AdamW([p], device=url)
+    step(p.optimizer)
+    gone = weakref.ref(p), weakref.ref(p.optimizer)
+    del p
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
