@@ -25,11 +25,12 @@ from nearstep.coarse.errors import (
 )
 from nearstep.coarse.split import Part
 from nearstep.errors import ArgumentError, WaitTimeoutError
-from nearstep.registers import BlockRegisters
+from nearstep.registers import WORD_MASK, BlockRegisters
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
 from nearstep_spec.coarse.config import BEAT_BYTES, PORTS
 from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
+from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES
 
 IDLE_CYCLES = 1 << 18
 """Bound of what takes no time of its own, such as finding a dead peer after the usual limit."""
@@ -179,6 +180,45 @@ class Pending(Completion):
         self._error = error
 
 
+JOB_REGISTERS = ("source", "destination", "elements", "scale", "job", "start")
+"""What a job is written to, in this order."""
+
+
+class JobPort:
+    """Addresses of the registers of a sync core that every job uses.
+
+    A job takes 8 words on each device: they are encoded here, since `RegisterHandle` would look up
+    every name and check every value again.
+
+    Parameters
+    ----------
+    core
+    """
+
+    def __init__(self, core: BlockRegisters) -> None:
+        self._words = [
+            (core.base + core.map[name].offset + index * WORD_BYTES, number, index * WORD_BITS)
+            for number, name in enumerate(JOB_REGISTERS)
+            for index in range(core.map[name].words)
+        ]
+        self._lsb = {each.name: each.lsb for each in core.map["job"].fields}
+        self._go = 1 << core.map.lookup("start.go")[1].lsb
+        self.waiting = core.jobs.poll(waiting=0)
+        self.completed = core.completed.poll(value=0)
+
+    def words(self, job: RingJob, device: int) -> list[tuple[int, int]]:
+        """Addresses and words of the writes that start a job, in order."""
+        average = job.operation is Operation.AVERAGE
+        lsb = self._lsb
+        bits = job.operation << lsb["operation"] | job.wire << lsb["wire"] | job.tag << lsb["tag"]
+        scale = int(np.float32(job.scale if average else 1.0).view(np.uint32))
+        source, destination = job.sources[device], job.destinations[device]
+        values = source, destination, job.part.elements, scale, bits, self._go
+        return [
+            (address, values[number] >> shift & WORD_MASK) for address, number, shift in self._words
+        ]
+
+
 class Rings:
     """Sync cores of all devices, with what is in their queues.
 
@@ -202,6 +242,11 @@ class Rings:
         self._epochs = 1 << pool.map.lookup("link.epoch")[1].width
         self._tags = 1 << core.map.lookup("job.tag")[1].width
         self._epoch = int(pool.link.epoch)
+        self._ports = [
+            [JobPort(self.core(device, group)) for group in self._groups]
+            for device in range(self.devices)
+        ]
+        self._errors = [node.pool.status.poll(error=1) for node in device.nodes]
         self.reset()
 
     def check_device(self, device: int) -> None:
@@ -303,7 +348,8 @@ class Rings:
         capacity = self.device.config.queue_jobs
         for group in groups:
             for device in range(self.devices):
-                if self.core(device, group).jobs.waiting >= capacity:
+                place = self._ports[device][group].waiting
+                if self._read(place.address) & place.mask >= capacity:  # its lowest field
                     raise QueueFullError(device, group, capacity)
 
     def begin(self, pending: Pending) -> None:
@@ -323,15 +369,10 @@ class Rings:
 
     def push(self, job: RingJob, device: int) -> None:
         """Give a job to one device."""
-        core, group = self.core(device, job.part.group), job.part.group
-        average = job.operation is Operation.AVERAGE
+        group, write = job.part.group, self.device.backend.write_register
         self._giving += 1
-        core.source.value = job.sources[device]
-        core.destination.value = job.destinations[device]
-        core.elements.value = job.part.elements
-        core.scale.value = job.scale if average else 1.0
-        core.job.set(operation=int(job.operation), wire=int(job.wire), tag=job.tag)
-        core.start.go = 1
+        for address, word in self._ports[device][group].words(job, device):
+            write(address, word)
         self._pushed[device][group] += 1
         job.targets[device] = self._pushed[device][group]
         self._giving -= 1
@@ -356,7 +397,7 @@ class Rings:
     def completed_on(self, job: RingJob, device: int) -> bool:
         """Whether a device has completed a job."""
         if device in job.incomplete and device in job.targets:
-            count = self.core(device, job.part.group).completed.value
+            count = self._read(self._ports[device][job.part.group].completed.address)
             over = (count - job.targets[device]) % (1 << COMPLETED_BITS)
             if over < 1 << (COMPLETED_BITS - 1):
                 job.incomplete.discard(device)
@@ -364,7 +405,8 @@ class Rings:
 
     def look_for_errors(self) -> RingError | None:
         """What ended all jobs, if something has. The pool needs a reset then."""
-        if self.failure is None and any(n.pool.status.error for n in self.device.nodes):
+        found = (each.holds(self._read(each.address)) for each in self._errors)
+        if self.failure is None and any(found):
             self.failure = self._gather()
         return self.failure
 
@@ -409,13 +451,20 @@ class Rings:
 
     def completed_polls(self, job: RingJob, device: int) -> list[Poll]:
         """One of these holds when a device has completed a job; it may have gone on to others."""
-        core, group = self.core(device, job.part.group), job.part.group
+        group = job.part.group
         counts = range(job.targets[device], self._pushed[device][group] + 1)
-        return [core.completed.poll(value=count % (1 << COMPLETED_BITS)) for count in counts]
+        place = self._ports[device][group].completed
+        return [
+            Poll(address=place.address, mask=place.mask, value=count % (1 << COMPLETED_BITS))
+            for count in counts
+        ]
 
     def error_polls(self) -> list[Poll]:
         """One of these holds when a device has an error."""
-        return [node.pool.status.poll(error=1) for node in self.device.nodes]
+        return list(self._errors)
+
+    def _read(self, address: int) -> int:
+        return self.device.backend.read_register(address)
 
     def wait_any(self, polls: Sequence[Poll], max_cycles: int) -> None:
         """Let the devices run until a poll holds. Raises `WaitTimeoutError`."""

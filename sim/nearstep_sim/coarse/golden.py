@@ -119,6 +119,9 @@ class GoldenPool(EmulatedBackend):
         self._accesses = 0
         self._stuck = False
         self._closed = False
+        self._changed = True  # something that decides whether rings can go on
+        self._joined: list[bool] = []
+        self._shown = False  # something that registers show
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -135,10 +138,12 @@ class GoldenPool(EmulatedBackend):
         The host still reaches its registers and its memory.
         """
         self._check_device(device).dead = True
+        self._changed = True
 
     def revive(self, device: int) -> None:
         """The links of a device work again."""
         self._check_device(device).dead = False
+        self._changed = True
 
     def read_register(self, address: int) -> int:
         self._take_time()
@@ -155,6 +160,7 @@ class GoldenPool(EmulatedBackend):
         device, offset = divmod(address, self._register_bytes)
         if not 0 <= device < self.devices:
             raise BusError(address, Response.DECERR, write=True)
+        self._changed = True
         answer, aborted = self._nodes[device].write_register(offset, value)
         if answer.error:
             raise BusError(address, Response.SLVERR, write=True)
@@ -187,19 +193,22 @@ class GoldenPool(EmulatedBackend):
                 device, offset = divmod(poll.address, self._register_bytes)
                 if poll.holds(self._nodes[device].read_register(offset).value):
                     return
-            if left <= 0 or not self._advance(STEP_ELEMENTS):
-                raise WaitTimeoutError(
-                    " or ".join(map(str, polls)),
-                    max_cycles,
-                    unit="steps",
-                    transactions=self.transactions(),
-                )
-            left -= 1
+            self._shown = False
+            while not self._shown:
+                if left <= 0 or not self._advance(STEP_ELEMENTS):
+                    raise WaitTimeoutError(
+                        " or ".join(map(str, polls)),
+                        max_cycles,
+                        unit="steps",
+                        transactions=self.transactions(),
+                    )
+                left -= 1
 
     def reset(self) -> None:
         self._check_open()
         self._rings.clear()
         self._stuck = False
+        self._changed = True
         for node in self._nodes:
             node.reset()
 
@@ -253,11 +262,16 @@ class GoldenPool(EmulatedBackend):
         for node in self._nodes:
             if not node.failed:
                 taken = [core.take() for core in node.cores]
+                self._changed |= any(taken)
                 moved |= any(taken)
-        found = self._refusals() or self._silences() or self._mismatches()
-        if found:
-            self._fail(found)
-            return True
+        self._shown |= moved
+        if self._changed:
+            found = self._refusals() or self._silences() or self._mismatches()
+            if found:
+                self._fail(found)
+                return True
+            self._joined = [self._is_joined(group) for group in range(self.config.groups)]
+            self._changed = False
         for group in range(self.config.groups):
             moved |= self._advance_ring(group)
         return moved
@@ -322,10 +336,7 @@ class GoldenPool(EmulatedBackend):
         """Let a ring go on by a step, if all of it is there."""
         cores = [node.cores[group] for node in self._nodes]
         jobs = [core.current for core in cores if core.current is not None]
-        if len(jobs) < self.devices or self._stuck:
-            return False
-        ports = [core.registers["ring.receive_port"] for core in cores]
-        if not all(self._alive(number, port) for number, port in enumerate(ports)):
+        if len(jobs) < self.devices or self._stuck or not self._joined[group]:
             return False
         if group not in self._rings:
             sources = self._read_sources(jobs)
@@ -338,11 +349,17 @@ class GoldenPool(EmulatedBackend):
             return True
         if ring.written >= ring.nbytes:
             del self._rings[group]
+            self._shown = True
             self._count(group, jobs[0])
             for node, core in zip(self._nodes, cores, strict=True):
                 core.complete()
                 node.update_busy()
         return True
+
+    def _is_joined(self, group: int) -> bool:
+        """Whether frames pass all links of a ring."""
+        ports = (node.cores[group].registers["ring.receive_port"] for node in self._nodes)
+        return all(self._alive(number, port) for number, port in enumerate(ports))
 
     def _read_sources(self, jobs: Sequence[GoldenJob]) -> list[NDArray[np.float32]] | None:
         """Elements of each device; None if memory refused."""
@@ -481,6 +498,7 @@ class GoldenPool(EmulatedBackend):
     def _fail(self, found: Mapping[int, Finding]) -> None:
         """Devices found faults: their jobs end, and those of all devices that they reach."""
         self._rings.clear()
+        self._changed = self._shown = True
         for number, finding in found.items():
             self._nodes[number].fail(finding, number, finding.cause, finding.port)
         fresh = deque(found)
