@@ -39,6 +39,9 @@ STEP_BYTES = 1 << 14
 STEPS = 4
 """Results of a job that are written in a step, on each device: so many bytes, or a share of all."""
 
+WAIT_BYTES = 1 << 16
+"""In place of `STEP_BYTES` where the host waits and no memory was made to misbehave."""
+
 ACCESSES_PER_STEP = 32
 """Register accesses in the time of a step."""
 
@@ -57,17 +60,19 @@ class GoldenRing:
     sources : of each device; sums in fp32 are made of them as they are written.
     result : what every device gets, where all of it was computed before anything is written.
     written : bytes, on every device.
+    least_bytes : of a step.
     """
 
     nbytes: int
     sources: Sequence[NDArray[np.float32]]
     result: NDArray[np.uint8] | None = None
     written: int = 0
+    least_bytes: int = STEP_BYTES
 
     @property
     def step(self) -> slice:
         """What is written next."""
-        nbytes = max(STEP_BYTES, -(-self.nbytes // STEPS // LINE_BYTES) * LINE_BYTES)
+        nbytes = max(self.least_bytes, -(-self.nbytes // STEPS // LINE_BYTES) * LINE_BYTES)
         return slice(self.written, min(self.nbytes, self.written + nbytes))
 
 
@@ -273,7 +278,7 @@ class GoldenPool(EmulatedBackend):
             self._joined = [self._is_joined(group) for group in range(self.config.groups)]
             self._changed = False
         for group in range(self.config.groups):
-            moved |= self._advance_ring(group)
+            moved |= self._advance_ring(group, elements > 1 and not self._injections)
         return moved
 
     def _advance_updaters(self, elements: int) -> bool:
@@ -332,7 +337,7 @@ class GoldenPool(EmulatedBackend):
                     found.setdefault(number, Finding(ErrorCause.MISMATCH, Stream.RECEIVE))
         return found
 
-    def _advance_ring(self, group: int) -> bool:
+    def _advance_ring(self, group: int, fast: bool) -> bool:
         """Let a ring go on by a step, if all of it is there."""
         cores = [node.cores[group] for node in self._nodes]
         jobs = [core.current for core in cores if core.current is not None]
@@ -345,6 +350,7 @@ class GoldenPool(EmulatedBackend):
             result = None if _sums_as_written(jobs[0]) else self._compute(group, sources, jobs[0])
             self._rings[group] = GoldenRing(4 * jobs[0].elements, sources, result)
         ring = self._rings[group]
+        ring.least_bytes = WAIT_BYTES if fast else STEP_BYTES
         if not self._write_results(group, ring, jobs):
             return True
         if ring.written >= ring.nbytes:
@@ -426,9 +432,9 @@ class GoldenPool(EmulatedBackend):
         self, group: int, ring: GoldenRing, jobs: Sequence[GoldenJob], nbytes: int
     ) -> None:
         """Fill memory with the results of a step; sums go there at once, where it is one array."""
+        written = ring.written
         targets = [
-            (node, job.destination + ring.written)
-            for node, job in zip(self._nodes, jobs, strict=True)
+            (node, job.destination + written) for node, job in zip(self._nodes, jobs, strict=True)
         ]
         if ring.result is None:
             places = [node.place(address, nbytes) for node, address in targets]
