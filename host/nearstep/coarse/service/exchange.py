@@ -83,10 +83,11 @@ class Exchange:
         ArgumentError : shards of the version before were not pushed, or have not come back: other
             clients wait for them. Nothing was sent.
         """
+        self._replies.poll()
         missing = [
             shard
             for shard in range(len(self.shards))
-            if self.version and not (shard in self._sent and self.ready(shard))
+            if self.version and not (shard in self._sent and self._is_back(shard))
         ]
         if missing:
             raise ArgumentError(
@@ -134,6 +135,10 @@ class Exchange:
 
     def ready(self, shard: int) -> bool:
         """Whether a shard of this version is in `pulled`."""
+        self._replies.poll()
+        return self._is_back(shard)
+
+    def _is_back(self, shard: int) -> bool:
         return self._sums.versions[shard] == self.version
 
     def wait(self, shard: int) -> None:
@@ -143,7 +148,7 @@ class Exchange:
         ------
         RefusedError, JobError
         """
-        self._wait(lambda: self.ready(shard), f"shard {shard} of exchange {self.number}")
+        self._wait(lambda: self._is_back(shard), f"shard {shard} of exchange {self.number}")
 
     def wait_opened(self) -> None:
         """Wait until all clients have opened it.

@@ -39,7 +39,7 @@ from nearstep.coarse.service.messages import (
     Value,
     Welcome,
 )
-from nearstep.coarse.service.wire import Address, Connection
+from nearstep.coarse.service.wire import SLICE_S, Address, Connection
 
 ANSWER_S = 5.0
 """At most, until the service has said who is missing."""
@@ -67,7 +67,9 @@ class Sums:
 
 
 class Replies:
-    """One end of a connection to the service: a thread takes what comes.
+    """One end of a connection to the service: threads that wait take what comes, one at a time.
+
+    A thread of its own gives signs of life, and takes what comes while nobody waits.
 
     Parameters
     ----------
@@ -104,13 +106,15 @@ class Replies:
         self._error: ServiceError | None = None
         self._requests = 0
         self._closed = False
-        self._last_beat = time.monotonic()
         try:
             sock = Address(address).connect()
         except OSError as error:
             raise ServiceLostError(f"no service at {address}: {error}") from error
         self.connection = Connection(sock, FromService, silence_s)
-        self._thread = threading.Thread(target=self._read, name="coarse client", daemon=True)
+        self.connection.meanwhile = self.poll
+        self._reading = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="coarse client", daemon=True)
         self._thread.start()
 
     @property
@@ -133,8 +137,9 @@ class Replies:
         try:
             self.connection.send(message, None if self.is_shared else payload, descriptors or [])
         except (OSError, StalledError) as error:
-            if isinstance(error, OSError) and threading.current_thread() is not self._thread:
-                self._thread.join(self.silence_s)  # what it said before it ended
+            if isinstance(error, OSError):  # what it said before it ended
+                with contextlib.suppress(ServiceError):
+                    self._wait(lambda: False, self.silence_s)
             self._end(ServiceLostError(f"the service is gone: {error}"))
             raise self._failure() from error
 
@@ -206,18 +211,59 @@ class Replies:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                self._arrived.wait(left)
+                if self._reading:
+                    self._arrived.wait(left)
+                else:
+                    self._read(min(left, SLICE_S))
         return result
+
+    def poll(self) -> None:
+        """Take what has come, if no other thread does."""
+        with self._arrived:
+            if not self._reading and self._error is None:
+                self._read(0.0)
+
+    def _read(self, seconds: float) -> None:
+        """Take what comes within a time, as the only thread that does; it holds `_arrived`."""
+        self._reading = True
+        self._arrived.release()
+        try:
+            self._receive(seconds)
+        except (FrameError, StalledError) as error:
+            self._end(ServiceLostError(f"the service broke the protocol: {error}"))
+        except EOFError:
+            self._end(ServiceLostError("the service closed the connection"))
+        except OSError as error:
+            self._end(ServiceLostError(f"the service is gone: {error}"))
+        except ServiceError as error:
+            self._end(error)
+        except Exception as error:
+            self._end(ServiceLostError(f"what it said failed: {type(error).__name__}: {error}"))
+        finally:
+            self._arrived.acquire()
+            self._reading = False
+            self._arrived.notify_all()
+
+    def _receive(self, seconds: float) -> None:
+        taken = False
+        while True:
+            if (message := self.connection.take(self._landing)) is not None:
+                self._take(message)
+                taken = True
+            elif taken or not seconds or not self.connection.await_input(seconds):
+                return
 
     def close(self, *, leave: bool) -> None:
         """End the connection, and say before that this client leaves."""
         self._closed = True
+        self._ended.set()
         if leave and self._error is None:
             with contextlib.suppress(OSError, StalledError):
                 self.connection.send(Leave())
         self.connection.end()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
+        with self._arrived:
+            self._arrived.wait_for(lambda: not self._reading)
         self.connection.close()
 
     def _failure(self) -> ServiceError:
@@ -234,34 +280,24 @@ class Replies:
             self._arrived.notify_all()
         self.connection.end()
 
-    def _read(self) -> None:
-        """Take what the service sends, until the connection ends."""
+    def _live(self) -> None:
+        """Say from time to time that this client is alive, and look whether the service is."""
         try:
-            while True:
-                self._take(self.connection.receive(self._landing, self._beat))
-                self._beat()
-        except (FrameError, StalledError) as error:
-            self._end(ServiceLostError(f"the service broke the protocol: {error}"))
-        except EOFError:
-            self._end(ServiceLostError("the service closed the connection"))
-        except OSError as error:
-            self._end(ServiceLostError(f"the service is gone: {error}"))
+            while self._error is None and not self._ended.wait(self._beat_s / 2):
+                now = time.monotonic()
+                with contextlib.suppress(OSError):  # found when the last frames are received
+                    self.connection.send_if_free(Beat())
+                self.poll()
+                if now - self.connection.heard > self.silence_s:
+                    raise ServiceLostError(f"the service was silent for {self.silence_s} s")
         except ServiceError as error:
             self._end(error)
-        except Exception as error:
-            self._end(ServiceLostError(f"what it said failed: {type(error).__name__}: {error}"))
 
-    def _beat(self) -> None:
-        """Say, when it is time, that this client is alive, and look whether the service is."""
-        now = time.monotonic()
-        if now - self.connection.heard > self.silence_s:
-            raise ServiceLostError(f"the service was silent for {self.silence_s} s")
-        first = self.silence_s / 4  # before the service said how often
-        beat_s = min(1.0, first) if self.welcome is None else self.welcome.beat_s
-        if now - self._last_beat > beat_s:
-            self._last_beat = now
-            with contextlib.suppress(OSError):  # found when the last frames have been received
-                self.connection.send_if_free(Beat())
+    @property
+    def _beat_s(self) -> float:
+        if self.welcome is not None:
+            return self.welcome.beat_s
+        return min(SLICE_S, self.silence_s / 4)  # before the service said how often
 
     def _landing(self, message: Message) -> NDArray[np.uint8] | None:
         if self.is_shared:

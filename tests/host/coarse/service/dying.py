@@ -68,9 +68,10 @@ class Dying(Connection):
             super()._send(data, descriptors)
         self._count("bytes", len(data))
 
-    def receive(self, *arguments: Any, **options: Any) -> Any:
-        message = super().receive(*arguments, **options)
-        self._count("received")
+    def take(self, *arguments: Any) -> Any:
+        message = super().take(*arguments)
+        if message is not None:
+            self._count("received")
         return message
 
 
