@@ -5,41 +5,38 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from functools import partial
-from itertools import count
+from itertools import chain, islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterOptions, Store
 
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import JobError
 from nearstep.coarse.service.messages import Operation
-from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import Gloo
-from nearstep.torch.distributed.point_to_point import PointToPoint
 from nearstep.torch.distributed.tensors import (
     check_list,
     check_parts,
+    dense,
     flat,
     lists_of,
     operation_of,
-    options_of,
     ring_operation,
     root_of,
-    split_rows,
     tensors_of,
+    with_root,
 )
 from nearstep.torch.distributed.untraced import untraced
-from nearstep.torch.distributed.work import CoarseWork
+from nearstep.torch.distributed.work import CoarseWork, Lane
 
 HELD_WORKS = 1024
 """At most, that nobody has asked for yet: DDP's `join` asks for one late."""
@@ -53,10 +50,9 @@ OPEN: weakref.WeakSet[CoarseProcessGroup] = weakref.WeakSet()
 class CoarseProcessGroup(dist.ProcessGroup):
     """Collectives of one group of processes.
 
-    Sums, averages and maxima of float32, bfloat16 and float16 go through the rings of the devices;
-    what moves bytes (broadcast, gathers, scatters, all-to-all, send and recv) goes through the
-    devices' memory. Sums of other types and other operations have no ring: gloo carries them out,
-    with a `GlooFallbackWarning`.
+    Sums, averages and maxima of float32, bfloat16 and float16 go through the rings of the devices.
+    Gloo moves bytes (broadcast, gathers, scatters, all-to-all, send and recv), and sums what has no
+    ring, other types and other operations, with a `GlooFallbackWarning`.
 
     Parameters
     ----------
@@ -98,13 +94,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._release = release
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
-        self._moves = PointToPoint(self._connected.result)
-        self._executor = ThreadPoolExecutor(1, "coarse collectives")
-        self._seekers = ThreadPoolExecutor(1, "coarse recv of any source")
-        self._seeking: dict[int, int] = defaultdict(int)
+        self._lane = Lane("coarse collectives")
         self.gloo = Gloo(store, rank, size, timeout)
-        self._numbers_of_keys = count(1)
-        self._numbers: dict[tuple[int, int, int], int] = defaultdict(int)
         self._held: list[CoarseWork] = []
         self._sums = 0
         self._failure: JobError | None = None
@@ -197,7 +188,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         operation = operation_of(opts)
         pairs = list(zip(tensors_of(outputs), lists_of(inputs), strict=True))
         for output, parts in pairs:
-            check_list(parts, self._size, output, range(self._size))
+            check_list(parts, self._size, output)
 
         def action() -> None:
             for output, parts in pairs:
@@ -229,13 +220,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def broadcast(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any, timeout: Any = None
     ) -> CoarseWork:
-        root, key, values = root_of(opts), self._key("broadcast"), tensors_of(tensors)
+        options, values = with_root(BroadcastOptions(), opts), tensors_of(tensors)
 
-        def action() -> None:
-            for index, each in enumerate(values):
-                self._moves.broadcast(f"{key}/{index}", each, root)
+        def call(gloo: Any, outputs: list[Tensor], _: list[Tensor]) -> list[Any]:
+            return [gloo.broadcast([each], options) for each in outputs]
 
-        return self._submit("broadcast", tensors, action)
+        return self._move("broadcast", tensors, values, [], call)
 
     def allgather(
         self,
@@ -243,16 +233,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor] | Tensor,
         opts: Any = None,
     ) -> CoarseWork:
-        lists, inputs = lists_of(outputs), tensors_of(inputs)
-        for places, given in zip(lists, inputs, strict=True):
-            check_list(places, self._size, given, [self._rank])
-        key = self._key("all_gather")
+        lists, values = lists_of(outputs), tensors_of(inputs)
 
-        def action() -> None:
-            for index, (places, given) in enumerate(zip(lists, inputs, strict=True)):
-                self._moves.gather_all(f"{key}/{index}", places, given)
+        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
+            taken = iter(places)
+            each_list = [list(islice(taken, len(each))) for each in lists]
+            pairs = zip(each_list, given, strict=True)
+            return [gloo.allgather([its], [value]) for its, value in pairs]
 
-        return self._submit("all_gather", outputs, action)
+        return self._move("all_gather", outputs, list(chain(*lists)), values, call)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
         return self.all_gather_single_coalesced([output], [given], opts)
@@ -262,16 +251,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        pairs = list(zip(tensors_of(outputs), tensors_of(inputs), strict=True))
-        for output, given in pairs:
+        places, values = tensors_of(outputs), tensors_of(inputs)
+        for output, given in zip(places, values, strict=True):
             check_parts(given, output, self._size)
-        key = self._key("all_gather")
 
-        def action() -> None:
-            for index, (output, given) in enumerate(pairs):
-                self._moves.gather_single(f"{key}/{index}", output, given)
+        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
+            pairs = zip(places, given, strict=True)
+            return [gloo._allgather_base(output, value) for output, value in pairs]
 
-        return self._submit("all_gather", outputs, action)
+        return self._move("all_gather", outputs, places, values, call)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -289,16 +277,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
         opts: Any,
         timeout: Any = None,
     ) -> CoarseWork:
-        root, (given,) = root_of(opts), tensors_of(inputs)
-        places = lists_of(outputs)[0] if self._rank == root else []
-        if self._rank == root:
-            check_list(places, self._size, given, range(self._size))
-        key = self._key("gather")
+        options = with_root(GatherOptions(), opts)
+        is_root = self._rank == options.rootRank
 
-        def action() -> None:
-            self._moves.gather(key, places, given, root)
+        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
+            return [gloo.gather([places] if is_root else [], given, options)]
 
-        return self._submit("gather", outputs, action)
+        places = lists_of(outputs)[0] if is_root else []
+        return self._move("gather", outputs, places, tensors_of(inputs), call)
 
     def scatter(
         self,
@@ -307,21 +293,22 @@ class CoarseProcessGroup(dist.ProcessGroup):
         opts: Any,
         timeout: Any = None,
     ) -> CoarseWork:
-        root, (place,) = root_of(opts), tensors_of(outputs)
-        parts = lists_of(inputs)[0] if self._rank == root else []
-        if self._rank == root:
-            check_list(parts, self._size, place, range(self._size))
-        key = self._key("scatter")
+        options = with_root(ScatterOptions(), opts)
+        is_root = self._rank == options.rootRank
 
-        def action() -> None:
-            self._moves.scatter(key, place, parts, root)
+        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
+            return [gloo.scatter(places, [given] if is_root else [], options)]
 
-        return self._submit("scatter", outputs, action)
+        parts = lists_of(inputs)[0] if is_root else []
+        return self._move("scatter", outputs, tensors_of(outputs), parts, call)
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        return self._exchange_all(outputs, tensors_of(outputs), tensors_of(inputs))
+        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
+            return [gloo.alltoall(places, given)]
+
+        return self._move("all_to_all", outputs, tensors_of(outputs), tensors_of(inputs), call)
 
     def all_to_all_single(
         self,
@@ -331,22 +318,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> CoarseWork:
-        return self._exchange_all(
-            output,
-            split_rows(output.data, output_sizes, self._size),
-            split_rows(given.data, input_sizes, self._size),
-        )
+        def call(gloo: Any, places: list[Tensor], values: list[Tensor]) -> list[Any]:
+            return [gloo.alltoall_base(*places, *values, output_sizes, input_sizes)]
 
-    def _exchange_all(
-        self, result: Any, places: Sequence[Tensor], parts: Sequence[Tensor]
-    ) -> CoarseWork:
-        check_list(parts, self._size, parts[0], [])
-        check_list(places, self._size, parts[0], [])
-        check_parts(parts[self._rank], places[self._rank], 1)
-        key = self._key("all_to_all")
-        return self._submit(
-            "all_to_all", result, lambda: self._moves.exchange_all(key, places, parts)
-        )
+        return self._move("all_to_all", output, [output.data], [given.data], call)
 
     alltoall_base = all_to_all_single
 
@@ -386,39 +361,30 @@ class CoarseProcessGroup(dist.ProcessGroup):
     ) -> None:
         self.barrier().wait(timeout or timedelta(0))
 
-    def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
-        (given,), key = tensors_of(tensors), self._key_between(self._rank, rank, tag)
-        return self._begin("send", tensors, lambda: self._moves.put(key, given, 1))
+    def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Any:
+        return self.gloo.group.send([dense(each) for each in tensors_of(tensors)], rank, tag)
 
-    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
-        if self._seeking[tag]:
-            raise ArgumentError(f"a recv of any source with tag {tag} is under way: await it first")
-        (place,), key = tensors_of(tensors), self._key_between(rank, self._rank, tag)
-        return self._begin("recv", tensors, lambda: self._moves.get(key, place))
+    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Any:
+        return self._receive(tensors, lambda given: self.gloo.group.recv(given, rank, tag))
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> CoarseWork:
-        """Receive from whoever sends first; of those that have sent, from the lowest rank.
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Any:
+        return self._receive(tensors, lambda given: self.gloo.group.recv_anysource(given, tag))
 
-        Raises
-        ------
-        ArgumentError : when a `recv` with a source begins before this one has ended.
-        """
-        work, (place,) = CoarseWork("recv", tensors), tensors_of(tensors)
+    def _receive(self, tensors: Sequence[Tensor], begin: Callable[[list[Tensor]], Any]) -> Any:
+        """Gloo's own work, unless a tensor is strided: then one that copies it at the end."""
+        (place,) = tensors_of(tensors)
+        given = dense(place)
+        received = begin([given])
+        if place.is_contiguous():
+            return received
+        work = self._hold(CoarseWork("recv", tensors))
 
         def action() -> None:
-            rank = self._rank
-            peers = [each for each in range(self._size) if each != rank]
-            keys = [self._name_between(each, rank, tag) for each in peers]
-            try:
-                source = peers[keys.index(self.client.seek(keys))]
-                self._moves.get(self._key_between(source, rank, tag), place)
-                work._source = source
-            finally:
-                self._seeking[tag] -= 1
+            received.wait()
+            place.copy_(given)
+            work._source = received._source_rank()
 
-        self._seeking[tag] += 1
-        self._hold(work)
-        self._seekers.submit(work.run, partial(self._carry_out, action))
+        threading.Thread(target=work.run, args=(action,), name="coarse recv", daemon=True).start()
         return work
 
     def shutdown(self) -> None:
@@ -442,19 +408,19 @@ class CoarseProcessGroup(dist.ProcessGroup):
         if self._closed:
             return
         self._closed = True
-        self._executor.shutdown(wait=True)
-        self._seekers.shutdown(wait=False)  # nobody may ever send
+        self._lane.close()
         self._disconnect(leave=leave)
         self._held.clear()
         self.exchanges.forget()
-        self.gloo.close()
         OPEN.discard(self)
         self._release()
 
     def _disconnect(self, *, leave: bool) -> None:
-        """Close the client; if there is none, there will be none."""
+        """Close the client and gloo; if there are none, there will be none."""
+        closed = JobError("the process group was closed")
         with contextlib.suppress(InvalidStateError):
-            self._connected.set_exception(JobError("the process group was closed"))
+            self._connected.set_exception(closed)
+        self.gloo.close(closed)
         if self._connected.exception() is None:
             self._connected.result().close(leave=leave)
 
@@ -468,9 +434,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._submit(what, [], action).wait()
 
     def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
-        """Carry out in the order of the program, in the thread of the group."""
-        work = self._hold(CoarseWork(what, result))
-        self._executor.submit(work.run, partial(self._carry_out, action))
+        """Carry out in the order of the program."""
+        work = self._hold(CoarseWork(what, result, self._lane))
+        self._lane.submit(work, partial(self._carry_out, action))
         return work
 
     def _carry_out(self, action: Callable[[], None]) -> None:
@@ -482,16 +448,36 @@ class CoarseProcessGroup(dist.ProcessGroup):
         try:
             action()
         except JobError as error:
-            self._failure = error
-            self._disconnect(leave=False)  # so that the others do not wait for this one
+            self._fail(error)
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            self._fail(JobError("a collective was interrupted"))
             raise
 
-    def _begin(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
-        """Carry out in a thread of its own: it may wait for another one of this process."""
-        work = self._hold(CoarseWork(what, result))
-        carried = partial(self._carry_out, action)
-        threading.Thread(target=work.run, args=(carried,), name=f"coarse {what}").start()
-        return work
+    def _fail(self, error: JobError) -> None:
+        self._failure = error
+        self._disconnect(leave=False)  # so that the others do not wait for this one
+
+    def _move(
+        self,
+        what: str,
+        result: Any,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        call: Callable[[Any, list[Tensor], list[Tensor]], list[Any]],
+    ) -> CoarseWork:
+        """Carry out a collective of gloo's that moves bytes, with contiguous tensors."""
+
+        def action() -> None:
+            places = [dense(each) for each in outputs]
+            self.gloo.wait(call(self.gloo.group, places, [dense(each) for each in inputs]))
+            for output, place in zip(outputs, places, strict=True):
+                if not output.is_contiguous():
+                    output.copy_(place)
+
+        return self._submit(what, result, action)
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
         """Keep it until it is over: if torch alone had it, it would be no work of Python's.
@@ -506,29 +492,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._held = [*kept[-HELD_WORKS:], work]
         return work
 
-    def _key(self, what: str) -> str:
-        """A name that is the same in all processes: they call collectives in the same order."""
-        return f"{what}/{next(self._numbers_of_keys)}"
-
-    def _key_between(self, source: int, destination: int, tag: int) -> str:
-        key = self._name_between(source, destination, tag)
-        self._numbers[source, destination, tag] += 1
-        return key
-
-    def _name_between(self, source: int, destination: int, tag: int) -> str:
-        """That of the next message."""
-        number = self._numbers[source, destination, tag] + 1
-        return f"send/{source}/{destination}/{tag}/{number}"
-
     def _reduce(self, given: Tensor, out: Tensor | None, operation: Any) -> None:
         """All clients' tensors, to `out` where there is one."""
         name = ring_operation(given, operation) if self._size > 1 else None
         if name is None:
             taken = given if given is out else given.clone()
             taken = taken.contiguous() if taken.layout == torch.strided else taken
-            self.gloo.fallback("all_reduce", given.dtype, operation).allreduce(
-                [taken], options_of(operation)
-            ).wait()
+            self.gloo.all_reduce("all_reduce", taken, operation)
             if out is not None and out is not taken:
                 out.copy_(taken)
             return
@@ -550,9 +520,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         own = self._rank * output.numel()
         if name is None:
             taken = source.clone()
-            self.gloo.fallback("reduce_scatter", output.dtype, operation).allreduce(
-                [taken], options_of(operation)
-            ).wait()
+            self.gloo.all_reduce("reduce_scatter", taken, operation)
             output.copy_(taken[own : own + output.numel()].view(output.shape))
             return
         target = flat(output)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +29,9 @@ class CoarseWork(Work):
     what a callback of `then` raises becomes an error of C++ (a RuntimeError with its text).
     """
 
-    def __init__(self, what: str, result: Any) -> None:
+    def __init__(self, what: str, result: Any, lane: Lane | None = None) -> None:
         super().__init__()
+        self._lane = lane
         self._what = what
         self._result = [result] if isinstance(result, Tensor) else result
         self._completed: Future[None] = Future()
@@ -70,6 +73,8 @@ class CoarseWork(Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end. Raises what it failed with; `TimeoutError` after a `timeout`."""
         self._asked = True
+        if self._lane is not None and not timeout:
+            self._lane.help(self)
         if not self._ended.wait(timeout.total_seconds() or None):
             raise TimeoutError(f"{self._what} did not end within {timeout}")
         if self._error is not None:
@@ -102,3 +107,65 @@ class CoarseWork(Work):
         with self._lock:
             self._asked = self._future_is_out = True
         return self._future
+
+
+class Lane:
+    """Carries out works in order: in a thread of its own, or in one that waits for the next work.
+
+    Parameters
+    ----------
+    name : of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: deque[tuple[CoarseWork, Callable[[], None]]] = deque()
+        self._changed = threading.Condition()
+        self._busy = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread.start()
+
+    def submit(self, work: CoarseWork, action: Callable[[], None]) -> None:
+        """Append a work."""
+        with self._changed:
+            self._queue.append((work, action))
+            self._changed.notify_all()
+
+    def help(self, work: CoarseWork) -> None:
+        """Carry out a work in this thread, if it is the next one and no thread has begun it."""
+        with self._changed:
+            if self._busy or not self._queue or self._queue[0][0] is not work:
+                return
+            action = self._take()
+        action()
+
+    def close(self) -> None:
+        """End the thread when all works are carried out."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _take(self) -> Callable[[], None]:
+        self._busy = True
+        return partial(self._carry_out, *self._queue.popleft())
+
+    def _carry_out(self, work: CoarseWork, action: Callable[[], None]) -> None:
+        try:
+            work.run(action)
+        finally:
+            with self._changed:
+                self._busy = False
+                if self._queue or self._closing:
+                    self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._busy and (self._queue or self._closing))
+                if not self._queue:
+                    return
+                action = self._take()
+            action()
+            del action
