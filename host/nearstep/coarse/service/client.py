@@ -30,17 +30,20 @@ from nearstep.coarse.service.messages import (
     Get,
     Hello,
     Load,
+    Nearby,
     Open,
     Operation,
     Proof,
     Put,
     Save,
     Seek,
+    Stay,
     Update,
     Welcome,
 )
 from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.replies import Replies
+from nearstep.coarse.service.wire import Address
 from nearstep.errors import ArgumentError
 from nearstep.scalars import check_whole, is_whole
 
@@ -102,25 +105,45 @@ class Client:
         self.routing: RoutingTable | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._replies = Replies(address, timeout_s=timeout_s, silence_s=silence_s)
+        self._replies = self._introduce(address, token, timeout_s, silence_s)
         self._arena = Arena(self._replies)
-        try:
-            hello = Hello(VERSION, job, rank, clients, nonce())
-            self._replies.send(hello)
-            asked: Challenge = self._replies.wait(lambda: self._replies.challenge, "the service")
-            self._replies.send(Proof(proof(token, "client", hello, asked.nonce)))
-            found: Welcome = self._replies.wait(
-                lambda: self._replies.welcome, f"all {clients} clients of job {job!r}"
-            )
-            if not hmac.compare_digest(found.digest, proof(token, "service", hello, asked.nonce)):
-                raise HandshakeError("the service does not know the token")
-        except BaseException:
-            self.close(leave=False)
-            raise
+        found = self._replies.welcome
+        assert found is not None
         self.device: str = found.device
         self.devices: int = found.devices
         self.shard_bytes: int = found.shard_bytes
         self.queue_shards: int = found.queue_shards
+
+    def _introduce(self, address: str, token: str, timeout_s: float, silence_s: float) -> Replies:
+        """Connect, and wait for all clients; from TCP go on to a Unix socket on this machine."""
+        replies = Replies(address, timeout_s=timeout_s, silence_s=silence_s)
+        others = f"all {self.clients} clients of job {self.job!r}"
+        try:
+            hello = Hello(VERSION, self.job, self.rank, self.clients, nonce())
+            replies.send(hello)
+            asked: Challenge = replies.wait(lambda: replies.challenge, "the service")
+            digest = proof(token, "service", hello, asked.nonce)
+            replies.send(Proof(proof(token, "client", hello, asked.nonce)))
+            replies.wait(lambda: replies.welcome or replies.nearby, others)
+            if (nearby := replies.nearby) is not None:
+                _check_service(nearby, digest)
+                if (near := self._near(nearby.name, token, timeout_s, silence_s)) is not None:
+                    replies.close(leave=False)
+                    return near
+                replies.send(Stay())
+            _check_service(replies.wait(lambda: replies.welcome, others), digest)
+        except BaseException:
+            replies.close(leave=False)
+            raise
+        return replies
+
+    def _near(self, name: str, token: str, timeout_s: float, silence_s: float) -> Replies | None:
+        """A connection to a Unix socket of the service; None on another machine."""
+        try:
+            Address(f"unix:{name}").connect().close()
+        except OSError:
+            return None
+        return self._introduce(f"unix:{name}", token, timeout_s, silence_s)
 
     @property
     def timeout_s(self) -> float:
@@ -418,3 +441,9 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close(leave=kind is None)
+
+
+def _check_service(found: Welcome | Nearby, digest: bytes) -> None:
+    """Raise `HandshakeError` unless the service has shown that it knows the token."""
+    if not hmac.compare_digest(found.digest, digest):
+        raise HandshakeError("the service does not know the token")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 5
+VERSION = 6
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -47,6 +47,21 @@ class Proof(Message):
     """It knows the token."""
 
     digest: Secret
+
+
+class Nearby(Message):
+    """A Unix socket of the service, for clients of TCP on its machine.
+
+    Who can connect to that goes on there, with a new handshake, and shares memory. The service
+    shows that it knows the token.
+    """
+
+    name: Name
+    digest: Secret
+
+
+class Stay(Message):
+    """The client cannot: it goes on here."""
 
 
 class Welcome(Message):
@@ -270,6 +285,7 @@ class Failed(Message):
 FromClient = (
     Hello
     | Proof
+    | Stay
     | Attach
     | Detach
     | Open
@@ -287,5 +303,16 @@ FromClient = (
     | Leave
 )
 FromService = (
-    Challenge | Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed
+    Challenge
+    | Nearby
+    | Welcome
+    | Opened
+    | Summed
+    | Stored
+    | Value
+    | Passed
+    | Done
+    | Beat
+    | Refused
+    | Failed
 )

@@ -31,6 +31,7 @@ from nearstep.coarse.service.messages import (
     Leave,
     Message,
     Missing,
+    Nearby,
     Opened,
     Passed,
     Refused,
@@ -80,6 +81,7 @@ class Replies:
     Attributes
     ----------
     challenge : what the service wants to know first.
+    nearby : where it is, for a client on its machine.
     welcome : what it said of itself.
     sums : of exchanges, by number.
     refused : exchanges of which the service refused something.
@@ -95,6 +97,7 @@ class Replies:
         self.timeout_s = timeout_s
         self.silence_s = silence_s
         self.challenge: Challenge | None = None
+        self.nearby: Nearby | None = None
         self.welcome: Welcome | None = None
         self.sums: dict[int, Sums] = {}
         self.refused: dict[int, Refused] = {}
@@ -315,6 +318,8 @@ class Replies:
             match message:
                 case Challenge():
                     self.challenge = message
+                case Nearby():
+                    self.nearby = message
                 case Welcome():
                     self.welcome = message
                 case Opened():

@@ -22,6 +22,7 @@ from nearstep.coarse.service.messages import (
     Proof,
     Push,
     Put,
+    Stay,
 )
 from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.segment import PAGE_BYTES, Segment
@@ -75,7 +76,7 @@ class Session:
         """
         shared = self.connection.is_shared
         self.connection.check_descriptors(1 if shared and isinstance(message, Attach) else 0)
-        if isinstance(message, Hello | Proof):
+        if isinstance(message, Hello | Proof | Stay):
             raise FrameError("one handshake", "another one")
         if isinstance(message, Attach):
             if message.segment in self.segments:

@@ -48,6 +48,8 @@ Landing = Callable[[Any], "NDArray[np.uint8] | None"]
 class Address:
     """A place to listen at: `unix:PATH` or `tcp:HOST:PORT`, of IPv6 `tcp:[HOST]:PORT`.
 
+    `unix:@NAME` is a socket without a file.
+
     Raises
     ------
     ArgumentError : it is neither.
@@ -59,7 +61,7 @@ class Address:
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         self.place: str | tuple[str, int]
         if kind == "unix" and rest:
-            self.place = rest
+            self.place = "\0" + rest[1:] if rest[0] == "@" else rest
         elif (
             kind == "tcp"
             and bare
@@ -89,11 +91,14 @@ class Address:
             return socket.create_server(
                 place[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both
             )
-        self._remove_stale(self.place)
+        has_file = self.place[0] != "\0"
+        if has_file:
+            self._remove_stale(self.place)
         made = socket.socket(socket.AF_UNIX)
         try:
             made.bind(self.place)
-            os.chmod(self.place, 0o600)
+            if has_file:
+                os.chmod(self.place, 0o600)
             made.listen(BACKLOG)
         except BaseException:
             made.close()
