@@ -69,17 +69,22 @@ def main(
     processes: Annotated[int, typer.Option(min=2, help="processes")] = 4,
     device: Annotated[
         str, typer.Option(help="memory devices")
-    ] = "golden:coarse?devices=4&groups=2&memory_bytes=256MiB",
+    ] = "golden:coarse?devices={processes}&groups=2&memory_bytes=256MiB",
     listen: Annotated[str, typer.Option(help="unix: or tcp:127.0.0.1:0")] = "unix:",
+    share_memory: Annotated[
+        bool, typer.Option(help="with clients of TCP; without: bytes cross the wire")
+    ] = True,
     mib: Annotated[str, typer.Option(help="sizes of tensors, MiB, by commas")] = "1,4,16",
     rounds: Annotated[
         int, typer.Option(min=3, help="that are measured, after two that are not")
     ] = 15,
 ) -> None:
     sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
+    device = device.format(processes=processes)
+    shared = "--share-memory" if share_memory else "--no-share-memory"
     with tempfile.TemporaryDirectory() as folder:
         out, token = f"{folder}/found", Path(folder) / "token"
-        with Spawned(device, "--listen", listen) as service:
+        with Spawned(device, "--listen", listen, shared) as service:
             token.touch(0o600)
             token.write_text(service.token)
             os.environ.update({ADDRESS: service.address, TOKEN_FILE: str(token)})
@@ -107,6 +112,7 @@ def main(
         )
     console.print(table)
     options = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
+    options["share_memory"] = share_memory
     results = {"options": options, "rows": rows, "service_bytes": service_bytes}
     console.print(report.write("coarse_service", results))
 
