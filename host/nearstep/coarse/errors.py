@@ -49,28 +49,6 @@ class QueueFullError(DeviceError):
         )
 
 
-class PushOrderError(ArgumentError):
-    """A client pushed tensors in another order than that of the program. Nothing was pushed."""
-
-    def __init__(self, client: int, tensor: int, after: int) -> None:
-        self.client = client
-        self.tensor = tensor
-        self.after = after
-        super().__init__(
-            f"client {client} must push tensors in the order of the program, "
-            f"not tensor {tensor} after tensor {after}"
-        )
-
-
-class PushedTwiceError(ArgumentError):
-    """A proxy has that tensor already. Nothing was pushed."""
-
-    def __init__(self, proxy: int, tensor: int) -> None:
-        self.proxy = proxy
-        self.tensor = tensor
-        super().__init__(f"proxy {proxy} must get tensor {tensor} once, not twice")
-
-
 class ProfileError(ArgumentError):
     """What a client measured of its proxies cannot be a profile.
 
@@ -197,20 +175,6 @@ class RingTimeoutError(WaitTimeoutError):
         self.waits = tuple(waits)
         text = "; ".join(map(str, self.waits)) or "no device has a job in work"
         super().__init__(f"{waited_for}: {text}", max_cycles, unit=unit, transactions=transactions)
-
-
-class DeadlockError(RingTimeoutError):
-    """Proxies wait for each other in a circle.
-
-    Attributes
-    ----------
-    circle : tuple[int, ...]. Devices, each of which waits for the next one, and the last for the
-        first.
-    """
-
-    def __init__(self, circle: Sequence[int], *args: Any, **options: Any) -> None:
-        self.circle = tuple(circle)
-        super().__init__(*args, **options)
 
 
 class SnapshotSpaceError(SnapshotError):

@@ -195,13 +195,6 @@ class CoarsePool:
             self.rings.submit(event)
         return event
 
-    def prepare(self, tensor: PoolTensor, op: str, wire: str, *, group: int) -> Event:
-        """As `submit`, but nothing is sent yet: for schedulers, that push to one device."""
-        with self.rings.lock:
-            event = self._event(tensor, op, wire, group)
-            self.rings.begin(event)
-        return event
-
     def _event(self, tensor: PoolTensor, op: str, wire: str, group: int | None) -> Event:
         self.check_operation(op)
         self.check_wire(wire)

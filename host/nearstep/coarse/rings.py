@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -384,26 +384,20 @@ class Rings:
                 if all(self.completed(job) for job in each.jobs):
                     self._pending.remove(each)
                     each.end(None)
-            failure = self.look_for_errors() if self._pending else None
+            failure = self._look_for_errors() if self._pending else None
             if failure is not None:
                 self._end_pending(failure)
 
     def completed(self, job: RingJob) -> bool:
         """Whether all devices have completed a job. Looks at them, does not wait."""
         for device in sorted(job.incomplete & job.targets.keys()):
-            self.completed_on(job, device)
-        return not job.incomplete
-
-    def completed_on(self, job: RingJob, device: int) -> bool:
-        """Whether a device has completed a job."""
-        if device in job.incomplete and device in job.targets:
             count = self._read(self._ports[device][job.part.group].completed.address)
             over = (count - job.targets[device]) % (1 << COMPLETED_BITS)
             if over < 1 << (COMPLETED_BITS - 1):
                 job.incomplete.discard(device)
-        return device not in job.incomplete
+        return not job.incomplete
 
-    def look_for_errors(self) -> RingError | None:
+    def _look_for_errors(self) -> RingError | None:
         """What ended all jobs, if something has. The pool needs a reset then."""
         found = (each.holds(self._read(each.address)) for each in self._errors)
         if self.failure is None and any(found):
@@ -441,26 +435,19 @@ class Rings:
                     ) from None
 
     def polls(self, pending: Pending) -> list[Poll]:
-        """One of these holds when a device has completed one of the jobs, or on an error."""
-        polls = self.error_polls()
+        """One of these holds when a device has completed one of the jobs, or on an error.
+
+        A device that has completed a job may have completed later ones, too.
+        """
         for job in pending.jobs:
-            devices = job.incomplete & job.targets.keys()
-            if devices:
-                return self.completed_polls(job, min(devices)) + polls
-        return polls
-
-    def completed_polls(self, job: RingJob, device: int) -> list[Poll]:
-        """One of these holds when a device has completed a job; it may have gone on to others."""
-        group = job.part.group
-        counts = range(job.targets[device], self._pushed[device][group] + 1)
-        place = self._ports[device][group].completed
-        return [
-            Poll(address=place.address, mask=place.mask, value=count % (1 << COMPLETED_BITS))
-            for count in counts
-        ]
-
-    def error_polls(self) -> list[Poll]:
-        """One of these holds when a device has an error."""
+            if devices := job.incomplete & job.targets.keys():
+                device, group = min(devices), job.part.group
+                place = self._ports[device][group].completed
+                counts = range(job.targets[device], self._pushed[device][group] + 1)
+                return [
+                    *(replace(place, value=count % (1 << COMPLETED_BITS)) for count in counts),
+                    *self._errors,
+                ]
         return list(self._errors)
 
     def _read(self, address: int) -> int:
