@@ -33,10 +33,10 @@ from nearstep.coarse.service.messages import (
     Nearby,
     Open,
     Operation,
+    Probe,
     Proof,
     Put,
     Save,
-    Seek,
     Stay,
     Update,
     Welcome,
@@ -101,7 +101,6 @@ class Client:
         self.rank = rank
         self.clients = clients
         self._exchanges = 0
-        self._profiled = 0
         self.routing: RoutingTable | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -249,46 +248,12 @@ class Client:
             raise
         return exchange
 
-    def put(
-        self, key: str, data: NDArray[np.uint8], *, readers: int, device: int | None = None
-    ) -> None:
-        """Leave bytes in the memory of a device, for `readers` clients.
-
-        Parameters
-        ----------
-        key
-        data : NDArray[np.uint8].
-        readers : at least 1.
-        device : that of this client's rank by default.
-
-        Raises
-        ------
-        DeviceMemoryError : nothing was left; the readers get it, too.
-        RefusedError, JobError
-        """
-        if readers < 1:
-            raise ArgumentError(f"readers must be at least 1, not {readers}")
-        at = self.own_device if device is None else device
-        if not is_whole(at) or not 0 <= at < self.devices:
-            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
-        self._put(key, data, readers, at)
-
-    def _put(self, key: str, data: NDArray[np.uint8], readers: int, device: int) -> None:
-        with self._arena.borrow(data.size) as place:
-            place.data[:] = data
-            request = self._replies.request()
-            message = Put(request, key, place.segment, data.size, readers, device, place.offset)
-            self._replies.send(message, place.data)
-            self._replies.answer(request, f"{key!r} to be stored")
-            self._replies.copied_bytes += data.size
-
     def get(self, key: str, out: NDArray[np.uint8]) -> None:
-        """Wait for bytes that a client leaves under a name, and copy them to `out`.
+        """Copy what is kept under a name to `out`, when it is there.
 
         Raises
         ------
-        UnlikeError : there are more or fewer of them.
-        DeviceMemoryError : there was no memory for them.
+        UnlikeError : there are more or fewer bytes.
         RefusedError, JobError
         """
         with self._arena.borrow(out.size) as place:
@@ -307,7 +272,13 @@ class Client:
         DeviceMemoryError : the version before it is still there.
         RefusedError, JobError
         """
-        self._put(key, data, 0, self.own_device)
+        with self._arena.borrow(data.size) as place:
+            place.data[:] = data
+            request = self._replies.request()
+            message = Put(request, key, place.segment, data.size, place.offset)
+            self._replies.send(message, place.data)
+            self._replies.answer(request, f"{key!r} to be stored")
+            self._replies.copied_bytes += data.size
 
     def save(self, path: str, keys: Sequence[str]) -> str:
         """Write what is kept under these names now to the next generation of `path`.
@@ -351,19 +322,6 @@ class Client:
         found: dict[str, int] = json.loads(done.text)
         return found
 
-    def seek(self, keys: list[str]) -> str:
-        """The first of these names that has bytes; waits until one has. They stay.
-
-        Raises
-        ------
-        RefusedError, JobError
-        """
-        request = self._replies.request()
-        self._replies.send(Seek(request, keys))
-        answer = self._replies.answer(request, "a message from any client")
-        assert isinstance(answer, Done)
-        return answer.text
-
     def profile(self, sizes: Sequence[int] = PROFILED_BYTES, *, repeats: int = 3) -> Profile:
         """Measure how long bytes take to the memory of each device and back.
 
@@ -386,18 +344,18 @@ class Client:
         """
         check_whole("repeats", repeats, 1)
         check_sizes(sizes)
-        data = np.zeros(max(sizes), np.uint8)
-        out = np.empty_like(data)
         seconds: dict[int, dict[int, float]] = {each: {} for each in range(self.devices)}
-        for device, size, _ in product(seconds, sizes, range(repeats)):
-            with self._lock:
-                self._profiled += 1
-            key = f"profile/{self.rank}/{self._profiled}"
-            began = time.perf_counter()
-            self.put(key, data[:size], readers=1, device=device)
-            self.get(key, out[:size])
-            passed = time.perf_counter() - began
-            seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
+        with self._arena.borrow(max(sizes)) as place:
+            place.data[:] = 0
+            for device, size, _ in product(seconds, sizes, range(repeats)):
+                request = self._replies.request()
+                probe = Probe(request, place.segment, size, device, place.offset)
+                began = time.perf_counter()
+                with self._replies.landing(request, place.data[:size]):
+                    self._replies.send(probe, place.data[:size])
+                    self._replies.answer(request, f"{size} bytes from device {device}")
+                passed = time.perf_counter() - began
+                seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
         return Profile.of(seconds)
 
     def check_step(self, exchange: Exchange, step: int, hyper: str) -> None:

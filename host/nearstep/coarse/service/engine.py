@@ -38,10 +38,10 @@ from nearstep.coarse.service.messages import (
     Message,
     Missing,
     Open,
+    Probe,
     Push,
     Put,
     Save,
-    Seek,
     Summed,
 )
 from nearstep.coarse.service.order import ArrivalOrder
@@ -262,13 +262,13 @@ class Engine:
     def _dispatch(self, job: TrainingJob, session: Session, message: Message | Loaded) -> None:
         if not job.began and not isinstance(message, Leave | Missing):
             raise FrameError("nothing before all clients are there", type(message).__name__)
-        if isinstance(message, Open | Put):
+        if isinstance(message, Open | Probe):
             job.check_device(session, message.device)
         if isinstance(message, Push):
             self._check_proxy(job.exchange(session, message).places[session.rank])
-        elif isinstance(message, Put):
+        elif isinstance(message, Probe):
             self._check_proxy(message.device)
-        elif isinstance(message, Get):
+        elif isinstance(message, Get | Put):
             self._check_proxy(session.rank % self.pool.devices)
         if isinstance(message, Put | Get | Save | Loaded):
             self._settle()
@@ -287,8 +287,8 @@ class Engine:
                 job.put(session, message)
             case Get():
                 job.get(session, message)
-            case Seek():
-                job.seek(session, message)
+            case Probe():
+                job.probe(session, message)
             case Barrier():
                 job.barrier(session, message)
             case Save():

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
 from nearstep.coarse.service.key_value import KeptValues, hyper_of
-from nearstep.coarse.service.mailbox import Mail
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,
@@ -27,13 +25,11 @@ from nearstep.coarse.service.messages import (
     Missing,
     Open,
     Opened,
-    Passed,
+    Probe,
     Push,
     Put,
     Refused,
     Save,
-    Seek,
-    Stored,
     Value,
     Welcome,
 )
@@ -90,11 +86,10 @@ class TrainingJob:
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
     _turns: dict[int, Turn] = field(default_factory=dict)
-    _mail: Mail = field(init=False)
+    _waiting: dict[str, list[tuple[Session, Get]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._values = KeptValues(self.pool, self.snapshots)
-        self._mail = Mail(self.pool)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
         """Take a client in, or refuse it; when all are there they begin."""
@@ -320,26 +315,29 @@ class TrainingJob:
             )
 
     def put(self, session: Session, message: Put) -> None:
-        """Bytes of a client go to the memory of a device.
-
-        Raises
-        ------
-        FrameError : there are some of that name.
-        """
-        data = session.memory(message, message.nbytes)
-        if not message.readers:
-            return self._keep(session, message, data)
-        return self._mail.put(session, message, data)
-
-    def _keep(self, session: Session, message: Put, data: NDArray[np.uint8]) -> None:
+        """Keep bytes of a client; who waits for them gets them."""
         try:
-            self._values.put(message.key, data)
+            self._values.put(message.key, session.memory(message, message.nbytes))
         except OutOfDeviceMemoryError as error:
             return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
-        session.send(Stored(message.request))
-        for waiting in self._mail.waiting_for(message.key):
-            self.get(waiting.session, waiting.get)
+        session.send(Done(message.request))
+        for waiting, get in self._waiting.pop(message.key, []):
+            self.get(waiting, get)
         return None
+
+    def probe(self, session: Session, message: Probe) -> None:
+        """Write bytes of a client to the memory of a device, and read them back."""
+        data = session.memory(message, message.nbytes)
+        try:
+            nbytes = max(1, message.nbytes)
+            buffer = self.pool.device.alloc(nbytes, np.uint8, channel=message.device)
+        except OutOfDeviceMemoryError as error:
+            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+        if message.nbytes:
+            buffer.write(data)
+            buffer.read(data)
+        buffer.free()
+        return session.send(Value(message.request, session.inline(message.nbytes)), data)
 
     def save(self, session: Session, message: Save) -> None:
         """What is kept goes to a file, in a thread, which then answers the client."""
@@ -395,11 +393,9 @@ class TrainingJob:
 
     def get(self, session: Session, message: Get) -> None:
         """Bytes go to a client, when they are there."""
-        if message.key in self._values:
-            return self._get_kept(session, message)
-        return self._mail.get(session, message)
-
-    def _get_kept(self, session: Session, message: Get) -> None:
+        if message.key not in self._values:
+            self._waiting.setdefault(message.key, []).append((session, message))
+            return None
         nbytes = self._values.sizes[message.key]
         if message.nbytes != nbytes:
             detail = f"{message.key!r} has {nbytes} bytes, not {message.nbytes}"
@@ -407,10 +403,6 @@ class TrainingJob:
         out = session.memory(message, nbytes)
         self._values.read(message.key, session.rank % self.pool.devices, out)
         return session.send(Value(message.request, session.inline(nbytes)), out)
-
-    def seek(self, session: Session, message: Seek) -> None:
-        """A client learns which of several values is there, when one is."""
-        self._mail.seek(session, message)
 
     def barrier(self, session: Session, message: Barrier) -> None:
         """A client waits for all others."""
@@ -421,7 +413,7 @@ class TrainingJob:
         if len(first) == self.clients:
             for arrived in first.values():
                 self._arrived.remove(arrived)
-                arrived[0].send(Passed(arrived[1].request))
+                arrived[0].send(Done(arrived[1].request))
 
     def missing(self, session: Session, message: Missing) -> None:
         """A client has waited for too long: which others have not done what it has."""
@@ -454,7 +446,7 @@ class TrainingJob:
             for each in self._exchanges.values()
             for shard in each.shards
         )
-        waits |= self._mail.is_awaited and len(self._gone) >= self.clients - 1
+        waits |= bool(self._waiting) and len(self._gone) >= self.clients - 1
         if waits:
             ranks = sorted(self._gone)
             raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
@@ -477,7 +469,6 @@ class TrainingJob:
         for exchange in self._exchanges.values():
             exchange.free()
         self._exchanges.clear()
-        self._mail.free()
         self._values.free()
         for session in self.sessions.values():
             session.close()

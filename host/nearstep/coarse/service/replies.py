@@ -33,9 +33,7 @@ from nearstep.coarse.service.messages import (
     Missing,
     Nearby,
     Opened,
-    Passed,
     Refused,
-    Stored,
     Summed,
     Value,
     Welcome,
@@ -332,7 +330,7 @@ class Replies:
                         self.sums[message.exchange].versions[message.shard] = message.version
                 case Refused(exchange=int(number)):
                     self.refused[number] = message
-                case Stored() | Value() | Passed() | Done() | Refused(request=int()):
+                case Value() | Done() | Refused(request=int()):
                     assert message.request is not None
                     self._answers[message.request] = message
                 case Failed():

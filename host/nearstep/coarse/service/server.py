@@ -139,8 +139,9 @@ class Server:
             self._nearby = f"@nearstep-{secrets.token_hex(16)}"
             self._listeners.append(Address(f"unix:{self._nearby}").listen())
         place = self.address.place
-        has_file = isinstance(place, str) and place[0] != "\0"
-        self._socket = os.path.abspath(place) if has_file else None
+        self._socket: str | None = None
+        if isinstance(place, str) and place[0] != "\0":
+            self._socket = os.path.abspath(place)
 
     @property
     def bound(self) -> str:

@@ -19,6 +19,7 @@ from nearstep.coarse.service.messages import (
     Hello,
     Message,
     Open,
+    Probe,
     Proof,
     Push,
     Put,
@@ -105,7 +106,7 @@ class Session:
                 self._opened[message.exchange] = message, layout
         elif isinstance(message, Close):
             self._opened.pop(message.exchange, None)
-        elif isinstance(message, Put | Get):
+        elif isinstance(message, Put | Get | Probe):
             self.memory(message, message.nbytes)
 
     def landing(self, message: Message) -> NDArray[np.uint8] | None:
@@ -125,11 +126,11 @@ class Session:
                 if message.nbytes != place.size:
                     raise FrameError(f"a shard of {place.size} bytes", f"{message.nbytes}")
                 return place
-        elif isinstance(message, Put):
+        elif isinstance(message, Put | Probe):
             return self.memory(message, message.nbytes)
         return None
 
-    def memory(self, message: Open | Put | Get, nbytes: int) -> NDArray[np.uint8]:
+    def memory(self, message: Open | Put | Get | Probe, nbytes: int) -> NDArray[np.uint8]:
         """So many bytes of the client's memory, where a message says.
 
         Raises

@@ -145,7 +145,7 @@ class StorageOptimizer(torch.optim.Optimizer):
                 each.keep_steps()
             found[0] = client.save(path, [key for each in self._stored for key in each.saved()])
 
-        self._carry_out("save a stored optimizer", partial(first_does, client, save))
+        self._carry_out("save a stored optimizer", partial(first_does, self._processes, save))
         return found[0]
 
     def load(self, path: str) -> None:
@@ -166,7 +166,7 @@ class StorageOptimizer(torch.optim.Optimizer):
             client.load(path)
 
         def action() -> None:
-            first_does(client, load)
+            first_does(self._processes, load)
             for stored, flat in zip(self._stored, self._groups, strict=True):
                 stored.loaded(flat.room)
                 flat.write(flat.room, 0, flat.size)

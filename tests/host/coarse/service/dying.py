@@ -146,7 +146,7 @@ def session(client: Client) -> np.ndarray:
     out = np.empty(ELEMENTS, np.float32)
     exchange = client.exchange(ELEMENTS)
     exchange.reduce(inputs(client.clients)[client.rank], out)
-    client.put(f"from {client.rank}", out.view(np.uint8), readers=1)
+    client.keep(f"from {client.rank}", out.view(np.uint8))
     got = np.empty_like(out)
     client.get(f"from {(client.rank + 1) % client.clients}", got.view(np.uint8))
     np.testing.assert_array_equal(got.view(np.uint32), out.view(np.uint32))
@@ -235,7 +235,7 @@ def beside(service: Service) -> Iterator[Callable[[], int]]:
             key = f"end {counts[client.rank]}"
             if client.rank == 0:
                 said[0] = ended.is_set()
-                client.put(key, said, readers=1)
+                client.keep(key, said)
             else:
                 client.get(key, said)
             if said[0]:

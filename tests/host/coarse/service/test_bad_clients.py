@@ -35,6 +35,7 @@ from nearstep.coarse.service.messages import (
     Get,
     Hello,
     Open,
+    Probe,
     Proof,
     Push,
     Put,
@@ -113,14 +114,13 @@ BAD = {
     "checks what updates nothing": [Check(1, 7, 1, "{}")],
     "small segment": [Open(1, 1 << 20, "sum", "fp32", 0, 0, 4096)],
     "huge": [Open(1, 1 << 40, "sum", "fp32", 0, 0, 4096)],
-    "no segment": [Put(1, "a", 77, 8, 1, 0)],
+    "no segment": [Put(1, "a", 77, 8)],
     "more than the segment": [Get(1, "a", 0, 1 << 40)],
-    "not at a page": [Put(1, "a", 0, 8, 1, 0, 8)],
+    "not at a page": [Put(1, "a", 0, 8, 8)],
     "behind the segment": [Get(1, "a", 0, 8, SLAB_BYTES)],
     "place that is taken": [Push(8, 1, 0, 0), Push(8, 1, 4, 0)],
     "segment again": [Attach(0, 4096)],
-    "put twice": [Put(1, "a", 0, 0, 1, 0), Put(2, "a", 0, 0, 1, 0)],
-    "no device": [Put(1, "a", 0, 0, 1, 4)],
+    "no device": [Probe(1, 0, 0, 4)],
     "opens on no device": [Open(0, 8, "sum", "fp32", 0, 4, 4096)],
     "shards of nothing": [Open(0, 8, "sum", "fp32", 0, 0, 100)],
     "too many shards": [Open(0, 1 << 27, "sum", "fp32", 1, 0, 2048)],
@@ -226,7 +226,7 @@ def test_full_memory_is_refused_and_nothing_is_lost(serve) -> None:
         with pytest.raises(DeviceMemoryError):
             client.exchange(4 << 20)
         with pytest.raises(DeviceMemoryError):
-            client.put("a", np.zeros(8 << 20, np.uint8), readers=1)
+            client.keep("a", np.zeros(8 << 20, np.uint8))
         out = np.empty(8, np.float32)
         first.reduce(np.full(8, 1.5, np.float32), out)
         assert (out == 3).all()
@@ -257,7 +257,7 @@ def reduce(client: Client, exchange: Exchange) -> None:
 
 def put(client: Client, exchange: Exchange) -> None:
     if client.rank == 1:
-        client.put("a", np.zeros(8, np.uint8), readers=1)
+        client.keep("a", np.zeros(8, np.uint8))
     client.get("never", np.zeros(8, np.uint8))
 
 
