@@ -43,7 +43,6 @@ class CoreCounters:
 
     Attributes
     ----------
-    cycles, beats
     stall_local, stall_receive, stall_send, stall_write : cycles.
     """
 
@@ -80,7 +79,6 @@ class PoolCounters:
     Attributes
     ----------
     cycles : device cycle of the reading, or cycles between; None without a clock.
-    devices
     """
 
     cycles: int | None

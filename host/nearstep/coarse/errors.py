@@ -141,7 +141,6 @@ class Waiting:
 
     Attributes
     ----------
-    device
     job : what it has in work.
     peers : those it waits for, and what they do instead.
     """

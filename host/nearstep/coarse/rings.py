@@ -64,12 +64,8 @@ class RingJob:
 
     Attributes
     ----------
-    part
-    operation
-    wire
     sources, destinations : local addresses of the part on each device.
     scale : of an average.
-    tag
     targets : jobs that a device has completed when it has completed this one; of those that have
         it.
     incomplete : devices that have not completed it.
@@ -154,14 +150,6 @@ class Pending(Completion):
         max_cycles : bound in device cycles (steps, on devices without a clock). None: enough for
             all that is queued before it if each beat took 64 cycles, and for a peer to be found
             dead.
-
-        Raises
-        ------
-        RingError : all jobs were ended; tensors have their old values. `SilentLinkError`,
-            `JobMismatchError`, `MemoryResponseError` and others say why.
-        RingTimeoutError : not in that time; says who waits for whom. They still run.
-        ArgumentError : `max_cycles` is no integer, or negative.
-        ClosedDeviceError
         """
         if not self._ended:
             self._rings.wait(self, max_cycles)
@@ -189,10 +177,6 @@ class JobPort:
 
     A job takes 8 words on each device: they are encoded here, since `RegisterHandle` would look up
     every name and check every value again.
-
-    Parameters
-    ----------
-    core
     """
 
     def __init__(self, core: BlockRegisters) -> None:
@@ -224,7 +208,6 @@ class Rings:
 
     Parameters
     ----------
-    device
     silence_cycles : after which a link without a valid frame is dead; 0: never.
     """
 
@@ -259,12 +242,7 @@ class Rings:
         return self.device.nodes[device][f"sync{group}"]
 
     def reset(self) -> None:
-        """End all jobs on all devices and begin the next epoch. Tensors keep their values.
-
-        Raises
-        ------
-        WaitTimeoutError : a device did not become idle.
-        """
+        """End all jobs on all devices and begin the next epoch. Tensors keep their values."""
         with self.lock:
             self._giving += 1
             aborted = self._outcome(ErrorCause.ABORTED, 0) if self._pending else None

@@ -69,7 +69,6 @@ class Client:
 
     Attributes
     ----------
-    job
     device : URL of the memory devices.
     devices : their number.
     shard_bytes : of the shards of tensors.
@@ -193,7 +192,6 @@ class Client:
         ArgumentError : `shard_bytes` is none, or there are no elements.
         UnlikeError : the clients do not open the same; says who opens what.
         DeviceMemoryError : the devices have no memory for it.
-        RefusedError, JobError
         OrderError : other clients sum something else in this turn.
         """
         chosen = self.shard_bytes if shard_bytes is None else shard_bytes
@@ -254,7 +252,6 @@ class Client:
         Raises
         ------
         UnlikeError : there are more or fewer bytes.
-        RefusedError, JobError
         """
         with self._arena.borrow(out.size) as place:
             request = self._replies.request()
@@ -270,7 +267,6 @@ class Client:
         Raises
         ------
         DeviceMemoryError : the version before it is still there.
-        RefusedError, JobError
         """
         with self._arena.borrow(data.size) as place:
             place.data[:] = data
@@ -293,7 +289,6 @@ class Client:
         ------
         RefusedError : `kind` says why: no such value, no space for the copies, a full disk, a step
             of an optimizer that is under way.
-        JobError
 
         Ref: COARSE paper, section IV-A.
         """
@@ -313,7 +308,6 @@ class Client:
         Raises
         ------
         RefusedError : torn, or not there; names the last good one. Nothing was changed.
-        JobError
         """
         request = self._replies.request()
         self._replies.send(Load(request, path))
@@ -338,7 +332,6 @@ class Client:
         ------
         ArgumentError : fewer than one repeat.
         ProfileError : sizes that are none.
-        RefusedError, JobError
 
         Ref: COARSE paper, section III-E.
         """
@@ -363,14 +356,12 @@ class Client:
 
         Parameters
         ----------
-        exchange
         step : t, from 1.
         hyper : JSON; what is not there is as it was given in the beginning.
 
         Raises
         ------
         RefusedError : it cannot; nothing was done, and the job goes on.
-        JobError
         """
         request = self._replies.request()
         self._replies.send(Check(request, exchange.number, step, hyper))

@@ -13,12 +13,7 @@ class ServiceError(NearstepError, RuntimeError):
 
 
 class FrameError(ServiceError):
-    """What came over a connection is not the protocol. The connection is closed.
-
-    Attributes
-    ----------
-    expected, found
-    """
+    """What came over a connection is not the protocol. The connection is closed."""
 
     def __init__(self, expected: str, found: str) -> None:
         self.expected = expected

@@ -63,9 +63,7 @@ class TrainingJob:
 
     Parameters
     ----------
-    name
     clients : that belong to it.
-    pool
     snapshots : folder of all files; None: there are none.
 
     Attributes
@@ -121,12 +119,7 @@ class TrainingJob:
             raise self._broken(session.rank, f"asked for device {device} of {self.pool.devices}")
 
     def open(self, session: Session, message: Open) -> None:
-        """A client opens an exchange; when all have, it is made.
-
-        Raises
-        ------
-        ClientLostError : it has opened that before.
-        """
+        """A client opens an exchange; when all have, it is made."""
         said = self._opening.setdefault(message.exchange, {})
         if session.rank in said or message.exchange in self._exchanges:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
@@ -178,12 +171,7 @@ class TrainingJob:
         )
 
     def exchange(self, session: Session, message: Push) -> DeviceExchange:
-        """The exchange that a client pushes a shard of.
-
-        Raises
-        ------
-        ClientLostError : there is none, or no such shard.
-        """
+        """The exchange that a client pushes a shard of."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or message.shard >= len(exchange.shards):
             what = f"pushed shard {message.shard} of exchange {message.exchange}"
@@ -191,13 +179,7 @@ class TrainingJob:
         return exchange
 
     def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
-        """The shard that a client pushes, and its exchange.
-
-        Raises
-        ------
-        ClientLostError : there is none, it is another version's turn, it was pushed before, or
-            another client has closed the exchange.
-        """
+        """The shard that a client pushes, and its exchange."""
         exchange = self.exchange(session, message)
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
@@ -249,7 +231,6 @@ class TrainingJob:
 
         Raises
         ------
-        ArgumentError : the step cannot be, or cannot have its hyper-parameters.
         JobError : the clients do not say the same.
         """
         said = message.step, message.hyper
@@ -264,12 +245,7 @@ class TrainingJob:
             )
 
     def check(self, session: Session, message: Check) -> None:
-        """A client asks whether a step can have its hyper-parameters.
-
-        Raises
-        ------
-        ClientLostError : there is no such exchange, or it updates nothing.
-        """
+        """A client asks whether a step can have its hyper-parameters."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or exchange.stored is None:
             what = f"asked for a step of exchange {message.exchange}, which updates nothing"
@@ -286,12 +262,7 @@ class TrainingJob:
         session.send(Refused(None, message.exchange, FullError.__name__, detail))
 
     def close(self, session: Session, message: Close) -> None:
-        """A client needs an exchange no more; when none does, its memory is free.
-
-        Raises
-        ------
-        ClientLostError : there is no such exchange, or somebody waits for the sum of a shard.
-        """
+        """A client needs an exchange no more; when none does, its memory is free."""
         if message.exchange not in self._exchanges:
             what = f"closed exchange {message.exchange}, which is not there"
             raise self._broken(session.rank, what)

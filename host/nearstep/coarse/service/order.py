@@ -33,7 +33,6 @@ class ArrivalOrder(Generic[Key]):
 
         Parameters
         ----------
-        shard
         client : number of one of those that push it.
         places : proxy of each client of the shard.
         """

@@ -129,12 +129,7 @@ class Replies:
         payload: NDArray[np.uint8] | None = None,
         descriptors: list[int] | None = None,
     ) -> None:
-        """Send a message; the payload only where memory is not shared.
-
-        Raises
-        ------
-        JobError : the job has ended.
-        """
+        """Send a message; the payload only where memory is not shared."""
         try:
             self.connection.send(message, None if self.is_shared else payload, descriptors or [])
         except (OSError, StalledError) as error:
@@ -168,13 +163,7 @@ class Replies:
             del self._landings[request]
 
     def answer(self, request: int, what: str) -> Message:
-        """The answer to a request.
-
-        Raises
-        ------
-        RefusedError : that is the answer.
-        JobError : none came.
-        """
+        """The answer to a request."""
         message: Message = self.wait(lambda: self._answers.pop(request, None), what)
         if isinstance(message, Refused):
             raise refusal(message.kind, message.detail)
@@ -186,7 +175,6 @@ class Replies:
         Raises
         ------
         JobError : the job ended, or the time is over; names the clients that have not come.
-        HandshakeError : the service did not take this client.
         """
         result = self._wait(found, self.timeout_s)
         if result:

@@ -81,7 +81,6 @@ class Server:
     Raises
     ------
     ArgumentError : a number is out of its range, the token is empty, or the address is none.
-    OSError : it cannot listen there.
 
     Ref: COARSE paper, section III-D.
     """

@@ -42,8 +42,6 @@ class Session:
 
     Parameters
     ----------
-    connection
-    hello
     digest : with which the service shows that it knows the token.
 
     Attributes
@@ -73,7 +71,6 @@ class Session:
         Raises
         ------
         FrameError : a segment twice, or one that is too small.
-        SegmentError : no such memory.
         """
         shared = self.connection.is_shared
         self.connection.check_descriptors(1 if shared and isinstance(message, Attach) else 0)
@@ -197,7 +194,6 @@ class Shard:
     ----------
     number : of the exchange's shards.
     start, stop : elements of the tensor.
-    room
     pushed : clients that have pushed it since it was summed.
     version : how often it was summed.
     stage : of the plan, that is under way.

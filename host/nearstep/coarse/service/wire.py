@@ -148,7 +148,6 @@ class Connection:
     is_shared : whether both ends are on this machine and can share memory.
     deadline : of all that is received, if there is one.
     meanwhile : called while `send` waits, and when there is something to receive.
-    max_message_bytes
     """
 
     def __init__(self, sock: socket.socket, expected: Any, silence_s: float) -> None:
@@ -179,13 +178,7 @@ class Connection:
         payload: NDArray[np.uint8] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send a frame.
-
-        Raises
-        ------
-        StalledError : the other end takes nothing.
-        OSError : the connection is gone.
-        """
+        """Send a frame."""
         with self._lock:
             if self._closed:
                 raise ConnectionResetError("closed")
@@ -262,12 +255,7 @@ class Connection:
                 self._await(select.POLLOUT, None)
 
     def send_if_free(self, message: Message) -> None:
-        """Send a frame unless that would have to wait: what is on its way is a sign of life, too.
-
-        Raises
-        ------
-        StalledError, OSError : as `send`.
-        """
+        """Send a frame unless that would block: what is on its way is a sign of life, too."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -300,15 +288,7 @@ class Connection:
                     self.meanwhile()
 
     def receive(self, landing: Landing) -> Any:
-        """Wait for the next message; its payload lies where `landing` says.
-
-        Raises
-        ------
-        FrameError : what came is no frame, no message, or has a payload that it must not have.
-        StalledError : a frame has begun and does not go on.
-        EOFError : the other end has closed the connection.
-        OSError : the connection is gone.
-        """
+        """Wait for the next message; its payload lies where `landing` says."""
         while (message := self.take(landing)) is None:
             self.await_input(SLICE_S)
         return message
@@ -322,13 +302,7 @@ class Connection:
             raise EOFError("the other end has closed the connection") from None
 
     def await_input(self, seconds: float) -> bool:
-        """Wait so long for something to receive; whether there is something.
-
-        Raises
-        ------
-        ConnectionResetError : it was ended.
-        StalledError : a frame has begun and does not go on.
-        """
+        """Wait so long for something to receive; whether there is something."""
         return self._await(select.POLLIN, self._begun, seconds)
 
     def _messages(self) -> Iterator[Any]:

@@ -28,7 +28,6 @@ class DualAverage:
 
     Parameters
     ----------
-    group
     m : bytes of float32 gradients that go to the devices, of those that backward makes first.
 
     Attributes
@@ -79,13 +78,6 @@ def dual_hook(
         cut, a multiple of 2048. `best_split(measure_dual(...))` is the closed form's.
     wire : format on the links of the devices.
     timeout_s : of each wait.
-
-    Raises
-    ------
-    ArgumentError : `m` is no integer from 0, or an address without the file of its token.
-    ServiceLostError : there is no service, or it did not begin.
-    HandshakeError : it does not take this process.
-    JobError : not all processes came in time.
 
     Ref: COARSE paper, section III-F.
     """
@@ -139,15 +131,8 @@ def measure_dual(
 
     Parameters
     ----------
-    group
     nbytes : of the gradients as float32.
     forward_s, backward_s : of this process, without synchronization; the longest of all count.
-    repeats
-
-    Raises
-    ------
-    ArgumentError : a number is out of its range.
-    RefusedError, JobError
 
     Ref: COARSE paper, section III-F.
     """

@@ -37,7 +37,6 @@ class Gloo:
     Parameters
     ----------
     store : of that group.
-    rank, size
     timeout : of each collective.
     """
 
@@ -54,12 +53,7 @@ class Gloo:
 
     @property
     def group(self) -> Any:
-        """The group that moves bytes, and sums what has no ring.
-
-        Raises
-        ------
-        JobError : it was closed.
-        """
+        """The group that moves bytes, and sums what has no ring."""
         return self._own.result()
 
     def _connect(self) -> None:
@@ -99,13 +93,7 @@ class Gloo:
         self.wait([self.group.allreduce([tensor], options_of(operation))])
 
     def wait(self, works: Sequence[Any]) -> None:
-        """Wait for collectives of `group`, unless it is closed meanwhile.
-
-        Raises
-        ------
-        JobError : it was.
-        RuntimeError : gloo's.
-        """
+        """Wait for collectives of `group`, unless it is closed meanwhile."""
         for work in works:
             ended = threading.Event()
             work.get_future().add_done_callback(lambda _, ended=ended: ended.set())

@@ -59,7 +59,6 @@ class CoarseProcessGroup(dist.ProcessGroup):
     connect : makes the client of the service, in a thread of its own; the client belongs to the
         group from there on.
     job : name of the group's job at the service.
-    rank, size
     store : of the group, for gloo.
     timeout : of each collective.
     wire : format on the links of the devices.
@@ -67,7 +66,6 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     Attributes
     ----------
-    job
     exchanges : where and how tensors go to the devices.
     gloo : groups of the same processes.
     ring_bytes : of tensors that were summed in the rings.
@@ -107,14 +105,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     @property
     def client(self) -> Client:
-        """The client of the service; waits until all processes are connected.
-
-        Raises
-        ------
-        ServiceLostError : there is no service, or it did not begin.
-        HandshakeError : it does not take this process.
-        JobError : not all processes came in time.
-        """
+        """The client of the service; waits until all processes are connected."""
         return self._connected.result()
 
     @property
@@ -425,12 +416,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             self._connected.result().close(leave=leave)
 
     def carry_out(self, what: str, action: Callable[[], None]) -> None:
-        """Do something with the client, in the order of the program, and wait for its end.
-
-        Raises
-        ------
-        Exception : that of `action`.
-        """
+        """Do something with the client, in the order of the program, and wait for its end."""
         self._submit(what, [], action).wait()
 
     def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:

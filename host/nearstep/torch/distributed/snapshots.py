@@ -26,18 +26,12 @@ def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Te
 
     Parameters
     ----------
-    group
     path : the file is this and the number of its generation, on the service's machine.
     tensors : by name; of rank 0. Those of others are not looked at.
 
     Returns
     -------
     str : path of the file, at rank 0.
-
-    Raises
-    ------
-    RefusedError : `kind` says why, at all ranks; the job goes on.
-    JobError : the job has ended.
 
     Ref: COARSE paper, section IV-A.
     """
@@ -62,13 +56,11 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
 
     Parameters
     ----------
-    group
     path : of a file, or as it was given to `save_snapshot`: then the newest generation.
 
     Raises
     ------
     RefusedError : the file is torn or not there, as `kind` says; at all ranks.
-    JobError : the job has ended.
     """
     client = group.client
     room = torch.zeros(1, dtype=torch.int64)
@@ -103,7 +95,6 @@ def first_does(group: CoarseProcessGroup, action: Callable[[], None]) -> None:
     Raises
     ------
     RefusedError : `action` was refused; all ranks raise it, and none waits.
-    JobError
     """
     group.client.barrier()
     refused: RefusedError | None = None

@@ -50,7 +50,6 @@ class StorageOptimizer(torch.optim.Optimizer):
     UnlikeError : the processes do not say the same.
     DtypeError : a parameter is not float32.
     ArgumentError : a parameter is not contiguous, or not on the CPU.
-    DeviceMemoryError, JobError
 
     Ref: COARSE paper, section III-D.
     """
@@ -135,7 +134,6 @@ class StorageOptimizer(torch.optim.Optimizer):
         Raises
         ------
         RefusedError : `kind` says why, at all ranks; training can go on.
-        JobError
         """
         found = [""]
         client = self._processes.client
@@ -157,7 +155,6 @@ class StorageOptimizer(torch.optim.Optimizer):
         ------
         RefusedError : it is torn, or not there, at all ranks; training can go on.
         UnlikeError : it is of other parameters.
-        JobError
         """
 
         client = self._processes.client
