@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterOptions, Store
+from torch.utils._pytree import tree_leaves, tree_map
 
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
@@ -211,12 +211,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def broadcast(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any, timeout: Any = None
     ) -> CoarseWork:
-        options, values = with_root(BroadcastOptions(), opts), tensors_of(tensors)
-
-        def call(gloo: Any, outputs: list[Tensor], _: list[Tensor]) -> list[Any]:
-            return [gloo.broadcast([each], options) for each in outputs]
-
-        return self._move("broadcast", tensors, values, [], call)
+        calls = [([each], None) for each in tensors_of(tensors)]
+        return self._move("broadcast", tensors, calls, with_root(BroadcastOptions(), opts))
 
     def allgather(
         self,
@@ -224,15 +220,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor] | Tensor,
         opts: Any = None,
     ) -> CoarseWork:
-        lists, values = lists_of(outputs), tensors_of(inputs)
-
-        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
-            taken = iter(places)
-            each_list = [list(islice(taken, len(each))) for each in lists]
-            pairs = zip(each_list, given, strict=True)
-            return [gloo.allgather([its], [value]) for its, value in pairs]
-
-        return self._move("all_gather", outputs, list(chain(*lists)), values, call)
+        pairs = zip(lists_of(outputs), tensors_of(inputs), strict=True)
+        return self._move("allgather", outputs, [([places], [given]) for places, given in pairs])
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
         return self.all_gather_single_coalesced([output], [given], opts)
@@ -242,15 +231,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        places, values = tensors_of(outputs), tensors_of(inputs)
-        for output, given in zip(places, values, strict=True):
+        pairs = list(zip(tensors_of(outputs), tensors_of(inputs), strict=True))
+        for output, given in pairs:
             check_parts(given, output, self._size)
-
-        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
-            pairs = zip(places, given, strict=True)
-            return [gloo._allgather_base(output, value) for output, value in pairs]
-
-        return self._move("all_gather", outputs, places, values, call)
+        return self._move("_allgather_base", outputs, pairs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -269,13 +253,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         timeout: Any = None,
     ) -> CoarseWork:
         options = with_root(GatherOptions(), opts)
-        is_root = self._rank == options.rootRank
-
-        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
-            return [gloo.gather([places] if is_root else [], given, options)]
-
-        places = lists_of(outputs)[0] if is_root else []
-        return self._move("gather", outputs, places, tensors_of(inputs), call)
+        places = lists_of(outputs)[:1] if self._rank == options.rootRank else []
+        return self._move("gather", outputs, [(places, tensors_of(inputs))], options)
 
     def scatter(
         self,
@@ -285,21 +264,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         timeout: Any = None,
     ) -> CoarseWork:
         options = with_root(ScatterOptions(), opts)
-        is_root = self._rank == options.rootRank
-
-        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
-            return [gloo.scatter(places, [given] if is_root else [], options)]
-
-        parts = lists_of(inputs)[0] if is_root else []
-        return self._move("scatter", outputs, tensors_of(outputs), parts, call)
+        parts = lists_of(inputs)[:1] if self._rank == options.rootRank else []
+        return self._move("scatter", outputs, [(tensors_of(outputs), parts)], options)
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        def call(gloo: Any, places: list[Tensor], given: list[Tensor]) -> list[Any]:
-            return [gloo.alltoall(places, given)]
-
-        return self._move("all_to_all", outputs, tensors_of(outputs), tensors_of(inputs), call)
+        return self._move("alltoall", outputs, [(tensors_of(outputs), tensors_of(inputs))])
 
     def all_to_all_single(
         self,
@@ -309,10 +280,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> CoarseWork:
-        def call(gloo: Any, places: list[Tensor], values: list[Tensor]) -> list[Any]:
-            return [gloo.alltoall_base(*places, *values, output_sizes, input_sizes)]
-
-        return self._move("all_to_all", output, [output.data], [given.data], call)
+        call = output.data, given.data
+        return self._move("alltoall_base", output, [call], output_sizes, input_sizes)
 
     alltoall_base = all_to_all_single
 
@@ -447,23 +416,31 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._disconnect(leave=False)  # so that the others do not wait for this one
 
     def _move(
-        self,
-        what: str,
-        result: Any,
-        outputs: list[Tensor],
-        inputs: list[Tensor],
-        call: Callable[[Any, list[Tensor], list[Tensor]], list[Any]],
+        self, method: str, result: Any, calls: Sequence[tuple[Any, Any]], *options: Any
     ) -> CoarseWork:
-        """Carry out a collective of gloo's that moves bytes, with contiguous tensors."""
+        """Let gloo move bytes, in the order of the program.
+
+        Parameters
+        ----------
+        method : of gloo's.
+        calls : outputs and inputs of each call, tensors in lists; None where it has no inputs.
+        options : of each call.
+        """
 
         def action() -> None:
-            places = [dense(each) for each in outputs]
-            self.gloo.wait(call(self.gloo.group, places, [dense(each) for each in inputs]))
-            for output, place in zip(outputs, places, strict=True):
+            group, works = self.gloo.group, []
+            back: list[tuple[Tensor, Tensor]] = []
+            for outputs, inputs in calls:
+                places = tree_map(dense, outputs)
+                given = () if inputs is None else (tree_map(dense, inputs),)
+                works.append(getattr(group, method)(places, *given, *options))
+                back += zip(tree_leaves(outputs), tree_leaves(places), strict=True)
+            self.gloo.wait(works)
+            for output, place in back:
                 if not output.is_contiguous():
                     output.copy_(place)
 
-        return self._submit(what, result, action)
+        return self._submit(method, result, action)
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
         """Keep it until it is over: if torch alone had it, it would be no work of Python's.
