@@ -17,6 +17,9 @@ from torch.futures import Future
 
 from nearstep.errors import ArgumentError
 
+GRACE_S = 1e-4
+"""For a thread that waits for a work at once, to carry it out itself."""
+
 COMPLETERS = ThreadPoolExecutor(256, "coarse completion")
 """Carry out what hooks do with a result: they may wait for another one."""
 
@@ -163,9 +166,16 @@ class Lane:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not self._busy and (self._queue or self._closing))
+                self._changed.wait_for(self._can_go_on)
+                if not self._closing:
+                    self._changed.wait(GRACE_S)
+                    if not self._can_go_on():
+                        continue
                 if not self._queue:
                     return
                 action = self._take()
             action()
             del action
+
+    def _can_go_on(self) -> bool:
+        return not self._busy and bool(self._queue or self._closing)
