@@ -153,11 +153,6 @@ class Client:
         self._replies.timeout_s = seconds
 
     @property
-    def copied_bytes(self) -> int:
-        """That were copied into and out of the segments."""
-        return self._replies.copied_bytes
-
-    @property
     def own_device(self) -> int:
         """The device of this client's rank."""
         return self.rank % self.devices
@@ -259,7 +254,6 @@ class Client:
                 self._replies.send(Get(request, key, place.segment, out.size, place.offset))
                 self._replies.answer(request, f"{key!r} from another client")
             out[...] = place.data
-            self._replies.copied_bytes += out.size
 
     def keep(self, key: str, data: NDArray[np.uint8]) -> None:
         """Keep bytes under a name, in the memory of all devices: a new version of the value.
@@ -274,7 +268,6 @@ class Client:
             message = Put(request, key, place.segment, data.size, place.offset)
             self._replies.send(message, place.data)
             self._replies.answer(request, f"{key!r} to be stored")
-            self._replies.copied_bytes += data.size
 
     def save(self, path: str, keys: Sequence[str]) -> str:
         """Write what is kept under these names now to the next generation of `path`.

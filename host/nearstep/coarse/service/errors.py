@@ -86,10 +86,6 @@ class DeviceLostError(JobError):
     """A memory device failed, or a link to it."""
 
 
-class ProxyLostError(JobError):
-    """A proxy ended."""
-
-
 class OrderError(JobError):
     """Clients that make the same sums one after the other do not: `ranks` differ."""
 
@@ -111,7 +107,6 @@ JOB_ERRORS: Mapping[str, type[JobError]] = {
         JobError,
         OrderError,
         ProxyDeadlockError,
-        ProxyLostError,
         ServiceLostError,
     )
 }

@@ -84,7 +84,6 @@ class Replies:
     sums : of exchanges, by number.
     refused : exchanges of which the service refused something.
     pushed : shards that were pushed and have not come back.
-    copied_bytes : that were copied into and out of segments.
 
     Raises
     ------
@@ -100,7 +99,6 @@ class Replies:
         self.sums: dict[int, Sums] = {}
         self.refused: dict[int, Refused] = {}
         self.pushed = 0
-        self.copied_bytes = 0
         self._arrived = threading.Condition()
         self._answers: dict[int, Message] = {}
         self._landings: dict[int, NDArray[np.uint8]] = {}

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from nearstep.coarse.service import Client
 from nearstep.coarse.service.arena import SLAB_BYTES
 from nearstep.coarse.service.errors import (
     ClientLostError,
@@ -20,10 +19,8 @@ from nearstep.coarse.service.errors import (
     DeviceMemoryError,
     HandshakeError,
     JobError,
-    ProxyLostError,
     UnlikeError,
 )
-from nearstep.coarse.service.exchange import Exchange
 from nearstep.coarse.service.job import TrainingJob
 from nearstep.coarse.service.messages import (
     VERSION,
@@ -249,37 +246,6 @@ def test_a_value_of_a_client_that_left_is_not_waited_for(serve) -> None:
         return found.value.ranks
 
     assert service.run(2, action) == [(), (0,)]
-
-
-def reduce(client: Client, exchange: Exchange) -> None:
-    exchange.reduce(np.zeros(8, np.float32), np.empty(8, np.float32))
-
-
-def put(client: Client, exchange: Exchange) -> None:
-    if client.rank == 1:
-        client.keep("a", np.zeros(8, np.uint8))
-    client.get("never", np.zeros(8, np.uint8))
-
-
-def get(client: Client, exchange: Exchange) -> None:
-    client.get("never", np.zeros(8, np.uint8))
-
-
-@pytest.mark.parametrize("asked", [reduce, put, get])
-def test_a_proxy_that_ended_is_named_until_it_is_back(serve, asked) -> None:
-    service = serve(2)
-
-    def action(client) -> tuple[int, ...]:
-        exchange = client.exchange(8)
-        client.barrier()
-        service.server.engine.lost_proxies.add(1)
-        with pytest.raises(ProxyLostError, match="proxy of device 1") as found:
-            asked(client, exchange)
-        return found.value.devices
-
-    assert service.run(2, action) == [(1,), (1,)]
-    service.server.engine.lost_proxies.clear()
-    assert len(service.run(2, session)) == 2
 
 
 @pytest.mark.parametrize("dead", range(4))
