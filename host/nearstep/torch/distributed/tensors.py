@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def options_of(operation: Any) -> Any:
 
 def flat(tensor: Tensor) -> Tensor:
     """The elements in one dimension: the tensor's own where it is contiguous, else a copy."""
-    return dense(tensor.detach()).view(-1)
+    whole = dense(tensor)
+    return whole if whole.dim() == 1 else whole.view(-1)
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -81,8 +83,10 @@ def dense(tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided:
         return tensor
     whole = tensor.contiguous()
-    strides = torch.empty(whole.shape, device="meta").stride()
-    return whole.as_strided(whole.shape, strides, whole.storage_offset())
+    strides = [*accumulate(reversed(whole.shape[1:]), lambda n, size: n * max(1, size), initial=1)]
+    if whole.stride() == tuple(reversed(strides[: whole.dim()])):
+        return whole
+    return whole.as_strided(whole.shape, strides[::-1], whole.storage_offset())
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
@@ -90,7 +94,7 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
 
     `Tensor.numpy()` would make its storage one that can never be resized, as FSDP1 resizes it.
     """
-    found: NDArray[np.uint8] = np.from_dlpack(flat(tensor).view(torch.uint8))  # type: ignore[assignment]
+    found: NDArray[np.uint8] = np.from_dlpack(flat(tensor.detach()).view(torch.uint8))  # type: ignore[assignment]
     return found
 
 

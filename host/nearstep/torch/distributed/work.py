@@ -37,12 +37,11 @@ class CoarseWork(Work):
         self._lane = lane
         self._what = what
         self._result = [result] if isinstance(result, Tensor) else result
-        self._completed: Future[None] = Future()
-        self._future = self._completed.then(self._outcome)
+        self._completed: Future[None] | None = None  # made when it is asked for: that takes time
+        self._future: Future[Any] | None = None
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._future_is_out = False
         self._asked = False
         self._source: int | None = None
 
@@ -58,15 +57,10 @@ class CoarseWork(Work):
                 action()
         except BaseException as error:
             self._error = error
-        self._ended.set()
         with self._lock:
-            if not self._future_is_out:
-                return self._complete()
-        COMPLETERS.submit(self._complete)
-        return None
-
-    def _complete(self) -> None:
-        self._completed.set_result(None)
+            self._ended.set()
+        if self._completed is not None:
+            COMPLETERS.submit(self._completed.set_result, None)
 
     def _outcome(self, _: Future[None]) -> Any:
         if self._error is not None:
@@ -82,7 +76,8 @@ class CoarseWork(Work):
             raise TimeoutError(f"{self._what} did not end within {timeout}")
         if self._error is not None:
             raise self._error
-        self._completed.wait()
+        if self._completed is not None:
+            self._completed.wait()
         return True
 
     def synchronize(self) -> None:
@@ -108,8 +103,15 @@ class CoarseWork(Work):
 
     def get_future(self) -> Future[Any]:
         with self._lock:
-            self._asked = self._future_is_out = True
-        return self._future
+            self._asked = True
+            if self._future is None:
+                completed: Future[None] = Future()
+                self._future = completed.then(self._outcome)
+                if self._ended.is_set():
+                    completed.set_result(None)
+                else:
+                    self._completed = completed
+            return self._future
 
 
 class Lane:
