@@ -21,6 +21,7 @@ import torch.distributed as dist
 import typer
 from rich.console import Console
 from rich.table import Table
+from torch._C._distributed_c10d import AllreduceOptions
 from torch.multiprocessing.spawn import spawn
 
 import nearstep.torch.distributed
@@ -37,6 +38,8 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
         "gloo", init_method=f"file://{out}.store", rank=rank, world_size=processes
     )
     state, _ = nearstep.torch.distributed.ddp_hook()
+    options = AllreduceOptions()
+    options.asyncOp = False  # as of dist.all_reduce
     found: dict[str, Any] = {}
     for size in sizes:
         generator = torch.Generator().manual_seed(rank)
@@ -51,7 +54,7 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
                 if name == "gloo":
                     dist.all_reduce(tensor)
                 else:
-                    state.allreduce([tensor]).wait()
+                    state.allreduce([tensor], options).wait()
                 spent = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
                 dist.all_reduce(spent, dist.ReduceOp.MAX)
                 if number >= 2:

@@ -123,25 +123,19 @@ class Client:
             digest = proof(token, "service", hello, asked.nonce)
             replies.send(Proof(proof(token, "client", hello, asked.nonce)))
             replies.wait(lambda: replies.welcome or replies.nearby, others)
-            if (nearby := replies.nearby) is not None:
+            nearby = replies.nearby
+            if nearby is not None:
                 _check_service(nearby, digest)
-                if (near := self._near(nearby.name, token, timeout_s, silence_s)) is not None:
-                    replies.close(leave=False)
-                    return near
-                replies.send(Stay())
-            _check_service(replies.wait(lambda: replies.welcome, others), digest)
+            if nearby is None or not Address(f"unix:{nearby.name}").is_reached:
+                if nearby is not None:
+                    replies.send(Stay())
+                _check_service(replies.wait(lambda: replies.welcome, others), digest)
+                return replies
         except BaseException:
             replies.close(leave=False)
             raise
-        return replies
-
-    def _near(self, name: str, token: str, timeout_s: float, silence_s: float) -> Replies | None:
-        """A connection to a Unix socket of the service; None on another machine."""
-        try:
-            Address(f"unix:{name}").connect().close()
-        except OSError:
-            return None
-        return self._introduce(f"unix:{name}", token, timeout_s, silence_s)
+        replies.close(leave=False)
+        return self._introduce(f"unix:{nearby.name}", token, timeout_s, silence_s)
 
     @property
     def timeout_s(self) -> float:

@@ -81,6 +81,15 @@ class Address:
         """Whether both ends are on this machine and can share memory."""
         return isinstance(self.place, str)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether something listens there, as far as this machine sees."""
+        try:
+            self.connect().close()
+        except OSError:
+            return False
+        return True
+
     def listen(self) -> socket.socket:
         """A socket that listens there; that of a process that was killed is removed."""
         if not isinstance(self.place, str):

@@ -151,7 +151,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             for each in values:
                 self._reduce(each, each, operation)
 
-        return self._submit("all_reduce", tensors, action)
+        return self._submit("all_reduce", tensors, action, opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
         return self.allreduce(tensors, opts)
@@ -167,7 +167,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
                 out = each if self._rank == root else None
                 self._reduce(each, out, operation)
 
-        return self._submit("reduce", tensors, action)
+        return self._submit("reduce", tensors, action, opts)
 
     def reduce_scatter(
         self,
@@ -185,7 +185,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             for output, parts in pairs:
                 self._reduce_scatter(output, parts, operation)
 
-        return self._submit("reduce_scatter", outputs, action)
+        return self._submit("reduce_scatter", outputs, action, opts)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
         return self.reduce_scatter_single_coalesced([output], [given], opts)
@@ -204,7 +204,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             for output, given in pairs:
                 self._reduce_scatter(output, [given], operation)
 
-        return self._submit("reduce_scatter", outputs, action)
+        return self._submit("reduce_scatter", outputs, action, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -314,7 +314,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._submit("measure_routing", [], action)
 
     def barrier(self, opts: Any = None) -> CoarseWork:
-        return self._submit("barrier", [], self.client.barrier)
+        return self._submit("barrier", [], self.client.barrier, opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -388,10 +388,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         """Do something with the client, in the order of the program, and wait for its end."""
         self._submit(what, [], action).wait()
 
-    def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
-        """Carry out in the order of the program."""
+    def _submit(
+        self, what: str, result: Any, action: Callable[[], None], opts: Any = None
+    ) -> CoarseWork:
+        """Carry out in the order of the program; of a call with these options."""
         work = self._hold(CoarseWork(what, result, self._lane))
-        self._lane.submit(work, partial(self._carry_out, action))
+        awaited = getattr(opts, "asyncOp", True) is False  # torch waits at once
+        self._lane.submit(work, partial(self._carry_out, action), awaited=awaited)
         return work
 
     def _carry_out(self, action: Callable[[], None]) -> None:

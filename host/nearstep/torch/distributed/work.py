@@ -70,8 +70,8 @@ class CoarseWork(Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end. Raises what it failed with; `TimeoutError` after a `timeout`."""
         self._asked = True
-        if self._lane is not None and not timeout:
-            self._lane.help(self)
+        if self._lane is not None:
+            self._lane.wake() if timeout else self._lane.help(self)
         if not self._ended.wait(timeout.total_seconds() or None):
             raise TimeoutError(f"{self._what} did not end within {timeout}")
         if self._error is not None:
@@ -84,6 +84,8 @@ class CoarseWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
+        if self._lane is not None and not self._ended.is_set():
+            self._lane.wake()
         return self._ended.is_set()
 
     def is_success(self) -> bool:
@@ -102,6 +104,8 @@ class CoarseWork(Work):
         return self._result
 
     def get_future(self) -> Future[Any]:
+        if self._lane is not None:
+            self._lane.wake()
         with self._lock:
             self._asked = True
             if self._future is None:
@@ -130,10 +134,16 @@ class Lane:
         self._thread = threading.Thread(target=self._run, name=name)
         self._thread.start()
 
-    def submit(self, work: CoarseWork, action: Callable[[], None]) -> None:
-        """Append a work."""
+    def submit(self, work: CoarseWork, action: Callable[[], None], *, awaited: bool) -> None:
+        """Append a work; the thread does not wake for one that the caller waits for at once."""
         with self._changed:
             self._queue.append((work, action))
+            if not awaited or len(self._queue) > 1 or self._busy:
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let the thread go on."""
+        with self._changed:
             self._changed.notify_all()
 
     def help(self, work: CoarseWork) -> None:
