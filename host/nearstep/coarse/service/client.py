@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from types import TracebackType
 from typing import Self
@@ -26,7 +27,6 @@ from nearstep.coarse.service.messages import (
     Challenge,
     Check,
     Close,
-    Done,
     Get,
     Hello,
     Load,
@@ -243,10 +243,11 @@ class Client:
         UnlikeError : there are more or fewer bytes.
         """
         with self._arena.borrow(out.size) as place:
-            request = self._replies.request()
-            with self._replies.landing(request, place.data):
-                self._replies.send(Get(request, key, place.segment, out.size, place.offset))
-                self._replies.answer(request, f"{key!r} from another client")
+            self._replies.ask(
+                f"{key!r} from another client",
+                lambda n: Get(n, key, place.segment, out.size, place.offset),
+                into=place.data,
+            )
             out[...] = place.data
 
     def keep(self, key: str, data: NDArray[np.uint8]) -> None:
@@ -258,10 +259,11 @@ class Client:
         """
         with self._arena.borrow(data.size) as place:
             place.data[:] = data
-            request = self._replies.request()
-            message = Put(request, key, place.segment, data.size, place.offset)
-            self._replies.send(message, place.data)
-            self._replies.answer(request, f"{key!r} to be stored")
+            self._replies.ask(
+                f"{key!r} to be stored",
+                lambda n: Put(n, key, place.segment, data.size, place.offset),
+                place.data,
+            )
 
     def save(self, path: str, keys: Sequence[str]) -> str:
         """Write what is kept under these names now to the next generation of `path`.
@@ -279,11 +281,7 @@ class Client:
 
         Ref: COARSE paper, section IV-A.
         """
-        request = self._replies.request()
-        self._replies.send(Save(request, list(keys), path))
-        done = self._replies.answer(request, f"a snapshot in {path}")
-        assert isinstance(done, Done)
-        return done.text
+        return self._replies.ask(f"a snapshot in {path}", lambda n: Save(n, list(keys), path))
 
     def load(self, path: str) -> dict[str, int]:
         """Keep again what a snapshot has: a file, or the newest generation of `path`.
@@ -296,11 +294,8 @@ class Client:
         ------
         RefusedError : torn, or not there; names the last good one. Nothing was changed.
         """
-        request = self._replies.request()
-        self._replies.send(Load(request, path))
-        done = self._replies.answer(request, f"the snapshot in {path}")
-        assert isinstance(done, Done)
-        found: dict[str, int] = json.loads(done.text)
+        text = self._replies.ask(f"the snapshot in {path}", lambda n: Load(n, path))
+        found: dict[str, int] = json.loads(text)
         return found
 
     def profile(self, sizes: Sequence[int] = PROFILED_BYTES, *, repeats: int = 3) -> Profile:
@@ -328,12 +323,16 @@ class Client:
         with self._arena.borrow(max(sizes)) as place:
             place.data[:] = 0
             for device, size, _ in product(seconds, sizes, range(repeats)):
-                request = self._replies.request()
-                probe = Probe(request, place.segment, size, device, place.offset)
+                probe = partial(
+                    Probe,
+                    segment=place.segment,
+                    nbytes=size,
+                    device=device,
+                    offset=place.offset,
+                )
+                data = place.data[:size]
                 began = time.perf_counter()
-                with self._replies.landing(request, place.data[:size]):
-                    self._replies.send(probe, place.data[:size])
-                    self._replies.answer(request, f"{size} bytes from device {device}")
+                self._replies.ask(f"{size} bytes from device {device}", probe, data, data)
                 passed = time.perf_counter() - began
                 seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
         return Profile.of(seconds)
@@ -350,15 +349,14 @@ class Client:
         ------
         RefusedError : it cannot; nothing was done, and the job goes on.
         """
-        request = self._replies.request()
-        self._replies.send(Check(request, exchange.number, step, hyper))
-        self._replies.answer(request, "hyper-parameters to be checked")
+        self._replies.ask(
+            "hyper-parameters to be checked",
+            lambda n: Check(n, exchange.number, step, hyper),
+        )
 
     def barrier(self) -> None:
         """Wait for all clients. Raises `JobError` if one is gone."""
-        request = self._replies.request()
-        self._replies.send(Barrier(request))
-        self._replies.answer(request, "all clients at a barrier")
+        self._replies.ask("all clients at a barrier", Barrier)
 
     def close(self, *, leave: bool = True) -> None:
         """End, and tell the service so. Closing twice does nothing."""

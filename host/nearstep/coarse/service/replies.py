@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,14 +151,31 @@ class Replies:
             self.pushed += 1
             return True
 
-    @contextlib.contextmanager
-    def landing(self, request: int, place: NDArray[np.uint8]) -> Iterator[None]:
-        """Have the payload that answers a request go to `place`."""
-        self._landings[request] = place
+    def ask(
+        self,
+        what: str,
+        make: Callable[[int], Message],
+        payload: NDArray[np.uint8] | None = None,
+        into: NDArray[np.uint8] | None = None,
+    ) -> str:
+        """Send a request, and return what the answer tells.
+
+        Parameters
+        ----------
+        what : that is waited for, for errors.
+        make : gives the request its number.
+        payload : beside the request.
+        into : where the payload of the answer goes.
+        """
+        request = self.request()
+        if into is not None:
+            self._landings[request] = into
         try:
-            yield
+            self.send(make(request), payload)
+            answer = self.answer(request, what)
         finally:
-            del self._landings[request]
+            self._landings.pop(request, None)
+        return answer.text if isinstance(answer, Done) else ""
 
     def answer(self, request: int, what: str) -> Message:
         """The answer to a request."""
