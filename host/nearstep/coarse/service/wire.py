@@ -295,6 +295,8 @@ class Connection:
                 else:
                     self._await(select.POLLOUT | select.POLLIN, last)
                     self.meanwhile()
+                    if time.monotonic() - last > self.silence_s:
+                        raise StalledError(self.silence_s) from None
 
     def receive(self, landing: Landing) -> Any:
         """Wait for the next message; its payload lies where `landing` says."""
