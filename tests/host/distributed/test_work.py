@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -71,17 +73,23 @@ def test_what_fails_is_raised_and_the_next_work_goes_on(lane: Lane) -> None:
     assert other.wait()
 
 
-def test_a_collective_that_was_interrupted_is_the_last_one(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[CoarseProcessGroup]:
+    """A group of one process."""
     pool = CoarsePool.open("golden:coarse?devices=2&groups=2&memory_bytes=4MiB")
-    with Server(pool, f"unix:{tmp_path}/socket", "a") as server:
-        group = CoarseProcessGroup(
+    with Server(pool, f"unix:{folder}/socket", "a") as server:
+        yield CoarseProcessGroup(
             lambda: Client(server.bound, "a", job="j", rank=0, clients=1, timeout_s=TIMEOUT_S),
             "j",
             0,
             1,
-            FileStore(str(tmp_path / "store"), 1),
+            FileStore(str(folder / "store"), 1),
             timedelta(seconds=TIMEOUT_S),
         )
+
+
+def test_a_collective_that_was_interrupted_is_the_last_one(tmp_path: Path) -> None:
+    with alone(tmp_path) as group:
         options = AllreduceOptions()
         options.asyncOp = False
         group.allreduce([found := torch.ones(3)], options).wait()
@@ -95,3 +103,15 @@ def test_a_collective_that_was_interrupted_is_the_last_one(tmp_path: Path) -> No
         with pytest.raises(JobError, match="interrupted"):
             group.allreduce([found], options).wait()
         group.shutdown()
+
+
+def test_the_thread_of_a_group_that_nobody_has_ends(tmp_path: Path) -> None:
+    """A process that ends waits for it."""
+    with alone(tmp_path) as group:
+        group.barrier().wait()
+        client, thread = group.client, group._lane._thread
+    del group
+    gc.collect()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+    client.close(leave=False)

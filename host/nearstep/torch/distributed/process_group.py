@@ -93,6 +93,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
         self._lane = Lane("coarse collectives")
+        weakref.finalize(self, self._lane.end).atexit = False  # a process waits for the thread
         self.gloo = Gloo(store, rank, size, timeout)
         self._held: list[CoarseWork] = []
         self._sums = 0

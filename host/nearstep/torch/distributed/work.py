@@ -154,11 +154,15 @@ class Lane:
             action = self._take()
         action()
 
-    def close(self) -> None:
-        """End the thread when all works are carried out."""
+    def end(self) -> None:
+        """Let the thread end when all works are carried out."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread, and wait for that."""
+        self.end()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
