@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from harness import option, report, script
 from measuring import timed
+from torch._C._distributed_c10d import AllreduceOptions
 from torch.multiprocessing.spawn import spawn
 
 import nearstep.torch.distributed
@@ -25,9 +26,11 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
         "gloo", init_method=f"file://{out}.store", rank=rank, world_size=processes
     )
     state, _ = nearstep.torch.distributed.ddp_hook()
+    options = AllreduceOptions()
+    options.asyncOp = False  # as of dist.all_reduce
     reduce: dict[str, Any] = {
         "gloo": dist.all_reduce,
-        "coarse": lambda tensor: state.allreduce([tensor]).wait(),
+        "coarse": lambda tensor: state.allreduce([tensor], options).wait(),
     }
     found: dict[str, Any] = {}
     for size in sizes:
@@ -55,16 +58,21 @@ def main(
     processes: Annotated[int, option("processes", min=2)] = 4,
     device: Annotated[
         str, option("memory devices")
-    ] = "golden:coarse?devices=4&groups=2&memory_bytes=256MiB",
+    ] = "golden:coarse?devices={processes}&groups=2&memory_bytes=256MiB",
     listen: Annotated[str, option("unix: or tcp:127.0.0.1:0")] = "unix:",
+    share_memory: Annotated[
+        bool, option("with clients of TCP on this machine; without: bytes cross the wire")
+    ] = True,
     mib: Annotated[str, option("sizes of tensors, MiB, by commas")] = "1,4,16",
     rounds: Annotated[int, option("that are measured, after two that are not", min=3)] = 15,
 ) -> None:
     """Measure each size, and write build/bench/coarse_service.json."""
     sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
+    device = device.format(processes=processes)
+    shared = "--share-memory" if share_memory else "--no-share-memory"
     with tempfile.TemporaryDirectory() as folder:
         out, token = f"{folder}/found", Path(folder) / "token"
-        with Spawned(device, "--listen", listen) as service:
+        with Spawned(device, "--listen", listen, shared) as service:
             token.touch(0o600)
             token.write_text(service.token)
             os.environ.update({ADDRESS: service.address, TOKEN_FILE: str(token)})
@@ -82,7 +90,13 @@ def main(
         }
         for nbytes, seconds in found.items()
     }
-    options = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
+    options: dict[str, Any] = {
+        "processes": processes,
+        "device": device,
+        "listen": listen,
+        "rounds": rounds,
+    }
+    options["share_memory"] = share_memory
     report(
         "coarse_service", options=options, rows=rows, service_bytes=1024 * int(resident.split()[1])
     )

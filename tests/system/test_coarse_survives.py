@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from nearstep.backends.emulated import Injection
-from nearstep.coarse import CoarsePool, Proxies
+from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import (
-    DeadlockError,
     JobMismatchError,
     MemoryResponseError,
     QueueFullError,
@@ -216,36 +215,6 @@ def test_a_full_queue(gradients) -> None:
             expected = reduced(pool, part, "average", group=0)
             assert compare(tensor, expected) == WORKERS * 6000
         assert compare(tensors[-1], part) == WORKERS * 6000
-
-
-@pytest.mark.deep
-def test_proxies_that_wait_for_each_other(gradients) -> None:
-    """As in figure 10, with eight clients: at half of the proxies the other tensor comes first."""
-    part = [each[:1000] for each in gradients]
-    half = WORKERS // 2
-    pushes = [
-        (client, (client + tensor * half) % WORKERS, tensor)
-        for client in range(WORKERS)
-        for tensor in (0, 1)
-    ]
-
-    def run(scheduler: str) -> tuple[int, ...]:
-        proxies = Proxies(pool, tensors, WORKERS, scheduler=scheduler)
-        for each in pushes:
-            proxies.push(*each)
-        return proxies.run(1 << 16)
-
-    with opened() as pool:
-        tensors = [pool.tensor(part) for _ in range(2)]
-        with pytest.raises(DeadlockError) as error:
-            run("fcfs")
-        assert {device // half for device in error.value.circle} == {0, 1}
-        pool.reset()
-        assert compare(tensors[0], part) + compare(tensors[1], part) == 2 * WORKERS * 1000
-        assert sorted(run("queues")) == [0, 1]
-        for number, tensor in enumerate(tensors):
-            expected = reduced(pool, part, group=number % pool.groups)
-            assert compare(tensor, expected) == WORKERS * 1000
 
 
 @pytest.mark.deep

@@ -64,6 +64,9 @@ def serve(
             "without: nowhere."
         ),
     ] = None,
+    share_memory: Annotated[
+        bool, typer.Option(help="With clients of TCP that are on this machine.")
+    ] = True,
     until_eof: Annotated[
         bool, typer.Option("--until-eof", help="Read the token from the input, and end with that.")
     ] = False,
@@ -98,6 +101,7 @@ def serve(
                 silence_s=silence_s,
                 scheduler=cast("Scheduling", scheduler),  # it is checked there
                 snapshots=None if snapshots is None else snapshots.resolve(),
+                share_memory=share_memory,
             )
             if snapshots is not None and not Path.cwd().is_relative_to(snapshots.resolve()):
                 os.chdir(snapshots)

@@ -16,13 +16,12 @@ from nearstep.coarse.device import CoarseDevice
 from nearstep.coarse.event import Event
 from nearstep.coarse.optimizer import StorageOptimizer
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.proxies import Proxies
 from nearstep.coarse.tensor import PoolTensor
 
 if TYPE_CHECKING:
     from nearstep.torch.distributed import ddp_hook as ddp_hook
 
-__all__ = ["CoarseDevice", "CoarsePool", "Event", "PoolTensor", "Proxies", "StorageOptimizer"]
+__all__ = ["CoarseDevice", "CoarsePool", "Event", "PoolTensor", "StorageOptimizer"]
 
 
 def __getattr__(name: str) -> Any:

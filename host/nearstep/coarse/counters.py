@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Self, TypeVar
+from typing import Self
 
 from nearstep.registers import BlockRegisters, Registers
 from nearstep_spec.coarse.config import PORTS
@@ -11,11 +11,21 @@ from nearstep_spec.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
 
 COUNTER_BITS = 64
 
-Counted = TypeVar("Counted", "LinkCounters", "CoreCounters")
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of one block; `after - before` is what was counted between."""
+
+    def __sub__(self, before: Self) -> Self:
+        counted = {
+            each.name: (getattr(self, each.name) - getattr(before, each.name)) % (1 << COUNTER_BITS)
+            for each in fields(self)
+        }
+        return type(self)(**counted)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkCounters:
+class LinkCounters(Counts):
     """One end of a link: what it sent, and what it took.
 
     Attributes
@@ -38,12 +48,11 @@ class LinkCounters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoreCounters:
+class CoreCounters(Counts):
     """A sync core: cycles in which a job was in work, beats of its ALUs, and what these waited for.
 
     Attributes
     ----------
-    cycles, beats
     stall_local, stall_receive, stall_send, stall_write : cycles.
     """
 
@@ -72,6 +81,14 @@ class DeviceCounters:
     pages_copied: int
     snapshot_stall: int
 
+    def __sub__(self, before: Self) -> DeviceCounters:
+        return DeviceCounters(
+            links=tuple(a - b for a, b in zip(self.links, before.links, strict=True)),
+            cores=tuple(a - b for a, b in zip(self.cores, before.cores, strict=True)),
+            pages_copied=self.pages_copied,
+            snapshot_stall=self.snapshot_stall,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class PoolCounters:
@@ -80,7 +97,6 @@ class PoolCounters:
     Attributes
     ----------
     cycles : device cycle of the reading, or cycles between; None without a clock.
-    devices
     """
 
     cycles: int | None
@@ -102,8 +118,7 @@ class PoolCounters:
         return PoolCounters(
             cycles=(self.cycles or 0) - (before.cycles or 0) if clocks else None,
             devices=tuple(
-                _between(after, then)
-                for after, then in zip(self.devices, before.devices, strict=True)
+                after - then for after, then in zip(self.devices, before.devices, strict=True)
             ),
         )
 
@@ -129,22 +144,3 @@ def _core(core: BlockRegisters) -> CoreCounters:
 
 def _values(block: BlockRegisters, names: dict[str, str], prefix: str) -> dict[str, int]:
     return {name: int(block[prefix + name].value) for name in names}
-
-
-def _between(after: DeviceCounters, before: DeviceCounters) -> DeviceCounters:
-    return DeviceCounters(
-        links=tuple(_less(a, b) for a, b in zip(after.links, before.links, strict=True)),
-        cores=tuple(_less(a, b) for a, b in zip(after.cores, before.cores, strict=True)),
-        pages_copied=after.pages_copied,
-        snapshot_stall=after.snapshot_stall,
-    )
-
-
-def _less(after: Counted, before: Counted) -> Counted:
-    return type(after)(
-        **{
-            each.name: (getattr(after, each.name) - getattr(before, each.name))
-            % (1 << COUNTER_BITS)
-            for each in fields(after)
-        }
-    )

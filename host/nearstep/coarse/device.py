@@ -20,11 +20,6 @@ class CoarseDevice(UpdatingDevice):
     `nearstep.coarse.CoarsePool` is what sums tensors with it. Where devices have an update kernel
     (`rules=`), `update` starts it on the device that the arrays lie on.
 
-    Parameters
-    ----------
-    backend
-    url
-
     Attributes
     ----------
     config : of each device.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from nearstep.errors import (
     ArgumentError,
@@ -51,28 +50,8 @@ class QueueFullError(FieldedDeviceError):
     capacity: int
 
 
-class PushOrderError(Fielded, ArgumentError):
-    """A client pushed tensors in another order than that of the program. Nothing was pushed."""
-
-    template = (
-        "client {client} must push tensors in the order of the program, not tensor {tensor} after "
-        "tensor {after}"
-    )
-    client: int
-    tensor: int
-    after: int
-
-
-class PushedTwiceError(Fielded, ArgumentError):
-    """A proxy has that tensor already. Nothing was pushed."""
-
-    template = "proxy {proxy} must get tensor {tensor} once, not twice"
-    proxy: int
-    tensor: int
-
-
 class ProfileError(Fielded, ArgumentError):
-    """Measurements of proxies by a client that cannot be a profile.
+    """What a client measured of its proxies cannot be a profile.
 
     Attributes
     ----------
@@ -161,7 +140,6 @@ class Waiting:
 
     Attributes
     ----------
-    device
     job : what it has in work.
     peers : those it waits for, and what they do instead.
     """
@@ -195,20 +173,6 @@ class RingTimeoutError(WaitTimeoutError):
         self.waits = tuple(waits)
         text = "; ".join(map(str, self.waits)) or "no device has a job in work"
         super().__init__(f"{waited_for}: {text}", max_cycles, unit=unit, transactions=transactions)
-
-
-class DeadlockError(RingTimeoutError):
-    """Proxies wait for each other in a circle.
-
-    Attributes
-    ----------
-    circle : tuple[int, ...]. Devices, each of which waits for the next one, and the last for the
-        first.
-    """
-
-    def __init__(self, circle: Sequence[int], *args: Any, **options: Any) -> None:
-        self.circle = tuple(circle)
-        super().__init__(*args, **options)
 
 
 class SnapshotSpaceError(SnapshotError):

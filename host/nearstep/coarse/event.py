@@ -10,12 +10,7 @@ from nearstep.coarse.tensor import PoolTensor
 
 
 class Event(Pending):
-    """The end of a reduction that was begun by `CoarsePool.submit`.
-
-    Attributes
-    ----------
-    tensor
-    """
+    """The end of a reduction that was begun by `CoarsePool.submit`."""
 
     def __init__(self, rings: Rings, tensor: PoolTensor, jobs: Sequence[RingJob]) -> None:
         super().__init__(rings, jobs)

@@ -51,10 +51,6 @@ class Frozen:
     devices : how many there are.
     pages : that are frozen, over all devices.
 
-    Raises
-    ------
-    SnapshotSpaceError, SnapshotError : as `CoarsePool.freeze`.
-
     Ref: COARSE paper, section IV-C (local copies of a version).
     """
 
@@ -99,7 +95,6 @@ class Frozen:
         ------
         ArgumentError : there is no such tensor or device.
         SnapshotError : it is closed, or the device has closed it, or could not copy a page.
-        ClosedDeviceError
         """
         if self._closed:
             raise SnapshotError("the snapshot is closed")

@@ -36,10 +36,6 @@ class Paths:
     client_bytes_per_s : of the link between a worker and its device, each way.
     sync_bytes_per_s : bytes of a tensor that the devices sum in a second.
     shard_bytes : least size of a shard; None: tensors go whole.
-
-    Raises
-    ------
-    ArgumentError : a rate is not above 0 and finite, or `shard_bytes` no integer from 1.
     """
 
     client_bytes_per_s: float
@@ -81,7 +77,6 @@ class Block:
     Attributes
     ----------
     nbytes : of its gradients.
-    forward_s, backward_s
     """
 
     nbytes: int
@@ -95,7 +90,6 @@ class Iterations:
 
     Attributes
     ----------
-    timeline
     seconds : from one iteration's first forward to the next one's.
     """
 

@@ -101,8 +101,6 @@ class StorageOptimizer:
         Raises
         ------
         ArgumentError : an array or a hyper-parameter is wrong; no device was touched.
-        BusyError, RingError, RingTimeoutError : as `CoarsePool.all_reduce`; parameters are as they
-            were.
         KernelError, WaitTimeoutError : an update failed; replicas may differ.
         """
         if len(gradients) != self.clients:
@@ -139,7 +137,6 @@ class StorageOptimizer:
         Raises
         ------
         ArgumentError : there is no such device.
-        FreedBufferError, ClosedDeviceError
         """
         return self._stored.tensors["p"].read(device).reshape(self.shape)
 
@@ -151,24 +148,14 @@ class StorageOptimizer:
         return self._stored.tensors[name].read(device).reshape(self.shape)
 
     def snapshot(self, path: str | Path) -> Path:
-        """Save parameters, states and the number of steps, as `CoarsePool.snapshot` does.
-
-        Raises
-        ------
-        SnapshotSaveError, SnapshotError, ClosedDeviceError
-        """
+        """Save parameters, states and the number of steps, as `CoarsePool.snapshot` does."""
         count = np.array([self.steps], np.uint64).view(np.float32)
         for device in range(self.pool.devices):
             self._count.write(device, count)
         return self.pool.snapshot(path, self._saved)
 
     def restore(self, path: str | Path) -> None:
-        """Go on as when a snapshot was taken: the bits of all steps from there are the same.
-
-        Raises
-        ------
-        TornSnapshotError, SnapshotError : as `CoarsePool.restore`; nothing was changed.
-        """
+        """Go on as when a snapshot was taken: the bits of all steps from there are the same."""
         self.pool.restore(path, self._saved)
         self.steps = int(self._count.read(0).view(np.uint64)[0])
 

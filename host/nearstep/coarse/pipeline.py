@@ -71,7 +71,6 @@ class Pipelined:
     ----------
     timeline : lanes `up 0`, `down 0` and so on of each client, and `rings 0`, `rings 1`, in turn,
         for shards that the rings have.
-    shards
     """
 
     timeline: Timeline
@@ -131,14 +130,6 @@ def push_sync_pull(
     shard_bytes : least size of a shard; None: the array goes whole.
     op, wire : as in `CoarsePool.submit`.
     hertz : cycles in a second, for the timeline.
-
-    Raises
-    ------
-    ArgumentError : arrays or results are not one for each device, or not such arrays, or
-        `shard_bytes` is no integer from 1, there is no such operation or format, or the pool has
-        one device alone. Nothing was begun.
-    OutOfDeviceMemoryError : the shards do not fit.
-    WorkError : a transfer or a sum failed.
     """
     size = _size(pool, arrays, results)
     pool.check_ring("reduce")

@@ -45,7 +45,6 @@ class CoarsePool:
 
     Attributes
     ----------
-    device
     devices : how many there are.
     groups : rings that work at the same time: sync cores of each device.
 
@@ -53,7 +52,6 @@ class CoarsePool:
     ------
     ArgumentError : `device` is no CoarseDevice, or has one device alone without an update kernel,
         or `silence_cycles` is not from 0 to 2**32 - 1.
-    ClosedDeviceError
     WaitTimeoutError : a device did not become idle.
 
     Ref: COARSE paper, sections III and IV.
@@ -84,12 +82,6 @@ class CoarsePool:
         Parameters
         ----------
         url : such as `golden:coarse?devices=4&groups=2`.
-        silence_cycles
-
-        Raises
-        ------
-        UrlError, OptionError, MismatchError : as `nearstep.open`.
-        ArgumentError, WaitTimeoutError : as `CoarsePool`.
         """
         device = open_device(url, CoarseDevice)
         try:
@@ -116,7 +108,6 @@ class CoarsePool:
         TensorMismatchError : arrays differ in shape or dtype; no device was touched.
         ArgumentError : not one array for each device, or not float32 (DtypeError).
         OutOfDeviceMemoryError : two buffers of it do not fit on every device.
-        ClosedDeviceError
         """
         self.device.check_open("make a tensor")
         if is_shape(arrays):
@@ -173,7 +164,6 @@ class CoarsePool:
 
         Parameters
         ----------
-        tensor
         op : `sum`; `average`, the sum times float32(1 / devices); `max`, which gives NaN if there
             is one.
         wire : format on the links, `fp32`, `fp16` or `bf16`: partial results are rounded to it at
@@ -187,19 +177,11 @@ class CoarsePool:
             not made to be reduced (FreedBufferError), or there is one device alone.
         BusyError : a job that has not ended uses the tensor.
         ResetNeededError : jobs ended with an error before, and `reset` was not called.
-        ClosedDeviceError
         """
         with self.rings.lock:
             event = self._event(tensor, op, wire, group)
             self.rings.check_space([part.group for part in event.parts])
             self.rings.submit(event)
-        return event
-
-    def prepare(self, tensor: PoolTensor, op: str, wire: str, *, group: int) -> Event:
-        """As `submit`, but nothing is sent yet: for schedulers, that push to one device."""
-        with self.rings.lock:
-            event = self._event(tensor, op, wire, group)
-            self.rings.begin(event)
         return event
 
     def _event(self, tensor: PoolTensor, op: str, wire: str, group: int | None) -> Event:
@@ -262,7 +244,6 @@ class CoarsePool:
 
         Parameters
         ----------
-        tensors
         op, wire, group : as in `submit`.
         max_cycles : bound of the wait for each tensor, as in `Event.wait`.
 
@@ -270,8 +251,6 @@ class CoarsePool:
         ------
         ArgumentError, BusyError, QueueFullError, ResetNeededError, ClosedDeviceError : as `submit`.
             Tensors are looked at before the first is sent.
-        RingError, RingTimeoutError : as `Event.wait`. Tensors that were done before have their
-            results.
         """
         check_bound(max_cycles)
         if isinstance(tensors, PoolTensor):
@@ -313,7 +292,6 @@ class CoarsePool:
         Raises
         ------
         WaitTimeoutError : a device did not become idle.
-        ClosedDeviceError
         """
         self.device.check_open("reset")
         self.rings.reset()
@@ -322,17 +300,12 @@ class CoarsePool:
     def freeze(self, tensors: Sequence[PoolTensor]) -> Iterator[Frozen]:
         """The values that tensors have now, while reductions go on, in a `with` statement.
 
-        Parameters
-        ----------
-        tensors
-
         Raises
         ------
         SnapshotSpaceError : they take more pages than the devices can freeze, or than there is
             space for copies.
         SnapshotError : a snapshot is open.
         ArgumentError : none is given, one is another pool's, or was freed.
-        ClosedDeviceError
         """
         tensors = self.check_tensors(tensors)
         if not tensors:
@@ -356,7 +329,6 @@ class CoarsePool:
         ----------
         path : the file is called this, a dot, and the number of its generation: one above the
             highest that is there.
-        tensors
         opener : opens the temporary file to write.
 
         Returns
@@ -366,7 +338,6 @@ class CoarsePool:
         Raises
         ------
         SnapshotSaveError : it could not be written, such as on a full disk. There is no new file.
-        SnapshotError, ArgumentError, ClosedDeviceError : as `freeze`.
         """
         place = as_path(path)
         with self.freeze(tensors) as frozen:
@@ -388,7 +359,6 @@ class CoarsePool:
         TornSnapshotError : the file is torn or corrupted; names the last good one. Nothing was
             changed.
         SnapshotError : there is none, or it is of other shapes or of another number of devices.
-        BusyError, FreedBufferError, OutOfDeviceMemoryError, ClosedDeviceError
         """
         self.device.check_open("restore")
         if tensors is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -25,11 +25,12 @@ from nearstep.coarse.errors import (
 )
 from nearstep.coarse.split import Part
 from nearstep.errors import ArgumentError, WaitTimeoutError
-from nearstep.registers import BlockRegisters
+from nearstep.registers import WORD_MASK, BlockRegisters
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
 from nearstep_spec.coarse.config import BEAT_BYTES, PORTS
 from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
+from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES
 
 IDLE_CYCLES = 1 << 18
 """Bound of what takes no time of its own, such as finding a dead peer after the usual limit."""
@@ -63,12 +64,8 @@ class RingJob:
 
     Attributes
     ----------
-    part
-    operation
-    wire
     sources, destinations : local addresses of the part on each device.
     scale : of an average.
-    tag
     targets : jobs that a device has completed when it has completed this one; of those that have
         it.
     incomplete : devices that have not completed it.
@@ -153,14 +150,6 @@ class Pending(Completion):
         max_cycles : bound in device cycles (steps, on devices without a clock). None: enough for
             all that is queued before it if each beat took 64 cycles, and for a peer to be found
             dead.
-
-        Raises
-        ------
-        RingError : all jobs were ended; tensors have their old values. `SilentLinkError`,
-            `JobMismatchError`, `MemoryResponseError` and others say why.
-        RingTimeoutError : not in that time; says who waits for whom. They still run.
-        ArgumentError : `max_cycles` is no integer, or negative.
-        ClosedDeviceError
         """
         if not self._ended:
             self._rings.wait(self, max_cycles)
@@ -179,12 +168,46 @@ class Pending(Completion):
         self._error = error
 
 
+JOB_REGISTERS = ("source", "destination", "elements", "scale", "job", "start")
+"""What a job is written to, in this order."""
+
+
+class JobPort:
+    """Addresses of the registers of a sync core that every job uses.
+
+    A job takes 8 words on each device: they are encoded here, since `RegisterHandle` would look up
+    every name and check every value again.
+    """
+
+    def __init__(self, core: BlockRegisters) -> None:
+        self._words = [
+            (core.base + core.map[name].offset + index * WORD_BYTES, number, index * WORD_BITS)
+            for number, name in enumerate(JOB_REGISTERS)
+            for index in range(core.map[name].words)
+        ]
+        self._lsb = {each.name: each.lsb for each in core.map["job"].fields}
+        self._go = 1 << core.map.lookup("start.go")[1].lsb
+        self.waiting = core.jobs.poll(waiting=0)
+        self.completed = core.completed.poll(value=0)
+
+    def words(self, job: RingJob, device: int) -> list[tuple[int, int]]:
+        """Addresses and words of the writes that start a job, in order."""
+        average = job.operation is Operation.AVERAGE
+        lsb = self._lsb
+        bits = job.operation << lsb["operation"] | job.wire << lsb["wire"] | job.tag << lsb["tag"]
+        scale = int(np.float32(job.scale if average else 1.0).view(np.uint32))
+        source, destination = job.sources[device], job.destinations[device]
+        values = source, destination, job.part.elements, scale, bits, self._go
+        return [
+            (address, values[number] >> shift & WORD_MASK) for address, number, shift in self._words
+        ]
+
+
 class Rings:
     """Sync cores of all devices, with what is in their queues.
 
     Parameters
     ----------
-    device
     silence_cycles : after which a link without a valid frame is dead; 0: never.
     """
 
@@ -202,6 +225,11 @@ class Rings:
         self._epochs = 1 << pool.map.lookup("link.epoch")[1].width
         self._tags = 1 << core.map.lookup("job.tag")[1].width
         self._epoch = int(pool.link.epoch)
+        self._ports = [
+            [JobPort(self.core(device, group)) for group in self._groups]
+            for device in range(self.devices)
+        ]
+        self._errors = [node.pool.status.poll(error=1) for node in device.nodes]
         self.reset()
 
     def check_device(self, device: int) -> None:
@@ -214,12 +242,7 @@ class Rings:
         return self.device.nodes[device][f"sync{group}"]
 
     def reset(self) -> None:
-        """End all jobs on all devices and begin the next epoch. Tensors keep their values.
-
-        Raises
-        ------
-        WaitTimeoutError : a device did not become idle.
-        """
+        """End all jobs on all devices and begin the next epoch. Tensors keep their values."""
         with self.lock:
             self._giving += 1
             aborted = self._outcome(ErrorCause.ABORTED, 0) if self._pending else None
@@ -303,7 +326,8 @@ class Rings:
         capacity = self.device.config.queue_jobs
         for group in groups:
             for device in range(self.devices):
-                if self.core(device, group).jobs.waiting >= capacity:
+                place = self._ports[device][group].waiting
+                if self._read(place.address) & place.mask >= capacity:  # its lowest field
                     raise QueueFullError(device, group, capacity)
 
     def begin(self, pending: Pending) -> None:
@@ -323,15 +347,10 @@ class Rings:
 
     def push(self, job: RingJob, device: int) -> None:
         """Give a job to one device."""
-        core, group = self.core(device, job.part.group), job.part.group
-        average = job.operation is Operation.AVERAGE
+        group, write = job.part.group, self.device.backend.write_register
         self._giving += 1
-        core.source.value = job.sources[device]
-        core.destination.value = job.destinations[device]
-        core.elements.value = job.part.elements
-        core.scale.value = job.scale if average else 1.0
-        core.job.set(operation=int(job.operation), wire=int(job.wire), tag=job.tag)
-        core.start.go = 1
+        for address, word in self._ports[device][group].words(job, device):
+            write(address, word)
         self._pushed[device][group] += 1
         job.targets[device] = self._pushed[device][group]
         self._giving -= 1
@@ -343,28 +362,23 @@ class Rings:
                 if all(self.completed(job) for job in each.jobs):
                     self._pending.remove(each)
                     each.end(None)
-            failure = self.look_for_errors() if self._pending else None
+            failure = self._look_for_errors() if self._pending else None
             if failure is not None:
                 self._end_pending(failure)
 
     def completed(self, job: RingJob) -> bool:
         """Whether all devices have completed a job. Looks at them, does not wait."""
         for device in sorted(job.incomplete & job.targets.keys()):
-            self.completed_on(job, device)
-        return not job.incomplete
-
-    def completed_on(self, job: RingJob, device: int) -> bool:
-        """Whether a device has completed a job."""
-        if device in job.incomplete and device in job.targets:
-            count = self.core(device, job.part.group).completed.value
+            count = self._read(self._ports[device][job.part.group].completed.address)
             over = (count - job.targets[device]) % (1 << COMPLETED_BITS)
             if over < 1 << (COMPLETED_BITS - 1):
                 job.incomplete.discard(device)
-        return device not in job.incomplete
+        return not job.incomplete
 
-    def look_for_errors(self) -> RingError | None:
+    def _look_for_errors(self) -> RingError | None:
         """What ended all jobs, if something has. The pool needs a reset then."""
-        if self.failure is None and any(n.pool.status.error for n in self.device.nodes):
+        found = (each.holds(self._read(each.address)) for each in self._errors)
+        if self.failure is None and any(found):
             self.failure = self._gather()
         return self.failure
 
@@ -399,23 +413,23 @@ class Rings:
                     ) from None
 
     def polls(self, pending: Pending) -> list[Poll]:
-        """One of these holds when a device has completed one of the jobs, or on an error."""
-        polls = self.error_polls()
+        """One of these holds when a device has completed one of the jobs, or on an error.
+
+        A device that has completed a job may have completed later ones, too.
+        """
         for job in pending.jobs:
-            devices = job.incomplete & job.targets.keys()
-            if devices:
-                return self.completed_polls(job, min(devices)) + polls
-        return polls
+            if devices := job.incomplete & job.targets.keys():
+                device, group = min(devices), job.part.group
+                place = self._ports[device][group].completed
+                counts = range(job.targets[device], self._pushed[device][group] + 1)
+                return [
+                    *(replace(place, value=count % (1 << COMPLETED_BITS)) for count in counts),
+                    *self._errors,
+                ]
+        return list(self._errors)
 
-    def completed_polls(self, job: RingJob, device: int) -> list[Poll]:
-        """One of these holds when a device has completed a job; it may have gone on to others."""
-        core, group = self.core(device, job.part.group), job.part.group
-        counts = range(job.targets[device], self._pushed[device][group] + 1)
-        return [core.completed.poll(value=count % (1 << COMPLETED_BITS)) for count in counts]
-
-    def error_polls(self) -> list[Poll]:
-        """One of these holds when a device has an error."""
-        return [node.pool.status.poll(error=1) for node in self.device.nodes]
+    def _read(self, address: int) -> int:
+        return self.device.backend.read_register(address)
 
     def wait_any(self, polls: Sequence[Poll], max_cycles: int) -> None:
         """Let the devices run until a poll holds. Raises `WaitTimeoutError`."""

@@ -25,13 +25,7 @@ FULL = 0.95
 
 
 class Measurement(NamedTuple):
-    """A transfer between a client and a proxy.
-
-    Attributes
-    ----------
-    nbytes
-    seconds
-    """
+    """A transfer between a client and a proxy."""
 
     nbytes: int
     seconds: float
@@ -133,10 +127,6 @@ class RoutingTable:
     ----------
     threshold_bytes : tensors that are larger go to the proxy with the highest rate.
     latency_proxy, bandwidth_proxy : by their numbers.
-
-    Raises
-    ------
-    ArgumentError : the threshold is no integer from 0.
     """
 
     threshold_bytes: int
@@ -147,12 +137,7 @@ class RoutingTable:
         check_whole("threshold_bytes", self.threshold_bytes, 0)
 
     def proxy_of(self, nbytes: int) -> int:
-        """The proxy for a tensor of this size.
-
-        Raises
-        ------
-        ArgumentError : it is no integer from 0.
-        """
+        """The proxy for a tensor of this size."""
         check_whole("nbytes", nbytes, 0)
         return self.bandwidth_proxy if nbytes > self.threshold_bytes else self.latency_proxy
 
@@ -187,7 +172,6 @@ def shard_bytes(profile: Profile, fraction: float = FULL) -> int:
 
     Parameters
     ----------
-    profile
     fraction : of the highest rate of any size that counts as full; above 0, to 1.
 
     Raises
@@ -202,12 +186,7 @@ def shard_bytes(profile: Profile, fraction: float = FULL) -> int:
 
 
 class Shard(NamedTuple):
-    """Bytes of a tensor that are pushed, summed and pulled by themselves.
-
-    Attributes
-    ----------
-    offset, nbytes
-    """
+    """Bytes of a tensor that are pushed, summed and pulled by themselves."""
 
     offset: int
     nbytes: int
@@ -219,10 +198,6 @@ def partition(nbytes: int, shard_bytes: int) -> tuple[Shard, ...]:
     As many as there can be, at multiples of `SHARD_ALIGNMENT`, the largest less than twice that
     larger than the smallest, in the order of the tensor. A tensor that is smaller, or empty, is one
     shard.
-
-    Raises
-    ------
-    ArgumentError : `nbytes` is no integer from 0, or `shard_bytes` none from 1.
     """
     check_whole("nbytes", nbytes, 0)
     check_whole("shard_bytes", shard_bytes, 1)

@@ -43,10 +43,6 @@ class Fabric:
     uplink_latency : cycles.
     config : entries, and chunks that take turns.
     link_latency, core_latency, memory_latency : cycles.
-
-    Raises
-    ------
-    ArgumentError : a count is no integer from 1, or a latency none from 0.
     """
 
     devices: int
@@ -123,7 +119,6 @@ class _Hop:
 
     Attributes
     ----------
-    lane
     cycles : of an entry.
     latency : cycles, with the next core's.
     entries : that go one after the other.

@@ -15,7 +15,6 @@ class Part:
     Attributes
     ----------
     group : the sync core on each device.
-    start, stop
     """
 
     group: int

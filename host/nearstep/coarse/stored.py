@@ -91,10 +91,6 @@ def accumulate(
     """Sum arrays into the first of them by its device's update kernel, then start `last` with that.
 
     The order of additions is that of the arrays, each rounded to binary32.
-
-    Raises
-    ------
-    ArgumentError : the kernel does not have `ADDING_RULE`.
     """
     total, *others = gradients
     starts: list[Callable[[], Run]] = [
@@ -113,7 +109,6 @@ class StoredParameters:
 
     Parameters
     ----------
-    pool
     optimizer : a name, or one itself, whose rule the devices have.
     tensors : `p` and the states of its rule, by name; one-dimensional, of one size.
     hyper : its hyper-parameters, where they are not the defaults.
@@ -151,13 +146,7 @@ class StoredParameters:
     def make(
         cls, pool: CoarsePool, optimizer: str | Optimizer, values: NDArray[np.float32], **hyper: Any
     ) -> Self:
-        """New ones, with these parameters (float32, one dimension) on every device.
-
-        Raises
-        ------
-        ArgumentError : as `StoredParameters`.
-        OutOfDeviceMemoryError : nothing is held.
-        """
+        """New ones, with these parameters (float32, one dimension) on every device."""
         known = pool.device.optimizer(optimizer)
         tensors: dict[str, PoolTensor] = {}
         try:
@@ -209,10 +198,6 @@ class StoredParameters:
         start : a multiple of 16, as elements of a memory beat.
         stop : None: to the end.
         hyper : that differ from those given before.
-
-        Raises
-        ------
-        ArgumentError, BusyError, ClosedDeviceError : as `nearstep.coarse.CoarseDevice.update`.
         """
         part = slice(start, self.size if stop is None else stop)
         device = self.pool.device

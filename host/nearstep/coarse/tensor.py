@@ -27,7 +27,6 @@ class PoolTensor:
     Attributes
     ----------
     rings : of its pool.
-    shape
     size : elements, on each device.
     reduced : whether jobs can sum it.
     """
@@ -73,7 +72,6 @@ class PoolTensor:
 
         Parameters
         ----------
-        device
         array : of the tensor's shape: numpy's, or one that numpy takes without a copy, such as a
             tensor of torch.
 
@@ -81,7 +79,6 @@ class PoolTensor:
         ------
         ArgumentError : there is no such device, or it is no such array (ShapeError, DtypeError).
         BusyError : a job that has not ended reads the tensor.
-        FreedBufferError, ClosedDeviceError
         """
         self.check_idle("write")
         values = self._given(device, array)
@@ -98,7 +95,6 @@ class PoolTensor:
         ------
         ArgumentError : there is no such device, or `out` is no array of the tensor's shape
             (ShapeError, DtypeError), contiguous and writable.
-        FreedBufferError, ClosedDeviceError
         """
         self.check_usable("read")
         values = self._taking(device, out)
@@ -111,11 +107,6 @@ class PoolTensor:
         """Begin `write`: what the client of a device pushes.
 
         `array` must live, and not change, and the tensor not be reduced, until it has ended.
-
-        Raises
-        ------
-        ArgumentError, BusyError, FreedBufferError, ClosedDeviceError : as `write`; nothing was
-            begun.
         """
         self.check_usable("write")
         values = np.ascontiguousarray(self._given(device, array)).reshape(-1)
@@ -130,7 +121,6 @@ class PoolTensor:
 
         Raises
         ------
-        ArgumentError, FreedBufferError, ClosedDeviceError : as `read`; nothing was begun.
         BusyError : a job that has not ended reads the tensor.
         """
         self.check_usable("read")
@@ -175,7 +165,6 @@ class PoolTensor:
         Raises
         ------
         BusyError : a job that has not ended uses the tensor.
-        FreedBufferError, ClosedDeviceError
         """
         with self.rings.lock:
             self.check_idle("free")

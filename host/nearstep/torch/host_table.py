@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from nearstep.device import open_processor

@@ -39,6 +39,9 @@ STEP_BYTES = 1 << 14
 STEPS = 4
 """Results of a job that are written in a step, on each device: so many bytes, or a share of all."""
 
+WAIT_BYTES = 1 << 16
+"""In place of `STEP_BYTES` where the host waits and no memory was made to misbehave."""
+
 ACCESSES_PER_STEP = 32
 """Register accesses in the time of a step."""
 
@@ -57,17 +60,19 @@ class GoldenRing:
     sources : of each device; sums in fp32 are made of them as they are written.
     result : what every device gets, where all of it was computed before anything is written.
     written : bytes, on every device.
+    least_bytes : of a step.
     """
 
     nbytes: int
     sources: Sequence[NDArray[np.float32]]
     result: NDArray[np.uint8] | None = None
     written: int = 0
+    least_bytes: int = STEP_BYTES
 
     @property
     def step(self) -> slice:
         """What is written next."""
-        nbytes = max(STEP_BYTES, -(-self.nbytes // STEPS // LINE_BYTES) * LINE_BYTES)
+        nbytes = max(self.least_bytes, -(-self.nbytes // STEPS // LINE_BYTES) * LINE_BYTES)
         return slice(self.written, min(self.nbytes, self.written + nbytes))
 
 
@@ -115,6 +120,9 @@ class GoldenPool(EmulatedBackend):
         self._accesses = 0
         self._stuck = False
         self._closed = False
+        self._changed = True  # something that decides whether rings can go on
+        self._joined: list[bool] = []
+        self._shown = False  # something that registers show
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -131,10 +139,12 @@ class GoldenPool(EmulatedBackend):
         The host still reaches its registers and its memory.
         """
         self._check_device(device).dead = True
+        self._changed = True
 
     def revive(self, device: int) -> None:
         """The links of a device work again."""
         self._check_device(device).dead = False
+        self._changed = True
 
     def read_register(self, address: int) -> int:
         self._take_time()
@@ -151,6 +161,7 @@ class GoldenPool(EmulatedBackend):
         device, offset = divmod(address, self._register_bytes)
         if not 0 <= device < self.devices:
             raise BusError(address, Response.DECERR, write=True)
+        self._changed = True
         answer, aborted = self._nodes[device].write_register(offset, value)
         if answer.error:
             raise BusError(address, Response.SLVERR, write=True)
@@ -183,19 +194,22 @@ class GoldenPool(EmulatedBackend):
                 device, offset = divmod(poll.address, self._register_bytes)
                 if poll.holds(self._nodes[device].read_register(offset).value):
                     return
-            if left <= 0 or not self._advance(STEP_ELEMENTS):
-                raise WaitTimeoutError(
-                    " or ".join(map(str, polls)),
-                    max_cycles,
-                    unit="steps",
-                    transactions=self.transactions(),
-                )
-            left -= 1
+            self._shown = False
+            while not self._shown:
+                if left <= 0 or not self._advance(STEP_ELEMENTS):
+                    raise WaitTimeoutError(
+                        " or ".join(map(str, polls)),
+                        max_cycles,
+                        unit="steps",
+                        transactions=self.transactions(),
+                    )
+                left -= 1
 
     def reset(self) -> None:
         self._check_open()
         self._rings.clear()
         self._stuck = False
+        self._changed = True
         for node in self._nodes:
             node.reset()
 
@@ -249,13 +263,18 @@ class GoldenPool(EmulatedBackend):
         for node in self._nodes:
             if not node.failed:
                 taken = [core.take() for core in node.cores]
+                self._changed |= any(taken)
                 moved |= any(taken)
-        found = self._refusals() or self._silences() or self._mismatches()
-        if found:
-            self._fail(found)
-            return True
+        self._shown |= moved
+        if self._changed:
+            found = self._refusals() or self._silences() or self._mismatches()
+            if found:
+                self._fail(found)
+                return True
+            self._joined = [self._is_joined(group) for group in range(self.config.groups)]
+            self._changed = False
         for group in range(self.config.groups):
-            moved |= self._advance_ring(group)
+            moved |= self._advance_ring(group, elements > 1 and not self._injections)
         return moved
 
     def _advance_updaters(self, elements: int) -> bool:
@@ -314,14 +333,11 @@ class GoldenPool(EmulatedBackend):
                     found.setdefault(number, Finding(ErrorCause.MISMATCH, Stream.RECEIVE))
         return found
 
-    def _advance_ring(self, group: int) -> bool:
+    def _advance_ring(self, group: int, fast: bool) -> bool:
         """Let a ring go on by a step, if all of it is there."""
         cores = [node.cores[group] for node in self._nodes]
         jobs = [core.current for core in cores if core.current is not None]
-        if len(jobs) < self.devices or self._stuck:
-            return False
-        ports = [core.registers["ring.receive_port"] for core in cores]
-        if not all(self._alive(number, port) for number, port in enumerate(ports)):
+        if len(jobs) < self.devices or self._stuck or not self._joined[group]:
             return False
         if group not in self._rings:
             sources = self._read_sources(jobs)
@@ -330,15 +346,22 @@ class GoldenPool(EmulatedBackend):
             result = None if _sums_as_written(jobs[0]) else self._compute(group, sources, jobs[0])
             self._rings[group] = GoldenRing(4 * jobs[0].elements, sources, result)
         ring = self._rings[group]
+        ring.least_bytes = WAIT_BYTES if fast else STEP_BYTES
         if not self._write_results(group, ring, jobs):
             return True
         if ring.written >= ring.nbytes:
             del self._rings[group]
+            self._shown = True
             self._count(group, jobs[0])
             for node, core in zip(self._nodes, cores, strict=True):
                 core.complete()
                 node.update_busy()
         return True
+
+    def _is_joined(self, group: int) -> bool:
+        """Whether frames pass all links of a ring."""
+        ports = (node.cores[group].registers["ring.receive_port"] for node in self._nodes)
+        return all(self._alive(number, port) for number, port in enumerate(ports))
 
     def _read_sources(self, jobs: Sequence[GoldenJob]) -> list[NDArray[np.float32]] | None:
         """Elements of each device; None if memory refused."""
@@ -405,9 +428,9 @@ class GoldenPool(EmulatedBackend):
         self, group: int, ring: GoldenRing, jobs: Sequence[GoldenJob], nbytes: int
     ) -> None:
         """Fill memory with the results of a step; sums go there at once, where it is one array."""
+        written = ring.written
         targets = [
-            (node, job.destination + ring.written)
-            for node, job in zip(self._nodes, jobs, strict=True)
+            (node, job.destination + written) for node, job in zip(self._nodes, jobs, strict=True)
         ]
         if ring.result is None:
             places = [node.place(address, nbytes) for node, address in targets]
@@ -477,6 +500,7 @@ class GoldenPool(EmulatedBackend):
     def _fail(self, found: Mapping[int, Finding]) -> None:
         """Devices found faults: their jobs end, and those of all devices that they reach."""
         self._rings.clear()
+        self._changed = self._shown = True
         for number, finding in found.items():
             self._nodes[number].fail(finding, number, finding.cause, finding.port)
         fresh = deque(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -278,7 +278,7 @@ class GoldenDevice:
         """Answer to a write, and whether it ends the jobs of this device with ABORTED."""
         block, address = divmod(offset, BLOCK_BYTES)
         if self.updater is not None and self.updater.holds(offset):
-            return replace(self.updater.write_register(offset, value), pulses=()), False
+            return self.updater.write_register(offset, value)._replace(pulses=()), False
         if block > len(self.cores):
             return Answer(error=True), False
         if not block:

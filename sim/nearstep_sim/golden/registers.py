@@ -1,6 +1,5 @@
 """Golden model of a register bank: what software sees of `nearstep_hw.csr.bank.CsrBank`."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES, Access, Register, RegisterMap
@@ -9,8 +8,7 @@ WHOLE_WORD = (1 << WORD_BYTES) - 1
 WORD_MASK = (1 << WORD_BITS) - 1
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What one access gives.
 
     Attributes
@@ -54,6 +52,10 @@ class RegisterFile:
             f"{register.name}.{field.name}": register_map.reset_value(field)
             for register, field in register_map.fields()
         }
+        self._widths = {
+            f"{register.name}.{field.name}": field.width
+            for register, field in register_map.fields()
+        }
         self._captured = dict.fromkeys(self._paths(Access.COUNTER), 0)
         self._words = {
             register.offset + index * WORD_BYTES: (register, index, _parts(register, index))
@@ -67,9 +69,8 @@ class RegisterFile:
 
     def __setitem__(self, path: str, value: int) -> None:
         """Set a field from the hardware's side. A falling busy captures the counters."""
-        _, field = self.register_map.lookup(path)
-        if value < 0 or value >> field.width:
-            raise ValueError(f"{path} has {field.width} bits; {value:#x} does not fit")
+        if value < 0 or value >> self._widths[path]:
+            raise ValueError(f"{path} has {self._widths[path]} bits; {value:#x} does not fit")
         falls = path == self.register_map.busy and self._values[path] > value
         self._values[path] = value
         if falls:
@@ -89,7 +90,8 @@ class RegisterFile:
         image = 0
         for path, access, _, lsb in parts:
             if access is not Access.PULSE:
-                image |= self._captured.get(path, self._values[path]) << lsb
+                captured = self._captured.get(path)
+                image |= (self._values[path] if captured is None else captured) << lsb
         return Answer(value=(image >> (index * WORD_BITS)) & WORD_MASK)
 
     def write(self, address: int, value: int, mask: int = WHOLE_WORD) -> Answer:
@@ -101,7 +103,7 @@ class RegisterFile:
         busy = self.register_map.busy
         if register.locked and busy is not None and self._values[busy]:
             for path in self._paths(Access.REFUSED):
-                self._values[path] = (1 << self.register_map.lookup(path)[1].width) - 1
+                self._values[path] = (1 << self._widths[path]) - 1
             return Answer(error=True)
         pulses = []
         shift = index * WORD_BITS

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nearstep
-from nearstep.coarse import CoarseDevice, CoarsePool, Proxies
+from nearstep.coarse import CoarseDevice, CoarsePool
 from nearstep.coarse.errors import TensorMismatchError
 from nearstep.errors import (
     ArgumentError,
@@ -290,7 +290,6 @@ def test_tensors_are_a_sequence(golden_pool, tmp_path) -> None:
         lambda: pool.snapshot(tmp_path / "s", tensor),
         lambda: pool.freeze(tensor).__enter__(),
         lambda: pool.restore(tmp_path / "s", tensor),
-        lambda: Proxies(pool, tensor, 1),
         lambda: pool.all_reduce(each for each in [tensor]),
         lambda: pool.all_reduce(None),
     ):
@@ -315,22 +314,6 @@ def test_only_a_frozen_tensor_is_read(golden_pool, tensor, device) -> None:
         pytest.raises(ArgumentError, match="must be from 0 to"),
     ):
         frozen.read(tensor, device)
-
-
-@pytest.mark.parametrize("options", [{"clients": 1.5}, {"scheduler": []}, {"op": ["sum"]}])
-def test_options_of_proxies_are_of_their_kind(golden_pool, options) -> None:
-    with pytest.raises(ArgumentError, match="must be"):
-        Proxies(golden_pool, [golden_pool.tensor(8)], **{"clients": 1, **options})
-
-
-def test_a_push_of_another_kind_changes_nothing(golden_pool) -> None:
-    proxies = Proxies(golden_pool, [golden_pool.tensor(8)], 1)
-    for wrong in ((0, 0.0, 0), (0.0, 0, 0), (0, 0, "0")):
-        with pytest.raises(ArgumentError, match="must be from 0 to"):
-            proxies.push(*wrong)
-    for proxy in range(4):
-        proxies.push(0, proxy, 0)
-    assert proxies.run() == (0,)
 
 
 def test_out_is_writable_and_of_float32(golden_pool) -> None:

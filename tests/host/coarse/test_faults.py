@@ -127,7 +127,8 @@ def test_a_job_pushed_wrongly_through_registers_ends_all_jobs(pool, field) -> No
 def test_a_job_on_one_device_alone_says_who_waits_for_whom(pool) -> None:
     arrays = random_arrays(pool, 64, seed=1)
     tensor = pool.tensor(arrays)
-    event = pool.prepare(tensor, "sum", "fp32", group=1)
+    event = pool._event(tensor, "sum", "fp32", 1)
+    pool.rings.begin(event)
     pool.rings.push(event.jobs[0], 1)
     with pytest.raises(RingTimeoutError) as found:
         event.wait(20000)
@@ -236,7 +237,8 @@ def test_memory_that_never_answers(pool) -> None:
 def test_guards_and_memory_that_nobody_wrote_are_faults(golden_pool) -> None:
     pool = golden_pool
     tensor = pool.tensor(64)
-    job = pool.prepare(tensor, "sum", "fp32", group=0)
+    job = pool._event(tensor, "sum", "fp32", 0)
+    pool.rings.begin(job)
     for device in range(4):
         pool.rings.push(job.jobs[0], device)
     pool.device.backend.protect(tensor.back(2).address, 64)

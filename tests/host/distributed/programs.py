@@ -96,8 +96,6 @@ def messages() -> int:
     for _ in range(1, size):
         found = torch.zeros(3, dtype=torch.int64)
         works.append((dist.irecv(found, tag=5), found))
-    with pytest.raises(ArgumentError, match="a recv of any source with tag 5 is under way"):
-        dist.irecv(torch.zeros(3, dtype=torch.int64), 1, tag=5)
     dist.barrier()
     for work, found in works:
         work.wait()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from nearstep.coarse.service.errors import DeviceMemoryError, RefusedError
+from nearstep.coarse.service.errors import RefusedError
 from nearstep.errors import ArgumentError, DtypeError
 from nearstep.torch.distributed import StorageOptimizer, restore_snapshot, save_snapshot
 from nearstep.torch.distributed.rendezvous import DEVICE
@@ -119,13 +119,6 @@ def refused(device: str) -> int:
     before = one.detach().clone()
     optimizer.step(closure)
     assert (one < before).all()
-    large = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
-    for too_large in (
-        lambda: group.broadcast(large, 0),
-        lambda: group.allgather([large, large.clone()], large),
-    ):
-        with pytest.raises(DeviceMemoryError):  # at every rank, and none waits
-            too_large().wait()
     group.allreduce(summed := torch.ones(LARGE_BYTES // 4)).wait()  # more than a device has
     assert (summed == 2).all()
     group.allreduce(found := torch.ones(3)).wait()
@@ -141,4 +134,4 @@ def refused(device: str) -> int:
     both.param_groups[1]["lr"] = 1.0
     both.step()
     assert (one == before - 0.5).all()
-    return 18
+    return 16

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from nearstep.torch.distributed import CoarseProcessGroup, ddp_hook, dual_hook
-from nearstep.torch.distributed.fsdp import fsdp_collectives
+from nearstep.torch.distributed.fsdp import fsdp_reduce_scatter
 
 WIDTH = 24
 SMALL: dict[str, Any] = {"bucket_cap_mb": 0.004}
@@ -48,7 +48,7 @@ class Case:
     Attributes
     ----------
     kind : `ddp`, `hook` (DDP, its gradients averaged by `ddp_hook`), `dual` (by `dual_hook`),
-        `fsdp`, `collectives` (FSDP, with `fsdp_collectives`).
+        `fsdp`, `collectives` (FSDP, with `fsdp_reduce_scatter`).
     group : backend of the model's.
     m : bytes of gradients that go to the devices, of kind `dual`.
     measure : sums after which routing is measured again.
@@ -147,10 +147,9 @@ def train(case: Case) -> Result:
         for part in [*parts, model]:
             fully_shard(part, mesh=mesh)
         if case.kind == "collectives":
-            gather, scatter = fsdp_collectives(group)
-            state = gather.state
+            scatter = fsdp_reduce_scatter(group)
+            state = scatter.state
             for part in [*parts, model]:
-                part.set_custom_all_gather(gather)
                 part.set_custom_reduce_scatter(scatter)
     now: list[Sum] = []
     sums = []

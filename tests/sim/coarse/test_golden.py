@@ -24,6 +24,7 @@ from nearstep.errors import (
 )
 from nearstep.registers import RefusedWriteError
 from nearstep_sim.bench.operands import SPECIALS
+from nearstep_sim.coarse import golden
 from nearstep_sim.coarse.golden import GoldenPool
 from nearstep_sim.golden import coarse_cpp
 from nearstep_sim.golden.coarse import ring_all_reduce
@@ -451,6 +452,7 @@ class TestSums:
             if len(steps) in (1, 3):
                 raise KeyboardInterrupt
 
+        monkeypatch.setattr(golden, "WAIT_BYTES", golden.STEP_BYTES)  # four steps
         monkeypatch.setattr(pool.device.backend, "_put_results", interrupted)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):

@@ -48,10 +48,6 @@ class Place:
 class Arena:
     """Memory that a client shares with the service, in places; those that are given back are used
     again.
-
-    Parameters
-    ----------
-    replies
     """
 
     def __init__(self, replies: Replies) -> None:
@@ -61,13 +57,7 @@ class Arena:
         self._segments = 0
 
     def take(self, size: int) -> Place:
-        """A place of at least so many bytes.
-
-        Raises
-        ------
-        SegmentError : there is no memory.
-        JobError : the job has ended.
-        """
+        """A place of at least so many bytes."""
         nbytes = max(PAGE_BYTES, 1 << max(0, size - 1).bit_length())
         with self._lock:
             free = self._free.setdefault(nbytes, [])
@@ -77,12 +67,7 @@ class Arena:
         return Place(found.segment, found.offset, found.room, size)
 
     def give(self, place: Place) -> None:
-        """Give a place back, that neither side uses any more.
-
-        Raises
-        ------
-        JobError : the job has ended.
-        """
+        """Give a place back, that neither side uses any more."""
         with self._lock:
             self._free[place.room.size].append(place)
             large = [size for size in sorted(self._free, reverse=True) if size >= SLAB_BYTES]

@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from types import TracebackType
 from typing import Self
@@ -26,21 +27,23 @@ from nearstep.coarse.service.messages import (
     Challenge,
     Check,
     Close,
-    Done,
     Get,
     Hello,
     Load,
+    Nearby,
     Open,
     Operation,
+    Probe,
     Proof,
     Put,
     Save,
-    Seek,
+    Stay,
     Update,
     Welcome,
 )
 from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.replies import Replies
+from nearstep.coarse.service.wire import Address
 from nearstep.errors import ArgumentError
 from nearstep.scalars import check_whole, is_whole
 
@@ -66,7 +69,6 @@ class Client:
 
     Attributes
     ----------
-    job
     device : URL of the memory devices.
     devices : their number.
     shard_bytes : of the shards of tensors.
@@ -98,29 +100,42 @@ class Client:
         self.rank = rank
         self.clients = clients
         self._exchanges = 0
-        self._profiled = 0
         self.routing: RoutingTable | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._replies = Replies(address, timeout_s=timeout_s, silence_s=silence_s)
+        self._replies = self._introduce(address, token, timeout_s, silence_s)
         self._arena = Arena(self._replies)
-        try:
-            hello = Hello(VERSION, job, rank, clients, nonce())
-            self._replies.send(hello)
-            asked: Challenge = self._replies.wait(lambda: self._replies.challenge, "the service")
-            self._replies.send(Proof(proof(token, "client", hello, asked.nonce)))
-            found: Welcome = self._replies.wait(
-                lambda: self._replies.welcome, f"all {clients} clients of job {job!r}"
-            )
-            if not hmac.compare_digest(found.digest, proof(token, "service", hello, asked.nonce)):
-                raise HandshakeError("the service does not know the token")
-        except BaseException:
-            self.close(leave=False)
-            raise
+        found = self._replies.welcome
+        assert found is not None
         self.device: str = found.device
         self.devices: int = found.devices
         self.shard_bytes: int = found.shard_bytes
         self.queue_shards: int = found.queue_shards
+
+    def _introduce(self, address: str, token: str, timeout_s: float, silence_s: float) -> Replies:
+        """Connect, and wait for all clients; from TCP go on to a Unix socket on this machine."""
+        replies = Replies(address, timeout_s=timeout_s, silence_s=silence_s)
+        others = f"all {self.clients} clients of job {self.job!r}"
+        try:
+            hello = Hello(VERSION, self.job, self.rank, self.clients, nonce())
+            replies.send(hello)
+            asked: Challenge = replies.wait(lambda: replies.challenge, "the service")
+            digest = proof(token, "service", hello, asked.nonce)
+            replies.send(Proof(proof(token, "client", hello, asked.nonce)))
+            replies.wait(lambda: replies.welcome or replies.nearby, others)
+            nearby = replies.nearby
+            if nearby is not None:
+                _check_service(nearby, digest)
+            if nearby is None or not Address(f"unix:{nearby.name}").is_reached:
+                if nearby is not None:
+                    replies.send(Stay())
+                _check_service(replies.wait(lambda: replies.welcome, others), digest)
+                return replies
+        except BaseException:
+            replies.close(leave=False)
+            raise
+        replies.close(leave=False)
+        return self._introduce(f"unix:{nearby.name}", token, timeout_s, silence_s)
 
     @property
     def timeout_s(self) -> float:
@@ -130,11 +145,6 @@ class Client:
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
         self._replies.timeout_s = seconds
-
-    @property
-    def copied_bytes(self) -> int:
-        """That were copied into and out of the segments."""
-        return self._replies.copied_bytes
 
     @property
     def own_device(self) -> int:
@@ -171,7 +181,6 @@ class Client:
         ArgumentError : `shard_bytes` is none, or there are no elements.
         UnlikeError : the clients do not open the same; says who opens what.
         DeviceMemoryError : the devices have no memory for it.
-        RefusedError, JobError
         OrderError : other clients sum something else in this turn.
         """
         chosen = self.shard_bytes if shard_bytes is None else shard_bytes
@@ -226,55 +235,20 @@ class Client:
             raise
         return exchange
 
-    def put(
-        self, key: str, data: NDArray[np.uint8], *, readers: int, device: int | None = None
-    ) -> None:
-        """Leave bytes in the memory of a device, for `readers` clients.
-
-        Parameters
-        ----------
-        key
-        data : NDArray[np.uint8].
-        readers : at least 1.
-        device : that of this client's rank by default.
-
-        Raises
-        ------
-        DeviceMemoryError : nothing was left; the readers get it, too.
-        RefusedError, JobError
-        """
-        if readers < 1:
-            raise ArgumentError(f"readers must be at least 1, not {readers}")
-        at = self.own_device if device is None else device
-        if not is_whole(at) or not 0 <= at < self.devices:
-            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
-        self._put(key, data, readers, at)
-
-    def _put(self, key: str, data: NDArray[np.uint8], readers: int, device: int) -> None:
-        with self._arena.borrow(data.size) as place:
-            place.data[:] = data
-            request = self._replies.request()
-            message = Put(request, key, place.segment, data.size, readers, device, place.offset)
-            self._replies.send(message, place.data)
-            self._replies.answer(request, f"{key!r} to be stored")
-            self._replies.copied_bytes += data.size
-
     def get(self, key: str, out: NDArray[np.uint8]) -> None:
-        """Wait for bytes that a client leaves under a name, and copy them to `out`.
+        """Copy what is kept under a name to `out`, when it is there.
 
         Raises
         ------
-        UnlikeError : there are more or fewer of them.
-        DeviceMemoryError : there was no memory for them.
-        RefusedError, JobError
+        UnlikeError : there are more or fewer bytes.
         """
         with self._arena.borrow(out.size) as place:
-            request = self._replies.request()
-            with self._replies.landing(request, place.data):
-                self._replies.send(Get(request, key, place.segment, out.size, place.offset))
-                self._replies.answer(request, f"{key!r} from another client")
+            self._replies.ask(
+                f"{key!r} from another client",
+                lambda n: Get(n, key, place.segment, out.size, place.offset),
+                into=place.data,
+            )
             out[...] = place.data
-            self._replies.copied_bytes += out.size
 
     def keep(self, key: str, data: NDArray[np.uint8]) -> None:
         """Keep bytes under a name, in the memory of all devices: a new version of the value.
@@ -282,9 +256,14 @@ class Client:
         Raises
         ------
         DeviceMemoryError : the version before it is still there.
-        RefusedError, JobError
         """
-        self._put(key, data, 0, self.own_device)
+        with self._arena.borrow(data.size) as place:
+            place.data[:] = data
+            self._replies.ask(
+                f"{key!r} to be stored",
+                lambda n: Put(n, key, place.segment, data.size, place.offset),
+                place.data,
+            )
 
     def save(self, path: str, keys: Sequence[str]) -> str:
         """Write what is kept under these names now to the next generation of `path`.
@@ -299,15 +278,10 @@ class Client:
         ------
         RefusedError : `kind` says why: no such value, no space for the copies, a full disk, a step
             of an optimizer that is under way.
-        JobError
 
         Ref: COARSE paper, section IV-A.
         """
-        request = self._replies.request()
-        self._replies.send(Save(request, list(keys), path))
-        done = self._replies.answer(request, f"a snapshot in {path}")
-        assert isinstance(done, Done)
-        return done.text
+        return self._replies.ask(f"a snapshot in {path}", lambda n: Save(n, list(keys), path))
 
     def load(self, path: str) -> dict[str, int]:
         """Keep again what a snapshot has: a file, or the newest generation of `path`.
@@ -319,27 +293,10 @@ class Client:
         Raises
         ------
         RefusedError : torn, or not there; names the last good one. Nothing was changed.
-        JobError
         """
-        request = self._replies.request()
-        self._replies.send(Load(request, path))
-        done = self._replies.answer(request, f"the snapshot in {path}")
-        assert isinstance(done, Done)
-        found: dict[str, int] = json.loads(done.text)
+        text = self._replies.ask(f"the snapshot in {path}", lambda n: Load(n, path))
+        found: dict[str, int] = json.loads(text)
         return found
-
-    def seek(self, keys: list[str]) -> str:
-        """The first of these names that has bytes; waits until one has. They stay.
-
-        Raises
-        ------
-        RefusedError, JobError
-        """
-        request = self._replies.request()
-        self._replies.send(Seek(request, keys))
-        answer = self._replies.answer(request, "a message from any client")
-        assert isinstance(answer, Done)
-        return answer.text
 
     def profile(self, sizes: Sequence[int] = PROFILED_BYTES, *, repeats: int = 3) -> Profile:
         """Measure how long bytes take to the memory of each device and back.
@@ -357,24 +314,27 @@ class Client:
         ------
         ArgumentError : fewer than one repeat.
         ProfileError : sizes that are none.
-        RefusedError, JobError
 
         Ref: COARSE paper, section III-E.
         """
         check_whole("repeats", repeats, 1)
         check_sizes(sizes)
-        data = np.zeros(max(sizes), np.uint8)
-        out = np.empty_like(data)
         seconds: dict[int, dict[int, float]] = {each: {} for each in range(self.devices)}
-        for device, size, _ in product(seconds, sizes, range(repeats)):
-            with self._lock:
-                self._profiled += 1
-            key = f"profile/{self.rank}/{self._profiled}"
-            began = time.perf_counter()
-            self.put(key, data[:size], readers=1, device=device)
-            self.get(key, out[:size])
-            passed = time.perf_counter() - began
-            seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
+        with self._arena.borrow(max(sizes)) as place:
+            place.data[:] = 0
+            for device, size, _ in product(seconds, sizes, range(repeats)):
+                probe = partial(
+                    Probe,
+                    segment=place.segment,
+                    nbytes=size,
+                    device=device,
+                    offset=place.offset,
+                )
+                data = place.data[:size]
+                began = time.perf_counter()
+                self._replies.ask(f"{size} bytes from device {device}", probe, data, data)
+                passed = time.perf_counter() - began
+                seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
         return Profile.of(seconds)
 
     def check_step(self, exchange: Exchange, step: int, hyper: str) -> None:
@@ -382,24 +342,21 @@ class Client:
 
         Parameters
         ----------
-        exchange
         step : t, from 1.
         hyper : JSON; what is not there is as it was given in the beginning.
 
         Raises
         ------
         RefusedError : it cannot; nothing was done, and the job goes on.
-        JobError
         """
-        request = self._replies.request()
-        self._replies.send(Check(request, exchange.number, step, hyper))
-        self._replies.answer(request, "hyper-parameters to be checked")
+        self._replies.ask(
+            "hyper-parameters to be checked",
+            lambda n: Check(n, exchange.number, step, hyper),
+        )
 
     def barrier(self) -> None:
         """Wait for all clients. Raises `JobError` if one is gone."""
-        request = self._replies.request()
-        self._replies.send(Barrier(request))
-        self._replies.answer(request, "all clients at a barrier")
+        self._replies.ask("all clients at a barrier", Barrier)
 
     def close(self, *, leave: bool = True) -> None:
         """End, and tell the service so. Closing twice does nothing."""
@@ -418,3 +375,9 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close(leave=kind is None)
+
+
+def _check_service(found: Welcome | Nearby, digest: bytes) -> None:
+    """Raise `HandshakeError` unless the service has shown that it knows the token."""
+    if not hmac.compare_digest(found.digest, digest):
+        raise HandshakeError("the service does not know the token")

@@ -24,7 +24,6 @@ class DeviceExchange:
 
     Parameters
     ----------
-    pool
     opened : what each client said, by rank; alike but for its segment.
     sessions : of the clients, by rank.
     stored : what is updated with the average; the clients get the parameters then.
@@ -32,12 +31,10 @@ class DeviceExchange:
     Attributes
     ----------
     places : device of each client, by rank.
-    shards
 
     Raises
     ------
     ArgumentError : nothing is updated, and one device sums nothing.
-    OutOfDeviceMemoryError : nothing is held.
     """
 
     def __init__(
@@ -163,13 +160,7 @@ class DeviceExchange:
         return shard.number % self.pool.groups
 
     def submit(self, shard: Shard, job: Job) -> Pending:
-        """Give a job of the current stage of a shard to all devices.
-
-        Raises
-        ------
-        QueueFullError : nothing was given.
-        ResetNeededError, OutOfDeviceMemoryError
-        """
+        """Give a job of the current stage of a shard to all devices."""
         rings = self.pool.rings
         rings.check_ready()
         rings.check_space([self.group(shard)])
@@ -178,12 +169,7 @@ class DeviceExchange:
         return pending
 
     def update(self, shard: Shard) -> AllOf:
-        """Start the update of a shard, whose gradients are summed, on all devices.
-
-        Raises
-        ------
-        ArgumentError, BusyError : as `StoredParameters.start`.
-        """
+        """Start the update of a shard, whose gradients are summed, on all devices."""
         assert self.stored is not None  # otherwise nobody asks for it
         if self.pool.devices == 1:
             gradients = [[self._buffer(shard, rank, 0) for rank in sorted(self.sessions)]]

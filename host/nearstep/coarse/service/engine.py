@@ -23,7 +23,6 @@ from nearstep.coarse.service.errors import (
     FrameError,
     JobError,
     ProxyDeadlockError,
-    ProxyLostError,
 )
 from nearstep.coarse.service.job import Loaded, TrainingJob
 from nearstep.coarse.service.messages import (
@@ -38,10 +37,10 @@ from nearstep.coarse.service.messages import (
     Message,
     Missing,
     Open,
+    Probe,
     Push,
     Put,
     Save,
-    Seek,
     Summed,
 )
 from nearstep.coarse.service.order import ArrivalOrder
@@ -82,24 +81,13 @@ class Pushed(NamedTuple):
 
 @dataclass(eq=False)
 class Task:
-    """A job of the rings, and what it is for."""
+    """A job of the rings, or an update by the kernels of all devices, and what it is for."""
 
     owner: TrainingJob
     exchange: DeviceExchange
     shard: Shard
-    job: Job
-    pending: Pending | None = None
-    slices: int = 0
-
-
-@dataclass(eq=False)
-class UpdateTask:
-    """An update of a shard by the kernels of all devices, one after the other."""
-
-    owner: TrainingJob
-    exchange: DeviceExchange
-    shard: Shard
-    pending: AllOf | None = None
+    job: Job | None = None
+    pending: Pending | AllOf | None = None
     slices: int = 0
 
 
@@ -121,7 +109,6 @@ class Engine:
     Attributes
     ----------
     jobs : by name.
-    lost_proxies : devices whose proxy has ended; for experiments.
     """
 
     def __init__(
@@ -144,11 +131,10 @@ class Engine:
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.jobs: dict[str, TrainingJob] = {}
-        self.lost_proxies: set[int] = set()
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._ready: deque[Task] = deque()
         self._running: list[Task] = []
-        self._updates: deque[UpdateTask] = deque()
+        self._updates: deque[Task] = deque()
         self._failing: list[tuple[TrainingJob, JobError]] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="coarse engine", daemon=True)
@@ -262,14 +248,8 @@ class Engine:
     def _dispatch(self, job: TrainingJob, session: Session, message: Message | Loaded) -> None:
         if not job.began and not isinstance(message, Leave | Missing):
             raise FrameError("nothing before all clients are there", type(message).__name__)
-        if isinstance(message, Open | Put):
+        if isinstance(message, Open | Probe):
             job.check_device(session, message.device)
-        if isinstance(message, Push):
-            self._check_proxy(job.exchange(session, message).places[session.rank])
-        elif isinstance(message, Put):
-            self._check_proxy(message.device)
-        elif isinstance(message, Get):
-            self._check_proxy(session.rank % self.pool.devices)
         if isinstance(message, Put | Get | Save | Loaded):
             self._settle()
         match message:
@@ -287,8 +267,8 @@ class Engine:
                 job.put(session, message)
             case Get():
                 job.get(session, message)
-            case Seek():
-                job.seek(session, message)
+            case Probe():
+                job.probe(session, message)
             case Barrier():
                 job.barrier(session, message)
             case Save():
@@ -312,10 +292,6 @@ class Engine:
         job.join(session, self.shard_bytes, self.queue_shards, self.beat_s)
         if not job.sessions:
             self._forget(job)
-
-    def _check_proxy(self, proxy: int) -> None:
-        if proxy in self.lost_proxies:
-            raise ProxyLostError(f"the proxy of device {proxy} has ended", devices=[proxy])
 
     def _push(self, job: TrainingJob, session: Session, message: Push) -> None:
         if session.queued >= self.queue_shards:
@@ -368,7 +344,7 @@ class Engine:
         """Queue the jobs of the stage of a shard, or its update behind the last one."""
         if shard.stage == len(exchange.stages):
             shard.left = 1
-            self._updates.append(UpdateTask(owner, exchange, shard))
+            self._updates.append(Task(owner, exchange, shard))
             return
         stage = exchange.stages[shard.stage]
         shard.left = len(stage)
@@ -380,6 +356,7 @@ class Engine:
             task = self._ready[0]
             with self._done_for(task.owner):
                 try:
+                    assert task.job is not None  # no update
                     task.pending = task.exchange.submit(task.shard, task.job)
                 except QueueFullError:
                     break
@@ -404,7 +381,7 @@ class Engine:
     def _wait(self) -> None:
         """Let the devices run until something has ended, or for a while."""
         updates = [each for each in self._updates if each.pending is not None]
-        under_way: list[Task | UpdateTask] = [*self._running[:1], *updates]
+        under_way: list[Task] = [*self._running[:1], *updates]
         pending = [each.pending for each in under_way if each.pending is not None]
         if any(isinstance(each, AllOf) and each.ended for each in pending):
             return
@@ -420,7 +397,7 @@ class Engine:
     def _look(self, task: Task) -> None:
         """Go on with what a job that has ended was for."""
         pending = task.pending
-        if pending is None or not pending.found_ended:
+        if not isinstance(pending, Pending) or not pending.found_ended:
             return
         if pending.error is not None:
             raise pending.error
@@ -504,7 +481,7 @@ class Engine:
     def _drain(self, job: TrainingJob) -> None:
         """Wait for what the devices do for a job: it reads and writes the clients' memory."""
         self._ready = deque(each for each in self._ready if each.owner is not job)
-        all_tasks: list[Task | UpdateTask] = [*self._running, *self._updates]
+        all_tasks: list[Task] = [*self._running, *self._updates]
         mine = [task for task in all_tasks if task.owner is job and task.pending is not None]
         self._running = [task for task in self._running if task.owner is not job]
         self._updates = deque(task for task in self._updates if task.owner is not job)

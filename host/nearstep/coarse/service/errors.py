@@ -13,7 +13,7 @@ class ServiceError(NearstepError, RuntimeError):
 
 
 class FrameError(Fielded, ServiceError):
-    """The bytes of a connection are not the protocol. The connection is closed."""
+    """What came over a connection is not the protocol. The connection is closed."""
 
     template = "expected {expected}, found {found}"
     expected: str
@@ -79,10 +79,6 @@ class DeviceLostError(JobError):
     """A memory device failed, or a link to it."""
 
 
-class ProxyLostError(JobError):
-    """A proxy ended."""
-
-
 class OrderError(JobError):
     """Clients that make the same sums one after the other do not: `ranks` differ."""
 
@@ -104,7 +100,6 @@ JOB_ERRORS: Mapping[str, type[JobError]] = {
         JobError,
         OrderError,
         ProxyDeadlockError,
-        ProxyLostError,
         ServiceLostError,
     )
 }

@@ -23,7 +23,6 @@ class Exchange:
 
     Attributes
     ----------
-    elements
     shards : elements [start, stop) of each.
     version : how often it was pushed.
     """
@@ -83,10 +82,11 @@ class Exchange:
         ArgumentError : shards of the version before were not pushed, or have not come back: other
             clients wait for them. Nothing was sent.
         """
+        self._replies.poll()
         missing = [
             shard
             for shard in range(len(self.shards))
-            if self.version and not (shard in self._sent and self.ready(shard))
+            if self.version and not (shard in self._sent and self._is_back(shard))
         ]
         if missing:
             raise ArgumentError(
@@ -105,7 +105,6 @@ class Exchange:
         ArgumentError : no version was begun, there is no such shard, or it was pushed before.
         FullError : the client's queue at the proxy is full, or the shard before it in its place has
             not come back; nothing was sent.
-        JobError
         """
         if not is_whole(shard) or not 0 <= shard < len(self.shards):
             raise ArgumentError(f"shard must be from 0 to {len(self.shards) - 1}, not {shard!r}")
@@ -134,24 +133,18 @@ class Exchange:
 
     def ready(self, shard: int) -> bool:
         """Whether a shard of this version is in `pulled`."""
+        self._replies.poll()
+        return self._is_back(shard)
+
+    def _is_back(self, shard: int) -> bool:
         return self._sums.versions[shard] == self.version
 
     def wait(self, shard: int) -> None:
-        """Wait until it is.
-
-        Raises
-        ------
-        RefusedError, JobError
-        """
-        self._wait(lambda: self.ready(shard), f"shard {shard} of exchange {self.number}")
+        """Wait until it is."""
+        self._wait(lambda: self._is_back(shard), f"shard {shard} of exchange {self.number}")
 
     def wait_opened(self) -> None:
-        """Wait until all clients have opened it.
-
-        Raises
-        ------
-        RefusedError, JobError
-        """
+        """Wait until all clients have opened it."""
         self._wait(lambda: self._sums.opened, f"all clients to open exchange {self.number}")
 
     def _wait(self, found: Callable[[], bool], what: str) -> None:
@@ -171,8 +164,6 @@ class Exchange:
         Raises
         ------
         ShapeError
-        ArgumentError : as `begin`.
-        JobError : `out` is in part written.
         """
         for each in (array, out):
             if each.shape != (self.elements,) or each.dtype != np.float32:
@@ -201,11 +192,6 @@ class Exchange:
         fill : puts elements [start, stop) into an array.
         take : takes them from one.
         step, hyper, turn : as of `begin`.
-
-        Raises
-        ------
-        ArgumentError : as `begin`.
-        RefusedError, JobError
         """
         self.begin(step, hyper, turn)
         taken, failed = 0, None
@@ -234,7 +220,6 @@ class Exchange:
             failed = take_one(shard)
         if failed is not None:
             raise failed
-        self._replies.copied_bytes += 8 * self.elements
 
     def close(self) -> None:
         """Give its memory back, here and, when all clients have, on the devices."""

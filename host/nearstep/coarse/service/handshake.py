@@ -23,7 +23,6 @@ def proof(token: str, side: Literal["client", "service"], hello: Hello, nonce: b
 
     Parameters
     ----------
-    token
     side : who says it.
     hello : of the client, with a nonce of its own.
     nonce : of the service.

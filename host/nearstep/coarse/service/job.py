@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
 from nearstep.coarse.service.key_value import KeptValues, hyper_of
-from nearstep.coarse.service.mailbox import Mail
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,
@@ -27,13 +25,11 @@ from nearstep.coarse.service.messages import (
     Missing,
     Open,
     Opened,
-    Passed,
+    Probe,
     Push,
     Put,
     Refused,
     Save,
-    Seek,
-    Stored,
     Value,
     Welcome,
 )
@@ -67,9 +63,7 @@ class TrainingJob:
 
     Parameters
     ----------
-    name
     clients : that belong to it.
-    pool
     snapshots : folder of all files; None: there are none.
 
     Attributes
@@ -90,11 +84,10 @@ class TrainingJob:
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
     _turns: dict[int, Turn] = field(default_factory=dict)
-    _mail: Mail = field(init=False)
+    _waiting: dict[str, list[tuple[Session, Get]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._values = KeptValues(self.pool, self.snapshots)
-        self._mail = Mail(self.pool)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
         """Take a client in, or refuse it; when all are there they begin."""
@@ -126,12 +119,7 @@ class TrainingJob:
             raise self._broken(session.rank, f"asked for device {device} of {self.pool.devices}")
 
     def open(self, session: Session, message: Open) -> None:
-        """A client opens an exchange; when all have, it is made.
-
-        Raises
-        ------
-        ClientLostError : it has opened that before.
-        """
+        """A client opens an exchange; when all have, it is made."""
         said = self._opening.setdefault(message.exchange, {})
         if session.rank in said or message.exchange in self._exchanges:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
@@ -183,12 +171,7 @@ class TrainingJob:
         )
 
     def exchange(self, session: Session, message: Push) -> DeviceExchange:
-        """The exchange that a client pushes a shard of.
-
-        Raises
-        ------
-        ClientLostError : there is none, or no such shard.
-        """
+        """The exchange that a client pushes a shard of."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or message.shard >= len(exchange.shards):
             what = f"pushed shard {message.shard} of exchange {message.exchange}"
@@ -196,13 +179,7 @@ class TrainingJob:
         return exchange
 
     def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
-        """The shard that a client pushes, and its exchange.
-
-        Raises
-        ------
-        ClientLostError : there is none, it is another version's turn, it was pushed before, or
-            another client has closed the exchange.
-        """
+        """The shard that a client pushes, and its exchange."""
         exchange = self.exchange(session, message)
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
@@ -254,7 +231,6 @@ class TrainingJob:
 
         Raises
         ------
-        ArgumentError : the step cannot be, or cannot have its hyper-parameters.
         JobError : the clients do not say the same.
         """
         said = message.step, message.hyper
@@ -269,12 +245,7 @@ class TrainingJob:
             )
 
     def check(self, session: Session, message: Check) -> None:
-        """A client asks whether a step can have its hyper-parameters.
-
-        Raises
-        ------
-        ClientLostError : there is no such exchange, or it updates nothing.
-        """
+        """A client asks whether a step can have its hyper-parameters."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or exchange.stored is None:
             what = f"asked for a step of exchange {message.exchange}, which updates nothing"
@@ -291,12 +262,7 @@ class TrainingJob:
         session.send(Refused(None, message.exchange, FullError.__name__, detail))
 
     def close(self, session: Session, message: Close) -> None:
-        """A client needs an exchange no more; when none does, its memory is free.
-
-        Raises
-        ------
-        ClientLostError : there is no such exchange, or somebody waits for the sum of a shard.
-        """
+        """A client needs an exchange no more; when none does, its memory is free."""
         if message.exchange not in self._exchanges:
             what = f"closed exchange {message.exchange}, which is not there"
             raise self._broken(session.rank, what)
@@ -320,26 +286,29 @@ class TrainingJob:
             )
 
     def put(self, session: Session, message: Put) -> None:
-        """Bytes of a client go to the memory of a device.
-
-        Raises
-        ------
-        FrameError : there are some of that name.
-        """
-        data = session.memory(message, message.nbytes)
-        if not message.readers:
-            return self._keep(session, message, data)
-        return self._mail.put(session, message, data)
-
-    def _keep(self, session: Session, message: Put, data: NDArray[np.uint8]) -> None:
+        """Keep bytes of a client; who waits for them gets them."""
         try:
-            self._values.put(message.key, data)
+            self._values.put(message.key, session.memory(message, message.nbytes))
         except OutOfDeviceMemoryError as error:
             return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
-        session.send(Stored(message.request))
-        for waiting in self._mail.waiting_for(message.key):
-            self.get(waiting.session, waiting.get)
+        session.send(Done(message.request))
+        for waiting, get in self._waiting.pop(message.key, []):
+            self.get(waiting, get)
         return None
+
+    def probe(self, session: Session, message: Probe) -> None:
+        """Write bytes of a client to the memory of a device, and read them back."""
+        data = session.memory(message, message.nbytes)
+        try:
+            nbytes = max(1, message.nbytes)
+            buffer = self.pool.device.alloc(nbytes, np.uint8, channel=message.device)
+        except OutOfDeviceMemoryError as error:
+            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+        if message.nbytes:
+            buffer.write(data)
+            buffer.read(data)
+        buffer.free()
+        return session.send(Value(message.request, session.inline(message.nbytes)), data)
 
     def save(self, session: Session, message: Save) -> None:
         """What is kept goes to a file, in a thread, which then answers the client."""
@@ -395,11 +364,9 @@ class TrainingJob:
 
     def get(self, session: Session, message: Get) -> None:
         """Bytes go to a client, when they are there."""
-        if message.key in self._values:
-            return self._get_kept(session, message)
-        return self._mail.get(session, message)
-
-    def _get_kept(self, session: Session, message: Get) -> None:
+        if message.key not in self._values:
+            self._waiting.setdefault(message.key, []).append((session, message))
+            return None
         nbytes = self._values.sizes[message.key]
         if message.nbytes != nbytes:
             detail = f"{message.key!r} has {nbytes} bytes, not {message.nbytes}"
@@ -407,10 +374,6 @@ class TrainingJob:
         out = session.memory(message, nbytes)
         self._values.read(message.key, session.rank % self.pool.devices, out)
         return session.send(Value(message.request, session.inline(nbytes)), out)
-
-    def seek(self, session: Session, message: Seek) -> None:
-        """A client learns which of several values is there, when one is."""
-        self._mail.seek(session, message)
 
     def barrier(self, session: Session, message: Barrier) -> None:
         """A client waits for all others."""
@@ -421,7 +384,7 @@ class TrainingJob:
         if len(first) == self.clients:
             for arrived in first.values():
                 self._arrived.remove(arrived)
-                arrived[0].send(Passed(arrived[1].request))
+                arrived[0].send(Done(arrived[1].request))
 
     def missing(self, session: Session, message: Missing) -> None:
         """A client has waited for too long: which others have not done what it has."""
@@ -454,7 +417,7 @@ class TrainingJob:
             for each in self._exchanges.values()
             for shard in each.shards
         )
-        waits |= self._mail.is_awaited and len(self._gone) >= self.clients - 1
+        waits |= bool(self._waiting) and len(self._gone) >= self.clients - 1
         if waits:
             ranks = sorted(self._gone)
             raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
@@ -477,7 +440,6 @@ class TrainingJob:
         for exchange in self._exchanges.values():
             exchange.free()
         self._exchanges.clear()
-        self._mail.free()
         self._values.free()
         for session in self.sessions.values():
             session.close()

@@ -26,7 +26,6 @@ class KeptValues:
 
     Parameters
     ----------
-    pool
     snapshots : folder of all files; None: there are none.
     """
 
@@ -46,12 +45,7 @@ class KeptValues:
         return dict(self._bytes)
 
     def put(self, key: str, data: NDArray[np.uint8]) -> None:
-        """Keep bytes. While a snapshot is written, its version stays in copies.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError : what was there before is still there.
-        """
+        """Keep bytes. While a snapshot is written, its version stays in copies."""
         words = _words(data.tobytes())
         tensor = self._tensors.get(key)
         if tensor is None or tensor.size != words.size:
@@ -72,7 +66,6 @@ class KeptValues:
         ------
         ArgumentError : there are no such parameters, the devices do not have the rule, or a
             hyper-parameter is wrong.
-        OutOfDeviceMemoryError
         """
         device, hyper = self.pool.device, hyper_of(update.hyper)
         optimizer = device.optimizer(update.optimizer)
@@ -103,7 +96,6 @@ class KeptValues:
         Raises
         ------
         ArgumentError : there is no such value.
-        SnapshotError : the devices have no space for the copies.
         """
         missing = [key for key in keys if key not in self._tensors]
         if missing or not keys:
@@ -140,7 +132,6 @@ class KeptValues:
 
         Raises
         ------
-        ArgumentError : it is not in the folder of snapshots.
         SnapshotError : it is something else than a file.
         """
         place = self._place(path)
@@ -156,13 +147,7 @@ class KeptValues:
         threading.Thread(target=read, name="coarse snapshot", daemon=True).start()
 
     def restore(self, arrays: Arrays) -> None:
-        """Keep again what a snapshot has.
-
-        Raises
-        ------
-        ValueError : it is of something else.
-        OutOfDeviceMemoryError
-        """
+        """Keep again what a snapshot has."""
         first, *values = arrays
         sizes = json.loads(first[0].tobytes().rstrip(b"\0"))
         for (key, nbytes), each in zip(sizes.items(), values, strict=True):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 5
+VERSION = 6
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -47,6 +47,21 @@ class Proof(Message):
     """It knows the token."""
 
     digest: Secret
+
+
+class Nearby(Message):
+    """A Unix socket of the service, for clients of TCP on its machine.
+
+    Who can connect to that goes on there, with a new handshake, and shares memory. The service
+    shows that it knows the token.
+    """
+
+    name: Name
+    digest: Secret
+
+
+class Stay(Message):
+    """The client cannot: it goes on here."""
 
 
 class Welcome(Message):
@@ -159,22 +174,23 @@ class Close(Message):
 
 
 class Put(Message):
-    """Bytes for `readers` clients, or for all that ask, under a name: kept in the memory of a
-    device until so many have read them; 0: until another value comes."""
+    """Bytes to be kept under a name in the memory of all devices, until another value comes."""
 
     request: Number
     key: Name
     segment: Number
     nbytes: Number
-    readers: Annotated[int, Meta(ge=0, le=4096)]
-    device: Number
     offset: Number = 0
 
 
-class Stored(Message):
-    """They are in the device."""
+class Probe(Message):
+    """Bytes to be written to the memory of a device and read from there, to measure the time."""
 
     request: Number
+    segment: Number
+    nbytes: Number
+    device: Number
+    offset: Number = 0
 
 
 class Get(Message):
@@ -187,13 +203,6 @@ class Get(Message):
     offset: Number = 0
 
 
-class Seek(Message):
-    """Which of these names has bytes? Answered when one has, with the first of those."""
-
-    request: Number
-    keys: Annotated[list[Name], Meta(min_length=1, max_length=4096)]
-
-
 class Value(Message):
     """They are in the segment, or come as payload."""
 
@@ -202,19 +211,13 @@ class Value(Message):
 
 
 class Barrier(Message):
-    """The client waits for all others."""
-
-    request: Number
-
-
-class Passed(Message):
-    """All have come to the barrier."""
+    """The client waits for all others; `Done` when they have come."""
 
     request: Number
 
 
 class Save(Message):
-    """Write what is kept under these names (of `readers` 0) to a snapshot, as one version."""
+    """Write what is kept under these names to a snapshot, as one version."""
 
     request: Number
     keys: Annotated[list[Name], Meta(max_length=4096)]
@@ -270,6 +273,7 @@ class Failed(Message):
 FromClient = (
     Hello
     | Proof
+    | Stay
     | Attach
     | Detach
     | Open
@@ -278,7 +282,7 @@ FromClient = (
     | Close
     | Put
     | Get
-    | Seek
+    | Probe
     | Barrier
     | Save
     | Load
@@ -287,5 +291,5 @@ FromClient = (
     | Leave
 )
 FromService = (
-    Challenge | Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed
+    Challenge | Nearby | Welcome | Opened | Summed | Value | Done | Beat | Refused | Failed
 )

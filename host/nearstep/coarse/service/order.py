@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from nearstep.coarse.policies import QueueState, Start, first_come_first_served
-
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -25,44 +23,37 @@ class ArrivalOrder(Generic[Key]):
     """
 
     def __init__(self, proxies: int) -> None:
-        self._state = QueueState.empty(proxies)
-        self._numbers: dict[Key, int] = {}
-        self._shards: dict[int, Key] = {}
-        self._places: dict[int, Sequence[int]] = {}
-        self._missing: dict[int, int] = {}
-        self._next = 0
+        self._queues: list[list[Key]] = [[] for _ in range(proxies)]
+        self._held: dict[int, Key] = {}
+        self._places: dict[Key, Sequence[int]] = {}
+        self._missing: dict[Key, int] = {}
 
     def push(self, shard: Key, client: int, places: Sequence[int]) -> list[Key]:
-        """A client pushes a shard; which ones can be summed now.
+        """A client pushes a shard; return the shards that can be summed now.
 
         Parameters
         ----------
-        shard
         client : number of one of those that push it.
         places : proxy of each client of the shard.
         """
-        number = self._numbers.get(shard)
-        if number is None:
-            number, self._next = self._next, self._next + 1
-            self._numbers[shard], self._shards[number] = number, shard
-            self._places[number] = places
-            self._missing[number] = len(places)
-        self._missing[number] -= 1
+        self._places.setdefault(shard, places)
+        self._missing[shard] = self._missing.get(shard, len(places)) - 1
         proxy = places[client]
-        if Start(proxy, number) not in self._state.under_way:
-            self._state = self._state.arrive(client, proxy, number)
+        if self._held.get(proxy) != shard and shard not in self._queues[proxy]:
+            self._queues[proxy].append(shard)
         return self._start()
 
-    def complete(self, shard: Hashable) -> list[Key]:
-        """A shard has been summed: its proxies take the next ones. Which can be summed now."""
+    def complete(self, shard: Key) -> list[Key]:
+        """A shard has been summed: its proxies take the next ones. Return as `push`."""
         return self.drop(lambda each: each == shard)
 
     def drop(self, belongs: Callable[[Key], bool]) -> list[Key]:
-        """Forget shards, wherever they are. Which others can be summed now."""
-        for shard in [each for each in self._numbers if belongs(each)]:
-            number = self._numbers.pop(shard)
-            del self._shards[number], self._places[number], self._missing[number]
-            self._state = self._state.forget(number)
+        """Forget shards, wherever they are. Return as `push`."""
+        for shard in [each for each in self._places if belongs(each)]:
+            del self._places[shard], self._missing[shard]
+        known = self._places.keys()
+        self._queues = [[each for each in queue if each in known] for queue in self._queues]
+        self._held = {proxy: each for proxy, each in self._held.items() if each in known}
         return self._start()
 
     @property
@@ -70,11 +61,12 @@ class ArrivalOrder(Generic[Key]):
         """For each proxy that has taken a shard, the proxies that have to take it and hold another
         one."""
         held = self._held
-        found: dict[int, tuple[int, ...]] = {}
-        for proxy, number in held.items():
-            needed = sorted(set(self._places[number]))
-            found[proxy] = tuple(each for each in needed if held.get(each, number) != number)
-        return found
+        return {
+            proxy: tuple(
+                each for each in sorted({*self._places[shard]}) if held.get(each, shard) != shard
+            )
+            for proxy, shard in held.items()
+        }
 
     def deadlock(self) -> tuple[tuple[int, ...], tuple[Key, ...]]:
         """Proxies of which each waits for the next, and the shards that they hold.
@@ -85,24 +77,18 @@ class ArrivalOrder(Generic[Key]):
         waits = self.waits
         circles = (circle for proxy in sorted(waits) if (circle := _circle(waits, proxy)))
         shortest = min(circles, key=len, default=())
-        return shortest, tuple(self._shards[self._held[proxy]] for proxy in shortest)
-
-    @property
-    def _held(self) -> dict[int, int]:
-        """What each proxy has taken."""
-        return dict(self._state.under_way)
+        return shortest, tuple(self._held[proxy] for proxy in shortest)
 
     def _start(self) -> list[Key]:
-        """Have idle proxies take what is first in their queues; what can be summed now."""
-        for proxy, chosen in enumerate(first_come_first_served(self._state)):
-            for number in chosen:
-                self._state = self._state.start(proxy, number)
-        held = self._held
+        """Let idle proxies take what is first in their queues."""
+        for proxy, queue in enumerate(self._queues):
+            if queue and proxy not in self._held:
+                self._held[proxy] = queue.pop(0)
         return [
-            self._shards[number]
-            for number in dict.fromkeys(held.values())
-            if not self._missing[number]
-            and all(held.get(proxy) == number for proxy in self._places[number])
+            shard
+            for shard in dict.fromkeys(self._held.values())
+            if not self._missing[shard]
+            and all(self._held.get(proxy) == shard for proxy in self._places[shard])
         ]
 
 

@@ -55,7 +55,6 @@ def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
     ----------
     places : device of each client, by rank. Value r is what client r pushed, and lies there; all
         others, counted from the number of clients on, lie on all devices.
-    devices
 
     Raises
     ------

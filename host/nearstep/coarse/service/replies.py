@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,15 +31,14 @@ from nearstep.coarse.service.messages import (
     Leave,
     Message,
     Missing,
+    Nearby,
     Opened,
-    Passed,
     Refused,
-    Stored,
     Summed,
     Value,
     Welcome,
 )
-from nearstep.coarse.service.wire import Address, Connection
+from nearstep.coarse.service.wire import SLICE_S, Address, Connection
 
 ANSWER_S = 5.0
 """At most, until the service has said who is missing."""
@@ -67,7 +66,9 @@ class Sums:
 
 
 class Replies:
-    """One end of a connection to the service: a thread takes what comes.
+    """One end of a connection to the service: threads that wait take what comes, one at a time.
+
+    A thread of its own gives signs of life, and takes what comes while nobody waits.
 
     Parameters
     ----------
@@ -78,11 +79,11 @@ class Replies:
     Attributes
     ----------
     challenge : what the service wants to know first.
+    nearby : where it is, for a client on its machine.
     welcome : what it said of itself.
     sums : of exchanges, by number.
     refused : exchanges of which the service refused something.
     pushed : shards that were pushed and have not come back.
-    copied_bytes : that were copied into and out of segments.
 
     Raises
     ------
@@ -93,24 +94,26 @@ class Replies:
         self.timeout_s = timeout_s
         self.silence_s = silence_s
         self.challenge: Challenge | None = None
+        self.nearby: Nearby | None = None
         self.welcome: Welcome | None = None
         self.sums: dict[int, Sums] = {}
         self.refused: dict[int, Refused] = {}
         self.pushed = 0
-        self.copied_bytes = 0
         self._arrived = threading.Condition()
         self._answers: dict[int, Message] = {}
         self._landings: dict[int, NDArray[np.uint8]] = {}
         self._error: ServiceError | None = None
         self._requests = 0
         self._closed = False
-        self._last_beat = time.monotonic()
         try:
             sock = Address(address).connect()
         except OSError as error:
             raise ServiceLostError(f"no service at {address}: {error}") from error
         self.connection = Connection(sock, FromService, silence_s)
-        self._thread = threading.Thread(target=self._read, name="coarse client", daemon=True)
+        self.connection.meanwhile = self.poll
+        self._reading = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="coarse client", daemon=True)
         self._thread.start()
 
     @property
@@ -124,17 +127,13 @@ class Replies:
         payload: NDArray[np.uint8] | None = None,
         descriptors: list[int] | None = None,
     ) -> None:
-        """Send a message; the payload only where memory is not shared.
-
-        Raises
-        ------
-        JobError : the job has ended.
-        """
+        """Send a message; the payload only where memory is not shared."""
         try:
             self.connection.send(message, None if self.is_shared else payload, descriptors or [])
         except (OSError, StalledError) as error:
-            if isinstance(error, OSError) and threading.current_thread() is not self._thread:
-                self._thread.join(self.silence_s)  # what it said before it ended
+            if isinstance(error, OSError):  # what it said before it ended
+                with contextlib.suppress(ServiceError):
+                    self._wait(lambda: False, self.silence_s)
             self._end(ServiceLostError(f"the service is gone: {error}"))
             raise self._failure() from error
 
@@ -152,23 +151,34 @@ class Replies:
             self.pushed += 1
             return True
 
-    @contextlib.contextmanager
-    def landing(self, request: int, place: NDArray[np.uint8]) -> Iterator[None]:
-        """Have the payload that answers a request go to `place`."""
-        self._landings[request] = place
+    def ask(
+        self,
+        what: str,
+        make: Callable[[int], Message],
+        payload: NDArray[np.uint8] | None = None,
+        into: NDArray[np.uint8] | None = None,
+    ) -> str:
+        """Send a request, and return what the answer tells.
+
+        Parameters
+        ----------
+        what : that is waited for, for errors.
+        make : gives the request its number.
+        payload : beside the request.
+        into : where the payload of the answer goes.
+        """
+        request = self.request()
+        if into is not None:
+            self._landings[request] = into
         try:
-            yield
+            self.send(make(request), payload)
+            answer = self.answer(request, what)
         finally:
-            del self._landings[request]
+            self._landings.pop(request, None)
+        return answer.text if isinstance(answer, Done) else ""
 
     def answer(self, request: int, what: str) -> Message:
-        """The answer to a request.
-
-        Raises
-        ------
-        RefusedError : that is the answer.
-        JobError : none came.
-        """
+        """The answer to a request."""
         message: Message = self.wait(lambda: self._answers.pop(request, None), what)
         if isinstance(message, Refused):
             raise refusal(message.kind, message.detail)
@@ -180,7 +190,6 @@ class Replies:
         Raises
         ------
         JobError : the job ended, or the time is over; names the clients that have not come.
-        HandshakeError : the service did not take this client.
         """
         result = self._wait(found, self.timeout_s)
         if result:
@@ -206,18 +215,59 @@ class Replies:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                self._arrived.wait(left)
+                if self._reading:
+                    self._arrived.wait(left)
+                else:
+                    self._read(min(left, SLICE_S))
         return result
+
+    def poll(self) -> None:
+        """Take what has come, if no other thread does."""
+        with self._arrived:
+            if not self._reading and self._error is None:
+                self._read(0.0)
+
+    def _read(self, seconds: float) -> None:
+        """Take what comes within a time, as the only thread that does; it holds `_arrived`."""
+        self._reading = True
+        self._arrived.release()
+        try:
+            self._receive(seconds)
+        except (FrameError, StalledError) as error:
+            self._end(ServiceLostError(f"the service broke the protocol: {error}"))
+        except EOFError:
+            self._end(ServiceLostError("the service closed the connection"))
+        except OSError as error:
+            self._end(ServiceLostError(f"the service is gone: {error}"))
+        except ServiceError as error:
+            self._end(error)
+        except Exception as error:
+            self._end(ServiceLostError(f"what it said failed: {type(error).__name__}: {error}"))
+        finally:
+            self._arrived.acquire()
+            self._reading = False
+            self._arrived.notify_all()
+
+    def _receive(self, seconds: float) -> None:
+        taken = False
+        while True:
+            if (message := self.connection.take(self._landing)) is not None:
+                self._take(message)
+                taken = True
+            elif taken or not seconds or not self.connection.await_input(seconds):
+                return
 
     def close(self, *, leave: bool) -> None:
         """End the connection, and say before that this client leaves."""
         self._closed = True
+        self._ended.set()
         if leave and self._error is None:
             with contextlib.suppress(OSError, StalledError):
                 self.connection.send(Leave())
         self.connection.end()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
+        with self._arrived:
+            self._arrived.wait_for(lambda: not self._reading)
         self.connection.close()
 
     def _failure(self) -> ServiceError:
@@ -234,34 +284,24 @@ class Replies:
             self._arrived.notify_all()
         self.connection.end()
 
-    def _read(self) -> None:
-        """Take what the service sends, until the connection ends."""
+    def _live(self) -> None:
+        """Say from time to time that this client is alive, and look whether the service is."""
         try:
-            while True:
-                self._take(self.connection.receive(self._landing, self._beat))
-                self._beat()
-        except (FrameError, StalledError) as error:
-            self._end(ServiceLostError(f"the service broke the protocol: {error}"))
-        except EOFError:
-            self._end(ServiceLostError("the service closed the connection"))
-        except OSError as error:
-            self._end(ServiceLostError(f"the service is gone: {error}"))
+            while self._error is None and not self._ended.wait(self._beat_s / 2):
+                now = time.monotonic()
+                with contextlib.suppress(OSError):  # found when the last frames are received
+                    self.connection.send_if_free(Beat())
+                self.poll()
+                if now - self.connection.heard > self.silence_s:
+                    raise ServiceLostError(f"the service was silent for {self.silence_s} s")
         except ServiceError as error:
             self._end(error)
-        except Exception as error:
-            self._end(ServiceLostError(f"what it said failed: {type(error).__name__}: {error}"))
 
-    def _beat(self) -> None:
-        """Say, when it is time, that this client is alive, and look whether the service is."""
-        now = time.monotonic()
-        if now - self.connection.heard > self.silence_s:
-            raise ServiceLostError(f"the service was silent for {self.silence_s} s")
-        first = self.silence_s / 4  # before the service said how often
-        beat_s = min(1.0, first) if self.welcome is None else self.welcome.beat_s
-        if now - self._last_beat > beat_s:
-            self._last_beat = now
-            with contextlib.suppress(OSError):  # found when the last frames have been received
-                self.connection.send_if_free(Beat())
+    @property
+    def _beat_s(self) -> float:
+        if self.welcome is not None:
+            return self.welcome.beat_s
+        return min(SLICE_S, self.silence_s / 4)  # before the service said how often
 
     def _landing(self, message: Message) -> NDArray[np.uint8] | None:
         if self.is_shared:
@@ -279,6 +319,8 @@ class Replies:
             match message:
                 case Challenge():
                     self.challenge = message
+                case Nearby():
+                    self.nearby = message
                 case Welcome():
                     self.welcome = message
                 case Opened():
@@ -291,7 +333,7 @@ class Replies:
                         self.sums[message.exchange].versions[message.shard] = message.version
                 case Refused(exchange=int(number)):
                     self.refused[number] = message
-                case Stored() | Value() | Passed() | Done() | Refused(request=int()):
+                case Value() | Done() | Refused(request=int()):
                     assert message.request is not None
                     self._answers[message.request] = message
                 case Failed():

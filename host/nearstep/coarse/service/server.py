@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import secrets
 import socket
 import threading
 import time
@@ -24,7 +25,9 @@ from nearstep.coarse.service.messages import (
     FromClient,
     Hello,
     Message,
+    Nearby,
     Proof,
+    Stay,
 )
 from nearstep.coarse.service.segment import SegmentError
 from nearstep.coarse.service.session import Session
@@ -73,11 +76,11 @@ class Server:
     silence_s : seconds without one after which the other side is gone.
     scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Engine`.
     snapshots : the folder where clients may save and load; None: nowhere.
+    share_memory : clients of TCP that are on this machine go on through shared memory.
 
     Raises
     ------
     ArgumentError : a number is out of its range, the token is empty, or the address is none.
-    OSError : it cannot listen there.
 
     Ref: COARSE paper, section III-D.
     """
@@ -94,6 +97,7 @@ class Server:
         silence_s: float = SILENCE_S,
         scheduler: Scheduling = "queues",
         snapshots: Path | None = None,
+        share_memory: bool = True,
     ) -> None:
         if not is_whole(shard_bytes) or shard_bytes <= 0 or shard_bytes % SHARD_ALIGNMENT:
             raise ArgumentError(
@@ -128,51 +132,59 @@ class Server:
         self._connections: set[Connection] = set()
         self._strangers: dict[Connection, float] = {}
         self._known = threading.Condition()
-        self._listener = self.address.listen()
+        self._listeners = [self.address.listen()]
+        self._nearby: str | None = None
+        if share_memory and not self.address.is_shared:
+            self._nearby = f"@nearstep-{secrets.token_hex(16)}"
+            self._listeners.append(Address(f"unix:{self._nearby}").listen())
         place = self.address.place
-        self._socket = os.path.abspath(place) if isinstance(place, str) else None
-        self._thread = threading.Thread(target=self._accept, name="coarse listener", daemon=True)
+        self._socket: str | None = None
+        if isinstance(place, str) and place[0] != "\0":
+            self._socket = os.path.abspath(place)
 
     @property
     def bound(self) -> str:
         """The address that it listens at; of port 0, the one that it got."""
         if self.address.is_shared:
             return self.address.text
-        host, port = self._listener.getsockname()[:2]
+        host, port = self._listeners[0].getsockname()[:2]
         return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
 
     def start(self) -> None:
         """Begin to serve, in threads of its own."""
         self.engine.start()
-        self._thread.start()
+        for each in self._listeners:
+            name = "coarse listener"
+            threading.Thread(target=self._accept, args=(each,), name=name, daemon=True).start()
 
     def close(self) -> None:
         """End all jobs; their clients get an error. Closing twice does nothing."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for each in self._listeners:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
         with self._known:
             self._known.notify_all()
         self.engine.stop()
         deadline = time.monotonic() + FINISH_S
-        for each in list(self._connections):
-            each.finish()
-            while not each.is_finished and time.monotonic() < deadline:
+        for connection in list(self._connections):
+            connection.finish()
+            while not connection.is_finished and time.monotonic() < deadline:
                 time.sleep(0.01)
-            each.end()
+            connection.end()
         self.engine.pool.close()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._socket)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closed:
             self._make_room()
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = listener.accept()
             except OSError:
                 if self._closed:
                     return
@@ -259,8 +271,13 @@ class Server:
             raise HandshakeError(f"expected Proof, found {type(said).__name__}")
         if not hmac.compare_digest(said.digest, proof(self.token, "client", hello, asked.nonce)):
             raise HandshakeError("the token is wrong")
+        digest = proof(self.token, "service", hello, asked.nonce)
+        if self._nearby is not None and not connection.is_shared:
+            connection.post(Nearby(self._nearby, digest))
+            if not isinstance(answer := _heard(connection), Stay):
+                raise HandshakeError(f"expected Stay, found {type(answer).__name__}")
         self._acquaint(connection)
-        return Session(connection, hello, proof(self.token, "service", hello, asked.nonce))
+        return Session(connection, hello, digest)
 
     def __enter__(self) -> Self:
         self.start()

@@ -19,9 +19,11 @@ from nearstep.coarse.service.messages import (
     Hello,
     Message,
     Open,
+    Probe,
     Proof,
     Push,
     Put,
+    Stay,
 )
 from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.segment import PAGE_BYTES, Segment
@@ -40,8 +42,6 @@ class Session:
 
     Parameters
     ----------
-    connection
-    hello
     digest : with which the service shows that it knows the token.
 
     Attributes
@@ -71,11 +71,10 @@ class Session:
         Raises
         ------
         FrameError : a segment twice, or one that is too small.
-        SegmentError : no such memory.
         """
         shared = self.connection.is_shared
         self.connection.check_descriptors(1 if shared and isinstance(message, Attach) else 0)
-        if isinstance(message, Hello | Proof):
+        if isinstance(message, Hello | Proof | Stay):
             raise FrameError("one handshake", "another one")
         if isinstance(message, Attach):
             if message.segment in self.segments:
@@ -104,7 +103,7 @@ class Session:
                 self._opened[message.exchange] = message, layout
         elif isinstance(message, Close):
             self._opened.pop(message.exchange, None)
-        elif isinstance(message, Put | Get):
+        elif isinstance(message, Put | Get | Probe):
             self.memory(message, message.nbytes)
 
     def landing(self, message: Message) -> NDArray[np.uint8] | None:
@@ -124,11 +123,11 @@ class Session:
                 if message.nbytes != place.size:
                     raise FrameError(f"a shard of {place.size} bytes", f"{message.nbytes}")
                 return place
-        elif isinstance(message, Put):
+        elif isinstance(message, Put | Probe):
             return self.memory(message, message.nbytes)
         return None
 
-    def memory(self, message: Open | Put | Get, nbytes: int) -> NDArray[np.uint8]:
+    def memory(self, message: Open | Put | Get | Probe, nbytes: int) -> NDArray[np.uint8]:
         """So many bytes of the client's memory, where a message says.
 
         Raises
@@ -195,7 +194,6 @@ class Shard:
     ----------
     number : of the exchange's shards.
     start, stop : elements of the tensor.
-    room
     pushed : clients that have pushed it since it was summed.
     version : how often it was summed.
     stage : of the plan, that is under way.

@@ -82,7 +82,6 @@ def token_of(path: Path) -> str:
     Raises
     ------
     PermissionError : others can read it, too.
-    OSError : it cannot be read.
     """
     if path.stat().st_mode & 0o077:
         raise PermissionError(f"{path} can be read by others: chmod 600")

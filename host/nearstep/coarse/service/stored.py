@@ -25,7 +25,6 @@ class StoredClient:
 
     Parameters
     ----------
-    client
     key : name of the parameters.
     values : float32, one dimension; those of client 0 are everybody's.
     optimizer : `adamw`, `sgd` or another whose rule the devices have.
@@ -35,14 +34,6 @@ class StoredClient:
     Attributes
     ----------
     steps : that have been made.
-
-    Raises
-    ------
-    ArgumentError : hyper-parameters are not of JSON's types.
-    RefusedError : the devices do not have the rule, or a hyper-parameter is wrong.
-    UnlikeError : the clients do not say the same.
-    DeviceMemoryError : no memory for the states or the gradients.
-    JobError
 
     Ref: COARSE paper, section III-D.
     """
@@ -70,12 +61,6 @@ class StoredClient:
     def check(self, hyper: Mapping[str, Any]) -> None:
         """Whether the next step can have these hyper-parameters; where they are as in the last
         step the devices are not asked.
-
-        Raises
-        ------
-        ArgumentError : they are not of JSON's types.
-        RefusedError : it cannot; nothing was pushed, and the job goes on.
-        JobError
         """
         text = _text(hyper)
         if text != self._checked:
@@ -97,11 +82,6 @@ class StoredClient:
         fill : puts gradients [start, stop) into an array.
         take : takes parameters [start, stop) from one.
         hyper : of this step; what is not there is as it was given in the beginning.
-
-        Raises
-        ------
-        ArgumentError, RefusedError : as `check`.
-        JobError : another client says other hyper-parameters.
         """
         self.check(hyper)
         exchange = self._exchange
@@ -123,12 +103,7 @@ class StoredClient:
         self.client.keep(f"{self.key}/{STEPS}", count)
 
     def loaded(self, out: NDArray[np.float32]) -> None:
-        """Go on from what a snapshot had: it was loaded, by one client; all get the parameters.
-
-        Raises
-        ------
-        UnlikeError : those of the snapshot are more or fewer.
-        """
+        """Go on from what a snapshot had: it was loaded, by one client; all get the parameters."""
         count = np.zeros(1, np.int64)
         self.client.get(f"{self.key}/{STEPS}", count.view(np.uint8))
         self.client.get(f"{self.key}/p", out.view(np.uint8))

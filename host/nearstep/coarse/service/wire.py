@@ -6,6 +6,7 @@ and 8 bytes), the message in MessagePack, and the payload.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import select
@@ -15,7 +16,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -47,6 +48,8 @@ Landing = Callable[[Any], "NDArray[np.uint8] | None"]
 class Address:
     """A place to listen at: `unix:PATH` or `tcp:HOST:PORT`, of IPv6 `tcp:[HOST]:PORT`.
 
+    `unix:@NAME` is a socket without a file.
+
     Raises
     ------
     ArgumentError : it is neither.
@@ -58,7 +61,7 @@ class Address:
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         self.place: str | tuple[str, int]
         if kind == "unix" and rest:
-            self.place = rest
+            self.place = "\0" + rest[1:] if rest[0] == "@" else rest
         elif (
             kind == "tcp"
             and bare
@@ -78,6 +81,15 @@ class Address:
         """Whether both ends are on this machine and can share memory."""
         return isinstance(self.place, str)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether something listens there, as far as this machine sees."""
+        try:
+            self.connect().close()
+        except OSError:
+            return False
+        return True
+
     def listen(self) -> socket.socket:
         """A socket that listens there; that of a process that was killed is removed."""
         if not isinstance(self.place, str):
@@ -88,11 +100,14 @@ class Address:
             return socket.create_server(
                 place[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both
             )
-        self._remove_stale(self.place)
+        has_file = self.place[0] != "\0"
+        if has_file:
+            self._remove_stale(self.place)
         made = socket.socket(socket.AF_UNIX)
         try:
             made.bind(self.place)
-            os.chmod(self.place, 0o600)
+            if has_file:
+                os.chmod(self.place, 0o600)
             made.listen(BACKLOG)
         except BaseException:
             made.close()
@@ -141,7 +156,7 @@ class Connection:
     ----------
     is_shared : whether both ends are on this machine and can share memory.
     deadline : of all that is received, if there is one.
-    max_message_bytes
+    meanwhile : called while `send` waits, and when there is something to receive.
     """
 
     def __init__(self, sock: socket.socket, expected: Any, silence_s: float) -> None:
@@ -149,9 +164,14 @@ class Connection:
         self.is_shared = sock.family == socket.AF_UNIX
         self.silence_s = silence_s
         self.deadline: float | None = None
+        self.meanwhile: Callable[[], None] | None = None
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self.descriptors: list[int] = []
         self.heard = time.monotonic()
+        self._control_bytes = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if self.is_shared else 0
+        self._landing: Landing = lambda message: None
+        self._incoming = self._messages()
+        self._begun: float | None = None  # when something of an unfinished frame came
         self._decoder = msgspec.msgpack.Decoder(expected)
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
@@ -167,13 +187,7 @@ class Connection:
         payload: NDArray[np.uint8] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send a frame.
-
-        Raises
-        ------
-        StalledError : the other end takes nothing.
-        OSError : the connection is gone.
-        """
+        """Send a frame."""
         with self._lock:
             if self._closed:
                 raise ConnectionResetError("closed")
@@ -250,12 +264,7 @@ class Connection:
                 self._await(select.POLLOUT, None)
 
     def send_if_free(self, message: Message) -> None:
-        """Send a frame unless that would have to wait: what is on its way is a sign of life, too.
-
-        Raises
-        ------
-        StalledError, OSError : as `send`.
-        """
+        """Send a frame unless that would block: what is on its way is a sign of life, too."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -281,81 +290,87 @@ class Connection:
                 data = data[sent:]
                 last = time.monotonic()
             except BlockingIOError:
-                self._await(select.POLLOUT, last)
+                if self.meanwhile is None:
+                    self._await(select.POLLOUT, last)
+                else:
+                    self._await(select.POLLOUT | select.POLLIN, last)
+                    self.meanwhile()
+                    if time.monotonic() - last > self.silence_s:
+                        raise StalledError(self.silence_s) from None
 
-    def receive(self, landing: Landing, idle: Callable[[], None] | None = None) -> Any:
-        """The next message; its payload lies where `landing` says.
-
-        Parameters
-        ----------
-        landing
-        idle : called from time to time while no frame has begun.
-
-        Raises
-        ------
-        FrameError : what came is no frame, no message, or has a payload that it must not have.
-        StalledError : a frame has begun and does not go on.
-        EOFError : the other end has closed the connection.
-        OSError : the connection is gone.
-        """
-        head = bytearray(HEADER.size)
-        self._fill(memoryview(head), idle or _nothing)
-        magic, length, size = HEADER.unpack(head)
-        if magic != MAGIC:
-            raise FrameError(f"a frame to begin with {MAGIC!r}", repr(bytes(magic)))
-        if length > self.max_message_bytes:
-            raise FrameError(f"a message of at most {self.max_message_bytes} bytes", f"{length}")
-        body = bytearray(length)
-        self._fill(memoryview(body), None)
-        try:
-            message = self._decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise FrameError("a message of the protocol", str(error)) from None
-        place = landing(message)
-        room = 0 if place is None else place.size
-        if room != size:
-            raise FrameError(f"a payload of {room} bytes", f"{size}")
-        if place is not None and size:
-            self._fill(place.data, None)
-        self.heard = time.monotonic()
+    def receive(self, landing: Landing) -> Any:
+        """Wait for the next message; its payload lies where `landing` says."""
+        while (message := self.take(landing)) is None:
+            self.await_input(SLICE_S)
         return message
 
-    def _fill(self, room: memoryview, idle: Callable[[], None] | None) -> None:
-        """Receive until `room` is full; before its first byte, `idle` is called meanwhile."""
-        last = time.monotonic()
+    def take(self, landing: Landing) -> Any:
+        """Return the next message, or None while not all of it is there; raises as `receive`."""
+        self._landing = landing
+        try:
+            return next(self._incoming)
+        except StopIteration:  # it has failed before
+            raise EOFError("the other end has closed the connection") from None
+
+    def await_input(self, seconds: float) -> bool:
+        """Wait so long for something to receive; whether there is something."""
+        return self._await(select.POLLIN, self._begun, seconds)
+
+    def _messages(self) -> Iterator[Any]:
+        """What comes, message by message; None whenever there is nothing to receive."""
+        while True:
+            head = bytearray(HEADER.size)
+            yield from self._fill(memoryview(head))
+            magic, length, size = HEADER.unpack(head)
+            if magic != MAGIC:
+                raise FrameError(f"a frame to begin with {MAGIC!r}", repr(bytes(magic)))
+            if length > self.max_message_bytes:
+                raise FrameError(
+                    f"a message of at most {self.max_message_bytes} bytes", f"{length}"
+                )
+            body = bytearray(length)
+            yield from self._fill(memoryview(body))
+            try:
+                message = self._decoder.decode(body)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise FrameError("a message of the protocol", str(error)) from None
+            place = self._landing(message)
+            room = 0 if place is None else place.size
+            if room != size:
+                raise FrameError(f"a payload of {room} bytes", f"{size}")
+            if place is not None:
+                yield from self._fill(place.data)
+            self.heard, self._begun = time.monotonic(), None
+            yield message
+
+    def _fill(self, room: memoryview) -> Iterator[None]:
+        """Receive until `room` is full."""
         while room:
             if self.deadline is not None and time.monotonic() > self.deadline:
                 raise StalledError(self.silence_s)
             try:
-                if self.is_shared:
-                    data, descriptors, _, _ = socket.recv_fds(
-                        self.sock, min(len(room), 1 << 20), MAX_DESCRIPTORS
-                    )
-                    self.descriptors += descriptors
-                    if len(self.descriptors) > MAX_DESCRIPTORS:
-                        raise FrameError(
-                            f"at most {MAX_DESCRIPTORS} descriptors", f"{len(self.descriptors)}"
-                        )
-                    count = len(data)
-                    room[:count] = data
-                else:
-                    count = self.sock.recv_into(room)
+                count, control, _, _ = self.sock.recvmsg_into([room], self._control_bytes)
             except BlockingIOError:
-                if not self._await(select.POLLIN, None if idle else last) and idle:
-                    idle()
+                yield None
                 continue
+            for _, _, data in control:
+                self.descriptors += array.array("i", data[: len(data) // 4 * 4])
+            if len(self.descriptors) > MAX_DESCRIPTORS:
+                raise FrameError(
+                    f"at most {MAX_DESCRIPTORS} descriptors", f"{len(self.descriptors)}"
+                )
             if not count:
                 raise EOFError("the other end has closed the connection")
-            room, idle, last = room[count:], None, time.monotonic()
+            room, self._begun = room[count:], time.monotonic()
 
-    def _await(self, event: int, since: float | None) -> bool:
+    def _await(self, event: int, since: float | None, seconds: float = SLICE_S) -> bool:
         """Wait a while for a socket that can go on; whether it can."""
         if self._closed:
             raise ConnectionResetError("closed")
         poll = select.poll()
         poll.register(self.sock, event)
         # A process that was stopped meanwhile looks again: what came then is there.
-        if poll.poll(1000 * SLICE_S) or poll.poll(0):
+        if poll.poll(1000 * seconds) or poll.poll(0):
             return True
         if since is not None and time.monotonic() - since > self.silence_s:
             raise StalledError(self.silence_s)
@@ -398,7 +413,3 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _nothing() -> None:
-    """No work while waiting."""

@@ -79,13 +79,6 @@ def dual_hook(
     wire : format on the links of the devices.
     timeout_s : of each wait.
 
-    Raises
-    ------
-    ArgumentError : `m` is no integer from 0, or an address without the file of its token.
-    ServiceLostError : there is no service, or it did not begin.
-    HandshakeError : it does not take this process.
-    JobError : not all processes came in time.
-
     Ref: COARSE paper, section III-F.
     """
     check_whole("m", m, 0)
@@ -140,11 +133,6 @@ def measure_dual(
     ----------
     nbytes : of the gradients as float32.
     forward_s, backward_s : of this process, without synchronization; the longest of all count.
-
-    Raises
-    ------
-    ArgumentError : a number is out of its range.
-    RefusedError, JobError
 
     Ref: COARSE paper, section III-F.
     """

@@ -64,10 +64,6 @@ class Exchanges:
         ----------
         kind : dtype of what is summed.
         turn : number of this sum, from 1.
-
-        Raises
-        ------
-        RefusedError, JobError
         """
         if self.measure_every and self._sums % self.measure_every == 0:
             self.measure()
@@ -122,10 +118,6 @@ class Exchanges:
 
         Each process has a table of its own; shards are those of the process that needs the longest
         ones for its full rate (S').
-
-        Raises
-        ------
-        RefusedError, JobError
         """
         for rank in range(self.client.clients):
             if rank == self.client.rank:
@@ -138,13 +130,7 @@ class Exchanges:
         self.measured += 1
 
     def keep_measuring(self, every: int, sizes: Sequence[int]) -> None:
-        """Measure before the next sum, and again after each `every` sums; 0: never.
-
-        Raises
-        ------
-        ArgumentError : `every` is no integer from 0.
-        ProfileError : sizes that are none.
-        """
+        """Measure before the next sum, and again after each `every` sums; 0: never."""
         check_whole("every", every, 0)
         check_sizes(sizes)
         self.measure_bytes = sizes

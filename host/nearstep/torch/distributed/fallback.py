@@ -1,17 +1,24 @@
-"""Gloo, for what the memory devices have no ring for."""
+"""Gloo, which moves bytes, and sums what the memory devices have no ring for."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
 import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from nearstep.torch.distributed.tensors import operation_name
+from nearstep.coarse.service.errors import JobError
+from nearstep.torch.distributed.tensors import operation_name, options_of
+
+SLICE_S = 0.2
 
 
 class GlooFallbackWarning(UserWarning):
@@ -39,9 +46,22 @@ class Gloo:
         self.size = size
         self.timeout = timeout
         self._groups = 0
-        self._fallback: Any = None
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._warned: set[str] = set()
+        self._own: Future[Any] = Future()
+        threading.Thread(target=self._connect, name="coarse gloo", daemon=True).start()
+
+    @property
+    def group(self) -> Any:
+        """The group that moves bytes, and sums what has no ring."""
+        return self._own.result()
+
+    def _connect(self) -> None:
+        with contextlib.suppress(InvalidStateError):  # closed meanwhile
+            try:
+                self._own.set_result(self._make("gloo"))
+            except Exception as error:
+                self._own.set_exception(error)
 
     def make(self) -> Any:
         """One more group; all processes make theirs in the same order."""
@@ -60,9 +80,9 @@ class Gloo:
         for each in list(self._made):
             each._set_default_timeout(timeout)
 
-    def fallback(self, what: str, dtype: torch.dtype, operation: Any) -> Any:
-        """The group that carries out what has no ring; warns once of each kind."""
-        reason = f"{what} of {dtype}, {operation_name(operation)}"
+    def all_reduce(self, what: str, tensor: Tensor, operation: Any) -> None:
+        """Carry out a reduction that has no ring; warn once of each kind."""
+        reason = f"{what} of {tensor.dtype}, {operation_name(operation)}"
         if reason not in self._warned and self.size > 1:
             self._warned.add(reason)
             warnings.warn(
@@ -70,10 +90,22 @@ class Gloo:
                 GlooFallbackWarning,
                 stacklevel=2,
             )
-        if self._fallback is None:
-            self._fallback = self._make("gloo")
-        return self._fallback
+        self.wait([self.group.allreduce([tensor], options_of(operation))])
 
-    def close(self) -> None:
-        """Drop the group for what has no ring."""
-        self._fallback = None
+    def wait(self, works: Sequence[Any]) -> None:
+        """Wait for collectives of `group`, unless it is closed meanwhile."""
+        for work in works:
+            ended = threading.Event()
+            work.get_future().add_done_callback(lambda _, ended=ended: ended.set())
+            while not ended.wait(SLICE_S):
+                self.group  # noqa: B018
+            work.wait()
+
+    def close(self, reason: JobError) -> None:
+        """Drop the group: processes that wait for this one get an error of gloo's."""
+        own, self._own = self._own, Future()
+        self._own.set_exception(reason)
+        if not own.done():
+            own.set_exception(reason)
+        # Another thread lets the last reference go, which waits for collectives under way.
+        threading.Thread(target=own.exception, daemon=True).start()

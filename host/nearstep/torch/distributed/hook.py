@@ -29,13 +29,6 @@ def ddp_hook(
         one of gloo, one with the same processes is made beside it.
     wire : format on the links of the devices: `fp32`, `fp16`, `bf16`.
     timeout_s : of each wait.
-
-    Raises
-    ------
-    ServiceLostError : there is no service, or it did not begin.
-    HandshakeError : it does not take this process.
-    JobError : not all processes came in time.
-    ArgumentError : an address without the file of its token.
     """
     return group_beside(group, wire, timeout_s), average
 
@@ -43,15 +36,7 @@ def ddp_hook(
 def group_beside(
     group: dist.ProcessGroup | None, wire: str, timeout_s: float
 ) -> CoarseProcessGroup:
-    """A group of the memory devices with the same processes: the given one, or one more.
-
-    Raises
-    ------
-    ServiceLostError : there is no service, or it did not begin.
-    HandshakeError : it does not take this process.
-    JobError : not all processes came in time.
-    ArgumentError : an address without the file of its token.
-    """
+    """A group of the memory devices with the same processes: the given one, or one more."""
     chosen = dist.distributed_c10d._get_default_group() if group is None else group
     if isinstance(chosen, CoarseProcessGroup):
         return chosen

@@ -5,41 +5,38 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterOptions, Store
+from torch.utils._pytree import tree_leaves, tree_map
 
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import JobError
 from nearstep.coarse.service.messages import Operation
-from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import Gloo
-from nearstep.torch.distributed.point_to_point import PointToPoint
 from nearstep.torch.distributed.tensors import (
     check_list,
     check_parts,
+    dense,
     flat,
     lists_of,
     operation_of,
-    options_of,
     ring_operation,
     root_of,
-    split_rows,
     tensors_of,
+    with_root,
 )
 from nearstep.torch.distributed.untraced import untraced
-from nearstep.torch.distributed.work import CoarseWork
+from nearstep.torch.distributed.work import CoarseWork, Lane
 
 HELD_WORKS = 1024
 """At most, that nobody has asked for yet: DDP's `join` asks for one late."""
@@ -53,10 +50,9 @@ OPEN: weakref.WeakSet[CoarseProcessGroup] = weakref.WeakSet()
 class CoarseProcessGroup(dist.ProcessGroup):
     """Collectives of one group of processes.
 
-    Sums, averages and maxima of float32, bfloat16 and float16 go through the rings of the devices;
-    what moves bytes (broadcast, gathers, scatters, all-to-all, send and recv) goes through the
-    devices' memory. Sums of other types and other operations have no ring: gloo carries them out,
-    with a `GlooFallbackWarning`.
+    Sums, averages and maxima of float32, bfloat16 and float16 go through the rings of the devices.
+    Gloo moves bytes (broadcast, gathers, scatters, all-to-all, send and recv), and sums what has no
+    ring, other types and other operations, with a `GlooFallbackWarning`.
 
     Parameters
     ----------
@@ -96,13 +92,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._release = release
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
-        self._moves = PointToPoint(self._connected.result)
-        self._executor = ThreadPoolExecutor(1, "coarse collectives")
-        self._seekers = ThreadPoolExecutor(1, "coarse recv of any source")
-        self._seeking: dict[int, int] = defaultdict(int)
+        self._lane = Lane("coarse collectives")
+        weakref.finalize(self, self._lane.end).atexit = False  # a process waits for the thread
         self.gloo = Gloo(store, rank, size, timeout)
-        self._numbers_of_keys = count(1)
-        self._numbers: dict[tuple[int, int, int], int] = defaultdict(int)
         self._held: list[CoarseWork] = []
         self._sums = 0
         self._failure: JobError | None = None
@@ -114,14 +106,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     @property
     def client(self) -> Client:
-        """The client of the service; waits until all processes are connected.
-
-        Raises
-        ------
-        ServiceLostError : there is no service, or it did not begin.
-        HandshakeError : it does not take this process.
-        JobError : not all processes came in time.
-        """
+        """The client of the service; waits until all processes are connected."""
         return self._connected.result()
 
     @property
@@ -167,7 +152,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             for each in values:
                 self._reduce(each, each, operation)
 
-        return self._submit("all_reduce", tensors, action)
+        return self._submit("all_reduce", tensors, action, opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
         return self.allreduce(tensors, opts)
@@ -183,7 +168,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
                 out = each if self._rank == root else None
                 self._reduce(each, out, operation)
 
-        return self._submit("reduce", tensors, action)
+        return self._submit("reduce", tensors, action, opts)
 
     def reduce_scatter(
         self,
@@ -195,13 +180,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         operation = operation_of(opts)
         pairs = list(zip(tensors_of(outputs), lists_of(inputs), strict=True))
         for output, parts in pairs:
-            check_list(parts, self._size, output, range(self._size))
+            check_list(parts, self._size, output)
 
         def action() -> None:
             for output, parts in pairs:
                 self._reduce_scatter(output, parts, operation)
 
-        return self._submit("reduce_scatter", outputs, action)
+        return self._submit("reduce_scatter", outputs, action, opts)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
         return self.reduce_scatter_single_coalesced([output], [given], opts)
@@ -220,20 +205,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
             for output, given in pairs:
                 self._reduce_scatter(output, [given], operation)
 
-        return self._submit("reduce_scatter", outputs, action)
+        return self._submit("reduce_scatter", outputs, action, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def broadcast(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any, timeout: Any = None
     ) -> CoarseWork:
-        root, key, values = root_of(opts), self._key("broadcast"), tensors_of(tensors)
-
-        def action() -> None:
-            for index, each in enumerate(values):
-                self._moves.broadcast(f"{key}/{index}", each, root)
-
-        return self._submit("broadcast", tensors, action)
+        calls = [([each], None) for each in tensors_of(tensors)]
+        return self._move("broadcast", tensors, calls, with_root(BroadcastOptions(), opts))
 
     def allgather(
         self,
@@ -241,16 +221,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor] | Tensor,
         opts: Any = None,
     ) -> CoarseWork:
-        lists, inputs = lists_of(outputs), tensors_of(inputs)
-        for places, given in zip(lists, inputs, strict=True):
-            check_list(places, self._size, given, [self._rank])
-        key = self._key("all_gather")
-
-        def action() -> None:
-            for index, (places, given) in enumerate(zip(lists, inputs, strict=True)):
-                self._moves.gather_all(f"{key}/{index}", places, given)
-
-        return self._submit("all_gather", outputs, action)
+        pairs = zip(lists_of(outputs), tensors_of(inputs), strict=True)
+        return self._move("allgather", outputs, [([places], [given]) for places, given in pairs])
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
         return self.all_gather_single_coalesced([output], [given], opts)
@@ -263,13 +235,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         pairs = list(zip(tensors_of(outputs), tensors_of(inputs), strict=True))
         for output, given in pairs:
             check_parts(given, output, self._size)
-        key = self._key("all_gather")
-
-        def action() -> None:
-            for index, (output, given) in enumerate(pairs):
-                self._moves.gather_single(f"{key}/{index}", output, given)
-
-        return self._submit("all_gather", outputs, action)
+        return self._move("_allgather_base", outputs, pairs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -287,16 +253,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         opts: Any,
         timeout: Any = None,
     ) -> CoarseWork:
-        root, (given,) = root_of(opts), tensors_of(inputs)
-        places = lists_of(outputs)[0] if self._rank == root else []
-        if self._rank == root:
-            check_list(places, self._size, given, range(self._size))
-        key = self._key("gather")
-
-        def action() -> None:
-            self._moves.gather(key, places, given, root)
-
-        return self._submit("gather", outputs, action)
+        options = with_root(GatherOptions(), opts)
+        places = lists_of(outputs)[:1] if self._rank == options.rootRank else []
+        return self._move("gather", outputs, [(places, tensors_of(inputs))], options)
 
     def scatter(
         self,
@@ -305,21 +264,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
         opts: Any,
         timeout: Any = None,
     ) -> CoarseWork:
-        root, (place,) = root_of(opts), tensors_of(outputs)
-        parts = lists_of(inputs)[0] if self._rank == root else []
-        if self._rank == root:
-            check_list(parts, self._size, place, range(self._size))
-        key = self._key("scatter")
-
-        def action() -> None:
-            self._moves.scatter(key, place, parts, root)
-
-        return self._submit("scatter", outputs, action)
+        options = with_root(ScatterOptions(), opts)
+        parts = lists_of(inputs)[:1] if self._rank == options.rootRank else []
+        return self._move("scatter", outputs, [(tensors_of(outputs), parts)], options)
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        return self._exchange_all(outputs, tensors_of(outputs), tensors_of(inputs))
+        return self._move("alltoall", outputs, [(tensors_of(outputs), tensors_of(inputs))])
 
     def all_to_all_single(
         self,
@@ -329,22 +281,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> CoarseWork:
-        return self._exchange_all(
-            output,
-            split_rows(output.data, output_sizes, self._size),
-            split_rows(given.data, input_sizes, self._size),
-        )
-
-    def _exchange_all(
-        self, result: Any, places: Sequence[Tensor], parts: Sequence[Tensor]
-    ) -> CoarseWork:
-        check_list(parts, self._size, parts[0], [])
-        check_list(places, self._size, parts[0], [])
-        check_parts(parts[self._rank], places[self._rank], 1)
-        key = self._key("all_to_all")
-        return self._submit(
-            "all_to_all", result, lambda: self._moves.exchange_all(key, places, parts)
-        )
+        call = output.data, given.data
+        return self._move("alltoall_base", output, [call], output_sizes, input_sizes)
 
     alltoall_base = all_to_all_single
 
@@ -377,46 +315,37 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._submit("measure_routing", [], action)
 
     def barrier(self, opts: Any = None) -> CoarseWork:
-        return self._submit("barrier", [], self.client.barrier)
+        return self._submit("barrier", [], self.client.barrier, opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         self.barrier().wait(timeout or timedelta(0))
 
-    def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
-        (given,), key = tensors_of(tensors), self._key_between(self._rank, rank, tag)
-        return self._begin("send", tensors, lambda: self._moves.put(key, given, 1))
+    def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Any:
+        return self.gloo.group.send([dense(each) for each in tensors_of(tensors)], rank, tag)
 
-    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
-        if self._seeking[tag]:
-            raise ArgumentError(f"a recv of any source with tag {tag} is under way: await it first")
-        (place,), key = tensors_of(tensors), self._key_between(rank, self._rank, tag)
-        return self._begin("recv", tensors, lambda: self._moves.get(key, place))
+    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Any:
+        return self._receive(tensors, lambda given: self.gloo.group.recv(given, rank, tag))
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> CoarseWork:
-        """Receive from whoever sends first; of those that have sent, from the lowest rank.
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Any:
+        return self._receive(tensors, lambda given: self.gloo.group.recv_anysource(given, tag))
 
-        Raises
-        ------
-        ArgumentError : when a `recv` with a source begins before this one has ended.
-        """
-        work, (place,) = CoarseWork("recv", tensors), tensors_of(tensors)
+    def _receive(self, tensors: Sequence[Tensor], begin: Callable[[list[Tensor]], Any]) -> Any:
+        """Gloo's own work, unless a tensor is strided: then one that copies it at the end."""
+        (place,) = tensors_of(tensors)
+        given = dense(place)
+        received = begin([given])
+        if place.is_contiguous():
+            return received
+        work = self._hold(CoarseWork("recv", tensors))
 
         def action() -> None:
-            rank = self._rank
-            peers = [each for each in range(self._size) if each != rank]
-            keys = [self._name_between(each, rank, tag) for each in peers]
-            try:
-                source = peers[keys.index(self.client.seek(keys))]
-                self._moves.get(self._key_between(source, rank, tag), place)
-                work._source = source
-            finally:
-                self._seeking[tag] -= 1
+            received.wait()
+            place.copy_(given)
+            work._source = received._source_rank()
 
-        self._seeking[tag] += 1
-        self._hold(work)
-        self._seekers.submit(work.run, partial(self._carry_out, action))
+        threading.Thread(target=work.run, args=(action,), name="coarse recv", daemon=True).start()
         return work
 
     def shutdown(self) -> None:
@@ -440,35 +369,33 @@ class CoarseProcessGroup(dist.ProcessGroup):
         if self._closed:
             return
         self._closed = True
-        self._executor.shutdown(wait=True)
-        self._seekers.shutdown(wait=False)  # nobody may ever send
+        self._lane.close()
         self._disconnect(leave=leave)
         self._held.clear()
         self.exchanges.forget()
-        self.gloo.close()
         OPEN.discard(self)
         self._release()
 
     def _disconnect(self, *, leave: bool) -> None:
-        """Close the client; if there is none, there will be none."""
+        """Close the client and gloo; if there are none, there will be none."""
+        closed = JobError("the process group was closed")
         with contextlib.suppress(InvalidStateError):
-            self._connected.set_exception(JobError("the process group was closed"))
+            self._connected.set_exception(closed)
+        self.gloo.close(closed)
         if self._connected.exception() is None:
             self._connected.result().close(leave=leave)
 
     def carry_out(self, what: str, action: Callable[[], None]) -> None:
-        """Do something with the client, in the order of the program, and wait for its end.
-
-        Raises
-        ------
-        Exception : that of `action`.
-        """
+        """Do something with the client, in the order of the program, and wait for its end."""
         self._submit(what, [], action).wait()
 
-    def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
-        """Carry out in the order of the program, in the thread of the group."""
-        work = self._hold(CoarseWork(what, result))
-        self._executor.submit(work.run, partial(self._carry_out, action))
+    def _submit(
+        self, what: str, result: Any, action: Callable[[], None], opts: Any = None
+    ) -> CoarseWork:
+        """Carry out in the order of the program; of a call with these options."""
+        work = self._hold(CoarseWork(what, result, self._lane))
+        awaited = getattr(opts, "asyncOp", True) is False  # torch waits at once
+        self._lane.submit(work, partial(self._carry_out, action), awaited=awaited)
         return work
 
     def _carry_out(self, action: Callable[[], None]) -> None:
@@ -480,16 +407,44 @@ class CoarseProcessGroup(dist.ProcessGroup):
         try:
             action()
         except JobError as error:
-            self._failure = error
-            self._disconnect(leave=False)  # so that the others do not wait for this one
+            self._fail(error)
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            self._fail(JobError("a collective was interrupted"))
             raise
 
-    def _begin(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
-        """Carry out in a thread of its own: it may wait for another one of this process."""
-        work = self._hold(CoarseWork(what, result))
-        carried = partial(self._carry_out, action)
-        threading.Thread(target=work.run, args=(carried,), name=f"coarse {what}").start()
-        return work
+    def _fail(self, error: JobError) -> None:
+        self._failure = error
+        self._disconnect(leave=False)  # so that the others do not wait for this one
+
+    def _move(
+        self, method: str, result: Any, calls: Sequence[tuple[Any, Any]], *options: Any
+    ) -> CoarseWork:
+        """Let gloo move bytes, in the order of the program.
+
+        Parameters
+        ----------
+        method : of gloo's.
+        calls : outputs and inputs of each call, tensors in lists; None where it has no inputs.
+        options : of each call.
+        """
+
+        def action() -> None:
+            group, works = self.gloo.group, []
+            back: list[tuple[Tensor, Tensor]] = []
+            for outputs, inputs in calls:
+                places = tree_map(dense, outputs)
+                given = () if inputs is None else (tree_map(dense, inputs),)
+                works.append(getattr(group, method)(places, *given, *options))
+                back += zip(tree_leaves(outputs), tree_leaves(places), strict=True)
+            self.gloo.wait(works)
+            for output, place in back:
+                if not output.is_contiguous():
+                    output.copy_(place)
+
+        return self._submit(method, result, action)
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
         """Keep it until it is over: if torch alone had it, it would be no work of Python's.
@@ -504,29 +459,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._held = [*kept[-HELD_WORKS:], work]
         return work
 
-    def _key(self, what: str) -> str:
-        """A name that is the same in all processes: they call collectives in the same order."""
-        return f"{what}/{next(self._numbers_of_keys)}"
-
-    def _key_between(self, source: int, destination: int, tag: int) -> str:
-        key = self._name_between(source, destination, tag)
-        self._numbers[source, destination, tag] += 1
-        return key
-
-    def _name_between(self, source: int, destination: int, tag: int) -> str:
-        """That of the next message."""
-        number = self._numbers[source, destination, tag] + 1
-        return f"send/{source}/{destination}/{tag}/{number}"
-
     def _reduce(self, given: Tensor, out: Tensor | None, operation: Any) -> None:
         """All clients' tensors, to `out` where there is one."""
         name = ring_operation(given, operation) if self._size > 1 else None
         if name is None:
             taken = given if given is out else given.clone()
             taken = taken.contiguous() if taken.layout == torch.strided else taken
-            self.gloo.fallback("all_reduce", given.dtype, operation).allreduce(
-                [taken], options_of(operation)
-            ).wait()
+            self.gloo.all_reduce("all_reduce", taken, operation)
             if out is not None and out is not taken:
                 out.copy_(taken)
             return
@@ -548,9 +487,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         own = self._rank * output.numel()
         if name is None:
             taken = source.clone()
-            self.gloo.fallback("reduce_scatter", output.dtype, operation).allreduce(
-                [taken], options_of(operation)
-            ).wait()
+            self.gloo.all_reduce("reduce_scatter", taken, operation)
             output.copy_(taken[own : own + output.numel()].view(output.shape))
             return
         target = flat(output)

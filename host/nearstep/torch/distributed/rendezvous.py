@@ -166,13 +166,6 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
 
     A service that the environment names is there when it returns. One that is started begins
     meanwhile: what it fails with, the first collective raises.
-
-    Raises
-    ------
-    ServiceLostError : there is no service, or it did not begin.
-    HandshakeError : it does not take this process.
-    JobError : not all processes came in time.
-    ArgumentError : an address without the file of its token.
     """
     known = standing()
     timeout_s = timeout.total_seconds()

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions
 
-from nearstep.coarse.service.client import Client
 from nearstep.coarse.service.errors import RefusedError
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.tensors import bytes_of
@@ -18,7 +18,6 @@ from nearstep.torch.distributed.tensors import bytes_of
 INDEX = "tensors"
 """Name of what says names, dtypes and shapes of the tensors of a snapshot, in JSON."""
 
-OUTCOME = "outcome of client 0"
 OUTCOME_BYTES = 1024
 
 
@@ -34,11 +33,6 @@ def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Te
     -------
     str : path of the file, at rank 0.
 
-    Raises
-    ------
-    RefusedError : `kind` says why, at all ranks; the job goes on.
-    JobError : the job has ended.
-
     Ref: COARSE paper, section IV-A.
     """
     client, names = group.client, [""]
@@ -53,7 +47,7 @@ def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Te
             client.keep(f"tensor/{key}", bytes_of(each.detach().contiguous()))
         names[0] = client.save(path, [INDEX, *(f"tensor/{key}" for key in tensors)])
 
-    group.carry_out("save a snapshot", partial(first_does, client, save))
+    group.carry_out("save a snapshot", partial(first_does, group, save))
     return names[0]
 
 
@@ -67,7 +61,6 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
     Raises
     ------
     RefusedError : the file is torn or not there, as `kind` says; at all ranks.
-    JobError : the job has ended.
     """
     client = group.client
     room = torch.zeros(1, dtype=torch.int64)
@@ -79,10 +72,9 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
             raise RefusedError("SnapshotError", f"{path} must have {INDEX!r}, not {names}")
         room[0] = found[INDEX]
 
-    group.carry_out("load a snapshot", partial(first_does, client, load))
-    parts = [torch.zeros_like(room) for _ in range(client.clients)]
-    group.allgather([parts], [room]).wait()
-    said = np.empty(int(parts[0]), np.uint8)
+    group.carry_out("load a snapshot", partial(first_does, group, load))
+    group.broadcast(room, 0).wait()
+    said = np.empty(int(room), np.uint8)
     found: dict[str, Tensor] = {}
 
     def read() -> None:
@@ -97,28 +89,26 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
     return found
 
 
-def first_does(client: Client, action: Callable[[], None]) -> None:
-    """Have client 0 do something when all have come here, while the others wait for its outcome.
+def first_does(group: CoarseProcessGroup, action: Callable[[], None]) -> None:
+    """Let rank 0 do something when all have come here, while the others wait for its outcome.
 
     Raises
     ------
-    RefusedError : `action` was refused; all clients raise it, and none waits.
-    JobError
+    RefusedError : `action` was refused; all ranks raise it, and none waits.
     """
-    client.barrier()
-    said = np.zeros(OUTCOME_BYTES, np.uint8)
-    if client.rank:
-        client.get(OUTCOME, said)
-        if (text := said.tobytes().rstrip(b"\0").decode(errors="replace")) != "":
-            kind, _, detail = text.partition(": ")
-            raise RefusedError(kind, detail)
-        return
-    try:
-        action()
-    except RefusedError as error:
-        told = str(error).encode()[:OUTCOME_BYTES]
-        said[: len(told)] = np.frombuffer(told, np.uint8)
-        raise
-    finally:
-        if client.clients > 1:
-            client.put(OUTCOME, said, readers=client.clients - 1)
+    group.client.barrier()
+    refused: RefusedError | None = None
+    said = torch.zeros(OUTCOME_BYTES, dtype=torch.uint8)
+    if group.client.rank == 0:
+        try:
+            action()
+        except RefusedError as error:
+            refused = error
+            told = str(error).encode()[:OUTCOME_BYTES]
+            said[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+    group.gloo.wait([group.gloo.group.broadcast([said], BroadcastOptions())])
+    if refused is not None:
+        raise refused
+    if (text := bytes_of(said).tobytes().rstrip(b"\0").decode(errors="replace")) != "":
+        kind, _, detail = text.partition(": ")
+        raise RefusedError(kind, detail)

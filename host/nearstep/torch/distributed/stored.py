@@ -50,7 +50,6 @@ class StorageOptimizer(torch.optim.Optimizer):
     UnlikeError : the processes do not say the same.
     DtypeError : a parameter is not float32.
     ArgumentError : a parameter is not contiguous, or not on the CPU.
-    DeviceMemoryError, JobError
 
     Ref: COARSE paper, section III-D.
     """
@@ -135,7 +134,6 @@ class StorageOptimizer(torch.optim.Optimizer):
         Raises
         ------
         RefusedError : `kind` says why, at all ranks; training can go on.
-        JobError
         """
         found = [""]
         client = self._processes.client
@@ -145,7 +143,7 @@ class StorageOptimizer(torch.optim.Optimizer):
                 each.keep_steps()
             found[0] = client.save(path, [key for each in self._stored for key in each.saved()])
 
-        self._carry_out("save a stored optimizer", partial(first_does, client, save))
+        self._carry_out("save a stored optimizer", partial(first_does, self._processes, save))
         return found[0]
 
     def load(self, path: str) -> None:
@@ -157,7 +155,6 @@ class StorageOptimizer(torch.optim.Optimizer):
         ------
         RefusedError : it is torn, or not there, at all ranks; training can go on.
         UnlikeError : it is of other parameters.
-        JobError
         """
 
         client = self._processes.client
@@ -166,7 +163,7 @@ class StorageOptimizer(torch.optim.Optimizer):
             client.load(path)
 
         def action() -> None:
-            first_does(client, load)
+            first_does(self._processes, load)
             for stored, flat in zip(self._stored, self._groups, strict=True):
                 stored.loaded(flat.room)
                 flat.write(flat.room, 0, flat.size)

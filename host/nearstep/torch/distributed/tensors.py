@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ def root_of(options: Any) -> int:
     return int(getattr(options, "rootRank", options))
 
 
+def with_root(options: Any, given: Any) -> Any:
+    """Options with the root of a call."""
+    options.rootRank = root_of(given)
+    return options
+
+
 def operation_name(operation: Any) -> str:
     known = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
     return next((each for each in known if operation == getattr(ReduceOp, each)), "other")
@@ -64,9 +71,22 @@ def options_of(operation: Any) -> Any:
 
 def flat(tensor: Tensor) -> Tensor:
     """The elements in one dimension: the tensor's own where it is contiguous, else a copy."""
-    dense = tensor.detach().contiguous()
-    # A contiguous dimension of one element may have any stride, and `view` would keep it.
-    return dense.as_strided((dense.numel(),), (1,), dense.storage_offset())
+    whole = dense(tensor)
+    return whole if whole.dim() == 1 else whole.view(-1)
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor where it is contiguous, else a copy that is; without strides of its own.
+
+    A contiguous dimension of one element may have any stride, and gloo would use it.
+    """
+    if tensor.layout != torch.strided:
+        return tensor
+    whole = tensor.contiguous()
+    strides = [*accumulate(reversed(whole.shape[1:]), lambda n, size: n * max(1, size), initial=1)]
+    if whole.stride() == tuple(reversed(strides[: whole.dim()])):
+        return whole
+    return whole.as_strided(whole.shape, strides[::-1], whole.storage_offset())
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
@@ -74,7 +94,7 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
 
     `Tensor.numpy()` would make its storage one that can never be resized, as FSDP1 resizes it.
     """
-    found: NDArray[np.uint8] = np.from_dlpack(flat(tensor).view(torch.uint8))  # type: ignore[assignment]
+    found: NDArray[np.uint8] = np.from_dlpack(flat(tensor.detach()).view(torch.uint8))  # type: ignore[assignment]
     return found
 
 
@@ -104,14 +124,8 @@ def check_parts(part: Tensor, whole: Tensor, parts: int) -> None:
         raise TensorsError(f"tensors must have one dtype, not {part.dtype} and {whole.dtype}")
 
 
-def check_list(tensors: Sequence[Tensor], size: int, like: Tensor, alike: Sequence[int]) -> None:
+def check_list(tensors: Sequence[Tensor], size: int, like: Tensor) -> None:
     """Refuse a list that has not one tensor for each process, or unlike ones.
-
-    Parameters
-    ----------
-    size : of the group.
-    like : tensor whose dtype all of them must have.
-    alike : indices of those that must have as many elements, too.
 
     Raises
     ------
@@ -120,26 +134,8 @@ def check_list(tensors: Sequence[Tensor], size: int, like: Tensor, alike: Sequen
     if len(tensors) != size:
         raise TensorsError(f"list must have {size} tensors, not {len(tensors)}")
     for index, each in enumerate(tensors):
-        if each.dtype != like.dtype:
-            raise TensorsError(f"tensor {index} must be of {like.dtype}, not {each.dtype}")
-        if index in alike and each.numel() != like.numel():
+        if each.dtype != like.dtype or each.numel() != like.numel():
             raise TensorsError(
-                f"tensor {index} must have {like.numel()} elements, not {each.numel()}"
+                f"tensor {index} must have {like.numel()} elements of {like.dtype}, not "
+                f"{each.numel()} of {each.dtype}"
             )
-
-
-def split_rows(tensor: Tensor, sizes: Sequence[int], size: int) -> list[Tensor]:
-    """Rows of a tensor for each process of a group; without `sizes`, as many for each.
-
-    Raises
-    ------
-    TensorsError : the sizes are not one for each process, or not those of all rows.
-    """
-    rows = tensor.shape[0] if tensor.dim() else 0
-    given = list(sizes) or [rows // size] * size
-    if not tensor.dim() or len(given) != size or sum(given) != rows:
-        raise TensorsError(
-            f"{size} processes must share all {rows} rows of a tensor of {tensor.dim()} "
-            f"dimensions, not {given}"
-        )
-    return list(torch.split(tensor, given))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from nearstep.errors import ArgumentError
+
+GRACE_S = 1e-4
+"""For a thread that waits for a work at once, to carry it out itself."""
 
 COMPLETERS = ThreadPoolExecutor(256, "coarse completion")
 """Carry out what hooks do with a result: they may wait for another one."""
@@ -27,16 +32,16 @@ class CoarseWork(Work):
     what a callback of `then` raises becomes an error of C++ (a RuntimeError with its text).
     """
 
-    def __init__(self, what: str, result: Any) -> None:
+    def __init__(self, what: str, result: Any, lane: Lane | None = None) -> None:
         super().__init__()
+        self._lane = lane
         self._what = what
         self._result = [result] if isinstance(result, Tensor) else result
-        self._completed: Future[None] = Future()
-        self._future = self._completed.then(self._outcome)
+        self._completed: Future[None] | None = None  # made when it is asked for: that takes time
+        self._future: Future[Any] | None = None
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._future_is_out = False
         self._asked = False
         self._source: int | None = None
 
@@ -52,15 +57,10 @@ class CoarseWork(Work):
                 action()
         except BaseException as error:
             self._error = error
-        self._ended.set()
         with self._lock:
-            if not self._future_is_out:
-                return self._complete()
-        COMPLETERS.submit(self._complete)
-        return None
-
-    def _complete(self) -> None:
-        self._completed.set_result(None)
+            self._ended.set()
+        if self._completed is not None:
+            COMPLETERS.submit(self._completed.set_result, None)
 
     def _outcome(self, _: Future[None]) -> Any:
         if self._error is not None:
@@ -70,17 +70,22 @@ class CoarseWork(Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end. Raises what it failed with; `TimeoutError` after a `timeout`."""
         self._asked = True
+        if self._lane is not None:
+            self._lane.wake() if timeout else self._lane.help(self)
         if not self._ended.wait(timeout.total_seconds() or None):
             raise TimeoutError(f"{self._what} did not end within {timeout}")
         if self._error is not None:
             raise self._error
-        self._completed.wait()
+        if self._completed is not None:
+            self._completed.wait()
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
     def is_completed(self) -> bool:
+        if self._lane is not None and not self._ended.is_set():
+            self._lane.wake()
         return self._ended.is_set()
 
     def is_success(self) -> bool:
@@ -99,6 +104,94 @@ class CoarseWork(Work):
         return self._result
 
     def get_future(self) -> Future[Any]:
+        if self._lane is not None:
+            self._lane.wake()
         with self._lock:
-            self._asked = self._future_is_out = True
-        return self._future
+            self._asked = True
+            if self._future is None:
+                completed: Future[None] = Future()
+                self._future = completed.then(self._outcome)
+                if self._ended.is_set():
+                    completed.set_result(None)
+                else:
+                    self._completed = completed
+            return self._future
+
+
+class Lane:
+    """Carries out works in order: in a thread of its own, or in one that waits for the next work.
+
+    Parameters
+    ----------
+    name : of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: deque[tuple[CoarseWork, Callable[[], None]]] = deque()
+        self._changed = threading.Condition()
+        self._busy = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread.start()
+
+    def submit(self, work: CoarseWork, action: Callable[[], None], *, awaited: bool) -> None:
+        """Append a work; the thread does not wake for one that the caller waits for at once."""
+        with self._changed:
+            self._queue.append((work, action))
+            if not awaited or len(self._queue) > 1 or self._busy:
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let the thread go on."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def help(self, work: CoarseWork) -> None:
+        """Carry out a work in this thread, if it is the next one and no thread has begun it."""
+        with self._changed:
+            if self._busy or not self._queue or self._queue[0][0] is not work:
+                return
+            action = self._take()
+        action()
+
+    def end(self) -> None:
+        """Let the thread end when all works are carried out."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread, and wait for that."""
+        self.end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _take(self) -> Callable[[], None]:
+        self._busy = True
+        return partial(self._carry_out, *self._queue.popleft())
+
+    def _carry_out(self, work: CoarseWork, action: Callable[[], None]) -> None:
+        try:
+            work.run(action)
+        finally:
+            with self._changed:
+                self._busy = False
+                if self._queue or self._closing:
+                    self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._can_go_on)
+                if not self._closing:
+                    self._changed.wait(GRACE_S)
+                    if not self._can_go_on():
+                        continue
+                if not self._queue:
+                    return
+                action = self._take()
+            action()
+            del action
+
+    def _can_go_on(self) -> bool:
+        return not self._busy and bool(self._queue or self._closing)

@@ -88,7 +88,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     ) -> Service:
         pool = CoarsePool.open(url or f"golden:coarse?devices={devices}&groups=2&{SMALL}")
         address = "tcp:127.0.0.1:0" if tcp else f"unix:{tmp_path}/{len(servers)}"
-        defaults = {"shard_bytes": 4096, "snapshots": tmp_path}
+        defaults = {"shard_bytes": 4096, "snapshots": tmp_path, "share_memory": False}
         server = Server(pool, address, TOKEN, **(defaults | options))
         servers.append(server)
         server.start()

@@ -68,9 +68,10 @@ class Dying(Connection):
             super()._send(data, descriptors)
         self._count("bytes", len(data))
 
-    def receive(self, *arguments: Any, **options: Any) -> Any:
-        message = super().receive(*arguments, **options)
-        self._count("received")
+    def take(self, *arguments: Any) -> Any:
+        message = super().take(*arguments)
+        if message is not None:
+            self._count("received")
         return message
 
 
@@ -145,7 +146,7 @@ def session(client: Client) -> np.ndarray:
     out = np.empty(ELEMENTS, np.float32)
     exchange = client.exchange(ELEMENTS)
     exchange.reduce(inputs(client.clients)[client.rank], out)
-    client.put(f"from {client.rank}", out.view(np.uint8), readers=1)
+    client.keep(f"from {client.rank}", out.view(np.uint8))
     got = np.empty_like(out)
     client.get(f"from {(client.rank + 1) % client.clients}", got.view(np.uint8))
     np.testing.assert_array_equal(got.view(np.uint32), out.view(np.uint32))
@@ -234,7 +235,7 @@ def beside(service: Service) -> Iterator[Callable[[], int]]:
             key = f"end {counts[client.rank]}"
             if client.rank == 0:
                 said[0] = ended.is_set()
-                client.put(key, said, readers=1)
+                client.keep(key, said)
             else:
                 client.get(key, said)
             if said[0]:

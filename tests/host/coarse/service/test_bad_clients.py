@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from nearstep.coarse.service import Client
 from nearstep.coarse.service.arena import SLAB_BYTES
 from nearstep.coarse.service.errors import (
     ClientLostError,
@@ -20,10 +19,8 @@ from nearstep.coarse.service.errors import (
     DeviceMemoryError,
     HandshakeError,
     JobError,
-    ProxyLostError,
     UnlikeError,
 )
-from nearstep.coarse.service.exchange import Exchange
 from nearstep.coarse.service.job import TrainingJob
 from nearstep.coarse.service.messages import (
     VERSION,
@@ -35,6 +32,7 @@ from nearstep.coarse.service.messages import (
     Get,
     Hello,
     Open,
+    Probe,
     Proof,
     Push,
     Put,
@@ -113,14 +111,13 @@ BAD = {
     "checks what updates nothing": [Check(1, 7, 1, "{}")],
     "small segment": [Open(1, 1 << 20, "sum", "fp32", 0, 0, 4096)],
     "huge": [Open(1, 1 << 40, "sum", "fp32", 0, 0, 4096)],
-    "no segment": [Put(1, "a", 77, 8, 1, 0)],
+    "no segment": [Put(1, "a", 77, 8)],
     "more than the segment": [Get(1, "a", 0, 1 << 40)],
-    "not at a page": [Put(1, "a", 0, 8, 1, 0, 8)],
+    "not at a page": [Put(1, "a", 0, 8, 8)],
     "behind the segment": [Get(1, "a", 0, 8, SLAB_BYTES)],
     "place that is taken": [Push(8, 1, 0, 0), Push(8, 1, 4, 0)],
     "segment again": [Attach(0, 4096)],
-    "put twice": [Put(1, "a", 0, 0, 1, 0), Put(2, "a", 0, 0, 1, 0)],
-    "no device": [Put(1, "a", 0, 0, 1, 4)],
+    "no device": [Probe(1, 0, 0, 4)],
     "opens on no device": [Open(0, 8, "sum", "fp32", 0, 4, 4096)],
     "shards of nothing": [Open(0, 8, "sum", "fp32", 0, 0, 100)],
     "too many shards": [Open(0, 1 << 27, "sum", "fp32", 1, 0, 2048)],
@@ -226,7 +223,7 @@ def test_full_memory_is_refused_and_nothing_is_lost(serve) -> None:
         with pytest.raises(DeviceMemoryError):
             client.exchange(4 << 20)
         with pytest.raises(DeviceMemoryError):
-            client.put("a", np.zeros(8 << 20, np.uint8), readers=1)
+            client.keep("a", np.zeros(8 << 20, np.uint8))
         out = np.empty(8, np.float32)
         first.reduce(np.full(8, 1.5, np.float32), out)
         assert (out == 3).all()
@@ -249,37 +246,6 @@ def test_a_value_of_a_client_that_left_is_not_waited_for(serve) -> None:
         return found.value.ranks
 
     assert service.run(2, action) == [(), (0,)]
-
-
-def reduce(client: Client, exchange: Exchange) -> None:
-    exchange.reduce(np.zeros(8, np.float32), np.empty(8, np.float32))
-
-
-def put(client: Client, exchange: Exchange) -> None:
-    if client.rank == 1:
-        client.put("a", np.zeros(8, np.uint8), readers=1)
-    client.get("never", np.zeros(8, np.uint8))
-
-
-def get(client: Client, exchange: Exchange) -> None:
-    client.get("never", np.zeros(8, np.uint8))
-
-
-@pytest.mark.parametrize("asked", [reduce, put, get])
-def test_a_proxy_that_ended_is_named_until_it_is_back(serve, asked) -> None:
-    service = serve(2)
-
-    def action(client) -> tuple[int, ...]:
-        exchange = client.exchange(8)
-        client.barrier()
-        service.server.engine.lost_proxies.add(1)
-        with pytest.raises(ProxyLostError, match="proxy of device 1") as found:
-            asked(client, exchange)
-        return found.value.devices
-
-    assert service.run(2, action) == [(1,), (1,)]
-    service.server.engine.lost_proxies.clear()
-    assert len(service.run(2, session)) == 2
 
 
 @pytest.mark.parametrize("dead", range(4))

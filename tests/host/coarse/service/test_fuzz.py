@@ -29,10 +29,10 @@ from nearstep.coarse.service.messages import (
     Message,
     Missing,
     Open,
+    Probe,
     Push,
     Put,
     Save,
-    Seek,
     Update,
     Welcome,
 )
@@ -97,7 +97,7 @@ def speak(rng: np.random.Generator, client: Rogue, folder: str) -> None:
         return names[rng.integers(len(names))]
 
     segment = number(int(rng.integers(max(1, client.segments))))
-    match some(("attach", "open", *["push"] * 5, "close", "put", "get", "keep", "other")):
+    match some(("attach", "open", *["push"] * 5, "close", "put", "get", "probe", "other")):
         case "attach":
             client.attach()
         case "open":
@@ -137,11 +137,10 @@ def speak(rng: np.random.Generator, client: Rogue, folder: str) -> None:
                 client.opened.pop(exchange)
         case "put":
             size = number(some(SIZES))
-            message = Put(client.next_request(), some(NAMES), segment, size, number(1), number(0))
+            message = Put(client.next_request(), some(NAMES), segment, size)
             client.say(message, np.zeros(min(size, SEGMENT_BYTES), np.uint8))
-        case "keep":
-            message = Put(client.next_request(), some(NAMES), segment, 64, 0, 0)
-            client.say(message, np.zeros(64, np.uint8))
+        case "probe":
+            client.say(Probe(client.next_request(), segment, 64, number(0)), np.zeros(64, np.uint8))
         case "get":
             client.say(Get(client.next_request(), some(NAMES), segment, number(some(SIZES))))
         case _:
@@ -153,7 +152,6 @@ def speak(rng: np.random.Generator, client: Rogue, folder: str) -> None:
                         Barrier(request),
                         Beat(),
                         Missing(request),
-                        Seek(request, [*NAMES]),
                         Save(request, [some(NAMES)], f"{folder}/x"),
                         Load(request, f"{folder}/{some(('x', '../x', 'none'))}"),
                         Check(request, number(0), number(1), "{}"),

@@ -57,7 +57,7 @@ def test_memory_of_a_large_tensor_is_bounded_and_given_back(serve) -> None:
         before = mapped_bytes()
         exchange = client.exchange(64 << 20, shard_bytes=4 << 20)
         assert mapped_bytes() - before == SIDES * 2 * WINDOW_BYTES
-        client.put("a", np.ones(large, np.uint8), readers=1)
+        client.keep("a", np.ones(large, np.uint8))
         out = np.zeros(large, np.uint8)
         client.get("a", out)
         assert out.all()

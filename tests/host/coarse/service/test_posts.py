@@ -62,7 +62,7 @@ def test_a_timeout_names_who_has_not_come(serve) -> None:
                 client.barrier()
             named.append(tuple(caught.value.ranks))
             client.timeout_s = 60.0
-            client.put(f"{client.rank}", np.zeros(1, np.uint8), readers=1)
+            client.keep(f"{client.rank}", np.zeros(1, np.uint8))
         else:
             for rank in (0, 2):
                 client.get(f"{rank}", np.zeros(1, np.uint8))
@@ -75,7 +75,7 @@ def test_a_timeout_names_who_has_not_come(serve) -> None:
                 exchange.wait(0)
             named.append(tuple(caught.value.ranks))
             client.timeout_s = 60.0
-            client.put("go on", np.zeros(1, np.uint8), readers=2)
+            client.keep("go on", np.zeros(1, np.uint8))
         else:
             client.get("go on", np.zeros(1, np.uint8))
             exchange.push(0)

@@ -16,11 +16,18 @@ from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service import Client, Server, folder, key_value
 from nearstep.coarse.service import server as module
 from nearstep.coarse.service.errors import HandshakeError, RefusedError
-from nearstep.coarse.service.messages import Challenge, FromClient, Welcome
+from nearstep.coarse.service.messages import (
+    Challenge,
+    Failed,
+    FromClient,
+    FromService,
+    Nearby,
+    Welcome,
+)
 from nearstep.coarse.service.wire import HEADER, MAGIC, MAX_STRANGER_BYTES, Address, Connection
 from nearstep.errors import ArgumentError
 
-from .conftest import TOKEN
+from .conftest import TOKEN, greet
 from .dying import Left, beside, check_left, recorded, session
 
 BOUND_S = 30.0
@@ -125,8 +132,47 @@ def test_addresses_of_both_families(host) -> None:
         reached = [host] if host != "[::]" else ["[::1]", "127.0.0.1"]
         assert server.bound.count("[") == host.count("[")
         for each in reached:
-            with Client(f"tcp:{each}:{port}", TOKEN, job="a", rank=0, clients=1) as client:
+            with Client(f"tcp:{each}:{port}", TOKEN, job=each, rank=0, clients=1) as client:
                 client.barrier()
+
+
+@pytest.mark.parametrize("reached", [2, 1, 0])
+def test_clients_of_tcp_on_this_machine_share_memory(serve, monkeypatch, reached: int) -> None:
+    """All of them, one of two, or none, as on another machine."""
+    service, connect, near = serve(2, tcp=True, share_memory=True), Address.connect, set[str]()
+
+    def elsewhere(address: Address) -> socket.socket:
+        if address.text.startswith("unix:"):
+            near.add(address.text)
+            if (threading.current_thread().name.endswith("_1") and reached < 2) or not reached:
+                raise ConnectionRefusedError("another machine")
+        return connect(address)
+
+    def action(client: Client) -> tuple[bool, float]:
+        exchange = client.exchange(3000)
+        out = np.empty(3000, np.float32)
+        exchange.reduce(np.full(3000, client.rank + 1, np.float32), out)
+        exchange.close()
+        return client._replies.is_shared, float(out.sum())
+
+    monkeypatch.setattr(Address, "connect", elsewhere)
+    found = service.run(2, action)
+    assert sorted(shared for shared, _ in found) == [False] * (2 - reached) + [True] * reached
+    assert [total for _, total in found] == [9000.0] * 2
+    service.wait_idle()
+    (place,) = near
+    with pytest.raises(HandshakeError, match="the token is wrong"):  # not by its name alone
+        Client(f"tcp:{service.server.bound.partition(':')[2]}", "x", job="a", rank=0, clients=1)
+    monkeypatch.undo()
+    with pytest.raises(HandshakeError, match="the token is wrong"):
+        Client(place, "x", job="a", rank=0, clients=1)
+
+
+def test_who_does_not_know_the_token_is_told_of_no_socket(serve) -> None:
+    service = serve(2, tcp=True, share_memory=True)
+    for token, kind in (("x", Failed), (TOKEN, Nearby)):
+        with Connection(Address(service.server.bound).connect(), FromService, BOUND_S) as mine:
+            assert isinstance(greet(mine, token=token), kind)
 
 
 @pytest.mark.parametrize("text", ["tcp:::1:5", "tcp:[]:5", "tcp:a:70000", "tcp:a", "unix:", "a"])

@@ -137,7 +137,7 @@ def test_bytes_of_one_client_come_to_others(serve, tcp: bool) -> None:
 
     def action(client: Client) -> bool:
         if client.rank == 1:
-            client.put("a", data, readers=2)
+            client.keep("a", data)
             return True
         out = np.zeros_like(data)
         client.get("a", out)

@@ -1,0 +1,117 @@
+"""Works of a group: who carries them out, in which order, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch._C._distributed_c10d import AllreduceOptions, FileStore
+
+from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.service import Client, Server
+from nearstep.coarse.service.errors import JobError
+from nearstep.torch.distributed.process_group import CoarseProcessGroup
+from nearstep.torch.distributed.work import CoarseWork, Lane
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    made = Lane("a test")
+    yield made
+    made.close()
+
+
+def test_works_are_carried_out_in_order_whoever_waits(lane: Lane) -> None:
+    seen: list[int] = []
+    works = []
+    for number in range(200):
+        work = CoarseWork(f"{number}", [], lane)
+        lane.submit(work, lambda number=number: seen.append(number), awaited=number % 3 == 0)
+        works.append(work)
+        if number % 7 == 0:
+            work.wait()
+    for work in reversed(works):
+        assert work.wait()
+    assert seen == [*range(200)]
+
+
+def test_who_waits_at_once_carries_out_and_who_looks_finds_it_done(lane: Lane) -> None:
+    threads: list[threading.Thread] = []
+    work = CoarseWork("here", [], lane)
+    lane.submit(work, lambda: threads.append(threading.current_thread()), awaited=True)
+    assert not threads  # the other thread was not woken
+    work.wait()
+    assert threads == [threading.current_thread()]
+    for ask in (CoarseWork.is_completed, CoarseWork.get_future):
+        done = threading.Event()
+        work = CoarseWork("there", [], lane)
+        lane.submit(work, done.set, awaited=True)
+        ask(work)
+        assert done.wait(TIMEOUT_S)
+
+
+def test_what_fails_is_raised_and_the_next_work_goes_on(lane: Lane) -> None:
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    failed, other = CoarseWork("fails", [], lane), CoarseWork("other", [], lane)
+    lane.submit(failed, fail, awaited=False)
+    lane.submit(other, lambda: None, awaited=False)
+    future = failed.get_future()
+    with pytest.raises(ValueError, match="on purpose"):
+        failed.wait()
+    with pytest.raises(RuntimeError, match="ValueError: on purpose"):
+        future.wait()
+    assert other.wait()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[CoarseProcessGroup]:
+    """A group of one process."""
+    pool = CoarsePool.open("golden:coarse?devices=2&groups=2&memory_bytes=4MiB")
+    with Server(pool, f"unix:{folder}/socket", "a") as server:
+        yield CoarseProcessGroup(
+            lambda: Client(server.bound, "a", job="j", rank=0, clients=1, timeout_s=TIMEOUT_S),
+            "j",
+            0,
+            1,
+            FileStore(str(folder / "store"), 1),
+            timedelta(seconds=TIMEOUT_S),
+        )
+
+
+def test_a_collective_that_was_interrupted_is_the_last_one(tmp_path: Path) -> None:
+    with alone(tmp_path) as group:
+        options = AllreduceOptions()
+        options.asyncOp = False
+        group.allreduce([found := torch.ones(3)], options).wait()
+        assert (found == 1).all()
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            group.carry_out("wait", interrupt)
+        with pytest.raises(JobError, match="interrupted"):
+            group.allreduce([found], options).wait()
+        group.shutdown()
+
+
+def test_the_thread_of_a_group_that_nobody_has_ends(tmp_path: Path) -> None:
+    """A process that ends waits for it."""
+    with alone(tmp_path) as group:
+        group.barrier().wait()
+        client, thread = group.client, group._lane._thread
+    del group
+    gc.collect()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+    client.close(leave=False)
