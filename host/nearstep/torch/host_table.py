@@ -95,9 +95,8 @@ class HostTable(StateTable):
 
     def begin(self, groups: Groups, states: States) -> None:
         for group in groups if self.rule.definition.from_start else ():
-            for parameter in group["params"]:
-                if parameter.requires_grad:
-                    states[parameter] = self._first(group, parameter)
+            for parameter in group["params"]:  # as in torch, of those that are fixed, too
+                states[parameter] = self._first(group, parameter)
 
     def _first(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
         """State of a parameter before its first step."""
