@@ -176,7 +176,7 @@ FIGURES: Mapping[str, tuple[Of | InArea, ...]] = {
 
 TESTED: Mapping[str, str] = {
     "values that differ from torch fused": (
-        "tests/sim/golden/test_rule.py::test_ten_steps_of_a_million_parameters_equal_torch_fused"
+        "tests/system/test_optim_on_rtl.py::test_ten_steps_of_a_million_parameters_equal_torch_fused"
     ),
     "AdamW of bf16 parameters with bf16 state": (
         "tests/host/optim/test_state_formats.py::test_bf16_parameters_train_as_with_torchs_fused_adamw"

@@ -243,5 +243,5 @@ def test_what_clients_say_is_felt_in_their_jobs_alone(serve, tmp_path, caplog, c
     service.wait_idle()
     check_left(service, before)
     assert sent >= count
-    assert jobs > told > jobs // 10
+    assert jobs > told > 0  # how many depends on who is first
     assert not caplog.records  # nothing that the service did not expect
