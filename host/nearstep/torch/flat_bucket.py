@@ -223,7 +223,7 @@ class FlatBucket:
 
     def target(self, *, direct: bool, fingerprints: bool) -> Target:
         """Memory for the result of a step."""
-        return Target(np.empty(self.extent.count, np.float32))
+        return Target(self._left if direct else np.empty(self.extent.count, np.float32))
 
     def take_result(self, results: Results) -> None:
         """Take over the result of a step."""
