@@ -60,9 +60,7 @@ def main(
         str, option("memory devices")
     ] = "golden:coarse?devices={processes}&groups=2&memory_bytes=256MiB",
     listen: Annotated[str, option("unix: or tcp:127.0.0.1:0")] = "unix:",
-    share_memory: Annotated[
-        bool, option("with clients of TCP on this machine; without: bytes cross the wire")
-    ] = True,
+    share_memory: Annotated[bool, option("with clients of TCP on this machine")] = True,
     mib: Annotated[str, option("sizes of tensors, MiB, by commas")] = "1,4,16",
     rounds: Annotated[int, option("that are measured, after two that are not", min=3)] = 15,
 ) -> None:
