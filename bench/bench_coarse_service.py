@@ -88,13 +88,7 @@ def main(
         }
         for nbytes, seconds in found.items()
     }
-    options: dict[str, Any] = {
-        "processes": processes,
-        "device": device,
-        "listen": listen,
-        "rounds": rounds,
-    }
-    options["share_memory"] = share_memory
-    report(
-        "coarse_service", options=options, rows=rows, service_bytes=1024 * int(resident.split()[1])
-    )
+    asked = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
+    options = {**asked, "share_memory": share_memory}
+    nbytes = 1024 * int(resident.split()[1])
+    report("coarse_service", options=options, rows=rows, service_bytes=nbytes)

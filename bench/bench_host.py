@@ -37,7 +37,6 @@ class Case:
 
     Attributes
     ----------
-    name
     device : name of the device.
     share : of the gradients that are sent; None sends them whole.
     sizes : elements of each tensor.
