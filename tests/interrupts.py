@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
+
 PACKAGE = "/nearstep/"
 
 
@@ -34,11 +36,14 @@ class Interrupts:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
+        grad = torch.is_grad_enabled()
         sys.settrace(self._enter)
         try:
             yield
         finally:
             sys.settrace(None)
+            # Python may raise between the call of a context and the statements that leave it.
+            torch.set_grad_enabled(grad)
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self._within not in frame.f_code.co_filename:

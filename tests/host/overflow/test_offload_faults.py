@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,11 @@ import torch
 from torch import nn
 
 import nearstep
-from nearstep.storage.drive_errors import StorageError, UncertainCommitError
+from nearstep.storage.drive_errors import (
+    DamagedSuperblockWarning,
+    StorageError,
+    UncertainCommitError,
+)
 from nearstep.torch.errors import InterruptedStepError
 from nearstep.torch.offload import Engine
 from nearstep_sim.models.drive import FailAt
@@ -64,17 +69,23 @@ def actions() -> list[Counter[str]]:
         return found
 
 
-def check(action: str, drive: int, number: int, code: int) -> bool:
-    """One fails; whether the iteration could be made again."""
+def check(action: str, drive: int, number: int, code: int) -> bool | None:
+    """One fails; whether the iteration could be made again. None: the iteration has been made, since
+    its generation counts."""
     with drives() as on:
         model, optimizer = made(on.store)
         engine: Engine = nearstep.offload(model, optimizer, budget=BUDGET)
         iteration(model, optimizer, 0)
         on.places[drive].fault = fault = FailAt(action, number, code)
-        with pytest.raises(StorageError) as caught:
-            iteration(model, optimizer, 1)
+        caught: StorageError | None = None
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                iteration(model, optimizer, 1)
+            except StorageError as error:
+                caught = error
         assert fault.fired == 1
-        if isinstance(caught.value, UncertainCommitError):
+        if isinstance(caught, UncertainCommitError):
             with pytest.raises(InterruptedStepError):
                 optimizer.step()
             on.store.close()
@@ -84,12 +95,16 @@ def check(action: str, drive: int, number: int, code: int) -> bool:
             assert found in (expected_after(1), expected_after(2))
             again.store.close()
             return False
-        iteration(model, optimizer, 1)
+        if caught is None:
+            damaged = any(issubclass(each.category, DamagedSuperblockWarning) for each in told)
+            assert damaged or action == "flush"  # then the drives are read: the generation counts
+        else:
+            iteration(model, optimizer, 1)
         iteration(model, optimizer, 2)
         assert engine.report().peak <= BUDGET
         engine.close()
         assert everything(list(model.parameters()), optimizer) == expected_after(3)
-        return True
+        return None if caught is None else True
 
 
 @pytest.mark.parametrize(
@@ -115,7 +130,9 @@ def test_every_action_of_an_iteration(action: str) -> None:
     ]
     assert len(whole) == sum(counts) > 2
     commits = 2  # of the gradients, when the step begins, and of the step
-    assert whole.count(False) == (0 if action == "read" else commits)
+    print(f"{action}: {len(whole)}, {whole.count(False)} uncertain, {whole.count(None)} copies")
+    assert whole.count(False) + whole.count(None) >= (0 if action == "read" else commits)
+    assert action != "read" or whole.count(True) == len(whole)
 
 
 def test_a_changed_parameter_is_not_lost_without_a_word() -> None:
