@@ -70,8 +70,10 @@ def actions() -> list[Counter[str]]:
 
 
 def check(action: str, drive: int, number: int, code: int) -> bool | None:
-    """One fails; whether the iteration could be made again. None: the iteration has been made, since
-    its generation counts."""
+    """One fails; whether the iteration could be made again.
+
+    None: the iteration has been made, since its generation counts.
+    """
     with drives() as on:
         model, optimizer = made(on.store)
         engine: Engine = nearstep.offload(model, optimizer, budget=BUDGET)
