@@ -232,7 +232,8 @@ class Server:
                 message = connection.receive(session.landing)
                 session.note(message)
                 if isinstance(message, Beat):
-                    connection.send_if_free(message)
+                    with contextlib.suppress(OSError):  # a client that leaves has said so
+                        connection.send_if_free(message)
                 else:
                     self.engine.post(session, message)
         except (FrameError, HandshakeError, SegmentError, StalledError) as error:
