@@ -135,6 +135,54 @@ class Ended(Completion):
         return self
 
 
+class ChainedCompletion(Completion):
+    """What is done at the end of something that was begun, if that did not fail.
+
+    Parameters
+    ----------
+    after : called once, by the wait.
+    """
+
+    def __init__(self, first: Completion, after: Callable[[], None]) -> None:
+        self._first = first
+        self._after: Callable[[], None] | None = after
+
+    @property
+    def backend(self) -> Backend | None:  # type: ignore[override]
+        return self._first.backend
+
+    @property
+    def ended(self) -> bool:
+        return self._first.ended
+
+    @property
+    def error(self) -> Exception | None:
+        return self._first.error
+
+    @property
+    def cycles(self) -> int | None:
+        return self._first.cycles
+
+    @property
+    def polls(self) -> Sequence[Poll]:
+        return self._first.polls
+
+    @property
+    def bound(self) -> int | None:
+        return self._first.bound
+
+    def wait(self, max_cycles: int | None = None) -> Self:
+        self._first.wait(max_cycles)
+        after, self._after = self._after, None
+        if after is not None:
+            after()
+        return self
+
+    def abort(self, max_cycles: int | None = None) -> None:
+        self._after = None
+        self._first.abort(max_cycles)
+
+
 class Backend(ABC):
     """One opened device: registers, memory and device time.
 

@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from nearstep.backends.base import Backend, Completion, Poll
+from nearstep.backends.base import Backend, ChainedCompletion, Completion
 from nearstep.backends.peer import PeerBackend
 from nearstep.buffer import Buffer
 from nearstep.errors import MismatchError
 from nearstep.storage.aligned import AlignedPool
 from nearstep.storage.store import Store
-
-
-class ChainedCompletion(Completion):
-    """What is done at the end of something that was begun, if that did not fail.
-
-    Parameters
-    ----------
-    after : called once, by the wait.
-    """
-
-    def __init__(self, first: Completion, after: Callable[[], None]) -> None:
-        self._first = first
-        self._after: Callable[[], None] | None = after
-
-    @property
-    def backend(self) -> Backend | None:  # type: ignore[override]
-        return self._first.backend
-
-    @property
-    def ended(self) -> bool:
-        return self._first.ended
-
-    @property
-    def error(self) -> Exception | None:
-        return self._first.error
-
-    @property
-    def cycles(self) -> int | None:
-        return self._first.cycles
-
-    @property
-    def polls(self) -> Sequence[Poll]:
-        return self._first.polls
-
-    @property
-    def bound(self) -> int | None:
-        return self._first.bound
-
-    def wait(self, max_cycles: int | None = None) -> Self:
-        self._first.wait(max_cycles)
-        after, self._after = self._after, None
-        if after is not None:
-            after()
-        return self
-
-    def abort(self, max_cycles: int | None = None) -> None:
-        self._after = None
-        self._first.abort(max_cycles)
 
 
 class PeerToPeer:

@@ -231,13 +231,13 @@ class Results:
         self._shares: Counter[tuple[Extent, int]] = Counter()
 
     def runs(
-        self, block: Block, *, apart: int | None
+        self, block: Block, *, alone_from: int | None
     ) -> Iterator[tuple[int, int, Sequence[Extent]]]:
         """Stretches of a block that are fetched: first element, the one behind the last, extents.
 
         Parameters
         ----------
-        apart : extents of at least so many elements are fetched alone; None: neighbours of any
+        alone_from : extents of at least so many elements are fetched alone; None: neighbours of any
             size are fetched together.
         """
         run: list[Extent] = []
@@ -249,8 +249,11 @@ class Results:
                     yield self._run(block, run)
                 run = []
                 continue
-            alone = apart is not None and max(extent.count, run[-1].count if run else 0) >= apart
-            full = apart is not None and run and extent.end - run[0].start > TOGETHER_ELEMENTS
+            alone = (
+                alone_from is not None
+                and max(extent.count, run[-1].count if run else 0) >= alone_from
+            )
+            full = alone_from is not None and run and extent.end - run[0].start > TOGETHER_ELEMENTS
             if run and (alone or full):
                 yield self._run(block, run)
                 run = []

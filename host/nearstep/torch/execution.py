@@ -316,7 +316,7 @@ class StepGraph:
             array = cast(RunKey, share.block.launch.key).result
             if array not in share.rooms:
                 continue
-            for start, stop, extents in results.runs(share.block, apart=home.apart):
+            for start, stop, extents in results.runs(share.block, alone_from=home.alone_from):
                 room = self._room(share, array, start, stop)
                 if not room.size:
                     continue

@@ -28,6 +28,8 @@ from nearstep_spec.rule.optimizer import Optimizer
 MakeHome = Callable[[Layout], HostHome]
 """Makes a home of one's own of the layout of a parameter's state: `examples/shm_home.py`."""
 
+_NO_DEVICE = "the optimizer must have a device with memory: give it device="
+
 HOST = "host:"
 """Name of this machine's processor; options follow a question mark."""
 
@@ -70,7 +72,7 @@ class HostTable(StateTable):
     @property
     def device(self) -> NoReturn:
         """There is none. Raises `ArgumentError`."""
-        raise ArgumentError("the optimizer must have a device with memory: give it device=")
+        raise ArgumentError(_NO_DEVICE)
 
     @property
     def source(self) -> str | MakeHome:
@@ -110,7 +112,7 @@ class HostTable(StateTable):
 
     def place_one(self, owner: object, parameter: Tensor, groups: Groups) -> NoReturn:
         """There is no device to put a parameter on. Raises `ArgumentError`."""
-        raise ArgumentError("the optimizer must have a device with memory: give it device=")
+        raise ArgumentError(_NO_DEVICE)
 
     def load_all(
         self, owner: object, groups: Groups, states: States, saved: Mapping[Tensor, SavedState]
@@ -140,10 +142,14 @@ class HostTable(StateTable):
     ) -> bool:
         """Update every parameter that has a gradient: as of `nearstep.torch.update.Stepper`.
 
+        With `held_only` there is nothing to do: no device keeps a gradient.
+
         Raises
         ------
         ParameterError, GradientError, StateError, HyperparameterError : nothing has changed.
         """
+        if held_only:
+            return True
         updates: list[HostUpdate] = []
         fresh: dict[Tensor, dict[str, Any]] = {}
         for index, group in enumerate(groups):

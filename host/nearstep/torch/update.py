@@ -21,6 +21,7 @@ from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.exchange import Sends
 from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, Member, ReadyBucket
 from nearstep.torch.formats import copy_array, gradient_array
+from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.rule import Phase
 from nearstep.torch.saved import SavedState
 from nearstep.torch.scratch import ScratchPool
@@ -72,10 +73,11 @@ class Stepper:
             wanted = (i.parameter for i in items if i.group == index and i.parameter is not None)
             table.place(owner, groups, group, wanted)
         plan = self._plan(groups, states, items, bucketed, scaling)
-        if not table.home.is_durable:
-            made = self._apply(groups, states, plan)
+        home = table.home
+        if isinstance(home, DurableHome):
+            made = home.step(owner, plan, lambda part: self._apply(groups, states, part))
         else:
-            made = table.home.step(owner, plan, lambda part: self._apply(groups, states, part))
+            made = self._apply(groups, states, plan)
         if not made:
             return False
         if scaling.scale != 1.0 and scaling.found is None:

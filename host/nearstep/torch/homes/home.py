@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearstep.backends.base import Completion
+from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.buffer import Buffer
 from nearstep.placement import Arenas, Launch, Segment, padded
-from nearstep.smartssd.peer import ChainedCompletion
 from nearstep.torch import convert
 from nearstep.torch.blocks import Block, Piece, pieces
 from nearstep.torch.exchange import SMALL_ELEMENTS
 from nearstep.torch.formats import Formats
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.step import StepPlan
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.device import KernelDevice
 from nearstep.work.clock import Clock
@@ -80,20 +78,26 @@ class DeviceHome:
     overlaps : transfers are added between runs. False: everything is sent before the first run, and
         everything runs before the first fetch.
     at_once : large arrays are sent when the step is prepared, each by itself.
-    apart : elements of arrays that are fetched alone; None: neighbours of any size are fetched
+    alone_from : elements of arrays that are fetched alone; None: neighbours of any size are fetched
         together.
     direct : results are put into the memory of the parameters: nothing can fail behind the first
         fetch, or the home can roll back.
     fetches_late : results of a piece are fetched before the channel's next piece is sent.
     ahead : pieces that are added before the first is done; None: all.
     looked : operations that fetches come after.
+    fingerprints : a large result is summed while it is fetched, since the device cannot be asked
+        later whether the host has changed the parameter.
+    is_durable : steps are committed to drives.
+    moves : arrays in memory of the device are evicted, so that the device cannot be asked what the
+        host has.
+    keeps_masters : parameters outlast the memory of the device.
     """
 
-    direct = at_once = False
-    fingerprints = False
+    direct = at_once = fingerprints = False
+    is_durable = moves = keeps_masters = False
     fetches_late = True
     fetch_priority = 0
-    apart: int | None = None
+    alone_from: int | None = None
     ahead: int | None = None
     looked: Sequence[Operation] = ()
 
@@ -101,7 +105,7 @@ class DeviceHome:
         self._device = device
         self.overlaps = device.cycles is not None if overlaps is None else overlaps
         if not self.overlaps:
-            self.direct, self.at_once, self.apart = True, True, SMALL_ELEMENTS
+            self.direct, self.at_once, self.alone_from = True, True, SMALL_ELEMENTS
             self.fetches_late = False
 
     @property
@@ -174,16 +178,6 @@ class DeviceHome:
     def close(self) -> None:
         """The step has ended, or failed."""
 
-    is_durable = False
-    """Whether steps are committed to drives."""
-
-    moves = False
-    """Whether arrays in memory of the device are evicted, so that the device cannot be asked what
-    the host has."""
-
-    keeps_masters = False
-    """Whether parameters outlast the memory of the device."""
-
     def segments_of(
         self,
         formats: Formats,
@@ -223,10 +217,6 @@ class DeviceHome:
 
     def add(self, segment: Segment, parameters: Sequence[DeviceParameter]) -> None:
         """A segment has the extents of these parameters."""
-
-    def step(self, owner: Any, plan: StepPlan, apply: Callable[[StepPlan], bool]) -> bool:
-        """Make a step by `apply`, of the whole plan or of its parts; False if it was skipped."""
-        return apply(plan)
 
     def holds(self, channel: int, *lanes: str) -> Sequence[str]:
         """Resources of an operation on a channel."""

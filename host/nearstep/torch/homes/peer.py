@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearstep.backends.base import Completion
+from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.backends.peer import PeerBackend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.placement import Launch, Segment
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep.smartssd.peer import ChainedCompletion, PeerToPeer
+from nearstep.smartssd.peer import PeerToPeer
 from nearstep.storage.aligned import ALIGNMENT, AlignedPool
 from nearstep.torch.blocks import Block, Piece, subgroups
 from nearstep.torch.formats import Formats, copy_array, gradient_array
@@ -121,7 +121,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         super().__init__(device, opened)
         self.overlaps = self.direct = True
         self.fetches_late = self.at_once = False
-        self.apart = None
+        self.alone_from = None
         self._traffic = traffic
         self._naive = naive
         self._is_timed = device.cycles is not None
@@ -197,8 +197,8 @@ class PeerHome(DurableHome[ShardedSegment]):
         line: int,
         keys: Sequence[str],
     ) -> ShardedSegment:
-        number, dtypes = len(self.segments), formats.dtypes
-        return ShardedSegment(self._device, counts, line, dtypes, self.drives, traffic, number)
+        name, dtypes = [str(len(self.segments))], formats.dtypes
+        return ShardedSegment(self._device, counts, line, dtypes, self.drives, traffic, name)
 
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         self.prefetcher.use(self.drives.store)

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.allocator import LINE_BYTES
-from nearstep.backends.base import Completion
+from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.device import Device
 from nearstep.placement import Extent, Segment, element, padded
-from nearstep.smartssd.peer import ChainedCompletion
 from nearstep.storage.store import Store
 from nearstep.torch.homes.held_store import HeldStore
 from nearstep.torch.traffic import Traffic
@@ -127,6 +126,7 @@ class DriveSegment(Segment):
     counts : elements of each parameter.
     line, dtypes : as of `Segment`.
     traffic : counters.
+    keys : names on the drives.
 
     Attributes
     ----------
@@ -146,7 +146,9 @@ class DriveSegment(Segment):
         dtypes: Mapping[str, np.dtype],
         drives: HeldStore,
         traffic: Traffic,
+        keys: Sequence[str],
     ) -> None:
+        self._keys = keys
         self.spans: list[tuple[int, int]] = []
         size = 0
         for count in counts:
@@ -246,27 +248,12 @@ class DriveSegment(Segment):
 
 
 class StripedSegment(DriveSegment):
-    """Of each parameter and array a tensor, striped over the drives of the host; `allocate` makes
-    room for whole arrays in memory.
+    """Of each parameter and array a tensor, striped over the drives of the host.
 
-    Parameters
-    ----------
-    device, counts, line, dtypes, drives, traffic : as of `DriveSegment`.
-    keys : names of the parameters on the drives.
+    `allocate` makes room for whole arrays in memory.
+
+    `keys` has a name for each parameter.
     """
-
-    def __init__(
-        self,
-        device: Device,
-        counts: Sequence[int],
-        line: int,
-        dtypes: Mapping[str, np.dtype],
-        drives: HeldStore,
-        traffic: Traffic,
-        keys: Sequence[str],
-    ) -> None:
-        self._keys = keys
-        super().__init__(device, counts, line, dtypes, drives, traffic)
 
     @property
     def has_padding(self) -> bool:
@@ -329,28 +316,12 @@ class ShardedSegment(DriveSegment):
     Of each array every card's drive has a tensor with its share. Nothing is kept in the memory of a
     card: subgroups are loaded, updated and stored.
 
-    Parameters
-    ----------
-    device, counts, line, dtypes, drives, traffic : as of `DriveSegment`; a drive for each card.
-    number : of the segment, in names on the drives.
+    `keys` has one name, the number of the segment; the store has a drive for each card.
     """
-
-    def __init__(
-        self,
-        device: Device,
-        counts: Sequence[int],
-        line: int,
-        dtypes: Mapping[str, np.dtype],
-        drives: HeldStore,
-        traffic: Traffic,
-        number: int,
-    ) -> None:
-        self._number = number
-        super().__init__(device, counts, line, dtypes, drives, traffic)
 
     def key(self, array: str, channel: int) -> str:
         """Name of a card's share of an array."""
-        return f"{self._number}.{array}@{channel}"
+        return f"{self._keys[0]}.{array}@{channel}"
 
     def tensors(self, array: str) -> Iterator[OnDrive]:
         for channel in range(self.stripes.channels):
@@ -367,7 +338,7 @@ class ShardedSegment(DriveSegment):
         self.on_drives = {
             name.partition(".")[2].removesuffix("@0")
             for name in self.store.tensors
-            if name.partition(".")[0] == str(self._number) and name.endswith("@0")
+            if name.partition(".")[0] == self._keys[0] and name.endswith("@0")
         }
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
