@@ -132,7 +132,7 @@ class LoadPath(wiring.Component):
             schedule.i_clear.eq(self.i_stop | self.i_clear),
             checker.i_clear.eq(self.i_stop | self.i_clear),
             mover.i_stop.eq(self.i_stop),
-            mover.i_gain.eq(self.i_taken),
+            mover.i_credit.eq(self.i_taken),
             mover.i_clear.eq(self.i_clear),
             self.o_idle.eq(mover.o_idle),
         ]
@@ -150,11 +150,11 @@ class LoadPath(wiring.Component):
             else:
                 wiring.connect(m, fifo.o, beats)
             if index in self.own:
-                gained = mover.i_gain_own[self.own.index(index)]
+                gained = mover.i_credit_own[self.own.index(index)]
                 m.d.comb += gained.eq(fifo.o.valid & fifo.o.ready)
             m.d.comb += [
                 # The landing space is reserved: ready is high whenever a beat lands.
-                fifo.i.valid.eq(mover.o_landed[index]),
+                fifo.i.valid.eq(mover.o_beat[index]),
                 fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),
             ]

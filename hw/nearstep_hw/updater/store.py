@@ -53,7 +53,7 @@ class StorePath(wiring.Component):
         each.
     i_launch : begins.
     i_<array> : beats.
-    i_made : a beat of every input is put in this cycle.
+    i_beat_ready : a beat of every input is put in this cycle.
     o_block_done : a bit for each array: a block of it is written and acknowledged.
     o_fault : a fault in this cycle; cause 0 is none.
     i_stop : announces nothing more.
@@ -115,7 +115,7 @@ class StorePath(wiring.Component):
                 **(random if self.stochastic else {}),
                 "i_launch": In(1),
                 **{f"i_{name}": In(stream.Signature(config.data_width)) for name in config.states},
-                "i_made": In(1),
+                "i_beat_ready": In(1),
                 "o_block_done": Out(len(self.streams)),
                 "o_fault": Out(FaultLayout()),
                 "i_stop": In(1),
@@ -162,7 +162,7 @@ class StorePath(wiring.Component):
             schedule.i_clear.eq(self.i_stop | self.i_clear),
             checker.i_clear.eq(self.i_stop | self.i_clear),
             mover.i_stop.eq(self.i_stop),
-            mover.i_gain.eq(self.i_made),
+            mover.i_credit.eq(self.i_beat_ready),
             mover.i_tail.eq(self.i_tail),
             mover.i_clear.eq(self.i_clear),
             self.o_block_done.eq(mover.o_block_done),
@@ -186,7 +186,7 @@ class StorePath(wiring.Component):
                 made = self._narrow if index in self.narrow else self._quantize
                 entries[name] = made(m, operand, fifo)
                 own = self.own.index(index)
-                m.d.comb += mover.i_gain_own[own].eq(fifo.i.valid & fifo.i.ready)
+                m.d.comb += mover.i_credit_own[own].eq(fifo.i.valid & fifo.i.ready)
             if name in config.states and not (self.copies and name == PARAMETERS):
                 wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), entries[name])
         if self.copies:

@@ -23,8 +23,8 @@ from nearstep_spec.updater.config import COPY_OUT, ConfigError, UpdateKernelConf
 from nearstep_spec.updater.pair_registers import Compression as Compression
 from nearstep_spec.updater.pair_registers import decompressor_registers, pair_registers
 
-IDENT = int.from_bytes(b"ADAM", "big")
-VERSION = (1, 0)
+IDENT = int.from_bytes(b"UPDT", "big")
+VERSION = (2, 0)
 
 COUNTERS = {
     "cycles": "Cycles in which the kernel was busy.",

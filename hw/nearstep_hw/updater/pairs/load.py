@@ -145,7 +145,7 @@ class PairLoad(wiring.Component):
             wiring.connect(m, wiring.flipped(mine), its)
         for base, scheduled, moved in zip(self.i_base, schedule.i_base, mover.i_base, strict=True):
             m.d.comb += [scheduled.eq(base), moved.eq(base)]
-        gains = (mover.i_gain, mover.i_gain_own)
+        gains = (mover.i_credit, mover.i_credit_own)
         for index, (name, words, gain) in enumerate(
             zip(
                 ("index", "value"), (decompressor.i_index, decompressor.i_value), gains, strict=True
@@ -156,7 +156,7 @@ class PairLoad(wiring.Component):
             )
             m.d.comb += [
                 # The landing space is reserved: ready is high whenever a beat lands.
-                fifo.i.valid.eq(mover.o_landed[index]),
+                fifo.i.valid.eq(mover.o_beat[index]),
                 fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),
                 words.valid.eq(fifo.o.valid),
