@@ -21,7 +21,7 @@ from nearstep_sim.models.dram.library import (
     CPortConfig,
     CTiming,
 )
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.axdimm.registers import Block, window_base
 from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
@@ -101,26 +101,7 @@ def _library(mapping: AddressMapping) -> ctypes.CDLL:
     )
     source = Path(__file__).with_name("memory_channel.cpp")
     built = verilate_library("memory_channel", [model], [source], common=[SOURCE])
-    library = ctypes.CDLL(str(built))
-    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
-    for name, result, arguments in (
-        ("new", pointer, (pointer,)),
-        ("construction_error", text, ()),
-        ("free", None, (pointer,)),
-        ("host", pointer, (pointer,)),
-        ("device", pointer, (pointer, ctypes.c_int)),
-        ("run", number, (pointer, number, ctypes.c_int)),
-        ("error", text, (pointer,)),
-        ("kernel", None, (pointer, ctypes.c_int)),
-        ("kernel_idle", ctypes.c_int, (pointer,)),
-        ("mode", ctypes.c_int, (pointer,)),
-        ("statistics", None, (pointer, pointer)),
-        ("kernel_line", None, (pointer, ctypes.c_int, pointer)),
-        ("set_kernel_line", None, (pointer, ctypes.c_int, pointer)),
-    ):
-        function = getattr(library, f"channel_{name}")
-        function.restype, function.argtypes = result, list(arguments)
-    return library
+    return load(built, source)
 
 
 class _Handle:

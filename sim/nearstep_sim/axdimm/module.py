@@ -19,7 +19,7 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.models.dram.device import Ddr4Device
 from nearstep_sim.models.dram.host import HostConfig, HostController
 from nearstep_sim.models.dram.library import SOURCE, CGeometry, CPortConfig, CTiming
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.axdimm.registers import channel_maps
 from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES, RegisterMap
@@ -73,20 +73,7 @@ def _library(
         cxxflags=["-O1"],  # runs are short: half the time to compile is worth more
         defines={"NEARSTEP_CHANNELS": channels},
     )
-    library = ctypes.CDLL(str(built))
-    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
-    for name, result, arguments in (
-        ("new", pointer, (pointer,)),
-        ("construction_error", text, ()),
-        ("free", None, (pointer,)),
-        ("host", pointer, (pointer,)),
-        ("device", pointer, (pointer, ctypes.c_int)),
-        ("run", number, (pointer, number, ctypes.c_int)),
-        ("error", text, (pointer,)),
-    ):
-        function = getattr(library, f"module_{name}")
-        function.restype, function.argtypes = result, list(arguments)
-    return library
+    return load(built, source)
 
 
 class _Handle:
