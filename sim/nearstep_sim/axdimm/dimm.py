@@ -20,7 +20,14 @@ from nearstep.errors import (
 )
 from nearstep.run import check_bound
 from nearstep.threads import shared, simulation_threads
-from nearstep_sim.axdimm.library import CHANNEL, HARNESS, MODULE, dimm_library, whole_library
+from nearstep_sim.axdimm.library import (
+    CHANNEL,
+    DRAM_MODELS,
+    HARNESS,
+    MODULE,
+    dimm_library,
+    whole_library,
+)
 from nearstep_sim.axdimm.options import DimmOptions
 from nearstep_sim.models.dram.host import HostConfig, HostStatistics
 from nearstep_sim.models.dram.library import (
@@ -161,6 +168,7 @@ class DimmBackend(EmulatedBackend):
             if options.top in tops
             else dimm_library(dimm, trace=options.trace is not None),
             HARNESS,
+            DRAM_MODELS,
         )
         host = HostConfig(
             density=dimm.density,
@@ -191,7 +199,7 @@ class DimmBackend(EmulatedBackend):
         )
         handle = self._lib.dimm_open(ctypes.byref(given))
         if handle is None:
-            raise ArgumentError(self._lib.dimm_error().decode())
+            raise ArgumentError(self._lib.ddr4_last_error().decode())
         self._simulation = Simulation(
             self,
             "sim:axdimm",
