@@ -57,8 +57,8 @@ class ReadProperties(Component):
                 "i_rvalid": In(1),
                 "i_rid": In(id_width(streams)),
                 "i_rlast": In(1),
-                "i_gain": In(1),
-                **({"i_gain_own": In(len(own))} if own else {}),
+                "i_credit": In(1),
+                **({"i_credit_own": In(len(own))} if own else {}),
                 "i_stop": In(1),
             }
         )
@@ -86,7 +86,7 @@ class ReadProperties(Component):
             bursts_then.eq(bursts[self.i_rid] - self.i_rlast),
             Assume(~self.i_rvalid | (bursts_then <= beats_then)),
             Assume(~self.i_rvalid | ((bursts_then == 0) == (beats_then == 0))),
-            dut.i_gain.eq(self.i_gain),
+            dut.i_credit.eq(self.i_credit),
             dut.i_stop.eq(self.i_stop),
             bus.ar.ready.eq(self.i_arready),
             bus.r.valid.eq(self.i_rvalid),
@@ -99,16 +99,16 @@ class ReadProperties(Component):
             Assert(bus.r.ready),
         ]
         if self.own:
-            m.d.comb += dut.i_gain_own.eq(self.i_gain_own)
+            m.d.comb += dut.i_credit_own.eq(self.i_credit_own)
         outstanding: Value = bus.ar.valid
         for index in each:
-            gain = self.i_gain_own[self.own.index(index)] if index in self.own else self.i_gain
+            gain = self.i_credit_own[self.own.index(index)] if index in self.own else self.i_credit
             asked = bus.ar.valid & self.i_arready & (bus.ar.payload.id == index)
             comes = self.i_rvalid & (self.i_rid == index)
             beats = bus.ar.payload.len + 1
             m.d.comb += [
                 Assume(~gain | (landed[index] != 0)),
-                Assert(dut.o_landed[index] == comes),
+                Assert(dut.o_beat[index] == comes),
             ]
             m.d.sync += [
                 owed[index].eq(owed[index] + Mux(asked, beats, 0) - comes),

@@ -8,8 +8,8 @@ from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.signature import CsrSignature
 from nearstep_sim.bench.formal import EmptyProofError, prove
-from nearstep_spec.csr.block import Response, value_register
-from nearstep_spec.csr.model import Access, Field, Register, RegisterMap, place, port_name
+from nearstep_spec.csr.block import Response, fields, register, value_register
+from nearstep_spec.csr.model import Access, Register, RegisterMap, place, port_name
 
 from .toolkit import History, refuted
 
@@ -20,10 +20,10 @@ BOUND = 6  # cycles from a complete request to its answer, when a read and a wri
 def small_map() -> RegisterMap:
     """One register of each kind."""
 
-    def fields(access: Access, *names: str) -> tuple[Field, ...]:
-        return tuple(Field(name=name, access=access, lsb=i) for i, name in enumerate(names))
-
-    status = (*fields(Access.STATUS, "busy"), Field(name="refused", access=Access.REFUSED, lsb=1))
+    status = (
+        *fields(Access.STATUS, ("busy", 0, 1, "")),
+        *fields(Access.REFUSED, ("refused", 1, 1, "")),
+    )
     return RegisterMap(
         name="small",
         busy="status.busy",
@@ -32,8 +32,8 @@ def small_map() -> RegisterMap:
         registers=place(
             [
                 [value_register("id", Access.CONSTANT, "", reset=0xCAFE_F00D)],
-                [Register(name="start", fields=fields(Access.PULSE, "go"), locked=True)],
-                [Register(name="control", fields=fields(Access.PULSE, "latch", "clear"))],
+                [register("start", Access.PULSE, "", ("go", 0, 1, ""), locked=True)],
+                [register("control", Access.PULSE, "", ("latch", 0, 1, ""), ("clear", 1, 1, ""))],
                 [Register(name="status", fields=status)],
                 [
                     value_register("wide", Access.CONFIG, "", width=64, locked=True, reset=5),
@@ -138,8 +138,8 @@ class ReadsDoNothing(Component):
                 Assert(read.bus.error == quiet.bus.error),
                 Assert(read.bus.read_data == quiet.bus.read_data),
             ]
-        for register, field in self.map.fields():
-            name = port_name(register, field)
+        for listed, field in self.map.fields():
+            name = port_name(listed, field)
             if name is not None and field.access.writable:
                 m.d.comb += Assert(getattr(read, name) == getattr(quiet, name))
         return m

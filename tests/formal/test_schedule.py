@@ -29,11 +29,11 @@ class CreditProperties(Component):
             initial=initial,
             own=own,
         )
-        ports = ("i_gain_own",) if own else ()
+        ports = ("i_credit_own",) if own else ()
         super().__init__(
             {
                 name: In(getattr(self.credits, name).shape())
-                for name in ("i_gain", "i_stream", "i_beats", "i_take", "i_clear", *ports)
+                for name in ("i_credit", "i_stream", "i_beats", "i_take", "i_clear", *ports)
             }
         )
 
@@ -53,7 +53,7 @@ class CreditProperties(Component):
         for index, count in enumerate(held):
             mine = self.i_take & (self.i_stream == index)
             m.d.comb += [Assert(count <= self.CAPACITY)]
-            gain = self.i_gain_own[self.own.index(index)] if index in self.own else self.i_gain
+            gain = self.i_credit_own[self.own.index(index)] if index in self.own else self.i_credit
             m.d.comb += Assume(~gain | (count < self.CAPACITY))
             m.d.sync += count.eq(count + gain - Mux(mine, self.i_beats, 0))
             with m.If(self.i_clear):

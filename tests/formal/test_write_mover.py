@@ -58,8 +58,8 @@ class AnnounceProperties(Component):
         super().__init__(
             {
                 "i": In(stream.Signature(self.layout)),
-                "i_gain": In(1),
-                **({"i_gain_own": In(len(own))} if own else {}),
+                "i_credit": In(1),
+                **({"i_credit_own": In(len(own))} if own else {}),
                 "i_data": In(streams),
                 "i_awready": In(1),
                 "i_wready": In(1),
@@ -85,7 +85,7 @@ class AnnounceProperties(Component):
         waited = history.before(bus.aw.valid & ~bus.aw.ready)
         shown = bus.aw.valid & ~waited  # for the first time
         m.d.comb += [
-            dut.i_gain.eq(self.i_gain | self.gains),
+            dut.i_credit.eq(self.i_credit | self.gains),
             dut.i_stop.eq(self.i_stop),
             bus.aw.ready.eq(self.i_awready),
             bus.w.ready.eq(self.i_wready),
@@ -99,9 +99,9 @@ class AnnounceProperties(Component):
             Assert(bus.b.ready),
         ]
         if self.own:
-            m.d.comb += dut.i_gain_own.eq(self.i_gain_own)
+            m.d.comb += dut.i_credit_own.eq(self.i_credit_own)
         for index in each:
-            gain = self.i_gain_own[self.own.index(index)] if index in self.own else self.i_gain
+            gain = self.i_credit_own[self.own.index(index)] if index in self.own else self.i_credit
             its = shown & (bus.aw.payload.id == index)
             beats = Mux(its, bus.aw.payload.len + 1, 0)
             answered = self.i_bvalid & (self.i_bid == index)
@@ -166,7 +166,7 @@ class WriteProperties(Component):
         super().__init__(
             {
                 "i": In(stream.Signature(self.layout)),
-                "i_gain": In(1),
+                "i_credit": In(1),
                 "i_awready": In(1),
                 "i_wready": In(1),
                 "i_bvalid": In(1),
@@ -203,7 +203,7 @@ class WriteProperties(Component):
         w_fires = bus.w.valid & bus.w.ready
         finished = w_fires & bus.w.payload.last
         m.d.comb += [
-            dut.i_gain.eq(self.i_gain),
+            dut.i_credit.eq(self.i_credit),
             dut.i_stop.eq(self.i_stop),
             dut.i_tail.eq(1),
             bus.aw.ready.eq(self.i_awready),
@@ -215,7 +215,7 @@ class WriteProperties(Component):
             Assume(~self.i_bvalid | (unanswered[self.i_bid] != 0)),
             Assert(bus.b.ready),
         ]
-        m.d.sync += made.eq(made + self.i_gain)
+        m.d.sync += made.eq(made + self.i_credit)
         offered, in_buffer = [], []
         for index, beats in enumerate(dut.data):
             in_buffer.append(Signal(4, name=f"in_buffer{index}"))
@@ -226,7 +226,7 @@ class WriteProperties(Component):
                 offered[index].eq(Mux(mine, bus.aw.payload.len + 1, 0)),
                 beats.valid.eq(in_buffer[index] != 0),
                 beats.payload.eq(sent[index]),
-                Assume(~self.i_gain | (in_buffer[index] < self.BUFFER)),
+                Assume(~self.i_credit | (in_buffer[index] < self.BUFFER)),
                 Assert(~beats.ready | beats.valid),
             ]
             m.d.sync += sent[index].eq(sent[index] + (beats.valid & beats.ready))

@@ -246,6 +246,15 @@ def test_other_hardware_is_refused_at_open(bus: Bus, name: str) -> None:
     assert all(kind == "r" for kind, _, _ in bus.sent())
 
 
+def test_a_kernel_with_the_identity_of_version_1_is_refused_with_both_values(bus: Bus) -> None:
+    bus.bank["id.value"] = int.from_bytes(b"ADAM", "big")
+    with pytest.raises(MismatchError, match=r"adam0\.id") as caught:
+        Registers(bus, {"adam0": (BASE, adam_kernel_map(UpdateKernelConfig()))})
+    found = [bytes.fromhex(text[2:]) for text in (caught.value.expected, caught.value.actual)]
+    assert found == [b"UPDT", b"ADAM"]
+    assert all(kind == "r" for kind, _, _ in bus.sent())
+
+
 def test_other_configuration_is_refused_at_open() -> None:
     bus = Bus(UpdateKernelConfig(lanes=8))
     with pytest.raises(MismatchError, match="map_hash"):

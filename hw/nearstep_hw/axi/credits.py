@@ -30,8 +30,8 @@ class BeatCredits(wiring.Component):
 
     Members
     -------
-    i_gain : one beat more for every stream but those that gain by themselves.
-    i_gain_own : a bit for each of those, in their order: one beat more for it. If there are any.
+    i_credit : one beat more for every stream but those that gain by themselves.
+    i_credit_own : a bit for each of those, in their order: one beat more for it. If there are any.
     i_stream, i_beats : the burst in question.
     o_enough : the stream has that many beats.
     i_take : the stream gives them up; only with `o_enough`.
@@ -55,8 +55,8 @@ class BeatCredits(wiring.Component):
         self.own = tuple(own)
         super().__init__(
             {
-                "i_gain": In(1),
-                **({"i_gain_own": In(len(self.own))} if self.own else {}),
+                "i_credit": In(1),
+                **({"i_credit_own": In(len(self.own))} if self.own else {}),
                 "i_stream": In(id_width(streams)),
                 "i_beats": In(bits_for(burst_beats)),
                 "o_enough": Out(1),
@@ -76,14 +76,14 @@ class BeatCredits(wiring.Component):
         for index, stream in enumerate(self.own):
             gained_own = Signal(width, init=self.initial, name=f"gained{stream}")
             total = Mux(self.i_stream == stream, gained_own, total)
-            with m.If(self.i_gain_own[index]):
+            with m.If(self.i_credit_own[index]):
                 m.d.sync += gained_own.eq(gained_own + 1)
 
         m.d.comb += [
             held.eq(total - taken[self.i_stream]),
             self.o_enough.eq(held >= self.i_beats),
         ]
-        with m.If(self.i_gain):
+        with m.If(self.i_credit):
             m.d.sync += gained.eq(gained + 1)
         with m.If(self.i_take):
             m.d.sync += taken[self.i_stream].eq(taken[self.i_stream] + self.i_beats)

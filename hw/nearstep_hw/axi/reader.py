@@ -37,9 +37,9 @@ class ReadMover(wiring.Component):
     bus : AR and R.
     i : granted bursts, in the order of issue.
     i_base : byte address of each array, for the address of an error.
-    i_gain : one beat of every stream has left its landing space, but for those `own`.
-    i_gain_own : a bit for each of those, in their order: one beat of it has. If there are any.
-    o_landed : a bit for each stream: `data` of `bus.r` is its next beat.
+    i_credit : one beat of every stream has left its landing space, but for those `own`.
+    i_credit_own : a bit for each of those, in their order: one beat of it has. If there are any.
+    o_beat : a bit for each stream: `data` of `bus.r` is its next beat.
     fault : a beat was answered other than OKAY; the address is its burst's.
     i_stop : takes no burst; what has been issued goes on.
     o_idle : nothing is outstanding, nothing is offered on AR.
@@ -78,9 +78,9 @@ class ReadMover(wiring.Component):
                 ),
                 "i": In(stream.Signature(layout)),
                 "i_base": In(address_width).array(streams),
-                "i_gain": In(1),
-                **({"i_gain_own": In(len(self.own))} if self.own else {}),
-                "o_landed": Out(streams),
+                "i_credit": In(1),
+                **({"i_credit_own": In(len(self.own))} if self.own else {}),
+                "o_beat": Out(streams),
                 "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
                 "i_stop": In(1),
                 "o_idle": Out(1),
@@ -98,7 +98,7 @@ class ReadMover(wiring.Component):
             own=self.own,
         )
         if self.own:
-            m.d.comb += space.i_gain_own.eq(self.i_gain_own)
+            m.d.comb += space.i_credit_own.eq(self.i_credit_own)
         ar, r = self.bus.ar, self.bus.r
         burst, beat, fault = self.i.payload, r.payload, self.fault
         asked = Signal.like(ar.payload)
@@ -118,7 +118,7 @@ class ReadMover(wiring.Component):
         m.d.comb += [
             space.i_stream.eq(burst.stream),
             space.i_beats.eq(burst.beats),
-            space.i_gain.eq(self.i_gain),
+            space.i_credit.eq(self.i_credit),
             self.i.ready.eq(may & ~self.i_stop & (~ar.valid | ar.ready)),
             issue.eq(self.i.valid & self.i.ready),
             space.i_take.eq(issue),
@@ -129,7 +129,7 @@ class ReadMover(wiring.Component):
             ar.payload.burst.eq(BurstType.INCR),
             r.ready.eq(1),
             ends.eq(r.valid & beat.last),
-            self.o_landed.eq(Mux(r.valid, 1 << beat.id, 0)),
+            self.o_beat.eq(Mux(r.valid, 1 << beat.id, 0)),
             self.o_idle.eq((outstanding == 0) & ~ar.valid),
             fault.valid.eq(r.valid & (beat.resp != Response.OKAY)),
             fault.stream.eq(beat.id),

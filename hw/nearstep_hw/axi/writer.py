@@ -41,8 +41,8 @@ class WriteMover(wiring.Component):
     bus : AW, W and B.
     i : granted bursts, in the order of issue.
     data : beats of each stream.
-    i_gain : `data` of every stream has one beat more, but for those `own`.
-    i_gain_own : a bit for each of those, in their order: its `data` has. If there are any.
+    i_credit : `data` of every stream has one beat more, but for those `own`.
+    i_credit_own : a bit for each of those, in their order: its `data` has. If there are any.
     i_tail : WSTRB of the last beat of each stream, but for those `own`.
     i_tail_own, i_tail_coded : of the last beat of each of those; of those `coded`. If there are
         any.
@@ -89,10 +89,10 @@ class WriteMover(wiring.Component):
                 ),
                 "i": In(stream.Signature(self.layout)),
                 "data": In(stream.Signature(8 * beat_bytes)).array(streams),
-                "i_gain": In(1),
+                "i_credit": In(1),
                 "i_tail": In(beat_bytes),
                 **(
-                    {"i_gain_own": In(len(self.own)), "i_tail_own": In(beat_bytes)}
+                    {"i_credit_own": In(len(self.own)), "i_tail_own": In(beat_bytes)}
                     if self.own
                     else {}
                 ),
@@ -126,7 +126,7 @@ class WriteMover(wiring.Component):
             m.d.comb += w.i_tail_coded.eq(self.i_tail_coded)
         if self.own:
             m.d.comb += [
-                ready_beats.i_gain_own.eq(self.i_gain_own),
+                ready_beats.i_credit_own.eq(self.i_credit_own),
                 w.i_tail_own.eq(self.i_tail_own),
             ]
         m.submodules.responses = responses = WriteResponses(
@@ -154,7 +154,7 @@ class WriteMover(wiring.Component):
         for name in responses.fault.signature.members:
             to += getattr(self.fault, name).eq(getattr(responses.fault, name))
         m.d.comb += [
-            ready_beats.i_gain.eq(self.i_gain),
+            ready_beats.i_credit.eq(self.i_credit),
             ready_beats.i_stream.eq(burst.stream),
             ready_beats.i_beats.eq(burst.beats),
             ready_beats.i_take.eq(issue),

@@ -28,9 +28,9 @@ class PageCopy(wiring.Component):
     -------
     read, write : to memory. RREADY and BREADY are always high.
     i_start : begins a page; only with `o_ready`, and after the one before has landed.
-    i_from, i_to : first bytes of the pages; `i_from` is held until `o_landed`.
+    i_from, i_to : first bytes of the pages; `i_from` is held until `o_loaded`.
     o_ready : there is room for a page.
-    o_landed : all that was asked for is in the buffer: the page may change.
+    o_loaded : all that was asked for is in the buffer: the page may change.
     o_busy : pages are not answered whole.
     o_written : pulse, a page is.
     o_failed : pulse, something was answered other than OKAY; not after its page's `o_written`.
@@ -51,7 +51,7 @@ class PageCopy(wiring.Component):
                 "i_from": In(address_width),
                 "i_to": In(address_width),
                 "o_ready": Out(1),
-                "o_landed": Out(1),
+                "o_loaded": Out(1),
                 "o_busy": Out(1),
                 "o_written": Out(1),
                 "o_failed": Out(1),
@@ -105,7 +105,7 @@ class PageCopy(wiring.Component):
             b.ready.eq(1),
             buffer.o.ready.eq(w.valid & w.ready),
             self.o_ready.eq(pages != PAGES),
-            self.o_landed.eq(landed == PAGE_BEATS),
+            self.o_loaded.eq(landed == PAGE_BEATS),
             self.o_busy.eq(pages != 0),
             self.o_written.eq(b.valid & answered.all()),
             self.o_failed.eq(

@@ -164,7 +164,7 @@ class SnapshotGate(wiring.Component):
                 with m.Elif(copy.o_ready):
                     m.d.comb += copy.i_start.eq(1)
                     m.next = "COPY"
-            with m.State("COPY"), m.If(copy.o_landed):
+            with m.State("COPY"), m.If(copy.o_loaded):
                 m.d.comb += [
                     mark.addr.eq(page[word_bits:]),
                     mark.data.eq(all_pages),

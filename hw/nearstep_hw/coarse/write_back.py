@@ -101,7 +101,7 @@ class WriteBack(wiring.Component):
             buffer.i.valid.eq(pack.o.valid),
             buffer.i.payload.eq(pack.o.payload.data),
             pack.o.ready.eq(buffer.i.ready),
-            mover.i_gain.eq(buffer.i.valid & buffer.i.ready),
+            mover.i_credit.eq(buffer.i.valid & buffer.i.ready),
             mover.i_tail.eq(self.i_tail),
             mover.i_stop.eq(self.i_stop),
             announced.eq(bursts.o.valid & bursts.i.ready),

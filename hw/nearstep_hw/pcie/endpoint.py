@@ -215,9 +215,9 @@ class PcieEndpoint(wiring.Component):
             waiting.o.ready.eq(splitter.i.ready & order.o_cleared),
             go.eq(waiting.o.valid & waiting.o.ready),
             order.i_go.eq(go),
-            credit.i_gain.eq(go),
+            credit.i_credit.eq(go),
             self.pcie_cq_np_req.eq(credit.o_request),
             splitter.i_max_payload.eq(self.cfg_max_payload),
-            splitter.i_gain.eq(completer.i_beat.valid & completer.i_beat.ready),
+            splitter.i_credit.eq(completer.i_beat.valid & completer.i_beat.ready),
         ]
         return completer.o_failed

@@ -20,7 +20,7 @@ class NonPostedCredits(wiring.Component):
 
     Members
     -------
-    i_gain : a request has left its space.
+    i_credit : a request has left its space.
     o_request : `pcie_cq_np_req`.
 
     Ref: PG213, "Selective Flow Control for Non-Posted Requests".
@@ -28,12 +28,12 @@ class NonPostedCredits(wiring.Component):
 
     def __init__(self, requests: int) -> None:
         self.requests = requests
-        super().__init__({"i_gain": In(1), "o_request": Out(REQUEST_BITS)})
+        super().__init__({"i_credit": In(1), "o_request": Out(REQUEST_BITS)})
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         owed = Signal(range(self.requests + 1), init=self.requests)
         give = Signal()
         m.d.comb += give.eq(owed != 0)
-        m.d.sync += [owed.eq(owed + self.i_gain - give), self.o_request.eq(give)]
+        m.d.sync += [owed.eq(owed + self.i_credit - give), self.o_request.eq(give)]
         return m

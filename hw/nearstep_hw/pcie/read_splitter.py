@@ -42,7 +42,7 @@ class ReadSplitter(wiring.Component):
     -------
     i : requests in the order of their answers; each may go.
     i_max_payload : code of the largest payload, as `cfg_max_payload` of the hard block.
-    i_gain : a beat has left the landing space.
+    i_credit : a beat has left the landing space.
     ar : of one ID.
     o : a job for each completion.
 
@@ -64,7 +64,7 @@ class ReadSplitter(wiring.Component):
             {
                 "i": In(stream.Signature(WaitingRequest(address_width))),
                 "i_max_payload": In(range(PAYLOAD_SIZES)),
-                "i_gain": In(1),
+                "i_credit": In(1),
                 "ar": Out(stream.Signature(layout)),
                 "o": Out(stream.Signature(CompletionJob(self.lanes))),
             }
@@ -109,7 +109,7 @@ class ReadSplitter(wiring.Component):
             piece.eq(Mux(last, dwords, room)),
             beats.eq((dword[:lane_bits] + piece + (self.lanes - 1)) >> lane_bits),
             space.i_beats.eq(beats),
-            space.i_gain.eq(self.i_gain),
+            space.i_credit.eq(self.i_credit),
             issue.eq(
                 busy
                 & (~self.o.valid | self.o.ready)

@@ -38,7 +38,7 @@ class FreeSequencer(UnitSequencer):
 
     Members
     -------
-    all : as of `UnitSequencer`; `o_made` when a beat of every output leaves the FIFO.
+    all : as of `UnitSequencer`; `o_beat_ready` when a beat of every output leaves the FIFO.
     """
 
     def elaborate(self, platform: object) -> Elaboratable:
@@ -79,7 +79,7 @@ class FreeSequencer(UnitSequencer):
         m.d.sync += [
             unit.i_valid.eq(feed),
             in_flight.eq(in_flight + feed - out),
-            reserved.eq(reserved + (feed & (part_in == 0)) - self.o_made),
+            reserved.eq(reserved + (feed & (part_in == 0)) - self.o_beat_ready),
         ]
         with m.If(self.i_launch):
             m.d.sync += [to_feed.eq(self.i_beats), more.eq(self.i_beats != 0)]
@@ -107,16 +107,16 @@ class FreeSequencer(UnitSequencer):
         m.d.comb += [
             results.i.valid.eq(is_whole),
             results.i.payload.eq(whole),
-            self.o_made.eq(
+            self.o_beat_ready.eq(
                 results.o.valid
                 & (Cat(beats.ready for beats in outs) | ~use_out).all()
                 & ~self.i_stop
             ),
-            results.o.ready.eq(self.o_made),
+            results.o.ready.eq(self.o_beat_ready),
         ]
         for index, (beats, used) in enumerate(zip(outs, use_out, strict=True)):
             m.d.comb += [
                 beats.payload.eq(results.o.payload[index]),
-                beats.valid.eq(self.o_made & used),
+                beats.valid.eq(self.o_beat_ready & used),
             ]
         return ResetInserter(self.i_clear)(m)

@@ -498,7 +498,7 @@ class KernelCore(wiring.Component):
                     for lane in range(self.config.lanes)
                 )
             ),
-            store.i_made.eq(sequencer.o_made),
+            store.i_beat_ready.eq(sequencer.o_beat_ready),
         ]
         always = Const(1, 1)
         faults = [(always, load.o_fault), (always, store.o_fault)]

@@ -5,24 +5,19 @@ from amaranth.hdl import ValueLike
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axi.burst import id_width
-from nearstep_hw.axi.reader import ReadMover
-from nearstep_hw.axi.schedule import BlockSchedule
-from nearstep_hw.axi.signature import Axi4ReadSignature
-from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.array_lengths import beat_number_width
 from nearstep_hw.updater.blockwise.dequantize import Dequantize
 from nearstep_hw.updater.blockwise.shape import BlockwiseShape
-from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.widen import FORMAT_WIDTH, Widen
+from nearstep_hw.updater.windowed import WindowedRead
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.operands import Operand, operands
-from nearstep_spec.updater.registers import ErrorCause, GradientFormat
+from nearstep_spec.updater.registers import GradientFormat
 
 
-class LoadPath(wiring.Component):
+class LoadPath(WindowedRead):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
     Elements of 16 or 8 bits lie in memory and in their FIFO as they are, in fewer beats, and become
@@ -34,108 +29,53 @@ class LoadPath(wiring.Component):
 
     Members
     -------
-    bus : AR and R.
-    window : the windows, see `window_port`.
-    i_base, i_beats : of the arrays; held while `o_idle` is low.
+    all : as of `WindowedRead`.
+    i_beats : of the arrays; held while `o_idle` is low.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
         all.
     i_format : of the gradients; held while `o_idle` is low. If they have a choice.
-    i_launch : begins.
     o_<array> : beats.
     i_taken : a beat of every output is taken in this cycle.
-    o_fault : a fault in this cycle; cause 0 is none.
-    i_stop : issues nothing more.
-    o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:
-        self.config = config
         table = operands(config)
         arrays = [table[name] for name in config.arrays]
         self.narrow = {i: each for i, each in enumerate(arrays) if each.has_16_bits}
         self.coded = {i: each for i, each in enumerate(arrays) if each.has_8_bits}
         self.own = (*self.narrow, *self.coded)
-        self.schedule = BlockSchedule(
-            streams=len(config.arrays),
-            address_width=config.address_width,
-            beat_bytes=config.beat_bytes,
+        width = beat_number_width(config)
+        super().__init__(
+            config,
+            [each.read for each in arrays],
+            {
+                "i_beats": In(width + 1),
+                **({"i_use": In(len(arrays))} if config.selective else {}),
+                **({"i_format": In(FORMAT_WIDTH)} if config.mixed else {}),
+                **{f"o_{name}": Out(stream.Signature(config.data_width)) for name in config.arrays},
+                "i_taken": In(1),
+            },
             block_beats=config.block_beats,
-            burst_beats=config.burst_beats,
             optional=config.selective,
             narrow=tuple(self.narrow),
             coded=tuple(self.coded),
-            number_width=beat_number_width(config),
-        )
-        super().__init__(
-            {
-                "bus": Out(
-                    Axi4ReadSignature(
-                        address_width=config.address_width,
-                        data_width=config.data_width,
-                        id_width=id_width(len(config.arrays)),
-                    )
-                ),
-                "window": window_port(
-                    address_width=config.address_width,
-                    windows=config.window_count,
-                    cut=config.cut,
-                ),
-                "i_base": In(config.address_width).array(len(config.arrays)),
-                "i_beats": In(self.schedule.i_beats.shape()),
-                **({"i_use": In(len(config.arrays))} if self.schedule.optional else {}),
-                **({"i_format": In(FORMAT_WIDTH)} if config.mixed else {}),
-                "i_launch": In(1),
-                **{f"o_{name}": Out(stream.Signature(config.data_width)) for name in config.arrays},
-                "i_taken": In(1),
-                "o_fault": Out(FaultLayout()),
-                "i_stop": In(1),
-                "o_idle": Out(1),
-                "i_clear": In(1),
-            }
+            number_width=width,
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         config = self.config
-        m.submodules.schedule = schedule = self.schedule
-        m.submodules.checker = checker = WindowChecker(
-            schedule.o.payload.shape(),
-            beat_bytes=config.beat_bytes,
-            windows=config.window_count,
-            write=False,
-            cut=config.cut,
-        )
-        m.submodules.mover = mover = ReadMover(
-            streams=len(config.arrays),
-            address_width=config.address_width,
-            beat_bytes=config.beat_bytes,
-            burst_beats=config.burst_beats,
+        schedule = self.schedule
+        mover = self.move(
+            m,
             landing_beats=config.fifo_beats,
             bursts_ahead=config.bursts_ahead,
             own=self.own,
-            cut=config.cut,
         )
-
-        wiring.connect(m, schedule.o, checker.i)
-        wiring.connect(m, checker.o, mover.i)
-        wiring.connect(m, wiring.flipped(self.bus), mover.bus)
-        for mine, its in zip(self.window, checker.window, strict=True):
-            wiring.connect(m, wiring.flipped(mine), its)
-        for base, scheduled, moved in zip(self.i_base, schedule.i_base, mover.i_base, strict=True):
-            m.d.comb += [scheduled.eq(base), moved.eq(base)]
-        if schedule.optional:
-            m.d.comb += schedule.i_use.eq(self.i_use)
-        m.d.comb += [
-            schedule.i_start.eq(self.i_launch),
-            schedule.i_beats.eq(self.i_beats),
-            schedule.i_clear.eq(self.i_stop | self.i_clear),
-            checker.i_clear.eq(self.i_stop | self.i_clear),
-            mover.i_stop.eq(self.i_stop),
-            mover.i_gain.eq(self.i_taken),
-            mover.i_clear.eq(self.i_clear),
-            self.o_idle.eq(mover.o_idle),
-        ]
+        use = {"i_use": self.i_use} if schedule.optional else {}
+        begin = use | {"i_start": self.i_launch, "i_beats": self.i_beats}
+        self.control(m, begin, {"i_credit": self.i_taken})
+        m.d.comb += self.o_idle.eq(mover.o_idle)
         for index, name in enumerate(config.arrays):
             m.submodules[f"fifo_{name}"] = fifo = StreamFifo(
                 config.data_width, depth=config.fifo_beats
@@ -150,24 +90,15 @@ class LoadPath(wiring.Component):
             else:
                 wiring.connect(m, fifo.o, beats)
             if index in self.own:
-                gained = mover.i_gain_own[self.own.index(index)]
+                gained = mover.i_credit_own[self.own.index(index)]
                 m.d.comb += gained.eq(fifo.o.valid & fifo.o.ready)
             m.d.comb += [
                 # The landing space is reserved: ready is high whenever a beat lands.
-                fifo.i.valid.eq(mover.o_landed[index]),
+                fifo.i.valid.eq(mover.o_beat[index]),
                 fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),
             ]
-        m.d.comb += self.o_fault.eq(
-            mover_fault(
-                m,
-                bus=mover.fault,
-                refused=checker.o_refused,
-                burst=checker.o_burst,
-                response=ErrorCause.READ_RESPONSE,
-                streams=[operands(config)[name].read for name in config.arrays],
-            )
-        )
+        m.d.comb += self.o_fault.eq(self.fault(m))
         return m
 
     def _widen(self, m: Module, operand: Operand, fifo: StreamFifo, beats: object) -> ValueLike:

@@ -37,7 +37,7 @@ class UnitSequencer(wiring.Component):
     i_launch : a run of `i_beats` beats begins.
     i_stop : feeds nothing more, and discards what comes out.
     o_taken : a beat of every input was taken.
-    o_made : a beat of every output was put.
+    o_beat_ready : a beat of every output was put.
     o_starved : beats are missing.
     o_blocked : results have no room.
     o_empty : nothing is in the pipelines.
@@ -71,7 +71,7 @@ class UnitSequencer(wiring.Component):
                 "i_beats": In(beats_width),
                 "i_stop": In(1),
                 "o_taken": Out(1),
-                "o_made": Out(1),
+                "o_beat_ready": Out(1),
                 "o_starved": Out(1),
                 "o_blocked": Out(1),
                 "o_empty": Out(1),
@@ -119,7 +119,7 @@ class UnitSequencer(wiring.Component):
             fed.eq(unit.i_en & feed),
             got.eq(unit.i_en & unit.o_valid),
             self.o_taken.eq(fed & last_in),
-            self.o_made.eq(got & last_out & ~self.i_stop),
+            self.o_beat_ready.eq(got & last_out & ~self.i_stop),
             self.o_starved.eq((to_feed != 0) & ~have),
             self.o_blocked.eq((feed | drain) & ~room),
             self.o_empty.eq(in_flight == 0),
@@ -147,5 +147,8 @@ class UnitSequencer(wiring.Component):
             if parts > 1:
                 with m.If(got):
                     m.d.sync += earlier.eq(Cat(earlier, result)[width:])
-            m.d.comb += [beats.payload.eq(Cat(earlier, result)), beats.valid.eq(self.o_made & used)]
+            m.d.comb += [
+                beats.payload.eq(Cat(earlier, result)),
+                beats.valid.eq(self.o_beat_ready & used),
+            ]
         return ResetInserter(self.i_clear)(m)

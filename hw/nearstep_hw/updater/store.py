@@ -5,29 +5,24 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
-from nearstep_hw.axi.burst import id_width
-from nearstep_hw.axi.schedule import BlockSchedule
-from nearstep_hw.axi.signature import Axi4WriteSignature
-from nearstep_hw.axi.window import WindowChecker, window_port
-from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.array_lengths import beat_number_width
 from nearstep_hw.updater.blockwise.quantize import Quantize
 from nearstep_hw.updater.blockwise.shape import BlockwiseShape
-from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.narrow import COPY_FORMAT_WIDTH, Narrow
 from nearstep_hw.updater.random_bits import STREAM_WIDTH, RandomBits, calls_of
+from nearstep_hw.updater.windowed import WindowedWrite
 from nearstep_spec.rounding import INDEX_BITS, SKIP_BITS, WORD_BITS
 from nearstep_spec.rule.rules import ARRAYS
 from nearstep_spec.updater.config import COPY_OUT, ELEMENT_BYTES, UpdateKernelConfig
 from nearstep_spec.updater.operands import Operand, operands
-from nearstep_spec.updater.registers import CopyOutFormat, ErrorCause
+from nearstep_spec.updater.registers import CopyOutFormat
 
 PARAMETERS = ARRAYS[0]
 
 
-class StorePath(wiring.Component):
+class StorePath(WindowedWrite):
     """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
 
     A copy of the parameters in 16 bits has its turn behind the arrays. Elements of 16 or 8 bits
@@ -39,9 +34,8 @@ class StorePath(wiring.Component):
 
     Members
     -------
-    bus : AW, W and B.
-    window : the windows, see `window_port`.
-    i_base, i_beats : of the arrays; held while `o_idle` is low. The copy's base is the last.
+    all : as of `WindowedWrite`; the copy's base is the last.
+    i_beats : of the arrays; held while `o_idle` is low.
     i_tail : byte strobes of the last beat of arrays of binary32.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
         all.
@@ -51,20 +45,14 @@ class StorePath(wiring.Component):
     i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
         held while `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for
         each.
-    i_launch : begins.
     i_<array> : beats.
-    i_made : a beat of every input is put in this cycle.
+    i_beat_ready : a beat of every input is put in this cycle.
     o_block_done : a bit for each array: a block of it is written and acknowledged.
-    o_fault : a fault in this cycle; cause 0 is none.
-    i_stop : announces nothing more.
-    o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:
-        self.config = config
-        self.bursts_ahead = 1 << ceil_log2(config.bursts_ahead)
         self.copies = bool(config.copy_out_formats)
+        self.bursts_ahead = 1 << ceil_log2(config.bursts_ahead)
         self.streams = (*config.states, *([COPY_OUT] if self.copies else []))
         table = operands(config)
         self.operands = [table[name] for name in self.streams]
@@ -80,94 +68,44 @@ class StorePath(wiring.Component):
             "i_skip": In(SKIP_BITS),
             **{f"i_stream_{name}": In(STREAM_WIDTH) for name in self.stochastic},
         }
-        self.schedule = BlockSchedule(
-            streams=len(self.streams),
-            address_width=config.address_width,
-            beat_bytes=config.beat_bytes,
-            block_beats=config.block_beats,
-            burst_beats=config.burst_beats,
-            optional=config.selective or self.copies,
-            narrow=self.narrow,
-            coded=self.coded,
-            number_width=beat_number_width(config),
-        )
+        width, optional = beat_number_width(config), config.selective or self.copies
         super().__init__(
+            config,
+            [each.write for each in self.operands],
             {
-                "bus": Out(
-                    Axi4WriteSignature(
-                        address_width=config.address_width,
-                        data_width=config.data_width,
-                        id_width=id_width(len(self.streams)),
-                    )
-                ),
-                "window": window_port(
-                    address_width=config.address_width,
-                    windows=config.window_count,
-                    cut=config.cut,
-                ),
-                "i_base": In(config.address_width).array(len(self.streams)),
-                "i_beats": In(self.schedule.i_beats.shape()),
+                "i_beats": In(width + 1),
                 "i_tail": In(config.beat_bytes),
-                **({"i_use": In(len(self.streams))} if self.schedule.optional else {}),
+                **({"i_use": In(len(self.streams))} if optional else {}),
                 **({"i_narrow_tail": In(config.beat_bytes)} if self.narrow else {}),
                 **({"i_coded_tail": In(config.beat_bytes)} if self.coded else {}),
                 **({"i_copy_format": In(COPY_FORMAT_WIDTH)} if self.copies else {}),
                 **(random if self.stochastic else {}),
-                "i_launch": In(1),
                 **{f"i_{name}": In(stream.Signature(config.data_width)) for name in config.states},
-                "i_made": In(1),
+                "i_beat_ready": In(1),
                 "o_block_done": Out(len(self.streams)),
-                "o_fault": Out(FaultLayout()),
-                "i_stop": In(1),
-                "o_idle": Out(1),
-                "i_clear": In(1),
-            }
+            },
+            block_beats=config.block_beats,
+            optional=optional,
+            narrow=self.narrow,
+            coded=self.coded,
+            number_width=width,
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         config = self.config
-        m.submodules.schedule = schedule = self.schedule
-        m.submodules.checker = checker = WindowChecker(
-            schedule.o.payload.shape(),
-            beat_bytes=config.beat_bytes,
-            windows=config.window_count,
-            write=True,
-            cut=config.cut,
-        )
-        m.submodules.mover = mover = WriteMover(
-            streams=len(self.streams),
-            address_width=config.address_width,
-            beat_bytes=config.beat_bytes,
-            burst_beats=config.burst_beats,
+        schedule = self.schedule
+        mover = self.move(
+            m,
             buffer_beats=config.fifo_beats + 1,  # the FIFO's memory and its output register
             bursts_ahead=self.bursts_ahead,
             own=self.own,
             coded=self.coded,
-            cut=config.cut,
         )
-
-        wiring.connect(m, schedule.o, checker.i)
-        wiring.connect(m, checker.o, mover.i)
-        wiring.connect(m, wiring.flipped(self.bus), mover.bus)
-        for mine, its in zip(self.window, checker.window, strict=True):
-            wiring.connect(m, wiring.flipped(mine), its)
-        for base, scheduled in zip(self.i_base, schedule.i_base, strict=True):
-            m.d.comb += scheduled.eq(base)
-        if schedule.optional:
-            m.d.comb += schedule.i_use.eq(self.i_use)
-        m.d.comb += [
-            schedule.i_start.eq(self.i_launch),
-            schedule.i_beats.eq(self.i_beats),
-            schedule.i_clear.eq(self.i_stop | self.i_clear),
-            checker.i_clear.eq(self.i_stop | self.i_clear),
-            mover.i_stop.eq(self.i_stop),
-            mover.i_gain.eq(self.i_made),
-            mover.i_tail.eq(self.i_tail),
-            mover.i_clear.eq(self.i_clear),
-            self.o_block_done.eq(mover.o_block_done),
-            self.o_idle.eq(mover.o_idle),
-        ]
+        use = {"i_use": self.i_use} if schedule.optional else {}
+        begin = use | {"i_start": self.i_launch, "i_beats": self.i_beats}
+        self.control(m, begin, {"i_credit": self.i_beat_ready, "i_tail": self.i_tail})
+        m.d.comb += [self.o_block_done.eq(mover.o_block_done), self.o_idle.eq(mover.o_idle)]
         if self.narrow:
             m.d.comb += schedule.i_narrow.eq(~0)
             m.d.comb += mover.i_tail_own.eq(self.i_narrow_tail)
@@ -186,21 +124,12 @@ class StorePath(wiring.Component):
                 made = self._narrow if index in self.narrow else self._quantize
                 entries[name] = made(m, operand, fifo)
                 own = self.own.index(index)
-                m.d.comb += mover.i_gain_own[own].eq(fifo.i.valid & fifo.i.ready)
+                m.d.comb += mover.i_credit_own[own].eq(fifo.i.valid & fifo.i.ready)
             if name in config.states and not (self.copies and name == PARAMETERS):
                 wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), entries[name])
         if self.copies:
             self._copy(m, entries[PARAMETERS], entries[COPY_OUT])
-        m.d.comb += self.o_fault.eq(
-            mover_fault(
-                m,
-                bus=mover.fault,
-                refused=checker.o_refused,
-                burst=checker.o_burst,
-                response=ErrorCause.WRITE_RESPONSE,
-                streams=[operand.write for operand in self.operands],
-            )
-        )
+        m.d.comb += self.o_fault.eq(self.fault(m))
         return m
 
     def _narrow(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:

@@ -2,8 +2,8 @@
 
 from enum import IntEnum
 
-from nearstep_spec.csr.block import bit_fields, constant_field, identity, value_register
-from nearstep_spec.csr.model import BLOCK_BYTES, Access, Field, Register, RegisterMap, place
+from nearstep_spec.csr.block import Row, identity, register, value_register, value_registers
+from nearstep_spec.csr.model import BLOCK_BYTES, Access, Register, RegisterMap, place
 from nearstep_spec.dram.address import MAPPINGS, AddressMapping
 from nearstep_spec.dram.command import ADDRESS_BITS
 from nearstep_spec.dram.mode_registers import MODE_REGISTERS
@@ -70,30 +70,10 @@ def arbiter_map(mapping: AddressMapping, *, read_latency: int, write_latency: in
                     *identity(IDENT, VERSION, _capabilities(mapping)),
                     _configuration(mapping, read_latency, write_latency),
                 ],
-                [_mode()],
-                [_control()],
-                [
-                    _status(),
-                    _debts(mapping.geometry.ranks),
-                    value_register(
-                        "refused_count", Access.STATUS, "Host accesses refused since control.clear."
-                    ),
-                    _refused_access(),
-                    value_register(
-                        "refused_address",
-                        Access.STATUS,
-                        "Byte address, within the channel, of the first access refused.",
-                        width=64,
-                    ),
-                    value_register(
-                        "lost_count",
-                        Access.STATUS,
-                        "Host commands since control.clear that nothing came of.",
-                    ),
-                    _lost_command(),
-                    _mode_registers(),
-                ],
-                [value_register(name, Access.STATUS, doc) for name, doc in _HAND_OVERS.items()],
+                [_MODE],
+                [_CONTROL],
+                [_STATUS, _refresh_debt(mapping.geometry.ranks), *_REFUSED, *_LOST],
+                value_registers(Access.STATUS, _HAND_OVERS, width=32),
             ]
         ),
     )
@@ -110,146 +90,116 @@ _HAND_OVERS = {
 def _capabilities(mapping: AddressMapping) -> Register:
     geometry = mapping.geometry
     order = MAPPINGS.index(mapping.order) if mapping.order in MAPPINGS else len(MAPPINGS)
-    return Register(
-        name="capabilities",
-        doc="The memory behind the arbiter.",
-        fields=(
-            constant_field("address_bits", 0, 8, geometry.address_bits, "log2 of its bytes."),
-            constant_field("bank_group_bits", 8, 4, geometry.bank_group_bits, "log2."),
-            constant_field("bank_bits", 12, 4, geometry.bank_bits, "log2 of banks in a group."),
-            constant_field("row_bits", 16, 8, geometry.row_bits, "log2 of rows of a bank."),
-            constant_field("mapping", 24, 8, order, "Index of the address mapping."),
-        ),
+    return register(
+        "capabilities",
+        Access.CONSTANT,
+        "The memory behind the arbiter.",
+        ("address_bits", 0, 8, "log2 of its bytes.", geometry.address_bits),
+        ("bank_group_bits", 8, 4, "log2.", geometry.bank_group_bits),
+        ("bank_bits", 12, 4, "log2 of banks in a group.", geometry.bank_bits),
+        ("row_bits", 16, 8, "log2 of rows of a bank.", geometry.row_bits),
+        ("mapping", 24, 8, "Index of the address mapping.", order),
     )
 
 
 def _configuration(mapping: AddressMapping, read_latency: int, write_latency: int) -> Register:
-    rank = constant_field(
-        "rank_bit", 24, 8, mapping.rank.shift, "Of two ranks: the bit of an address that selects."
-    )
-    return Register(
-        name="configuration",
-        doc="Shape of this instance.",
-        fields=(
-            constant_field("read_latency", 0, 8, read_latency, "Host clock pairs to read data."),
-            constant_field("write_latency", 8, 8, write_latency, "Host clock pairs to write data."),
-            constant_field("blocks", 16, 8, WINDOW_BLOCKS, "Register blocks in the window."),
-            *([rank] if mapping.geometry.ranks > 1 else []),
-        ),
+    rank = "Of two ranks: the bit of an address that selects."
+    ranks: list[Row] = [("rank_bit", 24, 8, rank, mapping.rank.shift)]
+    return register(
+        "configuration",
+        Access.CONSTANT,
+        "Shape of this instance.",
+        ("read_latency", 0, 8, "Host clock pairs to read data.", read_latency),
+        ("write_latency", 8, 8, "Host clock pairs to write data.", write_latency),
+        ("blocks", 16, 8, "Register blocks in the window.", WINDOW_BLOCKS),
+        *(ranks if mapping.geometry.ranks > 1 else []),
     )
 
 
-def _mode() -> Register:
-    return Register(
-        name="mode",
-        doc="The mode that the host requests; status tells when it is there.",
-        fields=bit_fields(
-            Access.CONFIG, {"acceleration": "1: the kernel owns the DRAM; 0: the host does."}
-        ),
-    )
+_MODE = register(
+    "mode",
+    Access.CONFIG,
+    "The mode that the host requests; status tells when it is there.",
+    ("acceleration", 0, 1, "1: the kernel owns the DRAM; 0: the host does."),
+)
+_CLEARS = "Clears the flags but unsupported_mode, refused_*, lost_*, and the longest hand-overs."
+_RESETS = (
+    "Takes the DRAM from the kernel whatever it does and resets it; the mode is then normal, until "
+    "mode is obeyed again."
+)
+_CONTROL = register(
+    "control",
+    Access.PULSE,
+    "Commands that are accepted at any time.",
+    ("clear", 0, 1, _CLEARS),
+    ("kernel_reset", 1, 1, _RESETS),
+)
+_LOSES = (
+    "MRS of the host, or a command of the reserved code, came while not in normal mode, MRS of a "
+    "register that no DRAM has, or a burst of the window that did not begin with its first byte. "
+    "Nothing came of it, or another order of bytes."
+)
+_UNSUPPORTED = (
+    "The host has set a mode register as the kernel cannot use it: the mode stays normal until it "
+    "is set otherwise. See mode_registers."
+)
+_STATUS = register(
+    "status",
+    Access.STATUS,
+    "State of the channel.",
+    ("acceleration", 0, 1, "The kernel owns the DRAM and may be started."),
+    ("normal", 1, 1, "The host owns the DRAM."),
+    ("refused_access", 2, 1, "An access outside the window came while not in normal mode."),
+    ("refused_start", 3, 1, "START of the kernel came while not in acceleration mode."),
+    ("refresh_overdue", 4, 1, "More refreshes than may be postponed were due to the DRAM."),
+    ("missing_data", 5, 1, "Data of a host write were not there when they were due."),
+    ("lost_command", 6, 1, _LOSES),
+    ("unsupported_mode", 7, 1, _UNSUPPORTED),
+)
 
 
-def _control() -> Register:
-    return Register(
-        name="control",
-        doc="Commands that are accepted at any time.",
-        fields=bit_fields(
-            Access.PULSE,
-            {
-                "clear": (
-                    "Clears the flags but unsupported_mode, refused_*, lost_*, and the longest "
-                    "hand-overs."
-                ),
-                "kernel_reset": (
-                    "Takes the DRAM from the kernel whatever it does and resets it; the mode is "
-                    "then normal, until mode is obeyed again."
-                ),
-            },
-        ),
-    )
+def _refresh_debt(ranks: int) -> Register:
+    rows: list[Row] = [
+        ("host", 0, 8, "By what the host has given."),
+        ("dram", 8, 8, "By what the DRAM has got."),
+        ("host1", 16, 8, "By what the host has given to rank 1."),
+        ("dram1", 24, 8, "By what rank 1 has got."),
+    ]
+    what = "Refreshes due, two's complement; negative when given in advance."
+    return register("refresh_debt", Access.STATUS, what, *rows[: 2 * ranks])
 
 
-def _status() -> Register:
-    return Register(
-        name="status",
-        doc="State of the channel.",
-        fields=bit_fields(
-            Access.STATUS,
-            {
-                "acceleration": "The kernel owns the DRAM and may be started.",
-                "normal": "The host owns the DRAM.",
-                "refused_access": "An access outside the window came while not in normal mode.",
-                "refused_start": "START of the kernel came while not in acceleration mode.",
-                "refresh_overdue": "More refreshes than may be postponed were due to the DRAM.",
-                "missing_data": "Data of a host write were not there when they were due.",
-                "lost_command": (
-                    "MRS of the host, or a command of the reserved code, came while not in normal "
-                    "mode, MRS of a register that no DRAM has, or a burst of the window that did "
-                    "not begin with its first byte. Nothing came of it, or another order of bytes."
-                ),
-                "unsupported_mode": (
-                    "The host has set a mode register as the kernel cannot use it: the mode stays "
-                    "normal until it is set otherwise. See mode_registers."
-                ),
-            },
-        ),
-    )
-
-
-def _debts(ranks: int) -> Register:
-    def debt(name: str, lsb: int, doc: str) -> Field:
-        return Field(name=name, access=Access.STATUS, lsb=lsb, width=8, doc=doc)
-
-    return Register(
-        name="refresh_debt",
-        doc="Refreshes due, two's complement; negative when given in advance.",
-        fields=(
-            debt("host", 0, "By what the host has given."),
-            debt("dram", 8, "By what the DRAM has got."),
-            *(
-                (
-                    debt("host1", 16, "By what the host has given to rank 1."),
-                    debt("dram1", 24, "By what rank 1 has got."),
-                )
-                if ranks > 1
-                else ()
-            ),
-        ),
-    )
-
-
-def _refused_access() -> Register:
-    return Register(
-        name="refused_access",
-        doc="The first access refused since control.clear.",
-        fields=bit_fields(Access.STATUS, {"write": "It was a write."}),
-    )
-
-
-def _lost_command() -> Register:
-    def pins(name: str, lsb: int, width: int, doc: str) -> Field:
-        return Field(name=name, access=Access.STATUS, lsb=lsb, width=width, doc=doc)
-
-    return Register(
-        name="lost_command",
-        doc="The first lost command since control.clear.",
-        fields=(
-            pins("pins", 0, ADDRESS_BITS, "A17 to A0; RAS_n, CAS_n, WE_n are A16, A15, A14."),
-            pins("bank", 24, 4, "BA in the low two bits, then BG: the number of the register."),
-        ),
-    )
-
-
-def _mode_registers() -> Register:
-    unsupported = Field(
-        name="unsupported",
-        access=Access.STATUS,
-        lsb=0,
-        width=MODE_REGISTERS,
-        doc="A bit for each of MR0 to MR6 that the kernel cannot work with, as it is now.",
-    )
-    return Register(
-        name="mode_registers",
-        doc="The DRAM's mode registers, by the MRS of the host that reached it.",
-        fields=(unsupported,),
-    )
+_REFUSED = [
+    value_register("refused_count", Access.STATUS, "Host accesses refused since control.clear."),
+    register(
+        "refused_access",
+        Access.STATUS,
+        "The first access refused since control.clear.",
+        ("write", 0, 1, "It was a write."),
+    ),
+    value_register(
+        "refused_address",
+        Access.STATUS,
+        "Byte address, within the channel, of the first access refused.",
+        width=64,
+    ),
+]
+_MODES = "A bit for each of MR0 to MR6 that the kernel cannot work with, as it is now."
+_LOST = [
+    value_register(
+        "lost_count", Access.STATUS, "Host commands since control.clear that nothing came of."
+    ),
+    register(
+        "lost_command",
+        Access.STATUS,
+        "The first lost command since control.clear.",
+        ("pins", 0, ADDRESS_BITS, "A17 to A0; RAS_n, CAS_n, WE_n are A16, A15, A14."),
+        ("bank", 24, 4, "BA in the low two bits, then BG: the number of the register."),
+    ),
+    register(
+        "mode_registers",
+        Access.STATUS,
+        "The DRAM's mode registers, by the MRS of the host that reached it.",
+        ("unsupported", 0, MODE_REGISTERS, _MODES),
+    ),
+]

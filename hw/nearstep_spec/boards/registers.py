@@ -1,7 +1,7 @@
 """Registers of a board itself, as plain data."""
 
-from nearstep_spec.csr.block import bit_fields, identity, value_register
-from nearstep_spec.csr.model import Access, Register, RegisterMap, place
+from nearstep_spec.csr.block import identity, register, value_register, value_registers
+from nearstep_spec.csr.model import Access, RegisterMap, place
 
 __all__ = ["IDENT", "VERSION", "board_map"]
 
@@ -14,66 +14,52 @@ def board_map() -> RegisterMap:
     return RegisterMap(
         name="board",
         doc="A board behind a serial link: reset of its device, clock cycles, faults of the link.",
-        registers=place(
-            [
-                identity(
-                    IDENT, VERSION, value_register("capabilities", Access.CONSTANT, "None yet.")
-                ),
-                [_control()],
-                [_status(), _memory()],
-                [
-                    value_register(
-                        "cycles", Access.COUNTER, "Cycles since the board was reset.", width=64
-                    ),
-                    value_register(
-                        "dropped",
-                        Access.COUNTER,
-                        "Frames that were damaged, too short or too long, or found no room.",
-                    ),
-                    value_register(
-                        "framing_errors", Access.COUNTER, "Bytes without a stop bit on the line."
-                    ),
-                ],
-            ]
-        ),
+        registers=place(_LINES),
         busy="status.resetting",
         latch="control.latch",
     )
 
 
-def _control() -> Register:
-    return Register(
-        name="control",
-        doc="Commands that are accepted at any time.",
-        fields=bit_fields(
+_LINES = [
+    identity(IDENT, VERSION, value_register("capabilities", Access.CONSTANT, "None yet.")),
+    [
+        register(
+            "control",
             Access.PULSE,
-            {
-                "reset": "Resets the device and its path to memory; memory keeps what it holds.",
-                "latch": "Captures all counters in one cycle.",
-            },
-        ),
-    )
-
-
-def _status() -> Register:
-    return Register(
-        name="status",
-        doc="State of the board.",
-        fields=bit_fields(
+            "Commands that are accepted at any time.",
+            (
+                "reset",
+                0,
+                1,
+                "Resets the device and its path to memory; memory keeps what it holds.",
+            ),
+            ("latch", 1, 1, "Captures all counters in one cycle."),
+        )
+    ],
+    [
+        register(
+            "status",
             Access.STATUS,
+            "State of the board.",
+            ("resetting", 0, 1, "The device is being reset: neither it nor memory may be used."),
+            ("memory_ready", 1, 1, "Memory can be used: the hardware says so, or memory.ready."),
+        ),
+        register(
+            "memory",
+            Access.CONFIG,
+            "What the host says of memory.",
+            ("ready", 0, 1, "The host has initialised the memory controller."),
+        ),
+    ],
+    [
+        value_register("cycles", Access.COUNTER, "Cycles since the board was reset.", width=64),
+        *value_registers(
+            Access.COUNTER,
             {
-                "resetting": "The device is being reset: neither it nor memory may be used.",
-                "memory_ready": "Memory can be used: the hardware says so, or memory.ready.",
+                "dropped": "Frames that were damaged, too short or too long, or found no room.",
+                "framing_errors": "Bytes without a stop bit on the line.",
             },
+            width=32,
         ),
-    )
-
-
-def _memory() -> Register:
-    return Register(
-        name="memory",
-        doc="What the host says of memory.",
-        fields=bit_fields(
-            Access.CONFIG, {"ready": "The host has initialised the memory controller."}
-        ),
-    )
+    ],
+]

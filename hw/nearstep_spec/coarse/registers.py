@@ -7,16 +7,8 @@ from nearstep_spec.coarse.config import (
     PORTS,
     CoarseConfig,
 )
-from nearstep_spec.csr.block import block_map, constant_field, value_register
-from nearstep_spec.csr.model import (
-    BLOCK_BYTES,
-    Access,
-    Field,
-    Kind,
-    NamedValue,
-    Register,
-    RegisterMap,
-)
+from nearstep_spec.csr.block import block_map, register, value_register, value_registers
+from nearstep_spec.csr.model import BLOCK_BYTES, Access, Kind, NamedValue, RegisterMap
 from nearstep_spec.updater.registers import adam_kernel_map
 
 SYNC_IDENT = int.from_bytes(b"SYNC", "big")
@@ -88,37 +80,31 @@ LINK_COUNTERS = {
     "duplicates": "Entries that had been accepted before.",
     "stall": "Cycles in which a phit waited for the link.",
 }
+SNAPSHOT_COUNTERS = {"pages_copied": "Pages copied.", "stall": "Cycles that a write waited."}
 
 
 def sync_core_map(config: CoarseConfig) -> RegisterMap:
     """The register map of one sync core. START puts a job into its queue, busy or not."""
+    wires = sum(1 << Wire[name.upper()] for name in config.wire_formats)
     return block_map(
         "sync",
         doc="A sync core and its queue of jobs (COARSE paper, section IV-A).",
         ident=SYNC_IDENT,
         version=VERSION,
         capabilities=[
-            constant_field("alus", 0, 8, config.alus, "FP32 lanes."),
-            constant_field("queue_jobs", 8, 16, config.queue_jobs, "Jobs that can wait."),
-            constant_field(
-                "wire_formats",
-                24,
-                4,
-                sum(1 << Wire[name.upper()] for name in config.wire_formats),
-                "A bit for each value of job.wire that is supported.",
-            ),
+            ("alus", 0, 8, "FP32 lanes.", config.alus),
+            ("queue_jobs", 8, 16, "Jobs that can wait.", config.queue_jobs),
+            ("wire_formats", 24, 4, "A bit for each value of job.wire that is supported.", wires),
         ],
         configuration=[
-            constant_field("entry_phits", 0, 16, config.entry_phits, "Phits of a full entry."),
-            constant_field(
-                "buffer_entries", 16, 8, config.buffer_entries, "Entries of each buffer."
-            ),
-            constant_field("chunks_ahead", 24, 8, config.chunks_ahead, "Chunks that take turns."),
+            ("entry_phits", 0, 16, "Phits of a full entry.", config.entry_phits),
+            ("buffer_entries", 16, 8, "Entries of each buffer.", config.buffer_entries),
+            ("chunks_ahead", 24, 8, "Chunks that take turns.", config.chunks_ahead),
         ],
         causes=ErrorCause,
         streams=Stream,
         queued=True,
-        lines=[_job(), _ring(), _queue(), _counters(SYNC_COUNTERS)],
+        lines=[_JOB, [_RING], _QUEUE, value_registers(Access.COUNTER, SYNC_COUNTERS)],
     )
 
 
@@ -134,30 +120,28 @@ def device_map(config: CoarseConfig) -> RegisterMap:
         ident=DEVICE_IDENT,
         version=VERSION,
         capabilities=[
-            constant_field("groups", 0, 8, config.groups, "Sync cores."),
-            constant_field("ports", 8, 8, PORTS, "Links."),
-            constant_field("frame_phits", 16, 8, FRAME_PHITS, "Phits of a frame beside its entry."),
+            ("groups", 0, 8, "Sync cores.", config.groups),
+            ("ports", 8, 8, "Links.", PORTS),
+            ("frame_phits", 16, 8, "Phits of a frame beside its entry.", FRAME_PHITS),
         ],
         configuration=[
-            constant_field(
-                "address_width", 0, 8, config.address_width, "Bits of a memory address."
-            ),
-            constant_field(
-                "snapshot_pages", 8, 24, config.snapshot_pages, "Most pages of a snapshot."
-            ),
+            ("address_width", 0, 8, "Bits of a memory address.", config.address_width),
+            ("snapshot_pages", 8, 24, "Most pages of a snapshot.", config.snapshot_pages),
         ],
         causes=ErrorCause,
         streams=Stream,
         queued=True,
         lines=[
-            _window(),
-            _link(),
-            _snapshot(),
-            *(_counters(LINK_COUNTERS, f"link{port}_", ("links", port)) for port in range(PORTS)),
-            _counters(
-                {"pages_copied": "Pages copied.", "stall": "Cycles that a write waited."},
-                "snapshot_",
+            value_registers(Access.CONFIG, _WINDOW, prefix="window_", locked=True),
+            _LINK,
+            _SNAPSHOT,
+            *(
+                value_registers(
+                    Access.COUNTER, LINK_COUNTERS, prefix=f"link{port}_", at=("links", port)
+                )
+                for port in range(PORTS)
             ),
+            value_registers(Access.COUNTER, SNAPSHOT_COUNTERS, prefix="snapshot_"),
         ],
     )
 
@@ -179,187 +163,119 @@ def register_bytes(config: CoarseConfig) -> int:
     return 1 << (len(device_maps(config)) * BLOCK_BYTES - 1).bit_length()
 
 
-def _config(name: str, lsb: int, width: int, doc: str, reset: int = 0) -> Field:
-    return Field(name=name, access=Access.CONFIG, lsb=lsb, width=width, reset=reset, doc=doc)
-
-
-def _status(name: str, lsb: int, width: int, doc: str) -> Field:
-    return Field(name=name, access=Access.STATUS, lsb=lsb, width=width, doc=doc)
-
-
-def _job() -> list[Register]:
-    return [
-        value_register(
-            "source", Access.CONFIG, "Byte address of this device's elements: fp32.", width=64
-        ),
-        value_register(
-            "destination",
-            Access.CONFIG,
-            "Byte address of the result; what lies at the source stays.",
-            width=64,
-        ),
-        value_register("elements", Access.CONFIG, "Elements; any number.", width=ELEMENT_BITS),
-        value_register("scale", Access.CONFIG, "Factor of an average.", kind=Kind.FLOAT32),
-        Register(
-            name="job",
-            doc="The rest of the job; all devices of a ring must have the same.",
-            fields=(
-                Field(
-                    name="operation",
-                    access=Access.CONFIG,
-                    width=2,
-                    values=Operation,
-                    doc="What becomes of the elements of all devices.",
-                ),
-                Field(
-                    name="wire",
-                    access=Access.CONFIG,
-                    lsb=2,
-                    width=2,
-                    values=Wire,
-                    doc="Format on the links.",
-                ),
-                _config("tag", 16, 16, "Any number by which all devices know the job."),
-            ),
-        ),
-    ]
-
-
-def _ring() -> list[Register]:
-    return [
-        Register(
-            name="ring",
-            doc="Place of the core in its ring.",
-            locked=True,
-            fields=(
-                _config("members", 0, 8, "Devices of the ring, at least 2.", 2),
-                _config("position", 8, 8, "Number of this one, in the order of sending."),
-                _config("send_port", 16, 1, "Link to the next."),
-                _config("receive_port", 17, 1, "Link from the one before."),
-            ),
-        )
-    ]
-
-
-def _queue() -> list[Register]:
-    return [
-        Register(
-            name="jobs",
-            doc="State of the queue.",
-            fields=(
-                _status("waiting", 0, 16, "Jobs in the queue, without the one in work."),
-                _status("overflow", 16, 1, "A job came while the queue was full, and was dropped."),
-                _status("tag", 17, 15, "Low bits of the tag of the job in work, or of the last."),
-            ),
-        ),
-        value_register("completed", Access.STATUS, "Jobs ended well since the last abort."),
-    ]
-
-
-def _counters(
-    counters: dict[str, str], prefix: str = "", path: tuple[str | int, ...] = ()
-) -> list[Register]:
-    return [
-        value_register(
-            prefix + name, Access.COUNTER, doc, width=64, path=(*path, name) if path else ()
-        )
-        for name, doc in counters.items()
-    ]
-
-
-def _window() -> list[Register]:
-    return [
-        value_register(
-            "window_base", Access.CONFIG, "First byte that jobs may touch.", width=64, locked=True
-        ),
-        value_register(
-            "window_limit", Access.CONFIG, "First byte behind those.", width=64, locked=True
-        ),
-    ]
-
-
-def _link() -> list[Register]:
-    return [
-        Register(
-            name="link",
-            doc="Of both links.",
-            fields=(
-                _config("device", 0, 8, "Number of this device, for error_link of others."),
-                _config("epoch", 8, 4, "Frames of another epoch are dropped; taken at an abort."),
-                _config("used", 16, PORTS, "A bit for each link that has a peer."),
-            ),
-        ),
-        value_register(
-            "silence_limit",
-            Access.CONFIG,
-            "Cycles without a valid frame after which a peer is dead; 0: never.",
-            reset=1 << 16,
-        ),
-        value_register(
-            "keepalive",
-            Access.CONFIG,
-            "Cycles without a frame after which one is sent.",
-            reset=1 << 10,
-        ),
-        value_register(
-            "retry",
-            Access.CONFIG,
-            "Cycles without progress after which entries are sent again.",
-            reset=RETRY_CYCLES,
-        ),
-        Register(
-            name="error_link",
-            doc="Of the device that found the first fault.",
-            fields=(
-                Field(
-                    name="cause",
-                    access=Access.STATUS,
-                    width=8,
-                    values=ErrorCause,
-                    doc="What it found.",
-                ),
-                _status("device", 8, 8, "Its number."),
-                _status("port", 16, 1, "Its link, if it is about one."),
-            ),
-        ),
-    ]
-
-
-def _snapshot() -> list[Register]:
-    return [
-        value_register(
-            "snapshot_base", Access.CONFIG, "First byte frozen; starts a page.", width=64
-        ),
-        value_register(
-            "snapshot_area",
-            Access.CONFIG,
-            "Where a page goes before it changes, at its offset; starts a page.",
-            width=64,
-        ),
-        value_register("snapshot_pages", Access.CONFIG, "Pages frozen."),
-        Register(
-            name="snapshot_control",
-            doc="START opens a snapshot, this closes it.",
-            fields=(Field(name="close", access=Access.PULSE, doc="Writing 1 closes it."),),
-        ),
-        Register(
-            name="snapshot",
-            doc="State of the snapshot.",
-            fields=(
-                _status("open", 0, 1, "Pages are copied before they change."),
-                _status("failed", 1, 1, "A copy failed: the snapshot is not whole."),
-                _status("taken", 4, PAGE_COUNT_BITS, "Pages marked in snapshot_copied; wraps."),
-                _status("written", 16, PAGE_COUNT_BITS, "Of these, whole in the area; wraps."),
-            ),
-        ),
-        Register(
-            name="page",
-            doc="Which pages snapshot_copied tells about.",
-            fields=(_config("number", 0, 32, "Number of the first of them, divided by 32."),),
-        ),
-        value_register(
-            "snapshot_copied",
-            Access.STATUS,
-            "Bit i: page 32 * page.number + i lies in the area, or will when written is at taken.",
-        ),
-    ]
+_JOB = [
+    *value_registers(
+        Access.CONFIG,
+        {
+            "source": "Byte address of this device's elements: fp32.",
+            "destination": "Byte address of the result; what lies at the source stays.",
+        },
+    ),
+    value_register("elements", Access.CONFIG, "Elements; any number.", width=ELEMENT_BITS),
+    value_register("scale", Access.CONFIG, "Factor of an average.", kind=Kind.FLOAT32),
+    register(
+        "job",
+        Access.CONFIG,
+        "The rest of the job; all devices of a ring must have the same.",
+        ("operation", 0, 2, "What becomes of the elements of all devices.", Operation),
+        ("wire", 2, 2, "Format on the links.", Wire),
+        ("tag", 16, 16, "Any number by which all devices know the job."),
+    ),
+]
+_RING = register(
+    "ring",
+    Access.CONFIG,
+    "Place of the core in its ring.",
+    ("members", 0, 8, "Devices of the ring, at least 2.", 2),
+    ("position", 8, 8, "Number of this one, in the order of sending."),
+    ("send_port", 16, 1, "Link to the next."),
+    ("receive_port", 17, 1, "Link from the one before."),
+    locked=True,
+)
+_QUEUE = [
+    register(
+        "jobs",
+        Access.STATUS,
+        "State of the queue.",
+        ("waiting", 0, 16, "Jobs in the queue, without the one in work."),
+        ("overflow", 16, 1, "A job came while the queue was full, and was dropped."),
+        ("tag", 17, 15, "Low bits of the tag of the job in work, or of the last."),
+    ),
+    value_register("completed", Access.STATUS, "Jobs ended well since the last abort."),
+]
+_WINDOW = {
+    "base": "First byte that jobs may touch.",
+    "limit": "First byte behind those.",
+}
+_LINK = [
+    register(
+        "link",
+        Access.CONFIG,
+        "Of both links.",
+        ("device", 0, 8, "Number of this device, for error_link of others."),
+        ("epoch", 8, 4, "Frames of another epoch are dropped; taken at an abort."),
+        ("used", 16, PORTS, "A bit for each link that has a peer."),
+    ),
+    value_register(
+        "silence_limit",
+        Access.CONFIG,
+        "Cycles without a valid frame after which a peer is dead; 0: never.",
+        reset=1 << 16,
+    ),
+    value_register(
+        "keepalive",
+        Access.CONFIG,
+        "Cycles without a frame after which one is sent.",
+        reset=1 << 10,
+    ),
+    value_register(
+        "retry",
+        Access.CONFIG,
+        "Cycles without progress after which entries are sent again.",
+        reset=RETRY_CYCLES,
+    ),
+    register(
+        "error_link",
+        Access.STATUS,
+        "Of the device that found the first fault.",
+        ("cause", 0, 8, "What it found.", ErrorCause),
+        ("device", 8, 8, "Its number."),
+        ("port", 16, 1, "Its link, if it is about one."),
+    ),
+]
+_SNAPSHOT = [
+    *value_registers(
+        Access.CONFIG,
+        {
+            "snapshot_base": "First byte frozen; starts a page.",
+            "snapshot_area": "Where a page goes before it changes, at its offset; starts a page.",
+        },
+    ),
+    value_register("snapshot_pages", Access.CONFIG, "Pages frozen."),
+    register(
+        "snapshot_control",
+        Access.PULSE,
+        "START opens a snapshot, this closes it.",
+        ("close", 0, 1, "Writing 1 closes it."),
+    ),
+    register(
+        "snapshot",
+        Access.STATUS,
+        "State of the snapshot.",
+        ("open", 0, 1, "Pages are copied before they change."),
+        ("failed", 1, 1, "A copy failed: the snapshot is not whole."),
+        ("taken", 4, PAGE_COUNT_BITS, "Pages marked in snapshot_copied; wraps."),
+        ("written", 16, PAGE_COUNT_BITS, "Of these, whole in the area; wraps."),
+    ),
+    register(
+        "page",
+        Access.CONFIG,
+        "Which pages snapshot_copied tells about.",
+        ("number", 0, 32, "Number of the first of them, divided by 32."),
+    ),
+    value_register(
+        "snapshot_copied",
+        Access.STATUS,
+        "Bit i: page 32 * page.number + i lies in the area, or will when written is at taken.",
+    ),
+]

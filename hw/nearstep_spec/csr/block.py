@@ -16,6 +16,10 @@ from collections.abc import Mapping, Sequence
 
 from nearstep_spec.csr.model import Access, Field, Kind, NamedValue, Register, RegisterMap, place
 
+Row = tuple[str, int, int, str] | tuple[str, int, int, str, int | type[NamedValue]]
+"""A field: name, lowest bit, bits, what it means. Then, if it is not 0, the value after reset (of a
+constant, for good), the class of its named values, or one of these: both."""
+
 BUSY = "status.busy"
 LATCH = "control.latch"
 CLEAR = "control.clear"
@@ -47,14 +51,77 @@ def value_register(
     return Register(name=name, fields=(field,), width=width, locked=locked, doc=doc, path=path)
 
 
+def value_registers(
+    access: Access,
+    docs: Mapping[str, str],
+    *,
+    prefix: str = "",
+    at: tuple[str | int, ...] = (),
+    width: int = 64,
+    kind: Kind = Kind.UINT,
+    locked: bool = False,
+) -> list[Register]:
+    """Registers of one field each, by name and meaning.
+
+    Parameters
+    ----------
+    prefix : what their names in the map begin with.
+    at : path that hardware finds them under, by their names without the prefix.
+    """
+    return [
+        value_register(
+            prefix + name,
+            access,
+            doc,
+            width=width,
+            kind=kind,
+            locked=locked,
+            path=(*at, name) if at else (),
+        )
+        for name, doc in docs.items()
+    ]
+
+
+def register(
+    name: str,
+    access: Access,
+    doc: str,
+    *rows: Row,
+    locked: bool = False,
+    path: tuple[str | int, ...] = (),
+) -> Register:
+    """A register of 32 bits with a row for each field."""
+    return Register(name=name, doc=doc, fields=fields(access, *rows), locked=locked, path=path)
+
+
+def fields(access: Access, *rows: Row) -> tuple[Field, ...]:
+    """Fields of a register, one for each row."""
+    found = []
+    for name, lsb, width, doc, *last in rows:
+        value = last[0] if last else 0
+        named = value if isinstance(value, type) else type(value)
+        found.append(
+            Field(
+                name=name,
+                access=access,
+                lsb=lsb,
+                width=width,
+                reset=0 if isinstance(value, type) else value,
+                values=named if issubclass(named, NamedValue) else None,
+                doc=doc,
+            )
+        )
+    return tuple(found)
+
+
 def block_map(
     name: str,
     *,
     doc: str,
     ident: int,
     version: tuple[int, int],
-    capabilities: Sequence[Field],
-    configuration: Sequence[Field],
+    capabilities: Sequence[Row],
+    configuration: Sequence[Row],
     causes: type[NamedValue],
     streams: type[NamedValue],
     lines: Sequence[Sequence[Register]],
@@ -68,21 +135,18 @@ def block_map(
     name, doc : of the block.
     ident : the 32 bits of ID.
     version : major, minor. The major number changes when old host code would misread the block.
-    capabilities, configuration : `CONSTANT` fields that describe this instance.
-    constants : more registers of such fields.
+    capabilities, configuration : constants that describe this instance.
+    constants : more registers of constants.
     causes, streams : named values of `error.cause` and `error.stream`.
     lines : the block's own registers; each inner sequence starts a 64-byte line.
     queued : START is taken while the block is busy, and so are the registers that it reads.
         Counters run on from START to START, and errors stay until an abort.
     """
-    can = Register(
-        name="capabilities", doc="What this instance can do.", fields=tuple(capabilities)
-    )
-    shape = Register(
-        name="configuration", doc="Shape of this instance.", fields=tuple(configuration)
-    )
+    constant = Access.CONSTANT
+    can = register("capabilities", constant, "What this instance can do.", *capabilities)
+    shape = register("configuration", constant, "Shape of this instance.", *configuration)
     first = [*identity(ident, version, can), shape, *constants]
-    common = [first, [_start(queued)], [_control()], _outcome(causes, streams)]
+    common = [first, [_start(queued)], [_CONTROL], _outcome(causes, streams)]
     return RegisterMap(
         name=name,
         doc=doc,
@@ -104,106 +168,62 @@ def identity(ident: int, version: tuple[int, int], capabilities: Register) -> li
     major, minor = version
     return [
         value_register("id", Access.CONSTANT, "What the block is.", reset=ident),
-        Register(
-            name="version",
-            doc="Version of the register interface.",
-            fields=(
-                constant_field("minor", 0, 16, minor, "Grows with compatible additions."),
-                constant_field("major", 16, 16, major, "Grows when old host code would misread."),
-            ),
+        register(
+            "version",
+            Access.CONSTANT,
+            "Version of the register interface.",
+            ("minor", 0, 16, "Grows with compatible additions.", minor),
+            ("major", 16, 16, "Grows when old host code would misread.", major),
         ),
         capabilities,
         value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
     ]
 
 
-def bit_fields(access: Access, docs: Mapping[str, str]) -> tuple[Field, ...]:
-    """Fields of a bit each, from bit 0 on: name to what it means."""
-    return tuple(
-        Field(name=name, access=access, lsb=lsb, doc=doc)
-        for lsb, (name, doc) in enumerate(docs.items())
-    )
-
-
-def constant_field(name: str, lsb: int, width: int, value: int, doc: str) -> Field:
-    """A field that tells what the hardware is."""
-    return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
-
-
 def _start(queued: bool) -> Register:
-    go = Field(name="go", access=Access.PULSE, doc="Writing 1 starts a run.")
     refused = "taken at any time" if queued else "refused while the block is busy"
-    return Register(
-        name="start",
-        doc=f"Starts a run; alone in its line, and {refused}.",
-        fields=(go,),
+    return register(
+        "start",
+        Access.PULSE,
+        f"Starts a run; alone in its line, and {refused}.",
+        ("go", 0, 1, "Writing 1 starts a run."),
         locked=not queued,
     )
 
 
-def _control() -> Register:
-    return Register(
-        name="control",
-        doc="Commands that are accepted at any time.",
-        fields=bit_fields(
-            Access.PULSE,
-            {
-                "abort": "Ends the run: no new burst is issued, those in flight drain.",
-                "latch": "Captures all counters in one cycle.",
-                "clear": "Clears status.refused.",
-            },
-        ),
-    )
+_CONTROL = register(
+    "control",
+    Access.PULSE,
+    "Commands that are accepted at any time.",
+    ("abort", 0, 1, "Ends the run: no new burst is issued, those in flight drain."),
+    ("latch", 1, 1, "Captures all counters in one cycle."),
+    ("clear", 2, 1, "Clears status.refused."),
+)
 
 
 def _outcome(causes: type[NamedValue], streams: type[NamedValue]) -> list[Register]:
-    def status(name: str, lsb: int, doc: str) -> Field:
-        return Field(name=name, access=Access.STATUS, lsb=lsb, doc=doc)
-
+    status = fields(
+        Access.STATUS,
+        ("busy", 0, 1, "A run is in progress; configuration is locked."),
+        ("done", 1, 1, "The last run ended, and all it had to write is written."),
+        ("error", 2, 1, "The last run ended, or is about to end, with an error."),
+    )
+    refused = fields(
+        Access.REFUSED, ("refused", 3, 1, "A write was refused because the block was busy.")
+    )
     return [
         Register(
             name="status",
             doc="State of the block. An accepted START clears done and error.",
-            fields=(
-                status("busy", 0, "A run is in progress; configuration is locked."),
-                status("done", 1, "The last run ended, and all it had to write is written."),
-                status("error", 2, "The last run ended, or is about to end, with an error."),
-                Field(
-                    name="refused",
-                    access=Access.REFUSED,
-                    lsb=3,
-                    doc="A write was refused because the block was busy.",
-                ),
-            ),
+            fields=(*status, *refused),
         ),
-        Register(
-            name="error",
-            doc="First error of the last run; all zero when there was none.",
-            fields=(
-                Field(
-                    name="cause",
-                    access=Access.STATUS,
-                    width=8,
-                    values=causes,
-                    doc="What went wrong.",
-                ),
-                Field(
-                    name="stream",
-                    access=Access.STATUS,
-                    lsb=8,
-                    width=8,
-                    values=streams,
-                    doc="Which stream it happened on.",
-                ),
-                Field(
-                    name="response",
-                    access=Access.STATUS,
-                    lsb=16,
-                    width=2,
-                    values=Response,
-                    doc="The bus response, if the cause is one.",
-                ),
-            ),
+        register(
+            "error",
+            Access.STATUS,
+            "First error of the last run; all zero when there was none.",
+            ("cause", 0, 8, "What went wrong.", causes),
+            ("stream", 8, 8, "Which stream it happened on.", streams),
+            ("response", 16, 2, "The bus response, if the cause is one.", Response),
         ),
         value_register(
             "error_address",

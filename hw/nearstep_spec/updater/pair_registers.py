@@ -1,7 +1,7 @@
 """Registers of gradients that come as pairs, or as records of a user's decompressor."""
 
-from nearstep_spec.csr.block import value_register
-from nearstep_spec.csr.model import Access, Field, NamedValue, Register
+from nearstep_spec.csr.block import Row, register, value_register
+from nearstep_spec.csr.model import Access, NamedValue, Register
 from nearstep_spec.rule.file import is_in_file
 from nearstep_spec.updater.config import INDEX, UpdateKernelConfig
 
@@ -33,27 +33,17 @@ def decompressor_registers(config: UpdateKernelConfig) -> list[Register]:
     found = config.decompressor
     if found is None:
         return []
-    digest = Field(
-        name="digest",
-        access=Access.CONSTANT,
-        width=32,
-        reset=found.mark,
-        doc="First 32 bits of the SHA-256 of its name and its file.",
-    )
-    return [Register(name="decompressor", doc="The user's decompressor.", fields=(digest,))]
+    what = "First 32 bits of the SHA-256 of its name and its file."
+    digest: Row = ("digest", 0, 32, what, found.mark)
+    return [register("decompressor", Access.CONSTANT, "The user's decompressor.", digest)]
 
 
 def pair_registers(config: UpdateKernelConfig) -> list[Register]:
     """What a run with pairs is told, of a kernel that takes them."""
-    form = Field(
-        name="form",
-        access=Access.CONFIG,
-        width=4,
-        values=UserForm if config.decompressors else Compression,
-        doc="Form of the gradients.",
-    )
+    forms = UserForm if config.decompressors else Compression
+    form: Row = ("form", 0, 4, "Form of the gradients.", forms)
     return [
-        Register(name="compression", doc="Gradients as pairs.", fields=(form,), locked=True),
+        register("compression", Access.CONFIG, "Gradients as pairs.", form, locked=True),
         value_register(
             "index_address",
             Access.CONFIG,

@@ -3,11 +3,10 @@
 from functools import cache
 from typing import Any, cast
 
-from nearstep_spec.csr.block import block_map, value_register
+from nearstep_spec.csr.block import Row, block_map, register, value_register, value_registers
 from nearstep_spec.csr.model import (
     BLOCK_BYTES,
     Access,
-    Field,
     Kind,
     NamedValue,
     Register,
@@ -23,8 +22,8 @@ from nearstep_spec.updater.config import COPY_OUT, ConfigError, UpdateKernelConf
 from nearstep_spec.updater.pair_registers import Compression as Compression
 from nearstep_spec.updater.pair_registers import decompressor_registers, pair_registers
 
-IDENT = int.from_bytes(b"ADAM", "big")
-VERSION = (1, 0)
+IDENT = int.from_bytes(b"UPDT", "big")
+VERSION = (2, 0)
 
 COUNTERS = {
     "cycles": "Cycles in which the kernel was busy.",
@@ -210,11 +209,8 @@ def _kernel_map(config: UpdateKernelConfig) -> RegisterMap:
             *([_rounding(config)] if config.stochastic_rounding else []),
             *([_operation()] if config.scan else []),
             *([pair_registers(config)] if config.compression else []),
-            *_windows(config.window_count),
-            [
-                value_register(name, Access.COUNTER, doc, width=64, path=("counter", name))
-                for name, doc in counters(config).items()
-            ],
+            *(_window(index) for index in range(config.window_count)),
+            value_registers(Access.COUNTER, counters(config), at=("counter",)),
         ],
     )
 
@@ -233,100 +229,59 @@ def device_maps(config: UpdateKernelConfig) -> dict[str, tuple[int, RegisterMap]
     return {f"adam{i}": (i * BLOCK_BYTES, kernel) for i, kernel in enumerate(kernels)}
 
 
-def _capabilities(config: UpdateKernelConfig) -> list[Field]:
-    def constant(
-        name: str,
-        lsb: int,
-        width: int,
-        value: int,
-        doc: str,
-        values: type[NamedValue] | None = None,
-    ) -> Field:
-        return Field(
-            name=name,
-            access=Access.CONSTANT,
-            lsb=lsb,
-            width=width,
-            reset=value,
-            doc=doc,
-            values=values,
-        )
-
+def _capabilities(config: UpdateKernelConfig) -> list[Row]:
+    gradients = sum(1 << GradientFormat[name.upper()] for name in config.gradient_formats)
+    copies = sum(1 << CopyOutFormat[name.upper()] for name in ("none", *config.copy_out_formats))
+    supported = "A bit for each value of {} that is supported."
     return [
-        constant("lanes", 0, 8, config.lanes, "FP32 elements in a memory beat."),
-        constant("functional_units", 8, 8, config.units, "Functional units."),
-        constant("order", 16, 4, Order[config.order.upper()], "Order of arithmetic.", Order),
-        constant("windows", 20, 4, config.window_count, "Address windows."),
-        constant(
-            "gradient_formats",
-            24,
-            4,
-            sum(1 << GradientFormat[name.upper()] for name in config.gradient_formats),
-            "A bit for each value of formats.gradient that is supported.",
-        ),
-        constant(
-            "copy_out_formats",
-            28,
-            4,
-            sum(1 << CopyOutFormat[name.upper()] for name in ("none", *config.copy_out_formats)),
-            "A bit for each value of formats.copy_out that is supported.",
-        ),
+        ("lanes", 0, 8, "FP32 elements in a memory beat.", config.lanes),
+        ("functional_units", 8, 8, "Functional units.", config.units),
+        ("order", 16, 4, "Order of arithmetic.", Order[config.order.upper()]),
+        ("windows", 20, 4, "Address windows.", config.window_count),
+        ("gradient_formats", 24, 4, supported.format("formats.gradient"), gradients),
+        ("copy_out_formats", 28, 4, supported.format("formats.copy_out"), copies),
     ]
 
 
-def _configuration(config: UpdateKernelConfig) -> list[Field]:
-    def constant(name: str, lsb: int, value: int, doc: str, width: int = 8) -> Field:
-        return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
-
+def _configuration(config: UpdateKernelConfig) -> list[Row]:
     return [
-        constant("block_log2", 0, config.block_bytes.bit_length() - 1, "log2 of bytes in a block."),
-        constant("burst_log2", 8, config.burst_bytes.bit_length() - 1, "log2 of bytes in a burst."),
-        constant("address_width", 16, config.address_width, "Bits of a memory address."),
-        constant("rules", 24, len(config.programs), "Update rules.", 4),
-        constant("gradient_scale", 28, config.gradient_scale, "Gradients can be scaled.", 1),
-        constant("scan", 29, config.scan, "Gradients can be read alone.", 1),
-        constant("fused", 30, "fused" in config.compression, "Sorted pairs can be read.", 1),
-        constant("scatter", 31, "scatter" in config.compression, "Grouped pairs can be read.", 1),
+        ("block_log2", 0, 8, "log2 of bytes in a block.", config.block_bytes.bit_length() - 1),
+        ("burst_log2", 8, 8, "log2 of bytes in a burst.", config.burst_bytes.bit_length() - 1),
+        ("address_width", 16, 8, "Bits of a memory address.", config.address_width),
+        ("rules", 24, 4, "Update rules.", len(config.programs)),
+        ("gradient_scale", 28, 1, "Gradients can be scaled.", config.gradient_scale),
+        ("scan", 29, 1, "Gradients can be read alone.", config.scan),
+        ("fused", 30, 1, "Sorted pairs can be read.", "fused" in config.compression),
+        ("scatter", 31, 1, "Grouped pairs can be read.", "scatter" in config.compression),
     ]
+
+
+_ARRAYS = {
+    "p": "parameters",
+    "g": "gradients",
+    "m": "first moments",
+    "v": "second moments",
+    "v_max": "maxima of the second moments",
+}
 
 
 def _arrays(config: UpdateKernelConfig) -> list[Register]:
-    docs = {
-        "p": "parameters",
-        "g": "gradients",
-        "m": "first moments",
-        "v": "second moments",
-        "v_max": "maxima of the second moments",
-    }
-    addresses = [
-        value_register(
-            f"{name}_address",
-            Access.CONFIG,
-            f"Byte address of the {docs.get(name, f'array {name}')}; a multiple of a memory beat.",
-            width=64,
-            locked=True,
-            path=("address", name),
-        )
-        for name in config.arrays
+    def address(name: str, key: str, doc: str) -> Register:
+        path = ("address", key)
+        return value_register(name, Access.CONFIG, doc, width=64, locked=True, path=path)
+
+    what = "Byte address of the {}; a multiple of a memory beat."
+    copy = "Byte address of a 16-bit copy of the parameters; a multiple of a memory beat."
+    reserved = "Reserved for a 16-bit copy of the parameters; must be 0."
+    count = {"count": "Elements to update; 0 is a run that is done."}
+    return [
+        *(
+            address(f"{name}_address", name, what.format(_ARRAYS.get(name, f"array {name}")))
+            for name in config.arrays
+        ),
+        *value_registers(Access.CONFIG, count, locked=True),
+        address("copy_out_address", COPY_OUT, copy if config.copy_out_formats else reserved),
     ]
-    count = value_register(
-        "count",
-        Access.CONFIG,
-        "Elements to update; 0 is a run that is done.",
-        width=64,
-        locked=True,
-    )
-    copy_out = value_register(
-        "copy_out_address",
-        Access.CONFIG,
-        "Byte address of a 16-bit copy of the parameters; a multiple of a memory beat."
-        if config.copy_out_formats
-        else "Reserved for a 16-bit copy of the parameters; must be 0.",
-        width=64,
-        locked=True,
-        path=("address", COPY_OUT),
-    )
-    return [*addresses, count, copy_out]
 
 
 def _state_formats(config: UpdateKernelConfig) -> list[Register]:
@@ -334,62 +289,28 @@ def _state_formats(config: UpdateKernelConfig) -> list[Register]:
     formats = update_rule(config).formats
     if not formats:
         return []
-    fields = tuple(
-        Field(
-            name=name,
-            access=Access.CONSTANT,
-            lsb=4 * index,
-            width=4,
-            reset=StateFormat[formats.get(name, "fp32").upper()],
-            values=StateFormat,
-            doc=f"Format of {name}.",
-        )
+    rows: list[Row] = [
+        (name, 4 * index, 4, f"Format of {name}.", StateFormat[formats.get(name, "fp32").upper()])
         for index, name in enumerate(config.states)
-    )
-    stochastic = Field(
-        name="stochastic",
-        access=Access.CONSTANT,
-        lsb=STOCHASTIC_BIT,
-        reset=int(config.stochastic_rounding),
-        doc="States in bfloat16 can be rounded stochastically.",
-    )
-    return [
-        Register(
-            name="state_formats",
-            doc="Number formats of the states.",
-            fields=(*fields, stochastic),
-        )
     ]
+    can = "States in bfloat16 can be rounded stochastically."
+    rows.append(("stochastic", STOCHASTIC_BIT, 1, can, int(config.stochastic_rounding)))
+    return [register("state_formats", Access.CONSTANT, "Number formats of the states.", *rows)]
 
 
 def _rule_registers(config: UpdateKernelConfig) -> list[Register]:
     rules = config.rule_set
-    switches = tuple(
-        Field(name=name, access=Access.CONFIG, lsb=i, doc=SWITCHES.get(name, ""))
-        for i, name in enumerate(rules.switches)
-    )
-    mode = Register(name="mode", doc="Switches of the update rule.", fields=switches, locked=True)
-    formats = Register(
-        name="formats",
-        doc="Number formats in memory; START refuses those that this kernel does not have.",
+    switches: list[Row] = [
+        (name, i, 1, SWITCHES.get(name, "")) for i, name in enumerate(rules.switches)
+    ]
+    mode = register("mode", Access.CONFIG, "Switches of the update rule.", *switches, locked=True)
+    formats = register(
+        "formats",
+        Access.CONFIG,
+        "Number formats in memory; START refuses those that this kernel does not have.",
+        ("gradient", 0, 4, "Format of the gradients.", GradientFormat),
+        ("copy_out", 4, 4, "Format of the copy of the parameters.", CopyOutFormat),
         locked=True,
-        fields=(
-            Field(
-                name="gradient",
-                access=Access.CONFIG,
-                width=4,
-                values=GradientFormat,
-                doc="Format of the gradients.",
-            ),
-            Field(
-                name="copy_out",
-                access=Access.CONFIG,
-                lsb=4,
-                width=4,
-                values=CopyOutFormat,
-                doc="Format of the copy of the parameters.",
-            ),
-        ),
     )
     scale = value_register(
         "gradient_scale",
@@ -402,18 +323,11 @@ def _rule_registers(config: UpdateKernelConfig) -> list[Register]:
         locked=True,
         path=("scalar", GRADIENT_SCALE),
     )
-    scalars = [
-        value_register(
-            name,
-            Access.CONFIG,
-            SCALARS.get(name, "Scalar of the update rule."),
-            kind=Kind.FLOAT32,
-            locked=True,
-            path=("scalar", name),
-        )
+    scalars = {
+        name: SCALARS.get(name, "Scalar of the update rule.")
         for name in rules.whole.scalars
         if name != GRADIENT_SCALE
-    ]
+    }
     choice = value_register(
         "rule",
         Access.CONFIG,
@@ -425,115 +339,61 @@ def _rule_registers(config: UpdateKernelConfig) -> list[Register]:
         formats,
         scale,
         *([choice] if len(rules.rules) > 1 else []),
-        *scalars,
+        *value_registers(
+            Access.CONFIG, scalars, at=("scalar",), width=32, kind=Kind.FLOAT32, locked=True
+        ),
     ]
 
 
 def _rounding(config: UpdateKernelConfig) -> list[Register]:
     """How states in bfloat16 are rounded, see `nearstep_spec.rounding`."""
     begins = alignment(config.lanes)
-    fields = tuple(
-        Field(
-            name=name,
-            access=Access.CONFIG,
-            lsb=4 * config.states.index(name),
-            width=4,
-            doc=f"Stream of random bits of {name}; 0 rounds to nearest even.",
-        )
-        for name in config.stochastic
-    )
+    stream = "Stream of random bits of {}; 0 rounds to nearest even."
+    rows: list[Row] = [
+        (name, 4 * config.states.index(name), 4, stream.format(name)) for name in config.stochastic
+    ]
+    what = "Rounding of states in bfloat16: to nearest even, or stochastically."
+    key = {
+        "rounding_seed": "First word of the generator's key.",
+        "rounding_step": "Second word of the generator's key: number of the step.",
+    }
+    index = f"Index of the run's first element; a multiple of {begins} below 2**{INDEX_BITS}."
+    place = {
+        "element_within": f"Its place in its block; a multiple of {begins}.",
+        "element_skip": "Elements that lie on other channels between two blocks of this one.",
+    }
     return [
-        Register(
-            name="rounding",
-            doc="Rounding of states in bfloat16: to nearest even, or stochastically.",
-            fields=fields,
-            locked=True,
-        ),
-        value_register(
-            "rounding_seed", Access.CONFIG, "First word of the generator's key.", locked=True
-        ),
-        value_register(
-            "rounding_step",
-            Access.CONFIG,
-            "Second word of the generator's key: number of the step.",
-            locked=True,
-        ),
-        value_register(
-            "element_index",
-            Access.CONFIG,
-            f"Index of the run's first element; a multiple of {begins} below 2**{INDEX_BITS}.",
-            width=64,
-            locked=True,
-        ),
-        value_register(
-            "element_within",
-            Access.CONFIG,
-            f"Its place in its block; a multiple of {begins}.",
-            locked=True,
-        ),
-        value_register(
-            "element_skip",
-            Access.CONFIG,
-            "Elements that lie on other channels between two blocks of this one.",
-            locked=True,
-        ),
+        register("rounding", Access.CONFIG, what, *rows, locked=True),
+        *value_registers(Access.CONFIG, key, width=32, locked=True),
+        *value_registers(Access.CONFIG, {"element_index": index}, locked=True),
+        *value_registers(Access.CONFIG, place, width=32, locked=True),
     ]
 
 
 def _operation() -> list[Register]:
-    kind = Field(
-        name="kind", access=Access.CONFIG, width=4, values=Operation, doc="What START begins."
-    )
-    found = Field(name="found_inf", access=Access.STATUS, doc="A gradient is infinite or NaN.")
+    kind: Row = ("kind", 0, 4, "What START begins.", Operation)
+    found: Row = ("found_inf", 0, 1, "A gradient is infinite or NaN.")
+    squares = "Of the gradients of the last run, if it was a scan: binary64."
     return [
-        Register(name="operation", doc="Kind of run.", fields=(kind,), locked=True),
-        Register(name="scan", doc="Outcome of the last run, if it was a scan.", fields=(found,)),
-        value_register(
-            "sum_of_squares",
-            Access.STATUS,
-            "Of the gradients of the last run, if it was a scan: binary64.",
-            width=64,
-        ),
+        register("operation", Access.CONFIG, "Kind of run.", kind, locked=True),
+        register("scan", Access.STATUS, "Outcome of the last run, if it was a scan.", found),
+        value_register("sum_of_squares", Access.STATUS, squares, width=64),
     ]
 
 
-def _windows(count: int) -> list[list[Register]]:
-    def window(index: int) -> list[Register]:
-        name = f"window{index}"
-        permissions = tuple(
-            Field(name=bit, access=Access.CONFIG, lsb=lsb, doc=doc)
-            for lsb, (bit, doc) in enumerate(
-                {
-                    "read": "The kernel may read here.",
-                    "write": "The kernel may write here.",
-                    "valid": "The window is in force.",
-                }.items()
-            )
-        )
-        return [
-            value_register(
-                f"{name}_base",
-                Access.CONFIG,
-                "First byte granted.",
-                width=64,
-                locked=True,
-                path=("window", index, "base"),
-            ),
-            value_register(
-                f"{name}_limit",
-                Access.CONFIG,
-                "First byte behind those granted.",
-                width=64,
-                locked=True,
-                path=("window", index, "limit"),
-            ),
-            Register(
-                name=f"{name}_permissions",
-                doc="What the window grants.",
-                fields=permissions,
-                locked=True,
-                path=("window", index, "permissions"),
-            ),
-        ]
-
-    return [window(index) for index in range(count)]
+def _window(index: int) -> list[Register]:
+    name, path = f"window{index}", ("window", index)
+    ends = {"base": "First byte granted.", "limit": "First byte behind those granted."}
+    return [
+        *value_registers(Access.CONFIG, ends, prefix=f"{name}_", at=path, locked=True),
+        register(
+            f"{name}_permissions",
+            Access.CONFIG,
+            "What the window grants.",
+            ("read", 0, 1, "The kernel may read here."),
+            ("write", 1, 1, "The kernel may write here."),
+            ("valid", 2, 1, "The window is in force."),
+            locked=True,
+            path=(*path, "permissions"),
+        ),
+    ]

@@ -20,12 +20,12 @@
 #include <array>
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "models/dram/hosted.hpp"
 #include "verilate/context.hpp"
 #include "axdimm/dimm_memory.hpp"
 #if NEARSTEP_WHOLE
@@ -500,8 +500,6 @@ class Dimm {
 #endif
 };
 
-thread_local std::string construction_error;
-
 }  // namespace
 }  // namespace nearstep
 
@@ -509,16 +507,10 @@ using namespace nearstep;
 
 extern "C" {
 
-// Null, with dimm_error, if a configuration cannot be.
+// Null, with ddr4_last_error, if a configuration cannot be.
 Dimm* dimm_open(const DimmOptions* options) {
-    try {
-        return new Dimm(*options);
-    } catch (const std::exception& error) {
-        construction_error = error.what();
-        return nullptr;
-    }
+    return guarded([&] { return new Dimm(*options); });
 }
-const char* dimm_error() { return construction_error.c_str(); }
 
 void dimm_close(Dimm* dimm) { delete dimm; }
 

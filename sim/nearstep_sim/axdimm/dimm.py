@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -22,7 +20,14 @@ from nearstep.errors import (
 )
 from nearstep.run import check_bound
 from nearstep.threads import shared, simulation_threads
-from nearstep_sim.axdimm.library import CHANNEL, MODULE, dimm_library, whole_library
+from nearstep_sim.axdimm.library import (
+    CHANNEL,
+    DRAM_MODELS,
+    HARNESS,
+    MODULE,
+    dimm_library,
+    whole_library,
+)
 from nearstep_sim.axdimm.options import DimmOptions
 from nearstep_sim.models.dram.host import HostConfig, HostStatistics
 from nearstep_sim.models.dram.library import (
@@ -33,7 +38,7 @@ from nearstep_sim.models.dram.library import (
 )
 from nearstep_sim.models.dram.trace import header
 from nearstep_sim.models.memory import POISON
-from nearstep_sim.verilate.abi import structure, values
+from nearstep_sim.verilate.abi import load, structure, values
 from nearstep_sim.verilate.harness import (
     FAULTED,
     HISTORY_BYTES,
@@ -71,41 +76,6 @@ _Options = structure("axdimm/dimm_memory.hpp", "DimmOptions")
 
 
 _Counters = structure("axdimm/dimm.cpp", "ChannelCounters")
-
-
-@cache
-def _load(path: Path) -> ctypes.CDLL:
-    """The library with the types of its functions."""
-    lib = ctypes.CDLL(str(path))
-    dimm, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
-    for name, result, arguments in (
-        ("open", dimm, (ctypes.POINTER(_Options),)),
-        ("error", text, ()),
-        ("close", None, (dimm,)),
-        ("abandon", None, (dimm,)),
-        ("read", ctypes.c_int32, (dimm, number, ctypes.c_void_p, number)),
-        ("write", ctypes.c_int32, (dimm, number, ctypes.c_void_p, number)),
-        ("wait", ctypes.c_int32, (dimm, ctypes.POINTER(CPoll), number, number)),
-        ("submit", number, (dimm, number, ctypes.c_void_p, number, ctypes.c_int32)),
-        ("ended", number, (dimm,)),
-        ("withdraw", None, (dimm,)),
-        ("advance", ctypes.c_int32, (dimm, ctypes.POINTER(CPoll), number, number)),
-        ("threads", None, (dimm, ctypes.c_uint32)),
-        ("cycle", number, (dimm,)),
-        ("fault", None, (dimm, ctypes.POINTER(FaultRecord))),
-        ("watch", None, (dimm, ctypes.c_int32)),
-        ("mark", None, (dimm, number, number, ctypes.c_uint8)),
-        ("state", ctypes.c_uint8, (dimm, number)),
-        ("inject", None, (dimm, ctypes.POINTER(CInjection))),
-        ("heal", None, (dimm,)),
-        ("history", None, (dimm, text, number)),
-        ("counters", None, (dimm, ctypes.c_uint, ctypes.POINTER(_Counters))),
-        ("give", None, (dimm, ctypes.c_int32, *(ctypes.c_uint32,) * 3)),
-        ("statistics", None, (dimm, ctypes.POINTER(CHostStatistics))),
-    ):
-        function = getattr(lib, f"dimm_{name}")
-        function.restype, function.argtypes = result, list(arguments)
-    return lib
 
 
 class DimmTransfer(Completion):
@@ -193,10 +163,12 @@ class DimmBackend(EmulatedBackend):
             writable(name, "commands", options.commands, *files)
         self._threads = simulation_threads()
         tops = {"whole": MODULE, "channel": CHANNEL}
-        self._lib = _load(
+        self._lib = load(
             whole_library(dimm, tops[options.top])
             if options.top in tops
-            else dimm_library(dimm, trace=options.trace is not None)
+            else dimm_library(dimm, trace=options.trace is not None),
+            HARNESS,
+            DRAM_MODELS,
         )
         host = HostConfig(
             density=dimm.density,
@@ -227,7 +199,7 @@ class DimmBackend(EmulatedBackend):
         )
         handle = self._lib.dimm_open(ctypes.byref(given))
         if handle is None:
-            raise ArgumentError(self._lib.dimm_error().decode())
+            raise ArgumentError(self._lib.ddr4_last_error().decode())
         self._simulation = Simulation(
             self,
             "sim:axdimm",

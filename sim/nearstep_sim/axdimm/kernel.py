@@ -17,6 +17,7 @@ class VerilatedBackend(ShellBackend):
     """A kernel of an AXDIMM. Memory is copied behind its back, at once and in no device time."""
 
     family = "axdimm"
+    source = "updater/kernel.cpp"
 
     def __init__(self, options: VerilatedOptions) -> None:
         self.config = options.config()
@@ -28,7 +29,6 @@ class VerilatedBackend(ShellBackend):
         super().__init__(path, options, options.capacity_bytes)
 
     def _open(self, options: ShellOptions) -> int:
-        self._lib.device_open.restype = ctypes.c_void_p
         return int(self._lib.device_open(ctypes.byref(options)))
 
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:

@@ -16,7 +16,7 @@
 #include "VMemoryChannel.h"
 #include "VMemoryChannel___024root.h"
 #include "axdimm/dfi_pins.hpp"
-#include "models/dram/dfi_pins.hpp"
+#include "models/dram/hosted.hpp"
 #include "verilated.h"
 
 using namespace nearstep;
@@ -57,11 +57,11 @@ enum class Kernel : int { kQuiet, kBusy, kDeaf };  // deaf: it takes no answers
 using Beat = std::array<std::uint8_t, kBeatBytes>;
 using Line = Beat;
 
-class ChannelBench {
+class ChannelBench final : public HostedDram {
   public:
     explicit ChannelBench(const ChannelConfig& config)
-        : c_(config),
-          host_(config.host),
+        : HostedDram(config.host),
+          c_(config),
           dram_(config.timing, config.geometry, config.mapping.ranks(), config.port),
           dut_(&context_),
           banks_(config.geometry.banks()),
@@ -77,8 +77,7 @@ class ChannelBench {
         dut_.rst = 0;
     }
 
-    HostController& host() { return host_; }
-    Ddr4Device& device(int rank) { return dram_.device(rank); }
+    Ddr4Device& device(int rank) override { return dram_.device(rank); }
     void kernel(Kernel what) { kernel_ = what; }
     void kernel_line(int number, const std::uint8_t* data) {
         std::memcpy(lines_[number].data(), data, kBeatBytes);
@@ -87,21 +86,11 @@ class ChannelBench {
     const ChannelStatistics& statistics() const { return statistics_; }
     bool kernel_idle() const { return bursts_.empty(); }
     int mode() const { return dut_.o_normal | dut_.o_acceleration << 1; }
-    const std::string& error() {
+    const std::string& error() override {
         if (const Violation* found = dram_.violation(); error_.empty() && found)
             error_ = found->text();
         if (error_.empty()) error_ = host_.error();
         return error_;
-    }
-
-    std::uint64_t run(std::uint64_t cycles, bool until_idle) {
-        std::uint64_t ran = 0;
-        while (ran < cycles && !(until_idle && host_.idle())) {
-            step();
-            ++ran;
-            if (!error_.empty() || dram_.failed() || !host_.error().empty()) break;
-        }
-        return ran;
     }
 
   private:
@@ -160,7 +149,10 @@ class ChannelBench {
         dut_.s_axi___05Farburst = dut_.s_axi___05Fawburst = 1;
     }
 
-    void step() {
+    bool failed() const override {
+        return !error_.empty() || dram_.failed() || !host_.error().empty();
+    }
+    void step() override {
         check_read_data();
         HostCycle out;
         std::uint8_t rddata[HostCycle::kDataBytes];
@@ -168,9 +160,9 @@ class ChannelBench {
         host_.tick(dut_.host___05Frddata_valid ? rddata : nullptr, out);
         NEARSTEP_HOST_DRIVE(dut_, out, nobody());
         drive_kernel();
-        show_read_data(dut_, dram_);
+        NEARSTEP_DFI_READ(dut_, dfi, dram_);
         dut_.eval();
-        take_commands(dut_, dram_);
+        NEARSTEP_DFI_CYCLE(dut_, dfi, dram_);
         sample_kernel();
         settle_writes();
         classify();
@@ -436,7 +428,6 @@ class ChannelBench {
     };
 
     ChannelConfig c_;
-    HostController host_;
     Ddr4Channel dram_;
     VerilatedContext context_;
     VMemoryChannel dut_;
@@ -456,31 +447,15 @@ class ChannelBench {
     Kernel kernel_ = Kernel::kQuiet;
     int last_mode_ = 1;
     ChannelStatistics statistics_{};
-    std::string error_;
 };
-
-thread_local std::string construction_error;
 
 }  // namespace
 
 extern "C" {
 
-ChannelBench* channel_new(const ChannelConfig* config) {
-    try {
-        return new ChannelBench(*config);
-    } catch (const std::exception& error) {
-        construction_error = error.what();
-        return nullptr;
-    }
+HostedDram* channel_new(const ChannelConfig* config) {
+    return guarded([&] { return new ChannelBench(*config); });
 }
-const char* channel_construction_error() { return construction_error.c_str(); }
-void channel_free(ChannelBench* bench) { delete bench; }
-HostController* channel_host(ChannelBench* bench) { return &bench->host(); }
-Ddr4Device* channel_device(ChannelBench* bench, int rank) { return &bench->device(rank); }
-std::uint64_t channel_run(ChannelBench* bench, std::uint64_t cycles, int until_idle) {
-    return bench->run(cycles, until_idle);
-}
-const char* channel_error(ChannelBench* bench) { return bench->error().c_str(); }
 void channel_kernel(ChannelBench* bench, int what) { bench->kernel(static_cast<Kernel>(what)); }
 int channel_kernel_idle(const ChannelBench* bench) { return bench->kernel_idle(); }
 int channel_mode(const ChannelBench* bench) { return bench->mode(); }

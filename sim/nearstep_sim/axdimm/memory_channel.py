@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.models.dram.device import Ddr4Device
-from nearstep_sim.models.dram.host import HostConfig, HostController
+from nearstep_sim.models.dram.host import HostConfig, HostedDram
 from nearstep_sim.models.dram.library import (
     SOURCE,
     CGeometry,
@@ -21,7 +20,7 @@ from nearstep_sim.models.dram.library import (
     CPortConfig,
     CTiming,
 )
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.axdimm.registers import Block, window_base
 from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
@@ -101,43 +100,10 @@ def _library(mapping: AddressMapping) -> ctypes.CDLL:
     )
     source = Path(__file__).with_name("memory_channel.cpp")
     built = verilate_library("memory_channel", [model], [source], common=[SOURCE])
-    library = ctypes.CDLL(str(built))
-    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
-    for name, result, arguments in (
-        ("new", pointer, (pointer,)),
-        ("construction_error", text, ()),
-        ("free", None, (pointer,)),
-        ("host", pointer, (pointer,)),
-        ("device", pointer, (pointer, ctypes.c_int)),
-        ("run", number, (pointer, number, ctypes.c_int)),
-        ("error", text, (pointer,)),
-        ("kernel", None, (pointer, ctypes.c_int)),
-        ("kernel_idle", ctypes.c_int, (pointer,)),
-        ("mode", ctypes.c_int, (pointer,)),
-        ("statistics", None, (pointer, pointer)),
-        ("kernel_line", None, (pointer, ctypes.c_int, pointer)),
-        ("set_kernel_line", None, (pointer, ctypes.c_int, pointer)),
-    ):
-        function = getattr(library, f"channel_{name}")
-        function.restype, function.argtypes = result, list(arguments)
-    return library
+    return load(built, source, SOURCE)
 
 
-class _Handle:
-    """Owns the C++ object; every view of a part of it holds this."""
-
-    def __init__(self, library: ctypes.CDLL, config: _CConfig) -> None:
-        self.library = library
-        self.pointer = library.channel_new(ctypes.byref(config))
-        if not self.pointer:
-            raise ValueError(library.channel_construction_error().decode())
-
-    def __del__(self) -> None:
-        if getattr(self, "pointer", None):
-            self.library.channel_free(self.pointer)
-
-
-class ChannelBench:
+class ChannelBench(HostedDram):
     """`MemoryChannel`, Verilated, with a host, a kernel's bus and registers, and its DDR4 ranks.
 
     Every method that runs raises `ChannelError`.
@@ -151,9 +117,10 @@ class ChannelBench:
 
     Attributes
     ----------
-    devices, device : the ranks, and the first of them.
+    device : the first rank.
     """
 
+    failure = ChannelError
     kernel_base = 1 << 28
 
     def __init__(
@@ -195,45 +162,32 @@ class ChannelBench:
             kernel_chunks=kernel_chunks,
             seed=seed,
         )
-        self._handle = _Handle(_library(self.mapping), c_config)
-        library, pointer = self._handle.library, self._handle.pointer
-        self.host = HostController.borrowed(library.channel_host(pointer), config, self._handle)
-        self.devices = tuple(
-            Ddr4Device.borrowed(
-                library.channel_device(pointer, rank), timing, config.geometry, self._handle
-            )
-            for rank in range(ranks)
+        library = _library(self.mapping)
+        super().__init__(
+            library, library.channel_new(ctypes.byref(c_config)), config, timing, ranks
         )
         self.device = self.devices[0]
         early = config.refresh_offset * PHASES // HOST_PHASES
         for device in self.devices:
             device.refresh_offset(early - HOST_COMMAND_DELAY * PHASES)
 
-    def run(self, cycles: int, *, until_idle: bool = False) -> int:
-        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
-        library, pointer = self._handle.library, self._handle.pointer
-        ran = int(library.channel_run(pointer, cycles, until_idle))
-        if text := library.channel_error(pointer).decode():
-            raise ChannelError(text)
-        return ran
-
     def kernel(self, what: Kernel) -> None:
         """What the kernel does from now on."""
-        self._handle.library.channel_kernel(self._handle.pointer, what)
+        self._library.channel_kernel(self._pointer, what)
 
     @property
     def kernel_idle(self) -> bool:
         """No burst of the kernel is waiting or on its way."""
-        return bool(self._handle.library.channel_kernel_idle(self._handle.pointer))
+        return bool(self._library.channel_kernel_idle(self._pointer))
 
     @property
     def mode(self) -> Mode:
-        return Mode(self._handle.library.channel_mode(self._handle.pointer))
+        return Mode(self._library.channel_mode(self._pointer))
 
     @property
     def statistics(self) -> ChannelStatistics:
         out = _CStatistics()
-        self._handle.library.channel_statistics(self._handle.pointer, ctypes.byref(out))
+        self._library.channel_statistics(self._pointer, ctypes.byref(out))
         names = ChannelStatistics.__annotations__
         return ChannelStatistics(**{name: int(getattr(out, name)) for name in names})
 
@@ -244,7 +198,7 @@ class ChannelBench:
     def kernel_line(self, number: int) -> NDArray[np.uint8]:
         """What the kernel's registers hold; they are plain memory here."""
         out = np.empty(LINE_BYTES, np.uint8)
-        self._handle.library.channel_kernel_line(self._handle.pointer, number, out.ctypes.data)
+        self._library.channel_kernel_line(self._pointer, number, out.ctypes.data)
         return out
 
     def write_line(self, block: Block, line: int, words: dict[int, int]) -> None:

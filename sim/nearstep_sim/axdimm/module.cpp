@@ -3,12 +3,13 @@
 // NEARSTEP_CHANNELS: how many; 1, 2 or 4.
 #include <cstdint>
 #include <cstring>
-#include <deque>
-#include <exception>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "VAxdimmModule.h"
 #include "axdimm/dfi_pins.hpp"
+#include "models/dram/hosted.hpp"
 #include "verilated.h"
 
 using namespace nearstep;
@@ -32,43 +33,31 @@ struct ModuleConfig {
     PortConfig port;
 };
 
-class ModuleBench {
+class ModuleBench final : public HostedDram {
   public:
-    explicit ModuleBench(const ModuleConfig& config) : host_(config.host), dut_(&context_) {
-        for (int channel = 0; channel < kChannels; ++channel) {
-            devices_.emplace_back(config.timing, config.geometry, channel);
-            ports_.emplace_back(devices_.back(), config.port);
-        }
+    explicit ModuleBench(const ModuleConfig& config) : HostedDram(config.host), dut_(&context_) {
+        for (int channel = 0; channel < kChannels; ++channel)
+            channels_.push_back(std::make_unique<Ddr4Channel>(config.timing, config.geometry, 1,
+                                                              config.port, channel));
         dut_.host___05Fp0___05Fcs_n = dut_.host___05Fp1___05Fcs_n = (1 << kChannels) - 1;
         dut_.rst = 1;
         for (int i = 0; i < 2; ++i) tick();
         dut_.rst = 0;
     }
 
-    HostController& host() { return host_; }
-    Ddr4Device& device(int channel) { return devices_[channel]; }
-    const std::string& error() {
+    Ddr4Device& device(int channel) override { return channels_[channel]->device(0); }
+    const std::string& error() override {
         for (int channel = 0; channel < kChannels; ++channel)
-            if (error_.empty() && devices_[channel].failed())
-                error_ = "channel " + std::to_string(channel) + ": " +
-                         devices_[channel].violation().text();
+            if (error_.empty() && device(channel).failed())
+                error_ =
+                    "channel " + std::to_string(channel) + ": " + device(channel).violation().text();
         return error_.empty() ? host_.error() : error_;
     }
 
-    std::uint64_t run(std::uint64_t cycles, bool until_idle) {
-        std::uint64_t ran = 0;
-        while (ran < cycles && !(until_idle && host_.idle())) {
-            step();
-            ++ran;
-            if (failed()) break;
-        }
-        return ran;
-    }
-
   private:
-    bool failed() const {
-        for (const Ddr4Device& device : devices_)
-            if (device.failed()) return true;
+    bool failed() const override {
+        for (const auto& channel : channels_)
+            if (channel->failed()) return true;
         return !host_.error().empty();
     }
     void tick() {
@@ -77,49 +66,27 @@ class ModuleBench {
         dut_.clk = 0;
         dut_.eval();
     }
-    void step() {
+    void step() override {
         HostCycle out;
         std::uint8_t rddata[HostCycle::kDataBytes];
         std::memcpy(rddata, &dut_.host___05Frddata, sizeof rddata);
         host_.tick(dut_.host___05Frddata_valid ? rddata : nullptr, out);
         NEARSTEP_HOST_DRIVE(dut_, out, (1 << kChannels) - 1);
-#define NEARSTEP_SHOW(c) NEARSTEP_DFI_READ(dut_, dfi##c, ports_[c]);
-#define NEARSTEP_TAKE(c) NEARSTEP_DFI_CYCLE(dut_, dfi##c, ports_[c]);
+#define NEARSTEP_SHOW(c) NEARSTEP_DFI_READ(dut_, dfi##c, *channels_[c]);
+#define NEARSTEP_TAKE(c) NEARSTEP_DFI_CYCLE(dut_, dfi##c, *channels_[c]);
         NEARSTEP_EACH_CHANNEL(NEARSTEP_SHOW)
         dut_.eval();
         NEARSTEP_EACH_CHANNEL(NEARSTEP_TAKE)
         tick();
     }
 
-    HostController host_;
-    std::deque<Ddr4Device> devices_;  // their places in memory do not change
-    std::deque<Ddr4Port> ports_;
+    std::vector<std::unique_ptr<Ddr4Channel>> channels_;
     VerilatedContext context_;
     VAxdimmModule dut_;
-    std::string error_;
 };
-
-thread_local std::string construction_error;
 
 }  // namespace
 
-extern "C" {
-
-ModuleBench* module_new(const ModuleConfig* config) {
-    try {
-        return new ModuleBench(*config);
-    } catch (const std::exception& error) {
-        construction_error = error.what();
-        return nullptr;
-    }
+extern "C" HostedDram* module_new(const ModuleConfig* config) {
+    return guarded([&] { return new ModuleBench(*config); });
 }
-const char* module_construction_error() { return construction_error.c_str(); }
-void module_free(ModuleBench* bench) { delete bench; }
-HostController* module_host(ModuleBench* bench) { return &bench->host(); }
-Ddr4Device* module_device(ModuleBench* bench, int channel) { return &bench->device(channel); }
-std::uint64_t module_run(ModuleBench* bench, std::uint64_t cycles, int until_idle) {
-    return bench->run(cycles, until_idle);
-}
-const char* module_error(ModuleBench* bench) { return bench->error().c_str(); }
-
-}  // extern "C"

@@ -17,9 +17,9 @@ from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.models.dram.device import Ddr4Device
-from nearstep_sim.models.dram.host import HostConfig, HostController
+from nearstep_sim.models.dram.host import HostConfig, HostController, HostedDram
 from nearstep_sim.models.dram.library import SOURCE, CGeometry, CPortConfig, CTiming
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.axdimm.registers import channel_maps
 from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES, RegisterMap
@@ -73,34 +73,7 @@ def _library(
         cxxflags=["-O1"],  # runs are short: half the time to compile is worth more
         defines={"NEARSTEP_CHANNELS": channels},
     )
-    library = ctypes.CDLL(str(built))
-    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
-    for name, result, arguments in (
-        ("new", pointer, (pointer,)),
-        ("construction_error", text, ()),
-        ("free", None, (pointer,)),
-        ("host", pointer, (pointer,)),
-        ("device", pointer, (pointer, ctypes.c_int)),
-        ("run", number, (pointer, number, ctypes.c_int)),
-        ("error", text, (pointer,)),
-    ):
-        function = getattr(library, f"module_{name}")
-        function.restype, function.argtypes = result, list(arguments)
-    return library
-
-
-class _Handle:
-    """Owns the C++ object; every view of a part of it holds this."""
-
-    def __init__(self, library: ctypes.CDLL, config: _CConfig) -> None:
-        self.library = library
-        self.pointer = library.module_new(ctypes.byref(config))
-        if not self.pointer:
-            raise ValueError(library.module_construction_error().decode())
-
-    def __del__(self) -> None:
-        if getattr(self, "pointer", None):
-            self.library.module_free(self.pointer)
+    return load(built, source, SOURCE)
 
 
 class ModuleDriver(ABC):
@@ -192,7 +165,7 @@ class ModuleDriver(ABC):
             raise ModuleError("the host is not idle after 1,000,000 cycles")
 
 
-class ModuleBench(ModuleDriver):
+class ModuleBench(HostedDram, ModuleDriver):
     """`AxdimmModule`, Verilated, behind a host whose ranks are its channels.
 
     Every method that runs raises `ModuleError`.
@@ -205,6 +178,8 @@ class ModuleBench(ModuleDriver):
     density, width : of the memory, as host and module see it.
     host : more of `HostConfig`.
     """
+
+    failure = ModuleError
 
     def __init__(
         self,
@@ -239,20 +214,6 @@ class ModuleBench(ModuleDriver):
             geometry=CGeometry.of(host_config.geometry),
             port=CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
         )
-        self._handle = _Handle(_library(config, unit, channels, density, width), c_config)
-        library, pointer = self._handle.library, self._handle.pointer
-        self.host = HostController.borrowed(library.module_host(pointer), host_config, self._handle)
-        self.devices = tuple(
-            Ddr4Device.borrowed(
-                library.module_device(pointer, channel), timing, host_config.geometry, self._handle
-            )
-            for channel in range(channels)
-        )
-
-    def run(self, cycles: int, *, until_idle: bool = False) -> int:
-        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
-        library, pointer = self._handle.library, self._handle.pointer
-        ran = int(library.module_run(pointer, cycles, until_idle))
-        if text := library.module_error(pointer).decode():
-            raise ModuleError(text)
-        return ran
+        library = _library(config, unit, channels, density, width)
+        pointer = library.module_new(ctypes.byref(c_config))
+        super().__init__(library, pointer, host_config, timing, channels)

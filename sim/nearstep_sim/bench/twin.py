@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nearstep_sim.verilate.abi import load
 from nearstep_sim.verilate.build import Model, stored, verilate_library
 
 __all__ = ["TwinError", "TwinRun", "run_twins"]
@@ -90,12 +91,10 @@ def run_twins(
         [header / "twin.cpp"],
         cxxflags=cxxflags,
     )
-    function = ctypes.CDLL(str(library)).twin_run
-    function.restype = ctypes.c_uint64
     words = max(width for _, _, width in ports) // 32 + 2
     report = (ctypes.c_uint64 * 4)()
     expected, actual = (ctypes.c_uint32 * words)(), (ctypes.c_uint32 * words)()
-    compared = function(ctypes.c_uint64(seed), ctypes.c_uint64(cycles), report, expected, actual)
+    compared = load(library, HARNESS).twin_run(seed, cycles, report, expected, actual)
     if report[1]:
         values = [int.from_bytes(bytes(each), "little") for each in (expected, actual)]
         raise TwinError(named["OUTPUT"][report[3]][0], report[2], values[0], values[1])

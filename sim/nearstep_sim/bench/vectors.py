@@ -14,6 +14,7 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench import fp_bank
 from nearstep_sim.bench.fp_bank import FpBank, Variant
 from nearstep_sim.golden import fp
+from nearstep_sim.verilate.abi import load
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.fp import FLAG_NAMES
 
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 Bits = NDArray[np.unsignedinteger]
+HARNESS = Path(__file__).with_suffix(".cpp")
 
 
 class LatencyError(AssertionError):
@@ -108,7 +110,7 @@ class VectorBench:
         return verilate_library(
             "fp_bank",
             [Model(top="fp_bank", verilog=verilog, prefix="Vbank")],
-            [Path(__file__).with_suffix(".cpp")],
+            [HARNESS],
             cxxflags=["-O1"],  # a bank compiles for longer than it runs
             defines={"UNITS": " ".join(units)},
         )
@@ -131,16 +133,14 @@ class VectorBench:
             _pointers([each[k] if k < len(each) else None for each in columns]) for k in range(3)
         ]
         latencies = [v.latency for v in self.variants]
-        library = ctypes.CDLL(str(self.build()))
-        library.run_vectors.restype = ctypes.c_int64
         faulty = ctypes.c_int64(-1)
-        cycles = library.run_vectors(
+        cycles = load(self.build(), HARNESS).run_vectors(
             (ctypes.c_int64 * len(counts))(*counts),
             *operands,
             _pointers(z),
             _pointers(flags),
             (ctypes.c_int64 * len(counts))(*latencies),
-            ctypes.c_uint64(stall_seed),
+            stall_seed,
             ctypes.byref(faulty),
         )
         if cycles < 0:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from nearstep.errors import ClosedDeviceError, ForkedDeviceError
 from nearstep.serial.backend import LinkBackend
 from nearstep.serial.link import Link
-from nearstep_sim.boards.library import board_library
+from nearstep_sim.boards.library import HARNESS, board_library
 from nearstep_sim.boards.options import SimulatedBoardOptions
 from nearstep_sim.models.sdram.chip import CHIPS, CSdramInjection, CSdramShape, CSdramTiming
-from nearstep_sim.verilate.abi import structure, values
+from nearstep_sim.verilate.abi import load, structure, values
 from nearstep_sim.verilate.harness import FaultRecord
 
 PICOSECONDS = 10**12
@@ -73,18 +73,7 @@ class BoardLine:
         self._clock_hz = board.system_hz
         words = board.memory_bytes // 2 if config.memory == "dram" else 0
         self.memory: NDArray[np.uint16] = np.zeros(words, np.uint16)
-        self._lib = lib = ctypes.CDLL(str(board_library(config, native=options.fu == "native")))
-        handle, number = ctypes.c_void_p, ctypes.c_uint64
-        lib.board_open.restype = handle
-        for name in ("run", "cycle", "waiting"):
-            getattr(lib, f"board_{name}").restype = number
-        lib.board_fault.restype = ctypes.c_bool
-        lib.board_run.argtypes = [handle, number, handle, number, ctypes.c_bool]
-        lib.board_send.argtypes = [handle, ctypes.c_char_p, number]
-        for name in ("close", "reset", "cycle", "waiting"):
-            getattr(lib, f"board_{name}").argtypes = [handle]
-        for name in ("counters", "fault", "inject"):
-            getattr(lib, f"board_{name}").argtypes = [handle, handle]
+        self._lib = lib = load(board_library(config, native=options.fu == "native"), HARNESS)
         period = PICOSECONDS // board.system_hz
         given = CBoardOptions(
             clock_hz=board.system_hz,

@@ -13,9 +13,9 @@ from nearstep.serial.backend import LinkBackend
 from nearstep.serial.link import Link
 from nearstep.serial.ring import BoardRing
 from nearstep_sim.boards.board import ANSWER_BYTES, RESET_CYCLES, close_here
-from nearstep_sim.boards.library import ring_library
+from nearstep_sim.boards.library import RING, ring_library
 from nearstep_sim.boards.options import SimulatedRingOptions
-from nearstep_sim.verilate.abi import structure, values
+from nearstep_sim.verilate.abi import load, structure, values
 
 CRingOptions = structure("boards/ring.cpp", "RingOptions")
 CCableCounters = structure("boards/ring.cpp", "CableCounters")
@@ -49,18 +49,7 @@ class SimulatedRing:
         config = options.boards
         self.config = config
         self.devices = options.devices
-        self._lib = lib = ctypes.CDLL(str(ring_library(config)))
-        handle, number = ctypes.c_void_p, ctypes.c_uint64
-        lib.ring_open.restype = handle
-        for name in ("run", "cycle"):
-            getattr(lib, f"ring_{name}").restype = number
-        lib.ring_run.argtypes = [handle, number, number, handle, number]
-        lib.ring_send.argtypes = [handle, number, ctypes.c_char_p, number]
-        lib.ring_close.argtypes = [handle]
-        lib.ring_cycle.argtypes = [handle, number]
-        lib.ring_plug.argtypes = [handle, number, ctypes.c_bool]
-        lib.ring_arm.argtypes = [handle, number, number, number]
-        lib.ring_counters.argtypes = [handle, number, handle]
+        self._lib = lib = load(ring_library(config), RING)
         given = CRingOptions(
             boards=options.devices,
             clock_hz=config.described.system_hz,

@@ -20,7 +20,7 @@ from nearstep_sim.models.link.faults import (
     LinkFault,
     LinkOptions,
 )
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import LINK_COUNTERS
@@ -101,10 +101,7 @@ def _library(config: CoarseConfig) -> ctypes.CDLL:
     )
     # The header lies in another folder: its text has to be part of the name in the cache.
     defines = {"GROUPS": config.groups, "LINK_HPP": _hash_of(HEADER)}
-    library = ctypes.CDLL(str(verilate_library("link_layer", [model], [SOURCE], defines=defines)))
-    library.link_bench_open.restype = ctypes.c_void_p
-    library.link_bench_run.restype = ctypes.c_uint64
-    return library
+    return load(verilate_library("link_layer", [model], [SOURCE], defines=defines), SOURCE)
 
 
 def _hash_of(path: Path) -> str:
@@ -143,7 +140,7 @@ class LinkBench:
         self.ports = ports
         self._library = _library(config)
         mirror = _Config(seed=seed, ports=ports, entry_phits=config.entry_phits, full=full)
-        self._bench = ctypes.c_void_p(self._library.link_bench_open(ctypes.byref(mirror)))
+        self._bench = self._library.link_bench_open(ctypes.byref(mirror))
         self.options(options or LinkOptions())
         self.inputs = [inputs or Inputs()] * DEVICES
         for device in range(DEVICES):
@@ -185,13 +182,13 @@ class LinkBench:
 
     def forge(self, nth: int) -> None:
         """Change the `nth` entry frame (from 1) to device 1, and its CRC."""
-        self._library.link_bench_forge(self._bench, ctypes.c_uint64(nth))
+        self._library.link_bench_forge(self._bench, nth)
 
     def send(self, entries: int, *, device: int | None = None, group: int | None = None) -> None:
         """So many more entries of each device and group, or of the ones given."""
         for d in range(DEVICES) if device is None else (device,):
             for g in range(self.config.groups) if group is None else (group,):
-                self._library.link_bench_send(self._bench, d, g, ctypes.c_uint64(entries))
+                self._library.link_bench_send(self._bench, d, g, entries)
 
     def forget(self) -> None:
         """Sources and sinks go on with an entry that was never sent."""
@@ -199,8 +196,7 @@ class LinkBench:
 
     def run(self, cycles: int, *, until_delivered: bool = False) -> int:
         """Run so many cycles, or until every entry came. Returns how many ran."""
-        bench, library = self._bench, self._library
-        return int(library.link_bench_run(bench, ctypes.c_uint64(cycles), int(until_delivered)))
+        return int(self._library.link_bench_run(self._bench, cycles, int(until_delivered)))
 
     def clear(self, epoch: int) -> None:
         """Both devices forget everything, and go on in another epoch."""

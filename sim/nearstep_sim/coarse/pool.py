@@ -60,6 +60,7 @@ class PoolBackend(ShellBackend):
     """
 
     family = "coarse"
+    source = "coarse/pool.cpp"
     config: CoarseConfig
     links_inside = False
 
@@ -79,19 +80,6 @@ class PoolBackend(ShellBackend):
 
     def _open(self, options: ShellOptions) -> int:
         lib, given = self._lib, self._pool_options
-        pool, number = ctypes.c_void_p, ctypes.c_uint64
-        lib.pool_open.restype = pool
-        for name in ("read", "write"):
-            getattr(lib, f"pool_{name}").argtypes = [pool, number, pool, number]
-        lib.pool_run.argtypes = [pool, number]
-        lib.pool_threads.argtypes = [pool, ctypes.c_uint32]
-        lib.pool_failure.argtypes = [pool, pool]
-        lib.pool_link_revive.argtypes = [pool, number]
-        lib.pool_submit.argtypes = [pool, number, number, pool, number, ctypes.c_int32]
-        lib.pool_ended.argtypes = [pool, pool]
-        lib.pool_advance.argtypes = lib.device_wait.argtypes
-        for name in ("fault", "counters"):
-            getattr(lib, f"pool_link_{name}").argtypes = [pool, number, pool]
         return int(
             lib.pool_open(
                 ctypes.byref(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.models.memory import GUARD, UNWRITTEN, EmulatedMemory
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_sim.verilate.harness import CInjection, FaultRecord
 from nearstep_spec.coarse.config import CoarseConfig
@@ -73,13 +73,9 @@ class SyncRing:
         self.memories = [EmulatedMemory(config.memory_bytes) for _ in range(members)]
         for memory in self.memories:
             memory.mark(0, config.memory_bytes, UNWRITTEN)
-        library = ctypes.CDLL(str(self.library))
-        library.ring_open.restype = ctypes.c_void_p
-        library.ring_close.argtypes = [ctypes.c_void_p]
-        library.ring_clear.restype = ctypes.c_uint64
-        library.ring_clear.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        library = load(self.library, SOURCE)
         self._library = library
-        self._handle = ctypes.c_void_p(library.ring_open(members))
+        self._handle = library.ring_open(members)
 
     @cached_property
     def library(self) -> Path:
@@ -163,9 +159,9 @@ class SyncRing:
             self._handle,
             ctypes.byref(settings),
             records,
-            ctypes.c_void_p(has.ctypes.data),
-            ctypes.c_void_p(places.ctypes.data),
-            ctypes.c_uint8(count if members is None else members),
+            has.ctypes.data,
+            places.ctypes.data,
+            count if members is None else members,
             pointers(*(memory.data.ctypes.data for memory in self.memories)),
             pointers(*(memory.state.ctypes.data for memory in self.memories)),
             ctypes.byref(injection),

@@ -18,6 +18,7 @@ from nearstep_sim.golden.blockwise import (
     codes_of,
     dynamic_map,
 )
+from nearstep_sim.verilate.abi import load as load_functions
 from nearstep_sim.verilate.build import compile_library
 
 __all__ = ["dequantize", "load", "quantize", "steps"]
@@ -29,12 +30,7 @@ _LOW_BITS = 16
 def load() -> ctypes.CDLL:
     """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
     source = Path(__file__).with_name("blockwise.cpp")
-    library = ctypes.CDLL(str(compile_library("blockwise", [source])))
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    library.quantize_blockwise.argtypes = [*[pointer] * 3, size, ctypes.c_uint32, pointer]
-    library.dequantize_blockwise.argtypes = [*[pointer] * 3, size, pointer]
-    library.quantize_blockwise.restype = library.dequantize_blockwise.restype = None
-    return library
+    return load_functions(compile_library("blockwise", [source]), source)
 
 
 @cache

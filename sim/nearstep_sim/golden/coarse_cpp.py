@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_sim.golden.coarse import ring_order, short_part
+from nearstep_sim.verilate.abi import load as load_functions
 from nearstep_sim.verilate.build import compile_library
 
 __all__ = ["load", "ring_sum"]
@@ -28,13 +29,8 @@ def _function() -> Callable[..., None]:
     """Compiled on first use, then taken from the build cache."""
     source = Path(__file__).with_name("ring.cpp")
     library = compile_library("ring", [source], cxxflags=["-pthread"])
-    function = ctypes.CDLL(str(library)).ring_sum
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    function.argtypes = [
-        pointer, *[size] * 6, ctypes.c_int, ctypes.c_float, pointer, size, size,
-    ]  # fmt: skip
-    function.restype = None
-    return function  # type: ignore[no-any-return]
+    function: Callable[..., None] = load_functions(library, source).ring_sum
+    return function
 
 
 def load() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_sim.verilate.abi import load as load_functions
 from nearstep_sim.verilate.build import compile_library
 from nearstep_spec.fp import BF16, FP16, FpFormat
 
@@ -23,9 +23,9 @@ _NAMES = {FP16: "fp16", BF16: "bf16"}
 def _function(name: str) -> Callable[..., None]:
     """Compiled on first use, then taken from the build cache."""
     source = Path(__file__).with_name("formats.cpp")
-    function = getattr(ctypes.CDLL(str(compile_library("formats", [source]))), name)
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    function.restype = None
+    function: Callable[..., None] = getattr(
+        load_functions(compile_library("formats", [source]), source), name
+    )
     return function
 
 

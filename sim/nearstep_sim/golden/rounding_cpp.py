@@ -3,7 +3,6 @@ memory speed."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_sim.golden.rounding import Draw
+from nearstep_sim.verilate.abi import load as load_functions
 from nearstep_sim.verilate.build import compile_library
 
 __all__ = ["load", "round_stochastically"]
@@ -21,15 +21,8 @@ __all__ = ["load", "round_stochastically"]
 def load() -> Callable[..., None]:
     """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
     source = Path(__file__).with_name("rounding.cpp")
-    library = ctypes.CDLL(str(compile_library("rounding", [source])))
+    library = load_functions(compile_library("rounding", [source]), source)
     function: Callable[..., None] = library.narrow_bf16_stochastically
-    function.argtypes = [  # type: ignore[attr-defined]
-        *[ctypes.c_void_p] * 2,
-        ctypes.c_size_t,
-        *[ctypes.c_uint32] * 3,
-        *[ctypes.c_uint64] * 4,
-    ]
-    function.restype = None  # type: ignore[attr-defined]
     return function
 
 

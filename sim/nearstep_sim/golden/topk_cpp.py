@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from nearstep.backends.base import TakeLargest
 from nearstep.torch.topk import BLOCK, kept_of, kept_of_block
+from nearstep_sim.verilate.abi import load
 from nearstep_sim.verilate.build import compile_library
 
 __all__ = ["taker"]
@@ -22,11 +22,8 @@ def taker() -> TakeLargest:
 
     Compiled on first use, then taken from the build cache.
     """
-    function = ctypes.CDLL(str(compile_library("topk", [Path(__file__).with_name("topk.cpp")])))
-    take = function.topk_take
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    take.argtypes = [pointer, pointer, pointer, *[size] * 4, pointer, pointer]
-    take.restype = None
+    source = Path(__file__).with_name("topk.cpp")
+    take = load(compile_library("topk", [source]), source).topk_take
 
     def take_largest(
         gradient: NDArray[np.float32],

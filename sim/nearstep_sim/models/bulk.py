@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -10,8 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_sim.verilate.abi import load
 from nearstep_sim.verilate.build import compile_library
 
+SOURCE = Path(__file__).with_name("bulk.cpp")
 LARGE_BYTES = 1 << 16
 """From so many on a copy goes past the caches: whoever reads it next reads more than they hold."""
 
@@ -46,11 +47,7 @@ class NativeBulk(NumpyBulk):
     """In C++, which takes half of the time where memory is the bound; arrays are contiguous."""
 
     def __init__(self, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
-        for name in ("same", "copy"):
-            address, size = ctypes.c_void_p, ctypes.c_size_t
-            getattr(self._library, f"bulk_{name}").argtypes = [address, address, size]
-        self._library.bulk_copy.restype = None
+        self._library = load(library, SOURCE)
 
     def same(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
         return bool(self._library.bulk_same(one.ctypes.data, other.ctypes.data, one.size))
@@ -65,7 +62,7 @@ class NativeBulk(NumpyBulk):
 @cache
 def native_bulk() -> Bulk:
     """The compiled one; built on first use, then taken from the build cache."""
-    return NativeBulk(compile_library("bulk", [Path(__file__).with_name("bulk.cpp")]))
+    return NativeBulk(compile_library("bulk", [SOURCE]))
 
 
 def _words(data: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:

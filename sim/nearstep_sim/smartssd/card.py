@@ -73,6 +73,7 @@ class CardBackend(ShellBackend, BarBackend):
     max_payload, max_read_request : of the link.
     """
 
+    source = "smartssd/card.cpp"
     _library = staticmethod(card_library)
 
     def __init__(
@@ -96,16 +97,6 @@ class CardBackend(ShellBackend, BarBackend):
 
     def _open(self, options: ShellOptions) -> int:
         lib = self._lib
-        device, address = ctypes.c_void_p, ctypes.c_uint64
-        lib.card_open.restype = device
-        for name in ("read", "write"):
-            getattr(lib, f"card_{name}").argtypes = [device, address, device, ctypes.c_uint64]
-            arguments = [device, ctypes.c_uint64, address, device, ctypes.c_uint64, ctypes.c_int32]
-            getattr(lib, f"card_submit_{name}").argtypes = arguments
-        for name in ("flush", "failure", "counters", "peer_ended", "peer_counters"):
-            more = [] if name == "flush" else [ctypes.c_void_p]
-            getattr(lib, f"card_{name}").argtypes = [device, *more]
-        lib.card_advance.argtypes = lib.device_wait.argtypes
         parts = (options, self._limits, self._pacing, *self._more_parts())
         return int(lib.card_open(*map(ctypes.byref, parts)))
 

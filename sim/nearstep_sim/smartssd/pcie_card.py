@@ -95,6 +95,7 @@ class PcieCardBackend(CardBackend):
     ArgumentError : a size that a link cannot have.
     """
 
+    source = "smartssd/pcie_card.cpp"
     _library = staticmethod(pcie_card_library)
 
     def __init__(
@@ -129,14 +130,6 @@ class PcieCardBackend(CardBackend):
         super().__init__(options, max_payload=max_payload, max_read_request=max_read_request)
 
     def _more_parts(self) -> Sequence[ctypes.Structure]:
-        lib = self._lib
-        device, word = ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint32)
-        lib.card_other.argtypes = [device, ctypes.c_void_p, ctypes.c_uint64]
-        lib.card_completion.argtypes = [device, ctypes.c_void_p, ctypes.c_uint64]
-        lib.card_completion.restype = ctypes.c_uint64
-        lib.card_settle_others.argtypes = [device]
-        lib.card_pcie_counters.argtypes = [device, ctypes.c_void_p]
-        lib.card_endpoint_counters.argtypes = [device, word, word, word]
         return (self._shape,)
 
     @property

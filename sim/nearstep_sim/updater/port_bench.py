@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from nearstep_sim.models.memory import EmulatedMemory
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import compile_library
 from nearstep_sim.verilate.harness import FaultRecord
 
@@ -39,14 +39,7 @@ class Report(structure("updater/port_bench.cpp", "Report")):
 
 @cache
 def _library() -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(compile_library("port_bench", [SOURCE])))
-    lib.checker_open.restype = ctypes.c_void_p
-    lib.checker_open.argtypes = [ctypes.c_uint32]
-    lib.checker_close.argtypes = [ctypes.c_void_p]
-    pins = [ctypes.POINTER(ManagerPins), ctypes.POINTER(SubordinatePins)]
-    lib.checker_cycle.argtypes = [ctypes.c_void_p, *pins]
-    lib.checker_fault.argtypes = [ctypes.c_void_p, ctypes.POINTER(FaultRecord)]
-    return lib
+    return load(compile_library("port_bench", [SOURCE]), SOURCE)
 
 
 class Checker:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 from nearstep.backends.base import Poll
@@ -13,7 +12,7 @@ from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.backends.peer import PeerBackend
 from nearstep.errors import BusError, DeviceError, WaitTimeoutError
 from nearstep_sim.models.memory import GUARD, UNWRITTEN, EmulatedMemory
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.harness import (
     FAULTED,
     HISTORY_BYTES,
@@ -38,24 +37,6 @@ class ShellOptions(structure("updater/shell_device.hpp", "Options")):
 _Counters = structure("models/memory.hpp", "MemoryCounters")
 
 
-@cache
-def load(path: Path) -> ctypes.CDLL:
-    """A library of `shell_device.hpp` with the types of its functions."""
-    lib = ctypes.CDLL(str(path))
-    lib.device_cycle.restype = ctypes.c_uint64
-    address, word, device = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p
-    lib.device_read_register.argtypes = [device, address, ctypes.POINTER(word)]
-    lib.device_write_register.argtypes = [device, address, word]
-    lib.device_wait.argtypes = [device, ctypes.POINTER(CPoll), ctypes.c_uint64, ctypes.c_uint64]
-    lib.device_fault.argtypes = [device, ctypes.POINTER(FaultRecord)]
-    lib.device_inject.argtypes = [device, ctypes.POINTER(CInjection)]
-    lib.device_history.argtypes = [device, ctypes.c_char_p, ctypes.c_uint64]
-    lib.device_counters.argtypes = [device, ctypes.POINTER(_Counters)]
-    for name in ("close", "reset", "abandon", "cycle", "heal"):
-        getattr(lib, f"device_{name}").argtypes = [device]
-    return lib
-
-
 class ShellBackend(EmulatedBackend):
     """A device whose every cycle is simulated.
 
@@ -65,7 +46,13 @@ class ShellBackend(EmulatedBackend):
     ----------
     library : builds that of the configuration, once the options are known to be good.
     host_ids : IDs at the memory below this are the host's.
+
+    Attributes
+    ----------
+    source : the C++ that declares the library's functions.
     """
+
+    source: str
 
     def __init__(
         self,
@@ -81,7 +68,7 @@ class ShellBackend(EmulatedBackend):
         self._memory = EmulatedMemory(memory_bytes)
         if options.trace is not None:
             writable(self._name, "trace", options.trace)
-        self._lib = load(library())
+        self._lib = load(library(), self.source)
         latency = options.latency
         handle = self._open(
             ShellOptions(

@@ -1,4 +1,4 @@
-"""Structures that C++ and Python share, declared once: in C++."""
+"""Structures and functions that C++ and Python share, declared once: in C++."""
 
 import ctypes
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from nearstep_sim.verilate.build import INCLUDES, included
 from nearstep_spec.errors import NearstepError
 
-__all__ = ["AbiError", "structure", "values"]
+__all__ = ["AbiError", "load", "structure", "values"]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -19,9 +19,13 @@ SCALARS: Mapping[str, type] = MappingProxyType(
     {
         "bool": ctypes.c_bool,
         "char": ctypes.c_char,
+        "float": ctypes.c_float,
         "double": ctypes.c_double,
+        "int": ctypes.c_int,
+        "unsigned": ctypes.c_uint,
+        "size_t": ctypes.c_size_t,
         **{
-            f"std::{sign}int{bits}_t": getattr(ctypes, f"c_{sign}int{bits}")
+            f"{sign}int{bits}_t": getattr(ctypes, f"c_{sign}int{bits}")
             for sign in ("", "u")
             for bits in (8, 16, 32, 64)
         },
@@ -29,6 +33,13 @@ SCALARS: Mapping[str, type] = MappingProxyType(
 )
 MEMBER = re.compile(r"(?:const )?(?P<type>[\w:]+)(?P<pointer>\*?) (?P<names>\w.*)")
 NAME = re.compile(r"(?P<name>\w+)(?P<sizes>(?:\[[\w:]+\])*)(?:\{\}| = [^,]+)?")
+
+FUNCTION = re.compile(
+    r"^(?:const )?(?P<result>[\w:]+)(?P<pointer>\*?) (?P<name>\w+)\((?P<given>[^()]*)\) \{", re.M
+)
+"""A function, at the beginning of a line."""
+PARAMETER = re.compile(r"(?:const )?(?P<type>[\w:]+)(?P<pointers>(?:\*| const\b)*)(?: \w+)?")
+LINKAGE = 'extern "C" '
 
 
 class AbiError(NearstepError, ValueError):
@@ -59,6 +70,31 @@ def structure(
     AbiError
     """
     return _found(INCLUDES / source, name, types, sizes)
+
+
+def load(library: Path, *sources: Path | str) -> ctypes.CDLL:
+    """A library whose functions have the types that they are declared with.
+
+    Pointers are `c_void_p`, but for text. A function that a build leaves out is passed over.
+
+    Parameters
+    ----------
+    sources : files with its functions of C, in the package or as absolute paths. What they include
+        is looked at as well.
+
+    Raises
+    ------
+    AbiError : a type is not known, or there is no function.
+    """
+    loaded = ctypes.CDLL(str(library))
+    found = {name: types for source in sources for name, types in _functions(INCLUDES / source)}
+    if not found:
+        raise AbiError(f"{', '.join(map(str, sources))}: no function is declared {LINKAGE.strip()}")
+    for name, (result, given) in found.items():
+        function = getattr(loaded, name, None)
+        if function is not None:
+            function.restype, function.argtypes = result, given
+    return loaded
 
 
 def values(filled: ctypes.Structure) -> dict[str, Any]:
@@ -109,6 +145,32 @@ def _declaration(source: Path, name: str) -> tuple[Path, str]:
     raise AbiError(f"{source} and what it includes declare no struct {name}")
 
 
+@cache
+def _functions(source: Path) -> tuple[tuple[str, tuple[type | None, list[type]]], ...]:
+    """Name, type of the result and types of the parameters of each function of C."""
+    found = []
+    for place, text in _texts(source):
+        for part in text.split(LINKAGE)[1:]:
+            block = part.removeprefix("{\n")  # of many functions, or one that begins there
+            for each in FUNCTION.finditer(block):
+                if block is part and each.start():
+                    break
+                given = [one for one in each["given"].split(",") if one.strip()]
+                parameters = [PARAMETER.fullmatch(" ".join(one.split())) for one in given]
+                if not all(parameters):
+                    raise AbiError(f"{place}: parameters of {each['name']} are not understood")
+                types = [_passed(place, one["type"], "*" in one["pointers"]) for one in parameters]
+                nothing = each["result"] == "void" and not each["pointer"]
+                result = None if nothing else _passed(place, each["result"], bool(each["pointer"]))
+                found.append((each["name"], (result, types)))
+    return tuple(found)
+
+
+def _passed(place: Path, kind: str, pointer: bool) -> type:
+    """The type of a parameter or a result in ctypes."""
+    return _type(place, kind, pointer, [], {}, {})
+
+
 def _members(place: Path, name: str, body: str) -> Iterator[tuple[str, bool, str, list[str]]]:
     """Type, whether it is a pointer, name and sizes of each member."""
     for statement in _statements(body):
@@ -151,8 +213,8 @@ def _type(
         found: type = ctypes.c_char_p if kind == "char" else ctypes.c_void_p
     elif kind in types:
         found = types[kind]
-    elif kind in SCALARS:
-        found = SCALARS[kind]
+    elif kind.removeprefix("std::") in SCALARS:
+        found = SCALARS[kind.removeprefix("std::")]
     else:
         found = _underlying(place, kind) or _found(place, kind, types, sizes)
     for length in reversed(lengths):
@@ -165,7 +227,7 @@ def _underlying(place: Path, kind: str) -> type | None:
     for _, text in _texts(place):
         found = re.search(rf"^ *enum (?:class )?{kind} : ([\w:]+) \{{", text, re.M)
         if found:
-            return SCALARS[found[1]]
+            return SCALARS[found[1].removeprefix("std::")]
     return None
 
 

@@ -82,14 +82,14 @@ def read(bursts, *, mode="free", own=(), cut=False, errors=(), consume=0.5, ahea
             together = [stream for stream in range(STREAMS) if stream not in own]
             gain = all(held[stream] for stream in together) and rng.random() < consume
             gains = [held[stream] > 0 and rng.random() < consume for stream in own]
-            ctx.set(dut.i_gain, gain)
+            ctx.set(dut.i_credit, gain)
             if own:
-                ctx.set(dut.i_gain_own, sum(bit << k for k, bit in enumerate(gains)))
+                ctx.set(dut.i_credit_own, sum(bit << k for k, bit in enumerate(gains)))
             idle, taken = ctx.get(dut.o_idle), bool(left) and ctx.get(dut.i.ready)
             fault = ctx.get(dut.fault.valid)
             told = (ctx.get(dut.fault.stream), ctx.get(dut.fault.address))
             response = ctx.get(dut.fault.response).value
-            landed = ctx.get(dut.o_landed)
+            landed = ctx.get(dut.o_beat)
             seen = world.edge(ctx)
             assert landed == (1 << seen.r.id if seen.r else 0)
             assert idle == (outstanding == 0 and seen.ar is None)
@@ -242,9 +242,9 @@ def write(bursts, *, mode="free", own=(), coded=(), cut=False, errors=(), produc
             gain = all(room[s] for s in together) and any(more[s] for s in together)
             gain = gain and rng.random() < produce
             gains = [room[s] and more[s] and rng.random() < produce for s in own]
-            ctx.set(dut.i_gain, gain)
+            ctx.set(dut.i_credit, gain)
             if own:
-                ctx.set(dut.i_gain_own, sum(bit << k for k, bit in enumerate(gains)))
+                ctx.set(dut.i_credit_own, sum(bit << k for k, bit in enumerate(gains)))
             for data, queue in zip(dut.data, queues, strict=True):
                 ctx.set(data.valid, bool(queue))
                 ctx.set(data.payload, queue[0] if queue else 0xDEAD)

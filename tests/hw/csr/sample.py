@@ -5,23 +5,22 @@ from amaranth.lib.wiring import Component, In, connect, flipped
 
 from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
 from nearstep_hw.csr.bank import CsrBank
-from nearstep_spec.csr.model import (
-    Access,
-    Field,
-    Kind,
-    Register,
-    RegisterMap,
-    place,
-    port_name,
-)
-
-
-def _field(name: str, access: Access, **kwargs: object) -> Field:
-    return Field(name=name, access=access, **kwargs)
+from nearstep_spec.csr.block import fields, register, value_register
+from nearstep_spec.csr.model import Access, Kind, Register, RegisterMap, place, port_name
 
 
 def sample_map() -> RegisterMap:
     """A block with constants, status, configuration, pulses and counters."""
+    status = (
+        *fields(Access.STATUS, ("busy", 0, 1, ""), ("level", 4, 7, "")),
+        *fields(Access.REFUSED, ("refused", 30, 1, "")),
+    )
+    wide = fields(
+        Access.CONFIG,
+        ("low", 3, 20, "", 0x12345),
+        ("across", 24, 17, "", 0x1_5A5A),
+        ("high", 60, 4, "", 9),
+    )
     return RegisterMap(
         name="sample",
         busy="status.busy",
@@ -30,62 +29,26 @@ def sample_map() -> RegisterMap:
         registers=place(
             [
                 [
-                    Register(
-                        name="id",
-                        fields=(_field("value", Access.CONSTANT, width=32, reset=0xCAFE_F00D),),
-                    ),
-                    Register(name="map_hash", fields=(_field("value", Access.MAP_HASH, width=32),)),
+                    value_register("id", Access.CONSTANT, "", reset=0xCAFE_F00D),
+                    value_register("map_hash", Access.MAP_HASH, ""),
                 ],
-                [Register(name="start", fields=(_field("go", Access.PULSE),), locked=True)],
+                [register("start", Access.PULSE, "", ("go", 0, 1, ""), locked=True)],
+                [register("control", Access.PULSE, "", ("latch", 1, 1, ""), ("clear", 31, 1, ""))],
                 [
-                    Register(
-                        name="control",
-                        fields=(
-                            _field("latch", Access.PULSE, lsb=1),
-                            _field("clear", Access.PULSE, lsb=31),
-                        ),
-                    )
+                    Register(name="status", fields=status),
+                    value_register("where", Access.STATUS, "", width=64),
                 ],
                 [
-                    Register(
-                        name="status",
-                        fields=(
-                            _field("busy", Access.STATUS),
-                            _field("level", Access.STATUS, lsb=4, width=7),
-                            _field("refused", Access.REFUSED, lsb=30),
-                        ),
-                    ),
-                    Register(
-                        name="where", width=64, fields=(_field("value", Access.STATUS, width=64),)
-                    ),
+                    Register(name="wide", width=64, locked=True, fields=wide),
+                    value_register("free", Access.CONFIG, "", reset=7),
+                    value_register("eps", Access.CONFIG, "", kind=Kind.FLOAT32, locked=True),
                 ],
                 [
+                    value_register("cycles", Access.COUNTER, "", width=64),
                     Register(
-                        name="wide",
+                        name="beats",
                         width=64,
-                        locked=True,
-                        fields=(
-                            _field("low", Access.CONFIG, lsb=3, width=20, reset=0x12345),
-                            _field("across", Access.CONFIG, lsb=24, width=17, reset=0x1_5A5A),
-                            _field("high", Access.CONFIG, lsb=60, width=4, reset=9),
-                        ),
-                    ),
-                    Register(
-                        name="free",
-                        fields=(_field("value", Access.CONFIG, width=32, reset=7),),
-                    ),
-                    Register(
-                        name="eps",
-                        locked=True,
-                        fields=(_field("value", Access.CONFIG, width=32, kind=Kind.FLOAT32),),
-                    ),
-                ],
-                [
-                    Register(
-                        name="cycles", width=64, fields=(_field("value", Access.COUNTER, width=64),)
-                    ),
-                    Register(
-                        name="beats", width=64, fields=(_field("value", Access.COUNTER, width=40),)
+                        fields=fields(Access.COUNTER, ("value", 0, 40, "")),
                     ),
                 ],
             ]

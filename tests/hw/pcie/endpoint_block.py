@@ -9,7 +9,8 @@ from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.pcie.crossed_endpoint import CrossedEndpoint
 from nearstep_hw.pcie.endpoint import PcieEndpoint
 from nearstep_hw.pcie.series7.design import Series7Design
-from nearstep_spec.csr.model import Access, Field, Register, RegisterMap, place
+from nearstep_spec.csr.block import register, value_register
+from nearstep_spec.csr.model import Access, RegisterMap, place
 from nearstep_spec.pcie import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 
 
@@ -34,18 +35,17 @@ class BlockConfig:
 def block_map() -> RegisterMap:
     """A constant, words to write, and a pulse."""
 
-    def register(name: str, access: Access, *, width: int = 32, reset: int = 0) -> Register:
-        lone = Field(name="value", access=access, width=width, reset=reset)
-        return Register(name=name, width=width, fields=(lone,))
-
     return RegisterMap(
         name="block",
         registers=place(
             [
-                [register("id", Access.CONSTANT, reset=0xCAFE_F00D)],
-                [register("low", Access.CONFIG, reset=7), register("high", Access.CONFIG)],
-                [register("wide", Access.CONFIG, width=64)],
-                [Register(name="start", fields=(Field(name="go", access=Access.PULSE),))],
+                [value_register("id", Access.CONSTANT, "", reset=0xCAFE_F00D)],
+                [
+                    value_register("low", Access.CONFIG, "", reset=7),
+                    value_register("high", Access.CONFIG, ""),
+                ],
+                [value_register("wide", Access.CONFIG, "", width=64)],
+                [register("start", Access.PULSE, "", ("go", 0, 1, ""))],
             ]
         ),
     )

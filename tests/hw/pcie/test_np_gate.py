@@ -66,7 +66,7 @@ def test_no_more_requests_come_than_there_is_space_for(delay):
             answer = answers and waiting > 0 and rng.random() < 0.5
             credits.append(int(owed > 0))
             owed += answer - (owed > 0)
-            ctx.set(dut.i_gain, credits.popleft())
+            ctx.set(dut.i_credit, credits.popleft())
             ctx.set(dut.i_take, take)
             _, _, ok = await ctx.tick().sample(dut.o_ok)
             block.hear(ok)

@@ -26,8 +26,8 @@ def run(sequencer, units, *, beats, latency=9, supply=1.0, room=1.0, stop=None, 
     given = [[rng.getrandbits(64) for _ in range(beats + 4)] for _ in INPUTS]
     found = {"out": [], "fed": [], "starved": 0, "blocked": 0, "inside": 0}
     lines = Cat(
-        dut.unit.i_en, dut.unit.i_valid, dut.o_taken, dut.o_made, dut.o_starved, dut.o_blocked,
-        dut.o_empty, dut.i_p.ready, dut.i_g.ready, dut.o_p.valid,
+        dut.unit.i_en, dut.unit.i_valid, dut.o_taken, dut.o_beat_ready, dut.o_starved,
+        dut.o_blocked, dut.o_empty, dut.i_p.ready, dut.i_g.ready, dut.o_p.valid,
     )  # fmt: skip
 
     async def bench(ctx):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nearstep_sim.models.bulk import SOURCE as BULK
 from nearstep_sim.models.dram import library
-from nearstep_sim.verilate.abi import AbiError, structure, values
-from nearstep_sim.verilate.build import INCLUDES, compiler, cxx_flags
+from nearstep_sim.verilate.abi import AbiError, load, structure, values
+from nearstep_sim.verilate.build import INCLUDES, compile_library, compiler, cxx_flags
 
 FIRST = "models/dram/library.cpp"
 STRUCTURES = {
@@ -92,3 +93,51 @@ def test_what_is_no_structure_is_told(tmp_path: Path, text: str, message: str) -
     source.write_text(text)
     with pytest.raises(AbiError, match=message):
         structure(str(source), "Mine")
+
+
+FUNCTIONS = """\
+#include <cstdint>
+extern "C" std::uint64_t wide(std::uint8_t low, std::uint64_t high) { return high << 8 | low; }
+extern "C" {
+const char* text(
+    const char* given) {
+    return given;
+}
+// void comment(int) {
+void* place(const float* at, std::int32_t index) { return const_cast<float*>(at + index); }
+int many(const std::uint8_t* const* rows, int row) { return *rows[row]; }
+#ifdef LEFT_OUT
+void left_out(int x) { (void)x; }
+#endif
+}  // extern "C"
+"""
+
+
+def test_functions_have_the_types_of_their_declaration(tmp_path: Path) -> None:
+    source = tmp_path / "functions.cpp"
+    source.write_text(FUNCTIONS)
+    library = load(compile_library("functions", [source]), source)
+    assert library.wide(0xFF, 1 << 55) == 1 << 63 | 0xFF
+    assert library.text(b"as it was") == b"as it was"
+    floats = (ctypes.c_float * 3)()
+    assert library.place(floats, 2) == ctypes.addressof(floats) + 8
+    rows = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.c_char_p(b"\x07"), ctypes.c_void_p))
+    assert library.many(rows, 0) == 7
+    assert not hasattr(library, "left_out")
+    with pytest.raises(ctypes.ArgumentError):
+        library.wide(1.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int mine(int x) { return x; }\n", "no function is declared"),
+        ('extern "C" void mine(std::vector<int> x) {\n}\n', "of mine are not understood"),
+        ('extern "C" void mine(Missing x) {\n}\n', "declare no struct Missing"),
+    ],
+)
+def test_what_is_no_function_of_c_is_told(tmp_path: Path, text: str, message: str) -> None:
+    source = tmp_path / "mine.cpp"
+    source.write_text(text)
+    with pytest.raises(AbiError, match=message):
+        load(Path(load(compile_library("bulk", [BULK]), BULK)._name), source)

@@ -121,7 +121,7 @@ class Series7Adapter(wiring.Component):
         allowed = Signal(MAX_PAYLOAD_BITS)
         m.d.comb += [
             gate.i_take.eq(rx.tvalid & rx.tready & user.start & _is_non_posted(first)),
-            gate.i_gain.eq(self.i_np_req[0]),
+            gate.i_credit.eq(self.i_np_req[0]),
             self.rx_np_ok.eq(gate.o_ok),
             completions.i_id.eq(own),
             messages.i_id.eq(own),

@@ -27,7 +27,7 @@ class NonPostedGate(wiring.Component):
 
     Members
     -------
-    i_gain : a credit.
+    i_credit : a credit.
     i_take : a request that is not posted has come.
     o_ok : `rx_np_ok`.
 
@@ -38,13 +38,13 @@ class NonPostedGate(wiring.Component):
         if requests <= RESERVED:
             raise ValueError(f"Requests must be more than {RESERVED}, not {requests!r}")
         self.requests = requests
-        super().__init__({"i_gain": In(1), "i_take": In(1), "o_ok": Out(1)})
+        super().__init__({"i_credit": In(1), "i_take": In(1), "o_ok": Out(1)})
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         credits = Signal(range(-EXTRA, self.requests + 1))
         m.d.sync += [
-            credits.eq(credits + self.i_gain - self.i_take),
+            credits.eq(credits + self.i_credit - self.i_take),
             self.o_ok.eq(credits > RESERVED),
         ]
         return m

@@ -1,20 +1,16 @@
 """Compressed gradients: memory to pairs to dense beats."""
 
 from amaranth import Array, DomainRenamer, Elaboratable, Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import stream
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from nearstep_hw.axi.burst import id_width
-from nearstep_hw.axi.reader import ReadMover
-from nearstep_hw.axi.schedule import BlockSchedule
-from nearstep_hw.axi.signature import Axi4ReadSignature
-from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.stream.fifo import StreamFifo
-from nearstep_hw.updater.fault import FaultLayout, mover_fault
+from nearstep_hw.updater.fault import FaultLayout
 from nearstep_hw.updater.pairs.isolated import IsolatedDecompressor
 from nearstep_hw.updater.pairs.layout import COUNT_WIDTH
 from nearstep_hw.updater.widen import FORMAT_WIDTH
+from nearstep_hw.updater.windowed import WindowedRead
 from nearstep_spec.updater.compression import PairCause
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, GradientFormat, Stream
@@ -28,7 +24,7 @@ CAUSES = {
 }
 
 
-class PairLoad(wiring.Component):
+class PairLoad(WindowedRead):
     """Loads indices and values, burst by burst, and decompresses them.
 
     Loads by itself, beside the arrays: pairs are consumed at a rate that depends on them, and a
@@ -46,35 +42,19 @@ class PairLoad(wiring.Component):
 
     Members
     -------
-    bus : AR and R; stream 0 is indices, stream 1 values.
-    window : the windows, see `window_port`.
-    i_base : of indices and values.
+    all : as of `WindowedRead`; array 0 is indices, array 1 values.
     i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle` is
         low or beats are wanted.
     i_format : `GradientFormat` of the values. If they have a choice.
     i_scatter : pairs are grouped by block; else sorted. If the kernel knows both.
     i_dry : the run is dry.
-    i_launch : begins.
     o : dense beats of binary32, as many as the elements need.
     o_verified : of a dry run, all indices are right, and nothing is outstanding.
     o_duplicates, o_counted : pairs that lost against a later one; this is final.
     o_fault : a fault in this cycle, of the bus or of the pairs; cause 0 is none.
-    i_stop : issues nothing more.
-    o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:
-        self.config = config
-        self.schedule = BlockSchedule(
-            streams=2,
-            address_width=config.address_width,
-            beat_bytes=config.beat_bytes,
-            block_beats=config.burst_beats,
-            burst_beats=config.burst_beats,
-            optional=True,
-            narrow=(VALUE_STREAM,) if config.mixed else (),
-        )
         self.decompressor = IsolatedDecompressor(
             forms=config.compression,
             lanes=config.lanes,
@@ -84,71 +64,43 @@ class PairLoad(wiring.Component):
             user=config.decompressor,
         )
         super().__init__(
+            config,
+            [Stream.INDEX_READ, Stream.G_READ],
             {
-                "bus": Out(
-                    Axi4ReadSignature(
-                        address_width=config.address_width,
-                        data_width=config.data_width,
-                        id_width=id_width(2),
-                    )
-                ),
-                "window": window_port(
-                    address_width=config.address_width,
-                    windows=config.window_count,
-                    cut=config.cut,
-                ),
-                "i_base": In(config.address_width).array(2),
                 "i_pairs": In(COUNT_WIDTH),
                 "i_count": In(COUNT_WIDTH),
                 **({"i_format": In(FORMAT_WIDTH)} if config.mixed else {}),
                 **({"i_scatter": In(1)} if self.decompressor.choice else {}),
                 "i_dry": In(1),
-                "i_launch": In(1),
                 "o": Out(stream.Signature(config.data_width)),
                 "o_verified": Out(1),
                 "o_duplicates": Out(COUNT_WIDTH),
                 "o_counted": Out(1),
-                "o_fault": Out(FaultLayout()),
-                "i_stop": In(1),
-                "o_idle": Out(1),
-                "i_clear": In(1),
-            }
+            },
+            block_beats=config.burst_beats,
+            optional=True,
+            narrow=(VALUE_STREAM,) if config.mixed else (),
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         config = self.config
-        m.submodules.schedule = schedule = self.schedule
-        m.submodules.checker = checker = WindowChecker(
-            schedule.o.payload.shape(),
-            beat_bytes=config.beat_bytes,
-            windows=config.window_count,
-            write=False,
-            cut=config.cut,
-        )
-        m.submodules.mover = mover = ReadMover(
-            streams=2,
-            address_width=config.address_width,
-            beat_bytes=config.beat_bytes,
-            burst_beats=config.burst_beats,
+        schedule = self.schedule
+        mover = self.move(
+            m,
             landing_beats=2 * config.burst_beats,
             bursts_ahead=config.bursts_ahead,
             own=(VALUE_STREAM,),
-            cut=config.cut,
         )
         decompressor = self.decompressor
         m.submodules.decompressor = DomainRenamer("pairs")(decompressor)
-        wiring.connect(m, schedule.o, checker.i)
-        wiring.connect(m, checker.o, mover.i)
-        wiring.connect(m, wiring.flipped(self.bus), mover.bus)
-        for mine, its in zip(self.window, checker.window, strict=True):
-            wiring.connect(m, wiring.flipped(mine), its)
-        for base, scheduled, moved in zip(self.i_base, schedule.i_base, mover.i_base, strict=True):
-            m.d.comb += [scheduled.eq(base), moved.eq(base)]
-        gains = (mover.i_gain, mover.i_gain_own)
-        for index, (name, words, gain) in enumerate(
+        credits = (mover.i_credit, mover.i_credit_own)
+        for index, (name, words, credit) in enumerate(
             zip(
-                ("index", "value"), (decompressor.i_index, decompressor.i_value), gains, strict=True
+                ("index", "value"),
+                (decompressor.i_index, decompressor.i_value),
+                credits,
+                strict=True,
             )
         ):
             m.submodules[f"fifo_{name}"] = fifo = StreamFifo(
@@ -156,25 +108,26 @@ class PairLoad(wiring.Component):
             )
             m.d.comb += [
                 # The landing space is reserved: ready is high whenever a beat lands.
-                fifo.i.valid.eq(mover.o_landed[index]),
+                fifo.i.valid.eq(mover.o_beat[index]),
                 fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),
                 words.valid.eq(fifo.o.valid),
                 words.payload.words.eq(fifo.o.payload),
                 fifo.o.ready.eq(words.ready),
-                gain.eq(fifo.o.valid & fifo.o.ready),
+                credit.eq(fifo.o.valid & fifo.o.ready),
             ]
         lanes = config.lanes
+        self.control(
+            m,
+            {
+                "i_start": self.i_launch & (self.i_pairs != 0),
+                "i_beats": (self.i_pairs + (lanes - 1)) >> exact_log2(lanes),
+                "i_use": Mux(
+                    self.i_dry, 1 << INDEX_STREAM, (1 << INDEX_STREAM) | (1 << VALUE_STREAM)
+                ),
+            },
+        )
         m.d.comb += [
-            schedule.i_start.eq(self.i_launch & (self.i_pairs != 0)),
-            schedule.i_beats.eq((self.i_pairs + (lanes - 1)) >> exact_log2(lanes)),
-            schedule.i_use.eq(
-                Mux(self.i_dry, 1 << INDEX_STREAM, (1 << INDEX_STREAM) | (1 << VALUE_STREAM))
-            ),
-            schedule.i_clear.eq(self.i_stop | self.i_clear),
-            checker.i_clear.eq(self.i_stop | self.i_clear),
-            mover.i_stop.eq(self.i_stop),
-            mover.i_clear.eq(self.i_clear),
             decompressor.i_start.eq(self.i_launch),
             decompressor.i_pairs.eq(self.i_pairs),
             decompressor.i_count.eq(self.i_count),
@@ -194,20 +147,13 @@ class PairLoad(wiring.Component):
             ]
         if decompressor.choice:
             m.d.comb += decompressor.i_scatter.eq(self.i_scatter)
-        self._connect_fault(m, mover, checker)
+        self._connect_fault(m)
         return m
 
-    def _connect_fault(self, m: Module, mover: ReadMover, checker: WindowChecker) -> None:
+    def _connect_fault(self, m: Module) -> None:
         """The bus first; then the pairs, whose address is that of the index at fault."""
         decompressor = self.decompressor
-        bus = mover_fault(
-            m,
-            bus=mover.fault,
-            refused=checker.o_refused,
-            burst=checker.o_burst,
-            response=ErrorCause.READ_RESPONSE,
-            streams=[Stream.INDEX_READ, Stream.G_READ],
-        )
+        bus = self.fault(m)
         found = Signal(FaultLayout())
         causes = Array(CAUSES.get(cause, ErrorCause.NONE) for cause in PairCause)
         with m.If(decompressor.o_cause != PairCause.NONE):

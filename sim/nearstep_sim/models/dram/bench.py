@@ -2,11 +2,12 @@
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.controller import DramController
@@ -15,7 +16,7 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.models.dram.kernel_on_channel import LATENCY, KernelOnChannel
 from nearstep_sim.models.dram.library import CGeometry, CMapping, CPortConfig, CTiming
 from nearstep_sim.models.dram.trace import header
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure, values
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, AddressMapping
 from nearstep_spec.dram.command import Command
@@ -150,22 +151,12 @@ class RandomRun:
 
 
 _CChannelConfig = structure("models/dram/channel_bench.hpp", "ChannelConfig")
-
-
 _CTrafficConfig = structure("models/dram/traffic_bench.cpp", "TrafficConfig")
-
-
 _CChannelResult = structure(
     "models/dram/channel_bench.hpp", "ChannelResult", sizes={"kKinds": len(Command) + 1}
 )
-
-
 _CRandomConfig = structure("models/dram/random_bench.cpp", "RandomConfig")
-
-
 _CRandomResult = structure("models/dram/random_bench.cpp", "RandomResult")
-
-
 _CWrite = structure("models/dram/kernel_bench.cpp", "Write")
 
 
@@ -176,7 +167,7 @@ def controller_library(channel: Channel) -> ctypes.CDLL:
     )
     model = Model(top="dram_controller", verilog=verilog, prefix="VDramController")
     sources = [FOLDER / "traffic_bench.cpp", FOLDER / "random_bench.cpp"]
-    return ctypes.CDLL(str(verilate_library("dram_controller", [model], sources)))
+    return load(verilate_library("dram_controller", [model], sources), *sources)
 
 
 def bases_of(channel: Channel, count: int, skew_bytes: int = 0) -> tuple[int, ...]:
@@ -229,12 +220,8 @@ def run_traffic(
         LATENCY,
         kernel.bursts_ahead,
     )
-    library = controller_library(channel)
-    result, message = _CChannelResult(), ctypes.create_string_buffer(_MESSAGE_BYTES)
-    failed = library.traffic_bench(
-        ctypes.byref(config), ctypes.byref(result), message, ctypes.c_size_t(_MESSAGE_BYTES)
-    )
-    return _channel_run(channel, count, failed, result, message)
+    result = _run(controller_library(channel).traffic_bench, config, _CChannelResult())
+    return _channel_run(channel, count, result)
 
 
 def run_random(
@@ -276,13 +263,8 @@ def run_random(
         *chances,
         longest_gap,
     )
-    result, message = _CRandomResult(), ctypes.create_string_buffer(_MESSAGE_BYTES)
-    failed = controller_library(channel).random_bench(
-        ctypes.byref(config), ctypes.byref(result), message, ctypes.c_size_t(_MESSAGE_BYTES)
-    )
-    if failed:
-        raise ChannelBenchError(f"seed {seed}: {message.value.decode()}")
-    return RandomRun(**{name: getattr(result, name) for name, _ in result._fields_})
+    bench = controller_library(channel).random_bench
+    return RandomRun(**values(_run(bench, config, _CRandomResult(), what=f"seed {seed}: ")))
 
 
 def run_kernel(
@@ -305,10 +287,10 @@ def run_kernel(
     )
     model = Model(top="kernel_on_channel", verilog=verilog, prefix="VKernelOnChannel")
     source = FOLDER / "kernel_bench.cpp"
-    library = ctypes.CDLL(str(verilate_library("kernel_bench", [model], [source])))
+    library = load(verilate_library("kernel_bench", [model], [source]), source)
     config = _channel_config(channel, count, bases, debt, seed, commands)
     registers = adam_kernel_map(kernel)
-    values = {
+    wanted = {
         **{f"{name}_address": base for name, base in zip(ARRAYS, config.base, strict=True)},
         "count": count,
         "window0_base": 0,
@@ -318,20 +300,27 @@ def run_kernel(
     }
     writes = [
         (registers[name].offset + 4 * word, value >> 32 * word & 0xFFFFFFFF)
-        for name, value in values.items()
+        for name, value in wanted.items()
         for word in range(registers[name].words)
     ]
-    result, message = _CChannelResult(), ctypes.create_string_buffer(_MESSAGE_BYTES)
-    failed = library.kernel_bench(
-        ctypes.byref(config),
-        (_CWrite * len(writes))(*writes),
-        ctypes.c_size_t(len(writes)),
-        ctypes.c_uint32(registers["status"].offset),
-        ctypes.byref(result),
-        message,
-        ctypes.c_size_t(_MESSAGE_BYTES),
-    )
-    return _channel_run(channel, count, failed, result, message)
+    given = (_CWrite * len(writes))(*writes), len(writes), registers["status"].offset
+    result = _run(library.kernel_bench, config, _CChannelResult(), *given)
+    return _channel_run(channel, count, result)
+
+
+def _run(
+    bench: Callable[..., int],
+    config: ctypes.Structure,
+    result: ctypes.Structure,
+    *given: object,
+    what: str = "",
+) -> Any:
+    """The result, filled by a bench; `given` are its parameters behind the configuration."""
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    parts = ctypes.byref(config), *given, ctypes.byref(result)
+    if bench(*parts, message, _MESSAGE_BYTES):
+        raise ChannelBenchError(what + message.value.decode())
+    return result
 
 
 def _kernel(
@@ -369,11 +358,7 @@ def _channel_config(
     )
 
 
-def _channel_run(
-    channel: Channel, count: int, failed: int, result: _CChannelResult, message: ctypes.Array
-) -> ChannelRun:
-    if failed:
-        raise ChannelBenchError(message.value.decode())
+def _channel_run(channel: Channel, count: int, result: _CChannelResult) -> ChannelRun:
     return ChannelRun(
         channel,
         count,

@@ -36,6 +36,7 @@ __all__ = [
     "HostCycle",
     "HostDataError",
     "HostStatistics",
+    "HostedDram",
     "Loads",
     "without_a_module",
 ]
@@ -382,19 +383,65 @@ class HostController:
         return HostStatistics(**values(out))
 
 
-class _BareHandle:
+class _Handle:
     """Owns the C++ object; every view of a part of it holds this."""
 
-    def __init__(self, config: HostConfig) -> None:
-        self.library = load_library()
-        port = CPortConfig(HOST_PHASES, HOST_DATA_BYTES, config.read_latency, config.write_latency)
-        self.pointer = self.library.ddr4_bare_new(ctypes.byref(config._c()), ctypes.byref(port))
-        if not self.pointer:
-            raise ValueError(load_error())
+    def __init__(self, library: ctypes.CDLL, pointer: int | None) -> None:
+        self.library = library
+        self.pointer = pointer
+        if not pointer:
+            raise ValueError(library.ddr4_last_error().decode())
 
     def __del__(self) -> None:
-        if getattr(self, "pointer", None):
-            self.library.ddr4_bare_free(self.pointer)
+        if self.pointer:
+            self.library.ddr4_hosted_free(self.pointer)
+
+
+class HostedDram:
+    """A host controller and DDR4 devices, with a design between them or none: `hosted.hpp`.
+
+    Parameters
+    ----------
+    library : has the functions of `library.cpp`, and made the object.
+    pointer : the object, or none if its configuration cannot be.
+    config : of the host.
+    timing : of the devices.
+    devices : how many.
+
+    Attributes
+    ----------
+    failure : what a run raises if something goes wrong.
+    """
+
+    failure: type[Exception]
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        pointer: int | None,
+        config: HostConfig,
+        timing: DramTiming,
+        devices: int,
+    ) -> None:
+        handle = _Handle(library, pointer)
+        self._library, self._pointer = library, pointer
+        self.host = HostController.borrowed(library.ddr4_hosted_host(pointer), config, handle)
+        self.devices = tuple(
+            Ddr4Device.borrowed(
+                library.ddr4_hosted_device(pointer, number), timing, config.geometry, handle
+            )
+            for number in range(devices)
+        )
+
+    def run(self, cycles: int, *, until_idle: bool = False) -> int:
+        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
+        ran = int(self._library.ddr4_hosted_run(self._pointer, cycles, until_idle))
+        self._check()
+        return ran
+
+    def _check(self) -> None:
+        if text := self._library.ddr4_hosted_error(self._pointer).decode():
+            raise self.failure(text)
 
 
 def without_a_module(config: HostConfig) -> HostConfig:
@@ -413,7 +460,7 @@ def without_a_module(config: HostConfig) -> HostConfig:
     )
 
 
-class BareDram:
+class BareDram(HostedDram):
     """A host controller wired to its own ranks: what the host gets with no module in between.
 
     With the latencies of a module it is as slow as one; `without_a_module` takes them away.
@@ -421,18 +468,10 @@ class BareDram:
 
     def __init__(self, config: HostConfig) -> None:
         self.config = config
-        self._handle = _BareHandle(config)
-        library, pointer = self._handle.library, self._handle.pointer
-        self.host = HostController.borrowed(library.ddr4_bare_host(pointer), config, self._handle)
-        self.devices = tuple(
-            Ddr4Device.borrowed(
-                library.ddr4_bare_device(pointer, rank),
-                config.timing,
-                config.geometry,
-                self._handle,
-            )
-            for rank in range(config.ranks)
-        )
+        port = CPortConfig(HOST_PHASES, HOST_DATA_BYTES, config.read_latency, config.write_latency)
+        library = load_library()
+        pointer = library.ddr4_bare_new(ctypes.byref(config._c()), ctypes.byref(port))
+        super().__init__(library, pointer, config, config.timing, config.ranks)
 
     def run(self, cycles: int, *, until_idle: bool = True) -> int:
         """Run up to `cycles` fabric cycles, or until no access is left.
@@ -445,9 +484,9 @@ class BareDram:
         ------
         DramViolationError, HostDataError
         """
-        library = self._handle.library
-        ran = int(library.ddr4_bare_run(self._handle.pointer, cycles, until_idle))
+        return super().run(cycles, until_idle=until_idle)
+
+    def _check(self) -> None:
         for device in self.devices:
             device.check()
         self.host.check()
-        return ran

@@ -106,9 +106,9 @@ class Bench {
         return port_.failed() ? port_.violation()->text() : "a register access failed";
     }
     bool step() {
-        show_read_data(dut_, port_);
+        NEARSTEP_DFI_READ(dut_, dfi, port_);
         dut_.eval();
-        const bool ok = take_commands(dut_, port_);
+        const bool ok = NEARSTEP_DFI_CYCLE(dut_, dfi, port_);
         slots_.observe(dut_);
         tick(dut_);
         return ok;
@@ -118,7 +118,7 @@ class Bench {
         dut_.s_axil___05Fwdata = access.value;
         dut_.s_axil___05Fawvalid = dut_.s_axil___05Fwvalid = 1;
         for (bool answered = false; !answered;) {
-            show_read_data(dut_, port_);
+            NEARSTEP_DFI_READ(dut_, dfi, port_);
             dut_.eval();
             const bool address_taken = dut_.s_axil___05Fawready, data_taken = dut_.s_axil___05Fwready;
             answered = dut_.s_axil___05Fbvalid;
@@ -133,7 +133,7 @@ class Bench {
         dut_.s_axil___05Faraddr = address;
         dut_.s_axil___05Farvalid = 1;
         for (bool answered = false; !answered;) {
-            show_read_data(dut_, port_);
+            NEARSTEP_DFI_READ(dut_, dfi, port_);
             dut_.eval();
             const bool taken = dut_.s_axil___05Farready;
             answered = dut_.s_axil___05Frvalid;

@@ -1,29 +1,16 @@
 // The DRAM world for ctypes: every function takes plain numbers, arrays and handles.
 #include <cstring>
-#include <exception>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "models/dram/channel.hpp"
 #include "models/dram/ddr4.hpp"
 #include "models/dram/host.hpp"
+#include "models/dram/hosted.hpp"
 
 using namespace nearstep;
 
 namespace {
-
-thread_local std::string last_error;
-
-template <typename Make>
-auto guarded(Make make) -> decltype(make()) {
-    try {
-        return make();
-    } catch (const std::exception& error) {
-        last_error = error.what();
-        return {};
-    }
-}
 
 struct IssuedOut {
     std::int64_t ck;  // -1: no command
@@ -65,33 +52,27 @@ struct HostCycleOut {
 };
 
 // A host controller and its ranks, with nothing in between.
-class BareDram {
+class BareDram final : public HostedDram {
   public:
     BareDram(const HostConfig& config, const PortConfig& port)
-        : host_(config), dram_(config.timing, config.geometry, config.ranks, port) {}
-    HostController& host() { return host_; }
-    Ddr4Device* device(int rank) { return &dram_.device(static_cast<unsigned>(rank)); }
-
-    // Runs until nothing is waiting, an error, or max_cycles. Cycles run.
-    std::uint64_t run(std::uint64_t max_cycles, bool until_idle) {
-        std::uint64_t ran = 0;
-        HostCycle out;
-        while (ran < max_cycles && !(until_idle && host_.idle())) {
-            host_.tick(dram_.read_data(), out);
-            ++ran;
-            bool ok = host_.error().empty();
-            for (int slot = 0; slot < HostCycle::kSlots; ++slot)
-                if (const HostSlot& each = out.slots[slot]; each.rank >= 0)
-                    ok &= dram_.command(slot, 1u << each.rank, each.pins);
-            ok &= dram_.end_cycle(out.wrdata_en, out.wrdata, out.wrdata_mask);
-            if (!ok) break;
-        }
-        return ran;
-    }
+        : HostedDram(config), dram_(config.timing, config.geometry, config.ranks, port) {}
+    Ddr4Device& device(int rank) override { return dram_.device(static_cast<unsigned>(rank)); }
+    const std::string& error() override { return host_.error(); }  // devices tell their own
 
   private:
-    HostController host_;
+    bool failed() const override { return !ok_; }
+    void step() override {
+        HostCycle out;
+        host_.tick(dram_.read_data(), out);
+        ok_ = host_.error().empty();
+        for (int slot = 0; slot < HostCycle::kSlots; ++slot)
+            if (const HostSlot& each = out.slots[slot]; each.rank >= 0)
+                ok_ &= dram_.command(slot, 1u << each.rank, each.pins);
+        ok_ &= dram_.end_cycle(out.wrdata_en, out.wrdata, out.wrdata_mask);
+    }
+
     Ddr4Channel dram_;
+    bool ok_ = true;
 };
 
 // Fills `out` from what was violated.
@@ -299,14 +280,15 @@ std::uint64_t ddr4_host_completions(HostController* host, std::uint64_t most, st
     return taken;
 }
 
-BareDram* ddr4_bare_new(const HostConfig* config, const PortConfig* port) {
+HostedDram* ddr4_bare_new(const HostConfig* config, const PortConfig* port) {
     return guarded([&] { return new BareDram(*config, *port); });
 }
-void ddr4_bare_free(BareDram* bare) { delete bare; }
-HostController* ddr4_bare_host(BareDram* bare) { return &bare->host(); }
-Ddr4Device* ddr4_bare_device(BareDram* bare, int rank) { return bare->device(rank); }
-std::uint64_t ddr4_bare_run(BareDram* bare, std::uint64_t max_cycles, int until_idle) {
-    return bare->run(max_cycles, until_idle);
+void ddr4_hosted_free(HostedDram* hosted) { delete hosted; }
+HostController* ddr4_hosted_host(HostedDram* hosted) { return &hosted->host(); }
+Ddr4Device* ddr4_hosted_device(HostedDram* hosted, int number) { return &hosted->device(number); }
+const char* ddr4_hosted_error(HostedDram* hosted) { return hosted->error().c_str(); }
+std::uint64_t ddr4_hosted_run(HostedDram* hosted, std::uint64_t cycles, int until_idle) {
+    return hosted->run(cycles, until_idle);
 }
 
 }  // extern "C"

@@ -1,10 +1,10 @@
 """The C++ DRAM models as a shared library: structures and entry points for `ctypes`."""
 
 import ctypes
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from nearstep_sim.verilate.abi import load as load_functions
 from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import compile_library
 from nearstep_spec.dram.address import AddressMapping
@@ -108,67 +108,10 @@ class CHostStatistics(structure("models/dram/library.cpp", "HostStatistics")):
     """`nearstep::HostStatistics`."""
 
 
-_P = ctypes.c_void_p
-_I = ctypes.c_int
-_U64 = ctypes.c_uint64
-_TEXT = ctypes.c_char_p
-_SIGNATURES: dict[str, tuple[type | None, Sequence[type]]] = {
-    "ddr4_last_error": (_TEXT, ()),
-    "ddr4_device_new": (_P, (_P, _P, ctypes.c_uint)),
-    "ddr4_device_free": (None, (_P,)),
-    "ddr4_device_command": (_I, (_P, _U64, _P)),
-    "ddr4_device_advance": (_I, (_P, _U64)),
-    "ddr4_device_play": (_U64, (_P, _U64, _P, _P, _P, _P, _P, _P)),
-    "ddr4_device_violation": (_I, (_P, _P)),
-    "ddr4_bus_new": (_P, (_P, _I)),
-    "ddr4_bus_free": (None, (_P,)),
-    "ddr4_bus_play": (_U64, (_P, _U64, _P, _P, _P, _P, _P, _P, _P, _P)),
-    "ddr4_device_open_row": (ctypes.c_int64, (_P, ctypes.c_uint, ctypes.c_uint)),
-    "ddr4_device_refresh_debt": (ctypes.c_int64, (_P, _U64)),
-    "ddr4_device_refresh_offset": (None, (_P, ctypes.c_int64)),
-    "ddr4_device_refresh_extremes": (None, (_P, _P)),
-    "ddr4_device_counts": (None, (_P, _P)),
-    "ddr4_device_account": (None, (_P, _P)),
-    "ddr4_device_restart_account": (None, (_P, _U64)),
-    "ddr4_device_trace": (_I, (_P, _TEXT, _TEXT)),
-    "ddr4_device_trace_close": (None, (_P,)),
-    "ddr4_device_read": (None, (_P, _P, _U64, _U64, _P)),
-    "ddr4_device_write": (None, (_P, _P, _U64, _U64, _P)),
-    "ddr4_device_allocated_rows": (_U64, (_P,)),
-    "ddr4_port_new": (_P, (_P, _P)),
-    "ddr4_port_free": (None, (_P,)),
-    "ddr4_port_cycle_number": (_U64, (_P,)),
-    "ddr4_port_uninitialised": (_U64, (_P,)),
-    "ddr4_port_cycle": (_I, (_P, _P, _I, _I, _I, _P, _U64, _P)),
-    "ddr4_host_new": (_P, (_P,)),
-    "ddr4_host_free": (None, (_P,)),
-    "ddr4_host_submit": (_I, (_P, _U64, _P, _P, _P, _P, _P)),
-    "ddr4_host_give": (_I, (_P, _I, _P)),
-    "ddr4_host_fence": (None, (_P,)),
-    "ddr4_host_idle": (_I, (_P,)),
-    "ddr4_host_cycle_number": (_U64, (_P,)),
-    "ddr4_host_waiting": (_U64, (_P,)),
-    "ddr4_host_error": (_TEXT, (_P,)),
-    "ddr4_host_statistics": (None, (_P, _P)),
-    "ddr4_host_tick": (None, (_P, _P, _P)),
-    "ddr4_host_completions": (_U64, (_P, _U64, _P, _P, _P, _P)),
-    "ddr4_bare_new": (_P, (_P, _P)),
-    "ddr4_bare_free": (None, (_P,)),
-    "ddr4_bare_host": (_P, (_P,)),
-    "ddr4_bare_device": (_P, (_P, _I)),
-    "ddr4_bare_run": (_U64, (_P, _U64, _I)),
-}
-
-
 @cache
 def load() -> ctypes.CDLL:
     """The library, built on first use."""
-    library = ctypes.CDLL(str(compile_library("dram", [], common=[SOURCE])))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = list(arguments)
-    return library
+    return load_functions(compile_library("dram", [], common=[SOURCE]), SOURCE)
 
 
 def load_error() -> str:

@@ -195,7 +195,7 @@ class Bench {
         hand_over();
         calibrate();
         drive();
-        show_read_data(dut_, port_);
+        NEARSTEP_DFI_READ(dut_, dfi, port_);
         dut_.eval();
         sample();
         const bool quiet = dut_.o_idle && was_idle_;
@@ -210,7 +210,7 @@ class Bench {
                 std::max<std::uint64_t>(result_.highest_debt, debt_of(dut_.o_debt, rank));
             refreshes[rank] = port_.device(rank).count(Command::REF);
         }
-        take_commands(dut_, port_);
+        NEARSTEP_DFI_CYCLE(dut_, dfi, port_);
         for (int rank = 0; rank < port_.ranks(); ++rank)
             if (port_.device(rank).count(Command::REF) != refreshes[rank])
                 last_refresh_[rank] = port_.clock();

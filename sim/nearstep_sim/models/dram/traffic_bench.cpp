@@ -161,10 +161,10 @@ class Bench {
 
     void step(bool traffic) {
         if (traffic) drive();
-        show_read_data(dut_, port_);
+        NEARSTEP_DFI_READ(dut_, dfi, port_);
         dut_.eval();
         if (traffic) sample();
-        take_commands(dut_, port_);
+        NEARSTEP_DFI_CYCLE(dut_, dfi, port_);
         slots_.observe(dut_);
         tick(dut_);
         ++cycle_;

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from nearstep_sim.models.link.faults import KINDS, CFault, CStatistics, LinkFault, LinkOptions
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import compile_library
 
 SOURCE = Path(__file__).with_name("probe.cpp")
@@ -42,9 +42,7 @@ _Sample = structure("models/link/probe.cpp", "Sample")
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(compile_library("link_probe", [SOURCE])))
-    library.probe_run.restype = ctypes.c_uint64
-    return library
+    return load(compile_library("link_probe", [SOURCE]), SOURCE)
 
 
 def run_link(
@@ -65,10 +63,9 @@ def run_link(
     taken = (ctypes.c_int64 * max(count, 1))(*[-1] * max(count, 1))
     armed = (CFault * max(len(faults), 1))(*(fault.mirror() for fault in faults))
     statistics = CStatistics()
-    number = ctypes.c_uint64
     arrived = _library().probe_run(
-        ctypes.byref(options.mirror()), armed, number(len(faults)), given, number(count), taken,
-        out, number(capacity), number(cycles), ctypes.byref(statistics),
+        ctypes.byref(options.mirror()), armed, len(faults), given, count, taken,
+        out, capacity, cycles, ctypes.byref(statistics),
     )  # fmt: skip
     return ProbeRun(
         [

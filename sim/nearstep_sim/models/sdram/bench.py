@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_sim.models.sdram.chip import CSdramInjection, SdramChip
-from nearstep_sim.verilate.abi import structure
+from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import compile_library
 from nearstep_sim.verilate.harness import FaultRecord
 
@@ -50,15 +50,7 @@ class SdramBench:
         size = 1 << (chip.row_bits + chip.column_bits + chip.bank_bits)
         self.words: NDArray[np.uint16] = np.zeros(size, np.uint16)
         self.tck = tck
-        self._lib = lib = ctypes.CDLL(str(compile_library("sdram", [SOURCE])))
-        handle, number = ctypes.c_void_p, ctypes.c_uint64
-        lib.sdram_open.restype = handle
-        lib.sdram_fault.restype = ctypes.c_bool
-        lib.sdram_open.argtypes = [handle, handle, handle]
-        lib.sdram_edge.argtypes = [handle, handle, number]
-        lib.sdram_shows.argtypes = lib.sdram_idle.argtypes = [handle, number]
-        lib.sdram_fault.argtypes = lib.sdram_inject.argtypes = [handle, handle]
-        lib.sdram_close.argtypes = [handle]
+        self._lib = lib = load(compile_library("sdram", [SOURCE]), SOURCE)
         timing, shape = chip.timing(tck), chip.shape()
         self._chip = lib.sdram_open(
             ctypes.byref(timing), ctypes.byref(shape), self.words.ctypes.data
