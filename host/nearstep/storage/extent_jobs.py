@@ -50,17 +50,9 @@ class Source:
         drive.read_now(extent.block, into)
         actual = crc32(into)
         if actual != extent.crc:
-            raise TornExtentError(
-                self.name,
-                extent.number,
-                drive.name,
-                extent.block,
-                extent.blocks,
-                expected=extent.crc,
-                actual=actual,
-                generation=self.generation,
-                whole=self.others,
-            )
+            what, where = (self.name, extent.number), (drive.name, extent.block, extent.blocks)
+            found = (self.generation, *what, *where, extent.crc, actual)
+            raise TornExtentError(*found, whole=self.others)
 
     def span(self, extent: Extent, offset: int, nbytes: int) -> tuple[int, int, bool]:
         """The bytes of an extent among `nbytes` of the tensor from `offset` on, and whether these

@@ -29,7 +29,7 @@ from nearstep.storage.drive_errors import (
     UncertainCommitError,
     UnknownTensorError,
 )
-from nearstep.storage.drive_set import EXTENT_BYTES, Place, create_set, open_set
+from nearstep.storage.drive_set import EXTENT_BYTES, DriveLike, create_set, open_set
 from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
 from nearstep.storage.extents import Run, Table, Tensor, blocks_of, parts_of
 from nearstep.storage.generation import Generation, Slot, find
@@ -95,7 +95,7 @@ class Store:
     @classmethod
     def create(
         cls,
-        places: Sequence[Place],
+        places: Sequence[DriveLike],
         *,
         drive_bytes: int,
         owner: str,
@@ -121,7 +121,7 @@ class Store:
     @classmethod
     def open(
         cls,
-        places: Sequence[Place],
+        places: Sequence[DriveLike],
         *,
         owner: str | None,
         generation: int | None = None,
