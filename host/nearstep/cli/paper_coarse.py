@@ -89,8 +89,9 @@ def command(
         table("Push, sync, pull (figure 9; modelled)", pipelines, PIPELINES),
         table("A sum over many devices (modelled)", sums, COSTS),
     )
-    figures = [table_of_figures("COARSE", rows), *notes, *speedups(rows), fitted]
-    give(coarse, results, [*figures, *tables], as_json, output)
+    text = [*notes, *speedups(rows), fitted]
+    figures = table_of_figures("COARSE", rows)
+    give(coarse, results, [figures, *text, *tables], as_json, output)
 
 
 DUAL = {
