@@ -74,9 +74,8 @@ DECISIONS = tuple(Decision(mode, write) for mode in Mode for write in (False, Tr
 
 GFGB, DHA, DFGB = (Decision(mode) for mode in Mode)
 
-EARLY, LATE = (
-    np.array([each.mode is mode for each in DECISIONS]) for mode in (Mode.GFGB, Mode.DFGB)
-)
+_MODES = np.array([each.mode for each in DECISIONS])
+EARLY, LATE = _MODES == Mode.GFGB, _MODES == Mode.DFGB
 """Whether a decision loads the layer before its forward, and before its backward alone."""
 
 KEEPS = np.array([not each.write for each in DECISIONS])

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from nearstep.memferry.cost import DECISIONS, EARLY, KEEPS, LATE, Costs, Decision, Ints
+from nearstep.memferry.cost import EARLY, KEEPS, LATE, Costs, Decision, Ints
 
 F, R, H, A, S, D, BYTES, KEPT = range(8)
 """Columns of states: the last two are bytes of GPU memory, and of gradients in it."""
@@ -45,24 +45,23 @@ def steps(costs: Costs) -> Mapping[tuple[int, int], Ints]:
     end of the updates so far.
     """
 
-    def of(layers: Ints, decisions: np.ndarray = np.ones(len(DECISIONS), bool)) -> Ints:
-        return layers.reshape(len(costs), -1) * decisions
-
-    ahead = of(costs.before_forward) + costs.forward
-    behind = of(costs.before_backward) + costs.backward
-    sends = of(costs.trained, KEEPS)
-    sent, late = of(costs.send) * sends, of(costs.load, LATE)
-    through = np.where(sends, sent + costs.backward, NEVER)
+    load, send, between, behind = (
+        each[:, None]
+        for each in (costs.load, costs.send, costs.before_forward, costs.before_backward)
+    )
+    forward, backward = between + costs.forward, behind + costs.backward
+    sends = costs.trained[:, None] & KEEPS
+    late, through = load * LATE, np.where(sends, send + costs.backward, NEVER)
     return {
-        (F, F): ahead,
-        (F, H): np.where(LATE, ahead, NEVER),
-        (R, F): np.where(EARLY, of(costs.load) + costs.forward, NEVER),
-        (R, R): of(costs.load, EARLY),
-        (H, H): np.zeros_like(ahead),
-        (A, A): behind,
-        (A, D): behind + late,
+        (F, F): forward,
+        (F, H): np.where(LATE, forward, NEVER),
+        (R, F): np.where(EARLY, load + costs.forward, NEVER),
+        (R, R): load * EARLY,
+        (H, H): np.zeros_like(forward),
+        (A, A): backward,
+        (A, D): backward + late,
         (S, A): through,
-        (S, S): sent,
+        (S, S): send * sends,
         (S, D): through + late,
         (D, D): late,
     }
