@@ -34,7 +34,7 @@ from nearstep.backends.base import Completion
 from nearstep.storage.aligned import aligned_empty
 from nearstep.storage.blocks import BlockFile, Blocks, Calls, Move, create_file
 from nearstep.storage.drive import QUEUE_DEPTH
-from nearstep.storage.drive_set import Place
+from nearstep.storage.drive_set import DriveLike
 from nearstep.storage.store import Store
 
 EXTENT = 4 << 20  # bytes of an extent of the paced drives, as of those that `drive=` makes
@@ -94,7 +94,7 @@ def said(results: Results) -> Results:
 class Alone:
     """The bytes of a step through a store, without anything that computes."""
 
-    def __init__(self, places: Sequence[Place], source: Store, subgroup: int) -> None:
+    def __init__(self, places: Sequence[DriveLike], source: Store, subgroup: int) -> None:
         self.subgroup_bytes = 4 * subgroup
         drive = source.drives[0].header
         self.store = Store.create(

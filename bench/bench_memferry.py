@@ -128,13 +128,13 @@ def paper() -> Results:
     def shown(row: Any) -> tuple[str, str, str]:
         percent, digits = row.unit == "%", 1 if row.unit == "%" else 2
         error = f"{row.error:+.1f} points" if percent else f"{row.error:+.1%}"
-        return *(f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.modelled)), error
+        return *(f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.found)), error
 
     rows = Evaluation().rows()
     return {
         "rows": [{**asdict(row), "error": row.error, "shown": shown(row)} for row in rows],
         "memory": {
-            variant: [row.modelled for row in evaluation.memory()]
+            variant: [row.found for row in evaluation.memory()]
             for variant, evaluation in evaluations().items()
         },
         "not_modelled": NOT_MODELLED}  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Annotated, cast
 
 import typer
 
-from nearstep.cli.outcome import reported, working
+from nearstep.cli.outcome import group, reported, working
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.engine import Scheduling
 from nearstep.coarse.service.folder import temporary_folder
@@ -23,17 +23,10 @@ from nearstep.coarse.service.server import BEAT_S, QUEUE_SHARDS, SHARD_BYTES, SI
 from nearstep.coarse.service.spawn import token_of
 from nearstep.errors import MismatchError
 
-app = typer.Typer(
-    help="Memory devices that sum tensors of several processes.", no_args_is_help=True
-)
+app = group("Memory devices that sum tensors of several processes.")
 
 LEAVE_S = 60.0
 """Seconds that a service waits for clients to leave after its input has ended."""
-
-
-@app.callback()
-def main() -> None:
-    """Memory devices that sum tensors of several processes."""
 
 
 @app.command()

@@ -9,15 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 
-from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported, table_of
+from nearstep.cli.outcome import FAILED, AsJson, group, print_json, print_table, reported, table_of
 from nearstep.deepspeed.config import check as examine
 
-app = typer.Typer(help="Configurations in DeepSpeed's spelling.", no_args_is_help=True)
-
-
-@app.callback()
-def root() -> None:
-    """Configurations in DeepSpeed's spelling."""
+app = group("Configurations in DeepSpeed's spelling.")
 
 
 @app.command("check")

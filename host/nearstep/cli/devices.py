@@ -81,6 +81,16 @@ def complete(incomplete: str) -> list[str]:
     return []
 
 
+DeviceName = Annotated[
+    str,
+    typer.Argument(
+        help='Device name, such as "sim:axdimm?memory=ddr4-1600&channels=2"; in quotes, because of '
+        "? and &.",
+        autocompletion=complete,
+    ),
+]
+
+
 def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
     """`option=value` of options that are not given yet, `option=` where any value is allowed."""
     chosen = family.variant(given)

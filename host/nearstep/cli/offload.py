@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nearstep.cli.devices import complete
+from nearstep.cli.devices import DeviceName
 from nearstep.cli.files import PictureFile, TraceFile, check_outputs, write_timeline
 from nearstep.cli.outcome import FAILED, console, print_table, reported, table_of, working
 from nearstep.work.clock import MODEL_HERTZ
@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    url: Annotated[
-        str,
-        typer.Argument(
-            help='Device name, such as "sim:axdimm?memory=ddr4-1600&channels=2"; in quotes.',
-            autocompletion=complete,
-        ),
-    ],
+    url: DeviceName,
     platform: Annotated[
         str, typer.Option(help="Machine whose processor computes: a name or a file.")
     ] = "axdimm",

@@ -2,12 +2,12 @@
 
 from dataclasses import asdict
 from importlib.metadata import entry_points
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from nearstep.backends.options import DeviceUrl
-from nearstep.cli.devices import complete, families_of
+from nearstep.cli.devices import DeviceName, families_of
 from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
 from nearstep.device import BACKENDS, open_device
 from nearstep_spec.codec import to_json, to_text
@@ -41,13 +41,7 @@ def manifest(url: str) -> dict[str, Any]:
 
 
 def command(
-    url: Annotated[
-        str,
-        typer.Argument(
-            help="Device name, such as golden:axdimm?lanes=4; in quotes, because of ? and &.",
-            autocompletion=complete,
-        ),
-    ],
+    url: DeviceName,
     as_json: AsJson = False,
 ) -> None:
     """Open a device, and say what it is. A simulator is built the first time."""

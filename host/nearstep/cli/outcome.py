@@ -26,6 +26,13 @@ Errors = tuple[type[Exception], ...]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
+def group(text: str) -> typer.Typer:
+    """A command that consists of others, even of one."""
+    app = typer.Typer(help=text, no_args_is_help=True)
+    app.callback()(lambda: None)
+    return app
+
+
 @contextmanager
 def reported(*, wrong: Errors = (), failed: Errors = ()) -> Iterator[None]:
     """Print an error of the body as a line on standard error, and end the command.

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearstep.cli.files import check_outputs, write_timeline
-from nearstep.cli.outcome import AsJson, console, print_table, table_of, working
+from nearstep.cli.outcome import AsJson, console, group, print_table, table_of, working
 from nearstep.cli.paper_coarse import command as coarse
 from nearstep.cli.paper_memferry import command as memferry
 from nearstep.cli.paper_rows import RowsFile, chosen, give_json
@@ -22,14 +22,7 @@ from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Comparison
 
-app = typer.Typer(
-    help="Tables of the papers, beside what is modelled and measured here.", no_args_is_help=True
-)
-
-
-@app.callback()
-def root() -> None:
-    """A command for each paper."""
+app = group("Tables of the papers, beside what is modelled and measured here.")
 
 
 app.command("coarse")(coarse)

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from nearstep.cli.files import PictureFile, check_outputs
-from nearstep.cli.outcome import AsJson, table_of, working
+from nearstep.cli.outcome import AsJson, working
 from nearstep.cli.paper_rows import (
+    PARTS,
+    Assumptions,
     RowsFile,
     chosen,
-    give_json,
+    give,
     plain_rows,
-    print_report,
     speedups,
+    table,
     table_of_assumptions,
     table_of_figures,
 )
 from nearstep.paper import coarse
-from nearstep.paper.coarse import Evaluation, Variant
+from nearstep.paper.coarse import Evaluation
 from nearstep.paper.coarse_picture import draw
 from nearstep.paper.coarse_timeline import Cost, Pushed, Run, costs, pushed, runs
-from nearstep.paper.rows import errors
 
 
 def command(
     as_json: AsJson = False,
     output: RowsFile = None,
     image: PictureFile = None,
-    only: Annotated[
-        str, typer.Option(help="Parts of the paper, with commas; all by default.")
-    ] = ",".join(coarse.PARTS),
-    sensitivity: Annotated[
-        bool,
-        typer.Option("--sensitivity/--no-sensitivity", help="What each assumption decides."),
-    ] = True,
+    only: Annotated[str, PARTS] = ",".join(coarse.PARTS),
+    sensitivity: Assumptions = True,
     timeline: Annotated[
         bool,
         typer.Option(
@@ -57,7 +52,6 @@ def command(
     check_outputs({"--output": output, "--picture": image})
     evaluation = Evaluation()
     rows = [*evaluation.rows(parts)]
-    found = errors(rows) if any(row.speedup for row in rows) else None
     changed = [*coarse.sensitivity()] if sensitivity else []
     shares = {"peak": 1.0, "fitted": float(evaluation.options.gpu or 1.0)}
     dual: list[dict[str, Any]] = []
@@ -73,19 +67,14 @@ def command(
             progress(f"timelines: {cost.fabric.members} devices")
         if image is not None:
             draw(rows, next(runs(shares["fitted"])), pipelines, sums, image)
-    written = {
-        **plain_rows(rows, found),
+    results = {
+        **plain_rows(rows),
         "fitted": {"gpu": evaluation.options.gpu},
         "sensitivity": [asdict(each) for each in changed],
         "dual": dual,
         "pipeline": [_pipeline(each) for each in pipelines],
         "scale": [_cost(each) for each in sums],
-        "not_modelled": coarse.NOT_MODELLED,
-        "assumptions": list(coarse.ASSUMPTIONS),
     }
-    give_json(written, as_json, output)
-    if as_json:
-        return
     given = sum(row.kind == "input" for row in rows)
     fitted = (
         f"Fitted, once, on section II: {evaluation.options.gpu:.1%} of a GPU's peak, so that "
@@ -93,12 +82,45 @@ def command(
         f"{given} rows are inputs: what is printed is what the machines have."
     )
     notes = [f"{row.name}: {row.note}." for row in rows if row.note]
-    tables = (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums))
-    print_report(
-        [table_of_figures(rows, "COARSE"), *notes, *speedups(found), fitted, *tables],
-        coarse.NOT_MODELLED,
-        coarse.ASSUMPTIONS,
+    decided = {f">{title}": f"{{0.values[{title}]:.2f}}" for title in coarse.SENSITIVE.values()}
+    tables = (
+        table_of_assumptions(changed, decided),
+        table("Dual synchronization on the timeline", map(_in_ms, dual), DUAL),
+        table("Push, sync, pull (figure 9; modelled)", pipelines, PIPELINES),
+        table("A sum over many devices (modelled)", sums, COSTS),
     )
+    text = [*notes, *speedups(rows), fitted]
+    figures = table_of_figures("COARSE", rows)
+    give(coarse, results, [figures, *text, *tables], as_json, output)
+
+
+DUAL = {
+    "GPU": "{0[gpu]}",
+    "machine": "{0[workers]} of {0[machine]}",
+    "model": "{0[model]}",
+    ">m* / n": "{0[m_of_n]:.3f}",
+    ">T_train": "{0[t_train_ms]:.1f} ms",
+    ">timeline at m*": "{0[timeline_ms]:.1f} ms",
+    ">ratio": "{0[ratio]:.3f}",
+    ">best m / n": "{0[best_m_of_n]:.3f}",
+    ">ratio there": "{0[best_ratio]:.3f}",
+}
+PIPELINES = {
+    "64 MiB in four tensors": "{0.kind}",
+    ">time": "{0.ms:.2f} ms",
+    ">over the bound": "{0.over_bound:.2f}",
+    ">link up busy": "{0.busy[0]:.0%}",
+    ">down": "{0.busy[1]:.0%}",
+}
+COSTS = {
+    "tensor": "{0.mib} MiB",
+    "devices": "{0.fabric.members:,}",
+    "rings": "{0.rings}",
+    ">cycles": "{0.cycles:,}",
+    ">cycles a KiB": "{0.cycles_per_kib:.1f}",
+    ">of the bound": "{0.of_bound:.1%}",
+}
+"""Columns of the tables."""
 
 
 def _dual(run: Run) -> dict[str, Any]:
@@ -117,6 +139,10 @@ def _dual(run: Run) -> dict[str, Any]:
         "best_m_of_n": best[0] / n,
         "best_ratio": min(best[1], here) / estimated,
     }
+
+
+def _in_ms(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {**run, **{f"{name}_ms": 1e3 * run[f"{name}_s"] for name in ("t_train", "timeline")}}
 
 
 def _pipeline(each: Pushed) -> dict[str, Any]:
@@ -140,52 +166,3 @@ def _cost(each: Cost) -> dict[str, Any]:
         "cycles_per_kib": each.cycles_per_kib,
         "of_bound": each.of_bound,
     }
-
-
-def _sensitivity(changed: Sequence[Variant]) -> Table:
-    titles = [*coarse.SENSITIVE.values()]
-    return table_of_assumptions(
-        changed, titles, lambda each: [f"{each.values[name]:.2f}" for name in titles]
-    )
-
-
-def _dual_table(dual: Iterable[Mapping[str, Any]]) -> Table:
-    columns = ("GPU", "machine", "model")
-    right = (">m* / n", ">T_train", ">timeline at m*", ">ratio", ">best m / n", ">ratio there")
-    rows = [
-        (
-            each["gpu"],
-            f"{each['workers']} of {each['machine']}",
-            each["model"],
-            f"{each['m_of_n']:.3f}",
-            *(f"{1e3 * each[name]:.1f} ms" for name in ("t_train_s", "timeline_s")),
-            *(f"{each[name]:.3f}" for name in ("ratio", "best_m_of_n", "best_ratio")),
-        )
-        for each in dual
-    ]
-    return table_of((*columns, *right), rows, "Dual synchronization on the timeline")
-
-
-def _pipelines(pipelines: Sequence[Pushed]) -> Table:
-    rows = []
-    for each in pipelines:
-        kind = "whole" if each.shard_bytes is None else f"shards of {each.shard_bytes >> 20} MiB"
-        seconds = float(each.timeline.seconds or 0)
-        busy = (f"{share:.0%}" for share in each.busy)
-        rows.append((kind, f"{1e3 * seconds:.2f} ms", f"{seconds / each.bound:.2f}", *busy))
-    columns = ("64 MiB in four tensors", ">time", ">over the bound", ">link up busy", ">down")
-    return table_of(columns, rows, "Push, sync, pull (figure 9; modelled)")
-
-
-def _costs(sums: Sequence[Cost]) -> Table:
-    rows = []
-    for each in sums:
-        fabric = each.fabric
-        rings = "one"
-        if fabric.racks > 1:
-            links = "uplink" if fabric.uplinks == 1 else "uplinks"
-            rings = f"{fabric.racks} racks of {fabric.devices}, {fabric.uplinks} {links}"
-        figures = (f"{each.cycles:,}", f"{each.cycles_per_kib:.1f}", f"{each.of_bound:.1%}")
-        rows.append((f"{each.nbytes >> 20} MiB", f"{fabric.members:,}", rings, *figures))
-    columns = ("tensor", "devices", "rings", ">cycles", ">cycles a KiB", ">of the bound")
-    return table_of(columns, rows, "A sum over many devices (modelled)")

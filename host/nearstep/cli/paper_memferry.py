@@ -11,17 +11,24 @@ from rich.table import Table
 
 from nearstep.cli.files import check_outputs
 from nearstep.cli.outcome import AsJson, table_of, working
-from nearstep.cli.paper_rows import RowsFile, chosen, give_json, print_report
+from nearstep.cli.paper_rows import (
+    Assumptions,
+    RowsFile,
+    chosen,
+    give,
+    plain_rows,
+    table,
+    table_of_figures,
+)
 from nearstep.paper import memferry
-from nearstep.paper.memferry import Evaluation, Modelled, Sensitivity
+from nearstep.paper.memferry import Evaluation, Sensitivity
+from nearstep.paper.rows import Row
 
 
 def command(
     as_json: AsJson = False,
     output: RowsFile = None,
-    sensitivity: Annotated[
-        bool, typer.Option("--sensitivity/--no-sensitivity", help="What each assumption decides.")
-    ] = True,
+    sensitivity: Assumptions = True,
     models: Annotated[
         str, typer.Option(help="Models of the sensitivity table, with commas.")
     ] = ",".join(memferry.MODELS_OF_FIGURE_9),
@@ -32,7 +39,7 @@ def command(
     """Section V of MemFerry: what is printed, and what is modelled."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
     check_outputs({"--output": output})
-    found: list[Modelled] = []
+    found: list[Row] = []
     changed: list[Sensitivity] = []
     evaluation = Evaluation()
     with working("section V") as progress:
@@ -46,34 +53,21 @@ def command(
         full = sensitivity and names == memferry.MODELS_OF_FIGURE_9
         memory = {name: [*each.memory()] for name, each in under.items()} if full else {}
     plans = [_gaps(evaluation, name) for name in names]
-    give_json(plain(found, plans, changed, memory), as_json, output)
-    if as_json:
-        return
-    tables = (_rows(found), _gap_table(plans), _sensitivity(changed), _memory(memory))
-    title = "*modelled*: no constant is fitted. Assumed:"
-    print_report(tables, memferry.NOT_MODELLED, memferry.ASSUMPTIONS, title)
-
-
-def plain(
-    rows: Sequence[Modelled],
-    gaps: Sequence[dict[str, Any]],
-    changed: Sequence[Sensitivity],
-    memory: Mapping[str, Sequence[Modelled]],
-) -> dict[str, Any]:
-    """All tables for `json.dumps`."""
-    return {
+    results = {
         "label": "modelled",
-        "rows": _with_errors(rows),
-        "memory": {variant: _with_errors(each) for variant, each in memory.items()},
-        "not_modelled": memferry.NOT_MODELLED,
-        "greedy": list(gaps),
+        **plain_rows(found),
+        "memory": {variant: plain_rows(each)["rows"] for variant, each in memory.items()},
+        "greedy": plans,
         "sensitivity": [asdict(each) for each in changed],
-        "assumptions": list(memferry.ASSUMPTIONS),
     }
-
-
-def _with_errors(rows: Sequence[Modelled]) -> list[dict[str, Any]]:
-    return [{**asdict(row), "error": row.error} for row in rows]
+    tables = (
+        table_of_figures("MemFerry, section V", found),
+        _gap_table(plans),
+        table("What each assumption decides (modelled)", changed, SENSITIVE),
+        _memory(memory),
+    )
+    title = "*modelled*: no constant is fitted. Assumed:"
+    give(memferry, results, tables, as_json, output, title)
 
 
 def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
@@ -83,23 +77,8 @@ def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
         str(reading): None if total is None else total / planned.total - 1
         for reading, total in planned.readings.items()
     }
-    return {
-        "model": model,
-        "seconds": planned.total / 1e12,
-        "gap": planned.gap,
-        "greedy": readings,
-    }
-
-
-def _rows(rows: Sequence[Modelled]) -> Table:
-    texts = []
-    for row in rows:
-        digits = 1 if row.unit == "%" else 2
-        error = f"{row.error:+.1f} points" if row.unit == "%" else f"{row.error:+.1%}"
-        values = [f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.modelled)]
-        texts.append((row.name, row.section, *values, error))
-    columns = ("figure", "where", ">paper", ">modelled", ">error")
-    return table_of(columns, texts, "MemFerry, section V")
+    seconds = planned.total / 1e12
+    return {"model": model, "seconds": seconds, "gap": planned.gap, "greedy": readings}
 
 
 def _gap_table(plans: Sequence[dict[str, Any]]) -> Table:
@@ -114,25 +93,20 @@ def _gap_table(plans: Sequence[dict[str, Any]]) -> Table:
     return table_of(columns, rows, title)
 
 
-def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
-    more = ("over native, updates overlap loads", "over native, DHA shares the link")
-    columns = ("assumption", "model", *(f">{name}" for name in (*memferry.SENSITIVE, *more)))
-    rows, last = [], ""
-    for each in changed:
-        values = [
-            f"{value:.2f}" if memferry.SENSITIVE[name][0] == "x" else f"{value:.1f} %"
-            for name, value in each.values.items()
-        ]
-        shown = each.variant if each.variant != last else ""
-        rows.append((shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}"))
-        last = each.variant
-    return table_of(columns, rows, "What each assumption decides (modelled)")
+SENSITIVE = {
+    "assumption": "{0.variant}",
+    "model": "{0.model}",
+    **{f">{name}": f"{{0.values[{name}]{form}" for name, (form, _) in memferry.SENSITIVE.items()},
+    ">over native, updates overlap loads": "{0.overlapped:.2f}",
+    ">over native, DHA shares the link": "{0.shared:.2f}",
+}
+"""Columns of the table of assumptions."""
 
 
-def _memory(rows: Mapping[str, Sequence[Modelled]]) -> Table:
+def _memory(rows: Mapping[str, Sequence[Row]]) -> Table:
     first = next(iter(rows.values()), [])
     named = [f">{row.name.removeprefix('Memory: ')}, {row.section}" for row in first]
     texts = [("*paper*", *(f"{row.paper:.1f}" for row in first))] if first else []
-    texts += [(variant, *(f"{row.modelled:.1f}" for row in each)) for variant, each in rows.items()]
+    texts += [(variant, *(f"{row.found:.1f}" for row in each)) for variant, each in rows.items()]
     title = "Rows of memory by assumption, % beside DeepSpeed (modelled)"
     return table_of(("assumption", *named), texts, title)

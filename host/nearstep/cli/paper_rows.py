@@ -1,18 +1,19 @@
-"""Output of `nearstep paper` for every paper: rows, errors and assumptions."""
+"""Output of `nearstep paper` for every paper: rows, tables, errors and assumptions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from nearstep.cli.outcome import console, print_json, print_table, table_of
-from nearstep.paper.rows import Errors, Row, Sensitivity
+from nearstep.paper.rows import Row, Sensitivity, errors
 
 
 def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
@@ -30,6 +31,12 @@ RowsFile = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write what --json prints to this file, too.")
 ]
 
+PARTS = typer.Option(help="Parts of the paper, with commas; all by default.")
+
+Assumptions = Annotated[
+    bool, typer.Option("--sensitivity/--no-sensitivity", help="What each assumption decides.")
+]
+
 
 def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
     """Write the JSON of `--json` to a file, print it, or neither."""
@@ -39,85 +46,69 @@ def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
         print_json(rows)
 
 
-def table_of_figures(rows: Sequence[Row], title: str) -> Table:
-    """Printed figures beside those from here."""
-    texts = []
-    for row in rows:
-        printed = f"{row.relation if row.relation != '=' else ''} {_value(row.paper, row.unit)}"
-        kind = row.kind if row.found is not None else row.note
-        here = _value(row.found, row.unit)
-        texts.append((row.name, row.section, printed.strip(), here, kind, _error(row)))
-    return table_of(("figure", "where", ">paper", ">here", "", ">error"), texts, title)
-
-
-def table_of_assumptions(
-    changed: Sequence[Sensitivity], names: Sequence[str], values: Callable[[Any], Iterable[str]]
-) -> Table:
-    """Errors under each changed assumption, and `values` under these names."""
-    columns = ["assumption", ">GPU, of its peak", ">mean error", ">largest", "of"]
-    rows = [
-        (
-            each.variant,
-            *(f"{each.gpu:.1%}", f"{each.mean:.1%}", f"{each.largest:+.1%}", each.of),
-            *values(each),
-        )
-        for each in changed
-    ]
-    columns += [f">{name}" for name in names]
-    return table_of(columns, rows, "What each assumption decides (modelled)")
-
-
-def speedups(found: Errors | None) -> list[str]:
-    """Mean and largest error of the printed speedups, as text."""
-    if found is None:
-        return []
-    return [
-        f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
-        f"{found.largest.error:+.1%}, {found.largest.name}."
-    ]
-
-
-def print_report(
+def give(
+    paper: ModuleType,
+    results: Mapping[str, Any],
     parts: Iterable[Table | str],
-    not_modelled: Mapping[str, str],
-    assumptions: Iterable[str],
+    as_json: bool,
+    output: Path | None,
     title: str = "Assumed:",
 ) -> None:
-    """Print tables that have rows and paragraphs, then figures that are not modelled, with the
-    reasons, and the assumptions."""
-    left = [f"- {name}: {reason}." for name, reason in not_modelled.items()]
-    for part in (*parts, "Not modelled:", *left, title, *(f"- {each}" for each in assumptions)):
+    """Give results as JSON, or as tables that have rows and paragraphs; then figures that are not
+    modelled, with the reasons, and the assumptions."""
+    left = {"not_modelled": paper.NOT_MODELLED, "assumptions": list(paper.ASSUMPTIONS)}
+    give_json({**results, **left}, as_json, output)
+    if as_json:
+        return
+    reasons = (f"- {name}: {reason}." for name, reason in paper.NOT_MODELLED.items())
+    assumed = (f"- {each}" for each in paper.ASSUMPTIONS)
+    for part in (*parts, "Not modelled:", *reasons, title, *assumed):
         if isinstance(part, str):
             console().print(part, soft_wrap=True)
         elif part.row_count:
             print_table(part)
 
 
-def plain_rows(rows: Sequence[Row], found: Errors | None) -> dict[str, Any]:
+def table(title: str, rows: Iterable[Any], columns: Mapping[str, str]) -> Table:
+    """A table of rows, by the form of each column: `{0.name}` is an attribute of the row."""
+    texts = [tuple(form.format(each) for form in columns.values()) for each in rows]
+    return table_of([*columns], texts, title)
+
+
+def table_of_figures(title: str, rows: Iterable[Row]) -> Table:
+    """Printed figures beside those from here."""
+    columns = {"figure": "{0.name}", "where": "{0.section}", ">paper": "{0.printed}"}
+    columns |= {">here": "{0.here}", "": "{0.how}", ">error": "{0.off}"}
+    return table(title, rows, columns)
+
+
+def table_of_assumptions(changed: Iterable[Sensitivity], values: Mapping[str, str]) -> Table:
+    """Errors under each changed assumption, and further columns."""
+    columns = {"assumption": "{0.variant}", ">GPU, of its peak": "{0.gpu:.1%}"}
+    columns |= {">mean error": "{0.mean:.1%}", ">largest": "{0.largest:+.1%}", "of": "{0.of}"}
+    return table("What each assumption decides (modelled)", changed, {**columns, **values})
+
+
+def speedups(rows: Sequence[Row]) -> list[str]:
+    """Mean and largest error of the printed speedups, as text; nothing if there are none."""
+    if not any(row.speedup for row in rows):
+        return []
+    found = errors(rows)
+    return [
+        f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
+        f"{found.largest.error:+.1%}, {found.largest.name}."
+    ]
+
+
+def plain_rows(rows: Sequence[Row]) -> dict[str, Any]:
     """Rows and the errors of their speedups for `json.dumps`.
 
     Errors of `%` and `M` are differences, of others fractions.
     """
+    found = errors(rows) if any(row.speedup for row in rows) else None
     return {
         "rows": [{**asdict(row), "error": row.error, "holds": row.holds} for row in rows],
         "speedups": None
         if found is None
         else {"mean": found.mean, "largest": found.largest.name, "count": found.count},
     }
-
-
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    digits = 4 if unit == "M" else 2
-    return f"{value:.{digits}f} {unit}".strip()
-
-
-def _error(row: Row) -> str:
-    if row.holds is not None:
-        return "holds" if row.holds else "does not"
-    if row.error is None:
-        return ""
-    if row.unit == "M":
-        return f"{row.error:+.4f}"
-    return f"{row.error:+.1f} points" if row.unit == "%" else f"{row.error:+.1%}"

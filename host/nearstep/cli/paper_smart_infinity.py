@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from nearstep.cli.files import PictureFile, check_outputs
 from nearstep.cli.outcome import AsJson, working
 from nearstep.cli.paper_rows import (
+    PARTS,
     RowsFile,
     chosen,
-    give_json,
+    give,
     plain_rows,
-    print_report,
     speedups,
     table_of_assumptions,
     table_of_figures,
 )
 from nearstep.errors import ArgumentError
 from nearstep.paper import smart_infinity
-from nearstep.paper.rows import Errors, Row, errors
+from nearstep.paper.rows import Row
 from nearstep.paper.smart_infinity import Evaluation, Variant
 from nearstep.paper.smart_infinity_measured import FOLDER, measured
 from nearstep.paper.smart_infinity_picture import draw
@@ -33,9 +33,7 @@ def command(
     as_json: AsJson = False,
     output: RowsFile = None,
     image: PictureFile = None,
-    only: Annotated[
-        str, typer.Option(help="Parts of the paper, with commas; all by default.")
-    ] = ",".join(smart_infinity.PARTS),
+    only: Annotated[str, PARTS] = ",".join(smart_infinity.PARTS),
     sensitivity: Annotated[
         bool | None,
         typer.Option(
@@ -70,11 +68,10 @@ def command(
             progress(f"assumptions: {each.variant}")
         if image is not None:
             draw(evaluation, image)
-    found = errors(rows) if any(row.speedup for row in rows) else None
-    give_json(plain(evaluation, rows, changed, found), as_json, output)
-    if as_json:
-        return
-    fitted = _fitted(evaluation)
+    fitted = {
+        "uplink_bytes_per_s": evaluation.machine.uplink_bytes_per_s,
+        "gpu": float(evaluation.options.gpu or 0.0),
+    }
     text = (
         f"Fitted, once, on section III: {fitted['uplink_bytes_per_s'] / 1e9:.2f} GB/s of the "
         "uplink, both ways together, so that the baseline gains nothing beyond four SSDs; "
@@ -83,33 +80,9 @@ def command(
     )
     padding = {row.name.partition(":")[0]: row.note for row in rows if row.section == "Table I"}
     notes = [f"{system}: {note}." for system, note in padding.items()]
-    names = ["SU+O over SU, 10 CSDs"]
-    table = table_of_assumptions(changed, names, lambda each: [f"{each.handler:.2f}"])
-    print_report(
-        [table_of_figures(rows, "Smart-Infinity"), *notes, *speedups(found), text, table],
-        smart_infinity.NOT_MODELLED,
-        smart_infinity.ASSUMPTIONS,
-    )
-
-
-def plain(
-    evaluation: Evaluation,
-    rows: Sequence[Row],
-    changed: Sequence[Variant],
-    found: Errors | None,
-) -> dict[str, Any]:
-    """All results for `json.dumps`; errors of `%` and `M` are differences, of others fractions."""
-    return {
-        **plain_rows(rows, found),
-        "fitted": _fitted(evaluation),
-        "sensitivity": [asdict(each) for each in changed],
-        "not_modelled": smart_infinity.NOT_MODELLED,
-        "assumptions": list(smart_infinity.ASSUMPTIONS),
-    }
-
-
-def _fitted(evaluation: Evaluation) -> dict[str, float]:
-    return {
-        "uplink_bytes_per_s": evaluation.machine.uplink_bytes_per_s,
-        "gpu": float(evaluation.options.gpu or 0.0),
-    }
+    decided = table_of_assumptions(changed, {">SU+O over SU, 10 CSDs": "{0.handler:.2f}"})
+    figures = table_of_figures("Smart-Infinity", rows)
+    report: list[Table | str] = [figures, *notes, *speedups(rows), text, decided]
+    variants = [asdict(each) for each in changed]
+    results = {**plain_rows(rows), "fitted": fitted, "sensitivity": variants}
+    give(smart_infinity, results, report, as_json, output)

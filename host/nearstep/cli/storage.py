@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
 
-from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, reported, table_of
+from nearstep.cli.outcome import FAILED, AsJson, group, print_json, print_table, reported, table_of
 from nearstep.storage.check import SetReport, check_drives, sets_of
 from nearstep.storage.drive import QUEUE_DEPTH
 from nearstep.storage.drive_errors import (
@@ -24,12 +24,7 @@ from nearstep.storage.drive_errors import (
 DRIVES = (DriveIOError, DriveLockedError, DriveTimeoutError, ShortTransferError)
 """Errors of drives that cannot be read now; other errors mean that other drives must be named."""
 
-app = typer.Typer(help="Drives that hold tensors: files and block devices.", no_args_is_help=True)
-
-
-@app.callback()
-def root() -> None:
-    """Drives that hold tensors: files and block devices."""
+app = group("Drives that hold tensors: files and block devices.")
 
 
 @app.command("check")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nearstep.cli.devices import complete
+from nearstep.cli.devices import DeviceName
 from nearstep.cli.files import PictureFile, TraceFile, check_outputs, write_timeline
 from nearstep.cli.outcome import print_table, reported, table_of, working
 from nearstep.device import open_device
@@ -76,13 +76,7 @@ def timeline_of(
 
 
 def command(
-    url: Annotated[
-        str,
-        typer.Argument(
-            help='Device name, such as "sim:axdimm?memory=ddr4-1600&channels=2"; in quotes.',
-            autocompletion=complete,
-        ),
-    ],
+    url: DeviceName,
     sizes: Annotated[
         str, typer.Option(help="Elements of each parameter, with commas.")
     ] = "262144,512",

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearstep.memferry import tail
-from nearstep.memferry.cost import DECISIONS, Costs, Ints, Mode
+from nearstep.memferry.cost import DECISIONS, EARLY, KEEPS, LATE, Costs, Ints
 
 NUMBERS = (tail.F, tail.R, tail.A, tail.S, tail.D)
 """Numbers of a state that paths begin at: the first two, and end at: the rest."""
@@ -89,14 +89,14 @@ def longest(costs: Costs, columns: Ints) -> tuple[Ints, Ints]:
     """
     rows, each = np.arange(len(costs)), np.arange(len(columns))
     forward, backward = costs.forward[rows, columns], costs.backward[rows, columns]
-    early, late, kept = _EARLY[columns], _LATE[columns], _KEEPS[columns] & costs.trained
+    early, late, kept = EARLY[columns], LATE[columns], KEEPS[columns] & costs.trained
     loaded = np.cumsum(costs.load * early, 1)
     before = np.cumsum(forward + costs.before_forward, 1)
     ahead = np.where(early, loaded + forward - before, -_NEVER)  # loads, then forward alone
     load = ahead.argmax(1)
     waited = ahead[each, load]
     load = np.where(waited >= 0, load, -1)
-    updated, sends = np.cumsum(costs.update), costs.send * kept
+    updated, sends = costs.updated, costs.send * kept
     sent = np.cumsum(sends, 1)
     updates = np.where(kept, updated - sent + sends, -_NEVER)
     sent += np.maximum.accumulate(updates, 1)
@@ -129,9 +129,9 @@ def coefficients(costs: Costs, paths: Ints) -> Ints:
     load, sent, updated, last = (paths[:, [column]] for column in range(4))
     found = (i >= load)[..., None] * costs.forward
     found += ((i >= sent) & (i <= last))[..., None] * costs.backward
-    found[..., _EARLY] += ((i <= load) * costs.load)[..., None]
-    found[..., _KEEPS] += (((updated <= i) & (i <= sent) & costs.trained) * costs.send)[..., None]
-    found[..., _LATE] += (((last < len(costs)) & (i >= last)) * costs.load)[..., None]
+    found[..., EARLY] += ((i <= load) * costs.load)[..., None]
+    found[..., KEEPS] += (((updated <= i) & (i <= sent) & costs.trained) * costs.send)[..., None]
+    found[..., LATE] += (((last < len(costs)) & (i >= last)) * costs.load)[..., None]
     found += (
         (i > load) * costs.before_forward
         + (i <= updated) * costs.update
@@ -217,7 +217,7 @@ def _bound(
     priced = np.where(costs.allowed, _priced(total[None], each[None], sizes)[0], _NEVER)
     least = priced.min(1)
     rest = np.concatenate([np.cumsum(least[::-1])[::-1], [0]])
-    rest += through[1] * np.concatenate([[0], np.cumsum(costs.update)])
+    rest += through[1] * np.concatenate([[0], costs.updated])
     prices = (float(each[0]), float(each[1]))
     return Bound(paths, through[0], rest, priced - least[:, None], prices, limits)
 
@@ -225,8 +225,6 @@ def _bound(
 SAME = 4
 """Rounds after which the weight of a path grows."""
 
-_EARLY, _LATE = (np.array([d.mode is mode for d in DECISIONS]) for mode in (Mode.GFGB, Mode.DFGB))
-_KEEPS = np.array([not d.write for d in DECISIONS])
 _NEVER = 1 << 62
 """More than any sum over paths."""
 

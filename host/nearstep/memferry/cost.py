@@ -74,6 +74,13 @@ DECISIONS = tuple(Decision(mode, write) for mode in Mode for write in (False, Tr
 
 GFGB, DHA, DFGB = (Decision(mode) for mode in Mode)
 
+_MODES = np.array([each.mode for each in DECISIONS])
+EARLY, LATE = _MODES == Mode.GFGB, _MODES == Mode.DFGB
+"""Whether a decision loads the layer before its forward, and before its backward alone."""
+
+KEEPS = np.array([not each.write for each in DECISIONS])
+"""Whether a decision keeps gradients in GPU memory."""
+
 
 @dataclass(frozen=True)
 class Times:
@@ -157,10 +164,19 @@ class Costs:
         rest = self.load + self.send + self.update + self.before_forward + self.before_backward
         return int((slowest + rest).sum(dtype=object))
 
+    @cached_property
+    def updated(self) -> Ints:
+        """Picoseconds of the updates of all layers up to each; (L,)."""
+        return np.cumsum(self.update)
+
+    def taken(self, decisions: Sequence[Decision]) -> tuple[int, int]:
+        """GPU memory of parameters, and of gradients."""
+        at = range(len(decisions)), [each.index for each in decisions]
+        return int(self.parameter_bytes[at].sum()), int(self.gradient_bytes[at].sum())
+
     def bytes_of(self, decisions: Sequence[Decision]) -> int:
         """GPU memory of parameters and gradients."""
-        rows, columns = range(len(self)), [each.index for each in decisions]
-        return int((self.parameter_bytes + self.gradient_bytes)[rows, columns].sum())
+        return sum(self.taken(decisions))
 
     def times(self, decisions: Sequence[Decision]) -> Times:
         """Compute the recurrence of the module for one decision for each layer."""

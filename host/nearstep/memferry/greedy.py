@@ -27,9 +27,8 @@ def greedy(costs: Costs, limits: Limits, reading: Reading) -> list[Decision] | N
     modes = load_late(costs, [Mode.DHA if each else Mode.GFGB for each in forward])
     modes = _within(costs, modes, limits)
     decisions = _gradients(costs, modes, limits)
-    if costs.bytes_of(decisions) > limits.budget or _kept(costs, decisions) > limits.kept:
-        return None
-    return decisions
+    parameters, kept = costs.taken(decisions)
+    return decisions if parameters + kept <= limits.budget and kept <= limits.kept else None
 
 
 def load_late(costs: Costs, modes: Sequence[Mode]) -> list[Mode]:
@@ -54,7 +53,7 @@ def load_late(costs: Costs, modes: Sequence[Mode]) -> list[Mode]:
 
 def _gradients(costs: Costs, modes: Sequence[Mode], limits: Limits) -> list[Decision]:
     decisions = [Decision(mode) for mode in modes]
-    parameters = _parameters(costs, modes)
+    parameters, _ = costs.taken(decisions)
     return write_back(costs, decisions, min(limits.kept, limits.budget - parameters))
 
 
@@ -63,7 +62,7 @@ def _within(costs: Costs, modes: Sequence[Mode], limits: Limits) -> list[Mode]:
     found = list(modes)
     written = costs.allowed[:, [Decision(mode, True).index for mode in Mode]].any(1)
     room = limits.budget - int(costs.gradient_bytes[~written, 0].sum())
-    over = _parameters(costs, found) - room
+    over = costs.taken([Decision(mode) for mode in found])[0] - room
     dha = Decision(Mode.DHA).index
     for mode in (Mode.DFGB, Mode.GFGB):
         here = [i for i in range(len(found)) if found[i] is mode and costs.allowed[i, dha]]
@@ -77,13 +76,3 @@ def _within(costs: Costs, modes: Sequence[Mode], limits: Limits) -> list[Mode]:
             found[i] = Mode.DHA
             over -= int(costs.parameter_bytes[i, column])
     return found
-
-
-def _parameters(costs: Costs, modes: Sequence[Mode]) -> int:
-    columns = [Decision(mode).index for mode in modes]
-    return int(costs.parameter_bytes[range(len(modes)), columns].sum())
-
-
-def _kept(costs: Costs, decisions: Sequence[Decision]) -> int:
-    columns = [each.index for each in decisions]
-    return int(costs.gradient_bytes[range(len(columns)), columns].sum())

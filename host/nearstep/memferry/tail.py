@@ -15,14 +15,18 @@ each of those before, so that one state can dominate another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from nearstep.memferry.cost import DECISIONS, Costs, Decision, Ints, Mode
+from nearstep.memferry.cost import EARLY, KEEPS, LATE, Costs, Decision, Ints
 
 F, R, H, A, S, D, BYTES, KEPT = range(8)
 """Columns of states: the last two are bytes of GPU memory, and of gradients in it."""
+
+NEVER = -(1 << 60)
+"""Less than any sum over steps."""
 
 
 def start(costs: Costs) -> Ints:
@@ -30,6 +34,37 @@ def start(costs: Costs) -> Ints:
     state = np.zeros((1, 8), np.int64)
     state[0, A] = state[0, D] = costs.update.sum()
     return state
+
+
+@lru_cache(maxsize=4)
+def steps(costs: Costs) -> Mapping[tuple[int, int], Ints]:
+    """Steps from a number before a layer to a number after it, in picoseconds by layer and
+    decision, `NEVER` without such a step; int64 of shape (L, 6).
+
+    A number after a layer is the largest of those before, each with its step. `S` is at least the
+    end of the updates so far.
+    """
+
+    load, send, between, behind = (
+        each[:, None]
+        for each in (costs.load, costs.send, costs.before_forward, costs.before_backward)
+    )
+    forward, backward = between + costs.forward, behind + costs.backward
+    sends = costs.trained[:, None] & KEEPS
+    late, through = load * LATE, np.where(sends, send + costs.backward, NEVER)
+    return {
+        (F, F): forward,
+        (F, H): np.where(LATE, forward, NEVER),
+        (R, F): np.where(EARLY, load + costs.forward, NEVER),
+        (R, R): load * EARLY,
+        (H, H): np.zeros_like(forward),
+        (A, A): backward,
+        (A, D): backward + late,
+        (S, A): through,
+        (S, S): send * sends,
+        (S, D): through + late,
+        (D, D): late,
+    }
 
 
 def extend(costs: Costs, states: Ints, place: int, column: int) -> Ints:
@@ -40,29 +75,13 @@ def extend(costs: Costs, states: Ints, place: int, column: int) -> Ints:
     states : int64 of shape (n, 8), of the layers before.
     column : `Decision.index`.
     """
-    decision = DECISIONS[column]
-    load, send = costs.load[place], costs.send[place]
-    new = states.copy()
-    new[:, F] += costs.before_forward[place]
-    if decision.mode is Mode.GFGB:
-        new[:, R] += load
-        np.maximum(new[:, F], new[:, R], out=new[:, F])
-    new[:, F] += costs.forward[place, column]
-    after = states[:, A] + costs.before_backward[place]
-    updated = costs.update[: place + 1].sum()
-    sent = np.maximum(states[:, S], updated)
-    if costs.trained[place] and not decision.write:
-        sent = sent + send
-        after = np.maximum(after, sent)
-    new[:, S] = sent
-    new[:, A] = after + costs.backward[place, column]
-    np.maximum(states[:, D], new[:, A], out=new[:, D])
-    if decision.mode is Mode.DFGB:
-        new[:, D] += load
-        new[:, H] = new[:, F]
+    before, new = states.copy(), np.full_like(states, NEVER)
+    np.maximum(before[:, S], costs.updated[place], out=before[:, S])
+    for (first, last), step in steps(costs).items():
+        np.maximum(new[:, last], before[:, first] + step[place, column], out=new[:, last])
     kept = costs.gradient_bytes[place, column]
-    new[:, KEPT] += kept
-    new[:, BYTES] += kept + costs.parameter_bytes[place, column]
+    new[:, KEPT] = states[:, KEPT] + kept
+    new[:, BYTES] = states[:, BYTES] + kept + costs.parameter_bytes[place, column]
     return new
 
 

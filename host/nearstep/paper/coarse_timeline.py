@@ -89,6 +89,22 @@ class Pushed:
     bound: float
 
     @property
+    def kind(self) -> str:
+        """What is pushed, as text."""
+        if self.shard_bytes is None:
+            return "whole"
+        return f"shards of {self.shard_bytes >> 20} MiB"
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of all."""
+        return 1e3 * float(self.timeline.seconds or 0)
+
+    @property
+    def over_bound(self) -> float:
+        return self.ms / 1e3 / self.bound
+
+    @property
     def busy(self) -> tuple[float, float]:
         """Shares of the time in which the link is busy, up and down."""
         timeline = self.timeline
@@ -118,6 +134,19 @@ class Cost:
     fabric: Fabric
     nbytes: int
     cycles: int
+
+    @property
+    def mib(self) -> int:
+        return self.nbytes >> 20
+
+    @property
+    def rings(self) -> str:
+        """Rings of the fabric, as text."""
+        fabric = self.fabric
+        if fabric.racks == 1:
+            return "one"
+        links = "uplink" if fabric.uplinks == 1 else "uplinks"
+        return f"{fabric.racks} racks of {fabric.devices}, {fabric.uplinks} {links}"
 
     @property
     def cycles_per_kib(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 from nearstep.memferry.work import Iterations, Shared, native, steady
 from nearstep.paper.memferry_case import BUCKET_ELEMENTS, MemferryCase, Options, sized
-from nearstep.paper.rows import error
+from nearstep.paper.rows import Row, row
 from nearstep.work.executor import execute
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.models import MODELS
@@ -54,27 +54,6 @@ NOT_MODELLED = {
 """Printed figures without a row, and the reasons."""
 
 
-@dataclass(frozen=True)
-class Modelled:
-    """A printed figure and the modelled one.
-
-    Attributes
-    ----------
-    unit : `x` of a ratio, `%`, `s`, or `B` of billions.
-    """
-
-    name: str
-    section: str
-    unit: str
-    paper: float
-    modelled: float
-
-    @property
-    def error(self) -> float:
-        """Difference in points of percentages, else a fraction of the printed figure."""
-        return error(self.unit, self.paper, self.modelled)
-
-
 class Evaluation:
     """Section V under some assumptions."""
 
@@ -95,7 +74,7 @@ class Evaluation:
         assert isinstance(model, Transformer)
         return self.case(model, sequence=1024 if name == "gpt2-medium" else 512)
 
-    def figure_9(self) -> Iterator[Modelled]:
+    def figure_9(self) -> Iterator[Row]:
         where = "V-B, figure 9"
         for title, models, low, high in (
             ("All models", MODELS_OF_FIGURE_9, 10.0, 40.0),
@@ -104,68 +83,68 @@ class Evaluation:
         ):
             cases = [self.named(name) for name in models]
             values = [100 * (v - 1) for each in cases for v in (each.speedup, each.native_speedup)]
-            yield Modelled(f"{title}: speed, least", where, "%", low, min(values))
-            yield Modelled(f"{title}: speed, most", where, "%", high, max(values))
+            yield row(f"{title}: speed, least", where, "%", low, min(values))
+            yield row(f"{title}: speed, most", where, "%", high, max(values))
         every = [self.named(name) for name in MODELS_OF_FIGURE_9]
         fastest = max(each.speedup for each in every)
-        yield Modelled("MemFerry, up to", "abstract", "x", 1.68, fastest)
+        yield row("MemFerry, up to", "abstract", "x", 1.68, fastest)
         slower = [100 * _slower(each) for each in every]
-        yield Modelled("Backward by DHA, slower, least", "III-B", "%", 5.0, min(slower))
-        yield Modelled("Backward by DHA, slower, most", "III-B", "%", 10.0, max(slower))
+        yield row("Backward by DHA, slower, least", "III-B", "%", 5.0, min(slower))
+        yield row("Backward by DHA, slower, most", "III-B", "%", 10.0, max(slower))
 
-    def utilisation(self) -> Iterator[Modelled]:
+    def utilisation(self) -> Iterator[Row]:
         busy = self.named("gpt2-medium").busy
         bert = self.named("bert-base").busy
         where = "V-B, figure 10(a)"
-        yield Modelled("Bert-base: GPU busy, DeepSpeed", "I", "%", 63.0, 100 * bert.deepspeed)
-        yield Modelled("GPT-2: GPU busy, DeepSpeed", "III-A", "%", 63.1, 100 * busy.deepspeed)
+        yield row("Bert-base: GPU busy, DeepSpeed", "I", "%", 63.0, 100 * bert.deepspeed)
+        yield row("GPT-2: GPU busy, DeepSpeed", "III-A", "%", 63.1, 100 * busy.deepspeed)
         for name, paper, ours, base in (
             ("MemFerry over DeepSpeed", 18.5, busy.memferry, busy.deepspeed),
             ("MemFerry over native", 1.5, busy.memferry, busy.native),
             ("GO-MemFerry over DeepSpeed", 27.0, busy.go, busy.deepspeed),
         ):
-            yield Modelled(f"GPT-2, GPU busy: {name}", where, "%", paper, 100 * (ours / base - 1))
+            yield row(f"GPT-2, GPU busy: {name}", where, "%", paper, 100 * (ours / base - 1))
         every = [self.named(name).busy for name in MODELS_OF_FIGURE_9]
         most = max(max(each.memferry, each.go) / each.deepspeed for each in every)
-        yield Modelled("GPU busy over DeepSpeed, up to", "I", "x", 1.27, most)
+        yield row("GPU busy over DeepSpeed, up to", "I", "x", 1.27, most)
 
-    def memory(self) -> Iterator[Modelled]:
+    def memory(self) -> Iterator[Row]:
         found = {name: self.named(name).memory for name in MODELS_OF_FIGURE_9}
         ours = {name: 100 * (each.memferry / each.deepspeed - 1) for name, each in found.items()}
         go = {name: 100 * (each.go / each.deepspeed - 1) for name, each in found.items()}
         beside = [100 * (found[name].go / found[name].memferry - 1) for name in SMALL]
         where = "V-C, figure 12"
         small = fmean(ours[name] for name in SMALL)
-        yield Modelled("Memory: MemFerry, smaller models", where, "%", -40.1, small)
-        yield Modelled("Memory: GO-MemFerry beside MemFerry", where, "%", -17.6, fmean(beside))
-        yield Modelled("Memory: MemFerry, GPT-2", where, "%", -1.4, ours["gpt2-medium"])
-        yield Modelled("Memory: MemFerry, mean", where, "%", -25.4, fmean(ours.values()))
-        yield Modelled("Memory: GO-MemFerry, mean", where, "%", -41.6, fmean(go.values()))
-        yield Modelled("Memory: MemFerry, up to", "I", "%", -61.7, min(ours.values()))
-        yield Modelled("Memory: GO-MemFerry, mean", "I", "%", -20.1, fmean(go.values()))
-        yield Modelled("Memory: GO-MemFerry, up to", "I", "%", -74.4, min(go.values()))
+        yield row("Memory: MemFerry, smaller models", where, "%", -40.1, small)
+        yield row("Memory: GO-MemFerry beside MemFerry", where, "%", -17.6, fmean(beside))
+        yield row("Memory: MemFerry, GPT-2", where, "%", -1.4, ours["gpt2-medium"])
+        yield row("Memory: MemFerry, mean", where, "%", -25.4, fmean(ours.values()))
+        yield row("Memory: GO-MemFerry, mean", where, "%", -41.6, fmean(go.values()))
+        yield row("Memory: MemFerry, up to", "I", "%", -61.7, min(ours.values()))
+        yield row("Memory: GO-MemFerry, mean", "I", "%", -20.1, fmean(go.values()))
+        yield row("Memory: GO-MemFerry, up to", "I", "%", -74.4, min(go.values()))
 
-    def sizes(self) -> Iterator[Modelled]:
+    def sizes(self) -> Iterator[Row]:
         cases = [self.case(sized(each)) for each in (0.7, 1.0, 2.4, 4.3, 6.7)]
         where = "V-D, figure 13"
-        yield Modelled("mean of sizes", where, "x", 1.32, fmean(each.speedup for each in cases))
-        yield Modelled("1 billion", where, "x", 1.37, cases[1].speedup)
-        yield Modelled("6.7 billion", where, "x", 1.26, cases[-1].speedup)
+        yield row("mean of sizes", where, "x", 1.32, fmean(each.speedup for each in cases))
+        yield row("1 billion", where, "x", 1.37, cases[1].speedup)
+        yield row("6.7 billion", where, "x", 1.26, cases[-1].speedup)
         saved = [100 * (each.memory.go / each.memory.deepspeed - 1) for each in cases]
-        yield Modelled("GO-MemFerry, memory", where, "%", -21.6, fmean(saved))
-        yield Modelled("GO-MemFerry, memory, least saved", where, "%", -18.0, max(saved))
-        yield Modelled("GO-MemFerry, memory, most saved", where, "%", -22.0, min(saved))
+        yield row("GO-MemFerry, memory", where, "%", -21.6, fmean(saved))
+        yield row("GO-MemFerry, memory, least saved", where, "%", -18.0, max(saved))
+        yield row("GO-MemFerry, memory, most saved", where, "%", -22.0, min(saved))
 
-    def v100(self) -> Iterator[Modelled]:
+    def v100(self) -> Iterator[Row]:
         cases = [self.case(sized(each), "memferry-v100", batch=1) for each in (0.7, 1.0, 1.7, 2.4)]
         where = "V-C, figure 11"
-        yield Modelled("V100: MemFerry", where, "x", 1.12, fmean(each.speedup for each in cases))
+        yield row("V100: MemFerry", where, "x", 1.12, fmean(each.speedup for each in cases))
         go = fmean(each.go_speedup - 1 for each in cases)
-        yield Modelled("V100: GO-MemFerry, speed", where, "%", -3.4, 100 * go)
+        yield row("V100: GO-MemFerry, speed", where, "%", -3.4, 100 * go)
         others = [self._largest(name) for name in ("deepspeed", "native", "memferry")]
-        yield Modelled("V100: largest without GO, billions", where, "B", 2.4, max(others) / 1e9)
+        yield row("V100: largest without GO, billions", where, "B", 2.4, max(others) / 1e9)
         ratio = self._largest("go") / others[0]
-        yield Modelled("V100: GO's largest over DeepSpeed's", where, "x", 1.52, ratio)
+        yield row("V100: GO's largest over DeepSpeed's", where, "x", 1.52, ratio)
 
     def _largest(self, system: str) -> float:
         """Parameters of the largest model whose peak fits into the V100, by greedy plans."""
@@ -181,20 +160,20 @@ class Evaluation:
             low, high = (blocks, high) if peak <= capacity else (low, blocks)
         return low * 12 * base.hidden**2 + base.vocabulary * base.hidden
 
-    def gpus(self) -> Iterator[Modelled]:
+    def gpus(self) -> Iterator[Row]:
         one = self.case(sized(4.3))
         eight = self.case(sized(4.3), batch=1)
         where = "V-D, figure 14(a)"
-        yield Modelled("4.3 billion, 1 GPU", where, "s", 5.41, one.seconds.memferry)
-        yield Modelled("4.3 billion, 8 GPUs", where, "s", 4.12, eight.seconds.memferry)
-        yield Modelled("8 GPUs: over DeepSpeed", where, "%", 28.1, 100 * (eight.speedup - 1))
-        yield Modelled("8 GPUs: over native", where, "%", 19.1, 100 * (eight.native_speedup - 1))
+        yield row("4.3 billion, 1 GPU", where, "s", 5.41, one.seconds.memferry)
+        yield row("4.3 billion, 8 GPUs", where, "s", 4.12, eight.seconds.memferry)
+        yield row("8 GPUs: over DeepSpeed", where, "%", 28.1, 100 * (eight.speedup - 1))
+        yield row("8 GPUs: over native", where, "%", 19.1, 100 * (eight.native_speedup - 1))
         large = self.case(sized(6.7), batch=16)
         where = "V-D, figure 14(b)"
-        yield Modelled("6.7 billion, batch 128, 8 GPUs", where, "x", 1.21, large.speedup)
-        yield Modelled("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup)
+        yield row("6.7 billion, batch 128, 8 GPUs", where, "x", 1.21, large.speedup)
+        yield row("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup)
 
-    def rows(self) -> Iterator[Modelled]:
+    def rows(self) -> Iterator[Row]:
         """Model all rows."""
         for each in (
             self.figure_9,
@@ -231,15 +210,15 @@ VARIANTS: Mapping[str, Options] = {
 }
 
 SENSITIVE: Mapping[str, tuple[str, Callable[[MemferryCase], float]]] = {
-    "over DeepSpeed": ("x", lambda case: case.speedup),
-    "over native": ("x", lambda case: case.native_speedup),
-    "GO over DeepSpeed": ("x", lambda case: case.go_speedup),
-    "busy, DeepSpeed": ("%", lambda case: 100 * case.busy.deepspeed),
+    "over DeepSpeed": (":.2f}", lambda case: case.speedup),
+    "over native": (":.2f}", lambda case: case.native_speedup),
+    "GO over DeepSpeed": (":.2f}", lambda case: case.go_speedup),
+    "busy, DeepSpeed": (":.1f} %", lambda case: 100 * case.busy.deepspeed),
     "memory, MemFerry": (
-        "%",
+        ":.1f} %",
         lambda case: 100 * (case.memory.memferry / case.memory.deepspeed - 1),
     ),
-    "memory, GO": ("%", lambda case: 100 * (case.memory.go / case.memory.deepspeed - 1)),
+    "memory, GO": (":.1f} %", lambda case: 100 * (case.memory.go / case.memory.deepspeed - 1)),
 }
 
 

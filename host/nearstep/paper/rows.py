@@ -17,7 +17,7 @@ class Row:
 
     Attributes
     ----------
-    unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `GB/s` and so on.
+    unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `B` of billions, `GB/s` and so on.
     relation : `>` and `<` of a bound.
     found : None if it is not measured yet; `note` says how.
     kind : `counted`, `modelled`, `fitted` if a constant is chosen by it, `input` if it is an input
@@ -37,10 +37,12 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """Error of the figure; None of bounds, and where nothing is found."""
+        """Difference from the printed figure of `%` and `M`, else as a fraction of that; None of
+        bounds, and where nothing is found."""
         if self.found is None or self.relation != "=":
             return None
-        return error(self.unit, self.paper, self.found)
+        difference = self.found - self.paper
+        return difference if self.unit in ("%", "M") else difference / self.paper
 
     @property
     def holds(self) -> bool | None:
@@ -49,11 +51,34 @@ class Row:
             return None
         return self.found > self.paper if self.relation == ">" else self.found < self.paper
 
+    @property
+    def printed(self) -> str:
+        """The printed figure as text."""
+        return f"{self.relation.strip('=')} {self._text(self.paper)}".strip()
 
-def error(unit: str, paper: float, found: float) -> float:
-    """Error of a figure: the difference of `%` and `M`, else a fraction of the printed figure."""
-    difference = found - paper
-    return difference if unit in ("%", "M") else difference / paper
+    @property
+    def here(self) -> str:
+        """The figure from here as text."""
+        return "" if self.found is None else self._text(self.found)
+
+    @property
+    def how(self) -> str:
+        """Where the figure from here is from, or will be."""
+        return self.note if self.found is None else self.kind
+
+    @property
+    def off(self) -> str:
+        """Error as text, or whether a bound holds."""
+        if self.holds is not None:
+            return "holds" if self.holds else "does not"
+        if self.error is None:
+            return ""
+        if self.unit == "M":
+            return f"{self.error:+.4f}"
+        return f"{self.error:+.1f} points" if self.unit == "%" else f"{self.error:+.1%}"
+
+    def _text(self, value: float) -> str:
+        return f"{value:.{4 if self.unit == 'M' else 2}f} {self.unit}".strip()
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
 from nearstep.storage.bounces import Bounces
 from nearstep.storage.drive import QUEUE_DEPTH, Drive, DriveTransfer, Job
-from nearstep.storage.drive_errors import IncompleteSetError, StorageError, TornError
-from nearstep.storage.drive_set import Place, beginnings, drives_in, open_set
+from nearstep.storage.drive_errors import IncompleteSetError, StorageError, TornExtentError
+from nearstep.storage.drive_set import DriveLike, beginnings, drives_in, open_set
 from nearstep.storage.extent_jobs import Source
 from nearstep.storage.extents import Extent, Run
 from nearstep.storage.generation import Generation, check_apart, damage, load, read_slots
@@ -103,7 +103,7 @@ def _no_drives(folders: Sequence[str | Path]) -> dict[str, bytes]:
 
 
 def check_drives(
-    places: Sequence[Place],
+    places: Sequence[DriveLike],
     *,
     direct: bool = True,
     queue_depth: int = QUEUE_DEPTH,
@@ -185,6 +185,6 @@ def _job(source: Source, extent: Extent, known: dict[Run, str]) -> Job:
             with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
                 source.read(extent, blocks)
         except StorageError as error:
-            known[extent.run] = error.reason if isinstance(error, TornError) else str(error)
+            known[extent.run] = error.reason if isinstance(error, TornExtentError) else str(error)
 
     return job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import KW_ONLY, field
 
 from nearstep.errors import ArgumentError, Fielded, NearstepError
 
@@ -37,12 +37,15 @@ class NoDriveError(Fielded, StorageError):
 class DriveError(Fielded, StorageError):
     """Base: an error of one drive."""
 
-    template = "drive {path}: {reason}"
     path: str
+
+
+class _ReasonError(DriveError):
+    template = "drive {path}: {reason}"
     reason: str
 
 
-class NotADriveError(DriveError):
+class NotADriveError(_ReasonError):
     """A file or block device that holds no drive of this format, or that is in the place of a new
     one.
 
@@ -51,38 +54,36 @@ class NotADriveError(DriveError):
 
 
 class FormatVersionError(DriveError):
-    """A drive of a format that this release does not read.
+    """A drive of a format that this release does not read: `expected` and `actual` are versions."""
 
-    Attributes
-    ----------
-    expected, actual : versions.
-    """
+    template = "drive {path}: version of the format must be {expected}, not {actual}: {hint}"
+    expected: int
+    actual: int
 
-    def __init__(self, path: str, expected: int, actual: int) -> None:
-        self.expected, self.actual = expected, actual
-        hint = "a newer release of nearstep reads it"
-        if actual < expected:
-            hint = (
-                "save what it holds (optimizer.state_dict()) with the release of nearstep that "
-                "wrote it, and load that on new drives"
-            )
-        super().__init__(path, f"version of the format must be {expected}, not {actual}: {hint}")
+    @property
+    def hint(self) -> str:
+        if self.actual > self.expected:
+            return "a newer release of nearstep reads it"
+        return (
+            "save what it holds (optimizer.state_dict()) with the release of nearstep that wrote "
+            "it, and load that on new drives"
+        )
 
 
 class OwnerError(DriveError):
     """A drive that belongs to another model or job: `expected` and `actual` are the owners."""
 
-    def __init__(self, path: str, expected: str, actual: str) -> None:
-        self.expected, self.actual = expected, actual
-        super().__init__(path, f"its owner must be {expected!r}, not {actual!r}")
+    template = "drive {path}: its owner must be {expected!r}, not {actual!r}"
+    expected: str
+    actual: str
 
 
 class ForeignDriveError(DriveError):
     """A drive of another set than its neighbours: `expected` and `actual` are UUIDs."""
 
-    def __init__(self, path: str, expected: object, actual: object) -> None:
-        self.expected, self.actual = expected, actual
-        super().__init__(path, f"it must be of the set {expected}, not of {actual}")
+    template = "drive {path}: it must be of the set {expected}, not of {actual}"
+    expected: object
+    actual: object
 
 
 class IncompleteSetError(Fielded, StorageError):
@@ -120,9 +121,9 @@ class IncompleteSetError(Fielded, StorageError):
 class DriveSizeError(DriveError):
     """A drive that is smaller than its header says, or too small to be made, in bytes."""
 
-    def __init__(self, path: str, expected: int, actual: int) -> None:
-        self.expected, self.actual = expected, actual
-        super().__init__(path, f"it must have at least {expected} bytes, not {actual}")
+    template = "drive {path}: it must have at least {expected} bytes, not {actual}"
+    expected: int
+    actual: int
 
 
 class DriveLockedError(DriveError):
@@ -131,21 +132,26 @@ class DriveLockedError(DriveError):
     Attributes
     ----------
     holder : process that has it, None where the system does not tell.
+    name : command line of that process.
     """
 
-    def __init__(self, path: str, holder: int | None, name: str = "") -> None:
-        self.holder = holder
-        who = "another process" if holder is None else f"process {holder}"
-        super().__init__(path, f"it is in use by {who}{name and f' ({name})'}")
+    template = "drive {path}: it is in use by {who}"
+    holder: int | None
+    name: str = ""
+
+    @property
+    def who(self) -> str:
+        known = "another process" if self.holder is None else f"process {self.holder}"
+        return known + (self.name and f" ({self.name})")
 
 
-class DirectIOError(DriveError):
+class DirectIOError(_ReasonError):
     """A file on which O_DIRECT does not work: its data would go through the page cache."""
 
     template = "drive {path}: {reason}; direct=False goes through the page cache"
 
 
-class DriveAccessError(DriveError):
+class DriveAccessError(_ReasonError):
     """A drive that may not be opened, or not be written.
 
     Attributes
@@ -156,7 +162,7 @@ class DriveAccessError(DriveError):
     errno: int | None = None
 
 
-class DriveVanishedError(DriveError):
+class DriveVanishedError(_ReasonError):
     """A drive that is gone: unlinked, replaced or pulled out."""
 
 
@@ -176,21 +182,32 @@ class DriveIOError(DriveError):
     ----------
     action : `read`, `write` or `flush`.
     block : the first of it.
-    errno : of the system's error, such as `EIO`.
+    error : of the system.
     """
 
-    def __init__(self, path: str, action: str, block: int, error: OSError) -> None:
-        self.action, self.block, self.errno = action, block, error.errno
-        super().__init__(path, f"{action} at block {block}: {error.strerror or error}")
+    template = "drive {path}: {action} at block {block}: {why}"
+    action: str
+    block: int
+    error: OSError
+
+    @property
+    def errno(self) -> int | None:
+        """Number of the system's error, such as `EIO`."""
+        return self.error.errno
+
+    @property
+    def why(self) -> str:
+        return self.error.strerror or str(self.error)
 
 
 class ShortTransferError(DriveError):
     """A read or write, from `block` on, that moved fewer bytes than asked for, and stopped."""
 
-    def __init__(self, path: str, action: str, block: int, expected: int, actual: int) -> None:
-        self.action, self.block, self.expected, self.actual = action, block, expected, actual
-        reason = f"{action} at block {block} must move {expected} bytes, not {actual}"
-        super().__init__(path, reason)
+    template = "drive {path}: {action} at block {block} must move {expected} bytes, not {actual}"
+    action: str
+    block: int
+    expected: int
+    actual: int
 
 
 class DriveTimeoutError(Fielded, StorageError):
@@ -207,7 +224,7 @@ class DriveTimeoutError(Fielded, StorageError):
 
 
 class TornError(Fielded, StorageError):
-    """Data on a drive that differ from what was written there.
+    """Base: data on a drive that differ from what was written there.
 
     Attributes
     ----------
@@ -216,8 +233,8 @@ class TornError(Fielded, StorageError):
     """
 
     template = "generation {generation}: {reason}; there is {others}"
-    reason: str
     generation: int
+    _: KW_ONLY
     whole: Iterable[int] = ()
 
     @property
@@ -236,36 +253,26 @@ class TornExtentError(TornError):
     expected, actual : CRC-32.
     """
 
-    def __init__(
-        self,
-        tensor: str,
-        extent: int,
-        path: str,
-        block: int,
-        blocks: int,
-        *,
-        expected: int,
-        actual: int,
-        generation: int,
-        whole: Iterable[int] = (),
-    ) -> None:
-        self.tensor, self.extent = tensor, extent
-        self.path, self.block, self.blocks = path, block, blocks
-        self.expected, self.actual = expected, actual
-        super().__init__(
-            f"extent {extent} of {tensor!r} ({blocks} blocks at {block} of {path}): CRC-32 must be "
-            f"{expected:#010x}, not {actual:#010x}",
-            generation,
-            whole,
+    tensor: str
+    extent: int
+    path: str
+    block: int
+    blocks: int
+    expected: int
+    actual: int
+
+    @property
+    def reason(self) -> str:
+        return (
+            f"extent {self.extent} of {self.tensor!r} ({self.blocks} blocks at {self.block} of "
+            f"{self.path}): CRC-32 must be {self.expected:#010x}, not {self.actual:#010x}"
         )
 
 
 class TornIndexError(TornError):
     """The index of a generation that differs from what was written."""
 
-    def beside(self, whole: Iterable[int]) -> TornIndexError:
-        """This error, with the other generations that can be opened."""
-        return type(self)(self.reason, self.generation, whole)
+    reason: str
 
 
 class NoGenerationError(Fielded, StorageError):

@@ -34,7 +34,7 @@ from nearstep.storage.header import (
 from nearstep.storage.index import pack_index
 from nearstep.storage.superblock import FIRST_FREE, SLOTS, Superblock, copies
 
-Place = str | Path | Blocks
+DriveLike = str | Path | Blocks
 """A drive: a file, a block device, or blocks that are open."""
 
 EXTENT_BYTES = 1 << 20
@@ -51,7 +51,7 @@ LEAST_BLOCKS = FIRST_FREE + 5
 
 
 def create_set(
-    places: Sequence[Place],
+    places: Sequence[DriveLike],
     *,
     drive_bytes: int,
     owner: str,
@@ -132,7 +132,7 @@ def format_set(opened: Sequence[Blocks], headers: Sequence[Header]) -> None:
 
 
 def open_set(
-    places: Sequence[Place],
+    places: Sequence[DriveLike],
     *,
     owner: str | None,
     queue_depth: int = QUEUE_DEPTH,
@@ -204,7 +204,7 @@ def beginnings(folder: str | Path) -> dict[Path, bytes]:
     return found
 
 
-def check_places(places: Sequence[Place]) -> None:
+def check_places(places: Sequence[DriveLike]) -> None:
     """Raise `ArgumentError` unless these can be drives."""
     if isinstance(places, str | Path | Blocks) or not places:
         raise ArgumentError(f"drives must be a list of at least one path, not {places!r}")
@@ -220,7 +220,7 @@ def _check_bytes(what: str, value: object, least: int, limit: int) -> None:
         raise ArgumentError(f"{what} must be at least {least} and below {limit}, not {value!r}")
 
 
-def _size(blocks: Blocks, place: Place, drive_bytes: int) -> int:
+def _size(blocks: Blocks, place: DriveLike, drive_bytes: int) -> int:
     count = blocks.count if isinstance(place, Blocks) else drive_bytes // BLOCK_BYTES
     if blocks.count < max(count, LEAST_BLOCKS):
         expected = max(count, LEAST_BLOCKS) * BLOCK_BYTES

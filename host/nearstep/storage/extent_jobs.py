@@ -14,7 +14,7 @@ from nearstep.storage.bounces import Bounces
 from nearstep.storage.checksum import crc32
 from nearstep.storage.drive import Drive, Job
 from nearstep.storage.drive_errors import TornExtentError
-from nearstep.storage.extents import Extent, Table
+from nearstep.storage.extents import Extent, Run
 
 Flat = NDArray[np.uint8]
 
@@ -50,17 +50,9 @@ class Source:
         drive.read_now(extent.block, into)
         actual = crc32(into)
         if actual != extent.crc:
-            raise TornExtentError(
-                self.name,
-                extent.number,
-                drive.name,
-                extent.block,
-                extent.blocks,
-                expected=extent.crc,
-                actual=actual,
-                generation=self.generation,
-                whole=self.others,
-            )
+            what, where = (self.name, extent.number), (drive.name, extent.block, extent.blocks)
+            found = (self.generation, *what, *where, extent.crc, actual)
+            raise TornExtentError(*found, whole=self.others)
 
     def span(self, extent: Extent, offset: int, nbytes: int) -> tuple[int, int, bool]:
         """The bytes of an extent among `nbytes` of the tensor from `offset` on, and whether these
@@ -87,24 +79,27 @@ def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
 
 
 def write_job(
-    source: Source, table: Table, number: int, before: Sequence[Extent], offset: int, data: Flat
+    source: Source,
+    extent: Extent,
+    old: Sequence[Extent],
+    offset: int,
+    data: Flat,
+    crcs: dict[Run, int],
 ) -> Job:
-    """Write the part of an extent that is in `data`, and store the extent's CRC in its table.
+    """Write the part of an extent that is in `data`, and store the extent's CRC.
 
     Parameters
     ----------
-    table, number : the extent.
-    before : extents with the old contents of the rest.
+    old : extents with the old contents of the rest.
     offset : byte of the tensor that `data` begins at.
     """
-    extent = table.extent(number)
     first, last, whole = source.span(extent, offset, data.nbytes)
     part, begin = data[first - offset : last - offset], first - extent.start * BLOCK_BYTES
 
     def write(blocks: Flat) -> None:
         crc = crc32(blocks)
         source.drives[extent.drive].write_now(extent.block, blocks)
-        table.rows["crc"][number] = crc
+        crcs[extent.run] = crc
 
     def job(bounces: Bounces) -> None:
         if whole and is_aligned(part):
@@ -112,7 +107,7 @@ def write_job(
             return
         with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:
             if not whole:
-                for each in before:
+                for each in old:
                     _fill(source, each, extent, blocks)
             blocks[begin : begin + part.nbytes] = part
             if whole:
@@ -123,13 +118,15 @@ def write_job(
 
 
 def _fill(source: Source, old: Extent, new: Extent, blocks: Flat) -> None:
-    """Copy the common blocks of an older extent and a newer one."""
+    """Copy the common blocks of an older extent and a newer one, if there are any."""
+    first, last = max(old.start, new.start), min(old.stop, new.stop)
+    if first >= last:
+        return
     if (old.start, old.blocks) == (new.start, new.blocks):
         source.read(old, blocks)
         return
     held = aligned_bytes(old.blocks * BLOCK_BYTES)
     source.read(old, held)
-    first, last = max(old.start, new.start), min(old.stop, new.stop)
     blocks[(first - new.start) * BLOCK_BYTES : (last - new.start) * BLOCK_BYTES] = held[
         (first - old.start) * BLOCK_BYTES : (last - old.start) * BLOCK_BYTES
     ]

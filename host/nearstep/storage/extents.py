@@ -61,24 +61,20 @@ class Extent(NamedTuple):
 
 
 class Table:
-    """The extents of a tensor, in order.
-
-    A table belongs to a transaction until that is committed. Then it is frozen: neither its rows
-    nor their blocks are written.
+    """The extents of a tensor, in order. A table never changes.
 
     Parameters
     ----------
     rows : of `EXTENT`.
-    fresh : for each, whether the transaction has allocated its blocks; None: of none.
 
     Attributes
     ----------
     starts : first block in the tensor of each extent, and at the end the number of blocks.
     """
 
-    def __init__(self, rows: NDArray[Any], fresh: NDArray[np.bool_] | None = None) -> None:
+    def __init__(self, rows: NDArray[Any]) -> None:
+        rows.flags.writeable = False
         self.rows = rows
-        self.fresh = np.zeros(len(rows), bool) if fresh is None else fresh
         self.starts: NDArray[np.int64] = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(rows["blocks"], out=self.starts[1:])
 
@@ -94,21 +90,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def is_frozen(self) -> bool:
-        return not self.rows.flags.writeable
-
-    def freeze(self) -> None:
-        self.rows.flags.writeable = False
-
-    def thawed(self) -> Table:
-        """This table, if a transaction owns it, else a copy without fresh extents."""
-        return Table(self.rows.copy()) if self.is_frozen else self
-
     def extent(self, number: int) -> Extent:
-        row = self.rows[number]
-        block, count, drive, crc = (int(row[name]) for name in ("block", "blocks", "drive", "crc"))
-        return Extent(number, int(self.starts[number]), block, count, drive, crc)
+        (found,) = self.extents(range(number, number + 1))
+        return found
 
     def covering(self, first: int, last: int) -> range:
         """Numbers of the extents that have any of the blocks [first, last)."""
@@ -116,31 +100,22 @@ class Table:
         return range(bisect_right(self.starts, first) - 1, bisect_left(self.starts, last))
 
     def extents(self, numbers: range | None = None) -> Iterator[Extent]:
-        yield from map(self.extent, range(len(self)) if numbers is None else numbers)
-
-    def stale(self, numbers: range) -> list[range]:
-        """Those of the extents that are not fresh, in runs of neighbours."""
-        groups: list[range] = []
-        for number in numbers:
-            if self.fresh[number]:
-                continue
-            if groups and groups[-1].stop == number:
-                groups[-1] = range(groups[-1].start, number + 1)
-            else:
-                groups.append(range(number, number + 1))
-        return groups
-
-    def replace(self, numbers: range, runs: Sequence[Run]) -> None:
-        """Replace these extents by as many fresh ones of the same lengths, without CRCs."""
-        for number, run in zip(numbers, runs, strict=True):
-            self.rows[number] = (run.block, run.blocks, run.drive, 0)
-            self.fresh[number] = True
+        numbers = range(len(self)) if numbers is None else numbers
+        part = slice(numbers.start, numbers.stop)
+        rows = self.rows[part].tolist()
+        for number, start, row in zip(numbers, self.starts[part].tolist(), rows, strict=False):
+            yield Extent(number, start, *row)
 
     def spliced(self, numbers: range, runs: Sequence[Run]) -> Table:
-        """A table with these extents replaced by fresh ones of as many blocks, without CRCs."""
+        """A table with these extents replaced by others of as many blocks, without CRCs."""
         parts = (self.rows[: numbers.start], rows_of(runs), self.rows[numbers.stop :])
-        fresh = (self.fresh[: numbers.start], np.ones(len(runs), bool), self.fresh[numbers.stop :])
-        return Table(np.concatenate(parts), np.concatenate(fresh))
+        return Table(np.concatenate(parts))
+
+    def summed(self, crcs: Mapping[Run, int]) -> Table:
+        """This table with CRCs of some of its extents."""
+        rows = self.rows.copy()
+        rows["crc"] = [crcs.get(each.run, each.crc) for each in self.extents()]
+        return Table(rows)
 
 
 def parts_of(data: NDArray[Any], runs: Sequence[Run]) -> Iterator[tuple[Run, NDArray[Any]]]:

@@ -132,7 +132,7 @@ def load(drives: Sequence[Drive], slot: Slot) -> Generation:
     number, sizes = superblock.generation, [drive.header.blocks for drive in drives]
     data = aligned_bytes(BLOCK_BYTES * sum(run.blocks for run in superblock.runs))
     if any(r.drive >= len(drives) or r.block + r.blocks > sizes[r.drive] for r in superblock.runs):
-        raise TornIndexError("its superblock names blocks that are on no drive", number)
+        raise TornIndexError(number, "its superblock names blocks that are on no drive")
     parts = parts_of(data, superblock.runs)
     for transfer in [drives[run.drive].read(run.block, part) for run, part in parts]:
         transfer.wait()
@@ -141,11 +141,11 @@ def load(drives: Sequence[Drive], slot: Slot) -> Generation:
     if actual != superblock.index_crc:
         expected = superblock.index_crc
         reason = f"CRC-32 of its index must be {expected:#010x}, not {actual:#010x}"
-        raise TornIndexError(reason, number)
+        raise TornIndexError(number, reason)
     try:
         tensors, meta = unpack_index(data.tobytes(), number, sizes, superblock.runs)
     except IndexFormatError as error:
-        raise TornIndexError(f"its index: {error}", number) from None
+        raise TornIndexError(number, f"its index: {error}") from None
     return Generation(slot.number, meta, tensors, superblock)
 
 
@@ -201,7 +201,8 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
     try:
         current = load(drives, found[number])
     except TornIndexError as error:
-        raise error.beside([] if other is None else [other.number]) from None
+        whole = [] if other is None else [other.number]
+        raise TornIndexError(number, error.reason, whole=whole) from None
     check_apart([current] if other is None else [current, other])
     return Recovered(current, other, max(found), slots, notes, warnings)
 

@@ -180,12 +180,8 @@ def _begins(path: Path) -> bool:
 
 
 def _pieces(snapshot: Snapshot) -> Iterator[bytes]:
-    header = {
-        "devices": snapshot.devices,
-        **FIXED,
-        "tensors": [{"shape": list(shape)} for shape in snapshot.shapes],
-    }
-    text = json.dumps(header, sort_keys=True).encode()
+    described = _described(snapshot.devices, snapshot.shapes)
+    text = json.dumps(described, sort_keys=True).encode()
     head = PREAMBLE.pack(MAGIC, VERSION, len(text)) + text
     yield head + hashlib.sha256(head).digest()
     for tensor in range(len(snapshot.shapes)):
@@ -241,39 +237,28 @@ def _header(text: bytes) -> tuple[int, list[tuple[int, ...]]]:
     """
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _TornError(f"its header must be JSON: {str(error)[:100]}") from None
-    if not isinstance(found, dict) or found.keys() != {"devices", "tensors", *FIXED}:
-        names = ", ".join(sorted({"devices", "tensors", *FIXED}))
-        raise _TornError(f"its header must have {names}")
-    for name, value in FIXED.items():
-        if found[name] != value:
-            raise _TornError(f"its {name} must be {value!r}, not {_short(found[name])}")
-    devices, tensors = found["devices"], found["tensors"]
-    if not is_whole(devices) or devices < 1:
-        raise _TornError(f"its devices must be a number of at least 1, not {_short(devices)}")
-    if not isinstance(tensors, list):
-        raise _TornError(f"its tensors must be a list, not {_short(tensors)}")
-    for each in tensors:
-        if not isinstance(each, dict) or each.keys() != {"shape"} or not _is_shape(each["shape"]):
-            raise _TornError(f"its tensors must have a shape each, not {_short(each)}")
-    return devices, [tuple(each["shape"]) for each in tensors]
+        devices, shapes = found["devices"], [tuple(each["shape"]) for each in found["tensors"]]
+        good = found == _described(devices, shapes) and all(map(_is_shape, [(devices,), *shapes]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        good = False
+    if not good or devices < 1:
+        expected = "JSON of devices, from 1, and tensors with a shape each"
+        raise _TornError(f"its header must be {expected}, with {FIXED}, not {text[:100]!r}")
+    return devices, shapes
 
 
-def _is_shape(value: Any) -> bool:
+def _described(devices: int, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """What a header says."""
+    return {"devices": devices, **FIXED, "tensors": [{"shape": list(each)} for each in shapes]}
+
+
+def _is_shape(shape: tuple[Any, ...]) -> bool:
     """Whether numpy can have an array of this shape."""
-    if not isinstance(value, list) or len(value) > DIMENSIONS:
-        return False
-    if not all(is_whole(dim) and 0 <= dim <= LONGEST for dim in value):
-        return False
-    nbytes: int = FLOAT_BYTES * math.prod(max(1, dim) for dim in value)
-    return nbytes <= LONGEST
-
-
-def _short(value: Any) -> str:
-    """A value of a header, cut for a message."""
-    text = f"{value:#x}" if is_whole(value) else repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
+    return (
+        len(shape) <= DIMENSIONS
+        and all(is_whole(dim) and 0 <= dim <= LONGEST for dim in shape)
+        and FLOAT_BYTES * math.prod(max(1, dim) for dim in shape) <= LONGEST
+    )
 
 
 def _take(file: BinaryIO, nbytes: int, what: str) -> bytes:

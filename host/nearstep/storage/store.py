@@ -8,7 +8,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Self
 
 from nearstep.backends.base import Completion, Ended
@@ -29,7 +28,7 @@ from nearstep.storage.drive_errors import (
     UncertainCommitError,
     UnknownTensorError,
 )
-from nearstep.storage.drive_set import EXTENT_BYTES, Place, create_set, open_set
+from nearstep.storage.drive_set import EXTENT_BYTES, DriveLike, create_set, open_set
 from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
 from nearstep.storage.extents import Run, Table, Tensor, blocks_of, parts_of
 from nearstep.storage.generation import Generation, Slot, find
@@ -95,7 +94,7 @@ class Store:
     @classmethod
     def create(
         cls,
-        places: Sequence[Place],
+        places: Sequence[DriveLike],
         *,
         drive_bytes: int,
         owner: str,
@@ -121,7 +120,7 @@ class Store:
     @classmethod
     def open(
         cls,
-        places: Sequence[Place],
+        places: Sequence[DriveLike],
         *,
         owner: str | None,
         generation: int | None = None,
@@ -267,14 +266,12 @@ class Store:
             if not flat.nbytes:
                 return Ended()
             self._in_flight.join(name, first, last, writes=True)
-            join = partial(self._in_flight.join, name, 0, tensor.blocks, writes=True)
-            table, before = transaction.place(name, first, last, join)
+            new, old = transaction.place(name, first, last)
             source = self._source(tensor, transaction.last + 1)
             jobs = []
-            for number, old in zip(table.covering(first, last), before, strict=True):
-                job = write_job(source, table, number, old, offset, flat)
-                drive = self.drives[int(table.rows["drive"][number])]
-                jobs.append((drive, transaction.guarded(job)))
+            for extent in new:
+                job = write_job(source, extent, old, offset, flat, transaction.crcs)
+                jobs.append((self.drives[extent.drive], transaction.guarded(job)))
             transfer = DriveTransfer(f"write of {name!r}", jobs)
             self._in_flight.add(name, first, last, transfer, writes=True)
             transaction.changing = None  # a wait for the transfer begins it if need be
@@ -347,7 +344,7 @@ class Store:
             transaction = self._transaction
             transaction.check("commit")
             number = transaction.last + 1
-            tensors = dict(transaction.tensors)
+            tensors = transaction.summed()
             data = pack_index(number, kept, list(tensors.values()))
             (runs,) = transaction.take([(blocks_of(len(data)), 0)])
             if len(runs) > MOST_RUNS:
@@ -359,8 +356,6 @@ class Store:
             transaction.doubt = slot
             self._write_index(data, runs)
             self._write_slot(slot, superblock.pack(), number, commits=True)
-            for tensor in tensors.values():
-                tensor.table.freeze()
             committed = Generation(slot, kept, tensors, superblock)
             self._transaction = transaction.next(committed)
             return number
@@ -464,7 +459,7 @@ class Store:
             return Ended()
         self._in_flight.join(tensor.name, first, last, writes=False)
         source, jobs = self._source(tensor, generation.number), []
-        for extent in tensor.table.extents(tensor.table.covering(first, last)):
+        for extent in self._transaction.extents(tensor.table, first, last):
             drive = self.drives[0 if extent.is_hole else extent.drive]
             jobs.append((drive, read_job(source, extent, offset, flat)))
         transfer = DriveTransfer(f"read of {tensor.name!r}", jobs)

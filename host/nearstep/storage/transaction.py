@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class Transaction:
     Attributes
     ----------
     tensors : by name.
+    crcs : CRC-32 of each extent that it has allocated; 0 until the extent is written.
     failed : the first error of a write, or None.
     changing : a tensor with new extents that no transfer writes yet; after an interrupt none will.
     doubt : slot of the superblock that is being written; unknown after an interrupt.
@@ -62,6 +64,7 @@ class Transaction:
         striped = (each for each in current.tensors.values() if not each.pinned)
         self._next_drive = sum(len(each.table) for each in striped) % len(blocks)
         self.tensors: dict[str, Tensor] = dict(current.tensors)
+        self.crcs: dict[Run, int] = {}
         self.failed: Exception | None = None
         self.changing: str | None = None
         self.doubt: int | None = None
@@ -105,9 +108,7 @@ class Transaction:
             self._next_drive = (first + len(table)) % len(self._blocks)
         self.tensors[tensor.name] = replace(tensor, table=table, first_drive=first)
 
-    def place(
-        self, name: str, first: int, last: int, join: Callable[[], None]
-    ) -> tuple[Table, list[list[Extent]]]:
+    def place(self, name: str, first: int, last: int) -> tuple[list[Extent], list[Extent]]:
         """Allocate blocks [first, last) of a tensor that are to be written.
 
         Extents that were written since the last commit keep their blocks. The tensor is `changing`
@@ -115,44 +116,44 @@ class Transaction:
 
         Parameters
         ----------
-        first, last : blocks of whole extents without a transfer in flight.
-        join : waits for the writes of the tensor in flight, whose extents get other numbers then.
+        first, last : blocks of whole extents without a write in flight.
 
         Returns
         -------
-        table : in which every extent of these blocks is fresh.
-        before : for each of them, extents with its old contents, if it is the first or the last:
-            others are written whole.
+        new : extents of these blocks, all written by this transaction.
+        old : those with the contents of before.
 
         Raises
         ------
-        DriveFullError, DriveTimeoutError : nothing was changed.
+        DriveFullError : nothing was changed.
         """
         tensor = self.tensor(name)
-        table = tensor.table.thawed()
-        groups = table.stale(table.covering(first, last))
-        spans = [(int(table.starts[each.start]), int(table.starts[each.stop])) for each in groups]
-        runs = self._allocate(tensor, spans)
-        same = all(
-            [each.blocks for each in cut] == table.rows["blocks"][group.start : group.stop].tolist()
-            for group, cut in zip(groups, runs, strict=True)
-        )
-        if not same:
-            join()
-        held = list(table.extents(table.covering(first, last)))  # with their CRCs, as they are now
+        table = tensor.table
+        old = self.extents(table, first, last)
+        stale = (each for each in old if each.run not in self.crcs)
+        counted = groupby(enumerate(stale), lambda pair: pair[1].number - pair[0])
+        groups = [[extent for _, extent in group] for _, group in counted]
+        runs = self._allocate(tensor, [(group[0].start, group[-1].stop) for group in groups])
         self.changing = name
+        self.crcs.update((run, 0) for cut in runs for run in cut)
         for group, cut in zip(reversed(groups), reversed(runs), strict=True):
-            if same:
-                table.replace(group, cut)
-            else:
-                table = table.spliced(group, cut)  # backwards: the numbers before stay
+            table = table.spliced(range(group[0].number, group[-1].number + 1), cut)
         self.tensors[name] = replace(tensor, table=table)
-        now = [table.extent(each) for each in table.covering(first, last)]
-        before: list[list[Extent]] = [[] for _ in now]
-        for end in (0, -1):
-            new = now[end]
-            before[end] = [each for each in held if each.start < new.stop and new.start < each.stop]
-        return table, before
+        return self.extents(table, first, last), old
+
+    def extents(self, table: Table, first: int, last: int) -> list[Extent]:
+        """Extents of a tensor that have any of the blocks [first, last)."""
+        found = table.extents(table.covering(first, last))
+        return [each._replace(crc=self.crcs.get(each.run, each.crc)) for each in found]
+
+    def summed(self) -> dict[str, Tensor]:
+        """All tensors, with the CRCs of what was written."""
+        return {
+            name: replace(each, table=each.table.summed(self.crcs))
+            if each is not self.current.tensors.get(name)
+            else each
+            for name, each in self.tensors.items()
+        }
 
     def guarded(self, job: Job) -> Job:
         """A job of a write whose error fails this transaction."""

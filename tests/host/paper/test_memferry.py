@@ -7,7 +7,8 @@ import pytest
 from nearstep.memferry import work
 from nearstep.memferry.cost import Mode
 from nearstep.paper import memferry
-from nearstep.paper.memferry import Evaluation, Modelled, Options, sized
+from nearstep.paper.memferry import Evaluation, Options, sized
+from nearstep.paper.rows import Row
 
 
 def test_rows_of_the_smaller_models_are_what_plans_give() -> None:
@@ -17,7 +18,7 @@ def test_rows_of_the_smaller_models_are_what_plans_give() -> None:
     row = rows["Bert-base and Roberta: speed, most"]
     assert row.paper == 68.7
     best = max(evaluation.named(name).speedup for name in memferry.SMALL)
-    assert row.modelled == pytest.approx(100 * (best - 1))
+    assert row.found == pytest.approx(100 * (best - 1))
     assert case.seconds.deepspeed > case.seconds.native > case.seconds.memferry
     assert case.memferry.gap == 0.0
     assert not any(each.write for each in case.memferry.decisions)
@@ -51,7 +52,7 @@ def test_deepspeed_has_a_bucket_that_the_model_does_not_decide() -> None:
 
 
 def test_an_error_is_in_points_or_a_fraction() -> None:
-    row = Modelled(name="a", section="V", unit="%", paper=20.0, modelled=25.0)
+    row = Row(name="a", section="V", unit="%", paper=20.0, found=25.0)
     assert row.error == 5.0
     assert replace(row, unit="x").error == pytest.approx(0.25)
 
@@ -84,6 +85,6 @@ def test_activations_that_are_computed_again_are_those_of_one_layer() -> None:
 def test_every_row_is_modelled() -> None:
     rows = [*Evaluation().rows()]
     assert len(rows) == len({(row.name, row.section) for row in rows}) == 39
-    assert all(row.modelled == row.modelled for row in rows)
+    assert all(row.found == row.found for row in rows)
     mean = next(row for row in rows if row.name == "mean of sizes")
     assert abs(mean.error) < 0.15
