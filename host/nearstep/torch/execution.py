@@ -71,10 +71,6 @@ class Accelerator:
     ) -> AcceleratedRuns:
         """Give a channel to its kernel for some runs, one after the other, and append them to
         `begun`.
-
-        Raises
-        ------
-        ArgumentError, ModeError, BusyError, DeviceError : the channel is the host's.
         """
         first, *others = starts
         with ExitStack() as inside:
@@ -148,10 +144,6 @@ class StepGraph:
         Returns
         -------
         Sequence[ScanRun] : in the order of the launches, those of one in that of the channels.
-
-        Raises
-        ------
-        DeviceError
         """
         numbers: dict[int, list[int]] = {}
         begun: list[AcceleratedRuns] = []

@@ -41,11 +41,6 @@ class HostTable(StateTable):
     ----------
     home : `host:`, with options of `nearstep.device.open_processor`; or what makes the home.
     settings, definition, layout, defaults, named, fixed : as of `StateTable`.
-
-    Raises
-    ------
-    UnsupportedOptionError : an option is for a device.
-    OptionError : of the name.
     """
 
     def __init__(
@@ -143,10 +138,6 @@ class HostTable(StateTable):
         """Update every parameter that has a gradient: as of `nearstep.torch.update.Stepper`.
 
         With `held_only` there is nothing to do: no device keeps a gradient.
-
-        Raises
-        ------
-        ParameterError, GradientError, StateError, HyperparameterError : nothing has changed.
         """
         if held_only:
             return True

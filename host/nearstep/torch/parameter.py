@@ -167,12 +167,7 @@ class DeviceParameter:
         return {key: found.codes, scales: found.scales}
 
     def send(self, key: str, value: Tensor | Coded) -> None:
-        """Make `value` the moment `key`: if it is in 8 bits and the device keeps it so, as it is.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError : the device had no such array so far, and there is no room for it.
-        """
+        """Make `value` the moment `key`: if it is in 8 bits and the device keeps it so, as it is."""
         self._is_new = False
         name = self.layout.moments[key]
         self.extent.segment.reserve({name: 0.0})
@@ -210,12 +205,7 @@ class DeviceParameter:
             raise ParameterError(self.label, f"of {self.extent.count} elements", size)
 
     def fetch_master(self) -> Tensor:
-        """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that.
-
-        Raises
-        ------
-        ParameterError : the parameter has been given another number of elements.
-        """
+        """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that."""
         self.check_size()
         if self.offloaded:
             array = self.extent.read("p")
@@ -260,12 +250,7 @@ class DeviceParameter:
         self._send_master(sends)
 
     def push_changes(self) -> None:
-        """Send the parameter now, if the host has changed it; the step that follows need not look.
-
-        Raises
-        ------
-        ParameterError, StorageError
-        """
+        """Send the parameter now, if the host has changed it; the step that follows need not look."""
         self._checked = False
         if not self.offloaded:
             self.check_size()
@@ -277,10 +262,6 @@ class DeviceParameter:
         look.
 
         None: `push_changes` finds it at once.
-
-        Raises
-        ------
-        ParameterError
         """
         if self.offloaded or not isinstance(self.last_seen, int) or not self.parameter.is_cpu:
             return None

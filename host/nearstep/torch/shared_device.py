@@ -28,13 +28,7 @@ class SharedDevice:
 
     @classmethod
     def of(cls, device: str | Device) -> Self:
-        """Open the device named `device`, or use an open one.
-
-        Raises
-        ------
-        ArgumentError : it has no update kernel.
-        UrlError, OptionError
-        """
+        """Open the device named `device`, or use an open one."""
         if not isinstance(device, str):
             return cls(device)
         opened = open_device(device)

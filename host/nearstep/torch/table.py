@@ -117,24 +117,13 @@ class StateTable:
         self.device.check_open(action)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check that the device can make steps with the options of a group.
-
-        Raises
-        ------
-        UnsupportedOptionError, MissingOptionError, HyperparameterError
-        ArgumentError : the kernel does not have the rule.
-        """
+        """Check that the device can make steps with the options of a group."""
         self.settings.check_maximize(group.get("maximize"), self.device.config)
         self.rule.check(group)
         self.device.check_rule(self.rule.form(group).rule.name, self.rule.named)
 
     def arguments(self, group: Mapping[str, Any], phase: Phase) -> RuleArguments:
-        """What the runs of a group compute with, of parameters in one phase.
-
-        Raises
-        ------
-        ArgumentError : registers do not hold the scalars.
-        """
+        """What the runs of a group compute with, of parameters in one phase."""
         return self.device.arguments(self.rule.definition, **self.rule.given(group, phase))
 
     def begin(self, groups: Groups, states: States) -> None:
@@ -174,12 +163,7 @@ class StateTable:
             each.interrupted = None
 
     def place_one(self, owner: object, parameter: Tensor, groups: Groups) -> DeviceParameter:
-        """Allocate an extent for a parameter alone, without a gradient or state.
-
-        Raises
-        ------
-        ParameterError, OutOfDeviceMemoryError
-        """
+        """Allocate an extent for a parameter alone, without a gradient or state."""
         name = labels_of(groups).get(parameter, "a parameter outside the optimizer")
         formats = self.formats
         formats.check(name, parameter)
@@ -206,11 +190,6 @@ class StateTable:
         ----------
         owner : the optimizer.
         groups : all groups.
-
-        Raises
-        ------
-        ParameterError, UnsupportedOptionError, OutOfDeviceMemoryError, MemoryTooSmallError,
-            StorageError
         """
         known = self.parameters
         new = list(dict.fromkeys(p for p in parameters if p not in known and not is_lazy(p)))
@@ -306,12 +285,7 @@ class StateTable:
     def state_of(
         self, states: States, resident: DeviceParameter
     ) -> ParameterState | SavedState | None:
-        """State of a parameter as it is, or as the user put it there; None if it has none.
-
-        Raises
-        ------
-        StateError
-        """
+        """State of a parameter as it is, or as the user put it there; None if it has none."""
         state = states.get(resident.parameter)
         if isinstance(state, ParameterState) and state.store is resident and state:
             state.check_keys()

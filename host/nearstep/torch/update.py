@@ -143,13 +143,7 @@ class Stepper:
         bucketed: Sequence[ReadyBucket],
         scaling: Scaling,
     ) -> StepPlan:
-        """Phase and state of all items, and the arguments of their runs; nothing is sent.
-
-        Raises
-        ------
-        ArgumentError : scalars of a run do not fit into their registers.
-        ParameterError, StateError, GradientError
-        """
+        """Phase and state of all items, and the arguments of their runs; nothing is sent."""
         table, rule, arguments = self._table, self._table.rule, {}
         every = [*items, *(StepItem(b.group, -1, gradients) for b, gradients in bucketed)]
         for item, bucket in zip(every[len(items) :], bucketed, strict=True):

@@ -102,12 +102,7 @@ class DriveHome(DurableHome[StripedSegment]):
         savepoint.keep(parameters)
 
     def load_unit(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
-        """Load arrays of a unit into memory, since they are about to be updated.
-
-        Raises
-        ------
-        MemoryTooSmallError, OutOfDeviceMemoryError, StorageError
-        """
+        """Load arrays of a unit into memory, since they are about to be updated."""
         segment.reserve(arrays)
         items = [self._array(segment, name) for name in arrays]
         made = [each for each in items if not self._is_loaded(segment, each.name)]
@@ -141,12 +136,7 @@ class DriveHome(DurableHome[StripedSegment]):
         }
 
     def commit(self, meta: Mapping[str, Any]) -> None:
-        """Write what the drives do not have, and make all of it a generation.
-
-        Raises
-        ------
-        StorageError
-        """
+        """Write what the drives do not have, and make all of it a generation."""
         for array in self._plan.written():
             self._write(self.segments[array.unit], array.name)
         for segment in self.segments:

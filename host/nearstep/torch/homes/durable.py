@@ -193,12 +193,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     @abstractmethod
     def write_masters(self) -> None:
-        """Write the parameters as they are on the host.
-
-        Raises
-        ------
-        StorageError
-        """
+        """Write the parameters as they are on the host."""
 
     @abstractmethod
     def forget(self) -> None:
@@ -234,12 +229,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         self.segments.append(segment)  # type: ignore[arg-type]
 
     def begin_life(self, owner: Owner) -> None:
-        """Commit the parameters of the constructor, or resume from what the drives have.
-
-        Raises
-        ------
-        MemoryTooSmallError, ResumeError, StorageError
-        """
+        """Commit the parameters of the constructor, or resume from what the drives have."""
         overflow = owner.table.settings.overflow
         if overflow is not None and overflow.resume is not False:
             self._resume(owner)
@@ -430,12 +420,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             segment.dirty.clear()
 
     def roll_back(self) -> None:
-        """Go back to the last generation, with nothing in memory.
-
-        Raises
-        ------
-        StorageError
-        """
+        """Go back to the last generation, with nothing in memory."""
         self.drives.store.abort()  # waits for what is under way
         self.forget()
         for segment in self.segments:

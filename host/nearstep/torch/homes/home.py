@@ -142,12 +142,7 @@ class DeviceHome:
         return -(-elements // turn) * turn
 
     def share(self, block: Block, channel: int, number: int, states: Sequence[str]) -> Share:
-        """Memory of a channel's share of a block.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
-        """
+        """Memory of a channel's share of a block."""
         launch, segment = block.launch, block.launch.segment
         whole = block.start == launch.start and block.stop == launch.stop
         parts = launch.parts if whole else launch.cut(block.start, block.stop)
@@ -199,10 +194,6 @@ class DeviceHome:
         arrays : columns of the parameters.
         labels : what parameters are called in errors.
         narrow : there are arrays of 16 bits.
-
-        Raises
-        ------
-        MemoryTooSmallError, StorageError
         """
         if not parameters:
             return []

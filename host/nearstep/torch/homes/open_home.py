@@ -28,10 +28,6 @@ def open_home(
     table : whose settings have drives.
     title : what the optimizer is called on drives.
     groups : with all parameters.
-
-    Raises
-    ------
-    ResumeError, StorageError
     """
     device, settings, options = table.device, table.settings, table.settings.overflow
     assert options is not None, "there are drives"

@@ -52,10 +52,6 @@ class OpenStore:
     source : another that has the step to go on from, or None.
     replaces : whether the other is removed once the step has been copied.
     owns : it was opened here.
-
-    Raises
-    ------
-    ResumeError, StorageError
     """
 
     def __init__(
@@ -105,10 +101,6 @@ class OpenStore:
         Parameters
         ----------
         at : opens them; None: at the last generation.
-
-        Raises
-        ------
-        RanksDifferError, StorageError
         """
         store = at(self._options.generation)
         if self._is_agreed:
@@ -179,10 +171,6 @@ class OpenStore:
     def settle(self) -> None:
         """The optimizer has been made: what it was copied from is not needed any more, and of cards
         in the same directory removed.
-
-        Raises
-        ------
-        StorageError : it cannot be removed.
         """
         self._close_source()
         if self._left:
@@ -209,12 +197,7 @@ class OpenStore:
         return sum(0 if is_lazy(p) else convert.size(p) for p in self._parameters)
 
     def memory(self, moments: int) -> int:
-        """Bytes of memory that were asked for, where state has that many moments.
-
-        Raises
-        ------
-        BudgetFormatError
-        """
+        """Bytes of memory that were asked for, where state has that many moments."""
         assert self._options.memory is not None  # `Overflow.on`
         return budget_bytes(self._options.memory, 4 * (2 + moments) * self._elements, "memory")
 

@@ -67,12 +67,7 @@ class Slots:
         self._rooms: dict[tuple[int, int, str], Buffer] = {}
 
     def room(self, number: int, channel: int, array: str, count: int, dtype: np.dtype) -> Buffer:
-        """Memory for the first `count` elements of an array of a subgroup.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
-        """
+        """Memory for the first `count` elements of an array of a subgroup."""
         if (0, channel, array) not in self._rooms:
             for slot in range(self.count):
                 self._rooms[slot, channel, array] = self._device.alloc(
@@ -275,12 +270,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         self.prefetcher.discard_stale(self._first if reads_ahead else (), written=written)
 
     def close(self) -> None:
-        """Forget what actions refer to, and end loans, as after an error.
-
-        Raises
-        ------
-        DriveTimeoutError : a read that nobody needs goes on.
-        """
+        """Forget what actions refer to, and end loans, as after an error."""
         self.looked, self._first = [], []
         self._segments.clear()
         while self._lent:

@@ -53,10 +53,6 @@ class Prefetcher:
         """Begin to read what the step before has read first.
 
         Nobody else uses that memory until `discard_stale` or `cancel`.
-
-        Raises
-        ------
-        DriveTimeoutError : what was read before does not end.
         """
         self.cancel()
         self._begins = True
@@ -78,10 +74,6 @@ class Prefetcher:
         first : tensor, offset in bytes and memory of what it reads first, before anything is
             written there.
         written : something may have been written since `begin` that no generation has.
-
-        Raises
-        ------
-        DriveTimeoutError
         """
         places = [(_place(*each), each[2]) for each in first]
         wanted = {place for place, _ in places}
@@ -92,12 +84,7 @@ class Prefetcher:
             self.cancel()
 
     def load(self, key: str, offset: int, room: Buffer) -> Completion:
-        """Begin to read a tensor from byte `offset` on into a buffer, unless that has been done.
-
-        Raises
-        ------
-        StorageError, DeviceError : now, or from the completion.
-        """
+        """Begin to read a tensor from byte `offset` on into a buffer, unless that has been done."""
         place = _place(key, offset, room)
         begun = self._under_way.pop(place, None)
         return self._begin(place, room) if begun is None else begun

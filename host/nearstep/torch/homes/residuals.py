@@ -37,10 +37,6 @@ def write_residuals(
     Returns
     -------
     list[ParameterState] : states whose residual was written.
-
-    Raises
-    ------
-    StorageError
     """
     written = []
     for segment in segments:
@@ -64,12 +60,7 @@ def write_residuals(
 
 
 def read_residual(resident: DeviceParameter, state: ParameterState) -> None:
-    """Have the residual of a parameter as the drives have it.
-
-    Raises
-    ------
-    StorageError
-    """
+    """Have the residual of a parameter as the drives have it."""
     array = resident.extent.read(HELD_BACK)
     state.keep_residual(convert.to_tensor(array, resident.parameter))
     state.residual_saved()

@@ -30,12 +30,7 @@ class SavedArrays(ABC):
 
     @abstractmethod
     def read(self, key: str, array: str, start: int, out: NDArray[Any]) -> None:
-        """Copy elements of a parameter's array from `start` on to `out`, of shape (n,).
-
-        Raises
-        ------
-        StorageError
-        """
+        """Copy elements of a parameter's array from `start` on to `out`, of shape (n,)."""
 
 
 class StripedArrays(SavedArrays):

@@ -68,10 +68,6 @@ def pack(
     arithmetic : `digest` of what it computes.
     layout : as of `SavedStep`.
     save_residual : the drives have what error feedback held back.
-
-    Raises
-    ------
-    StateError : state is not on the device, or an option of a group is none that JSON has.
     """
     names = keys(groups)
     return {

@@ -214,10 +214,6 @@ class DriveSegment(Segment):
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
         """Add missing arrays, `besides` one, to the drives, with their values; in a step gradients
         are in memory already.
-
-        Raises
-        ------
-        StorageError
         """
         for name, value in arrays.items():
             passes = self.in_step and name in GRADIENTS
@@ -284,10 +280,6 @@ class StripedSegment(DriveSegment):
     def allocate(self, loaded: Sequence[str], made: Sequence[str]) -> None:
         """Allocate memory for arrays that are loaded whole, and for others, whose padding becomes
         zeros.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
         """
         values = dict.fromkeys(made, 0.0 if self.has_padding else None)
         self._allocate({**dict.fromkeys(loaded, None), **values})
