@@ -24,8 +24,8 @@ from nearstep.torch.dtensor import is_sharded, is_spread
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
 from nearstep.torch.homes.errors import MemoryTooSmallError
 from nearstep.torch.homes.opening import given_groups
-from nearstep.torch.loss_scaler import LossScaler
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.scaler import LossScaler
 from nearstep.torch.settings import OnDevice, scans
 from nearstep.updater.device import KernelDevice
 

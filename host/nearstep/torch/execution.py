@@ -17,11 +17,10 @@ from nearstep.backends.base import Completion
 from nearstep.buffer import Buffer
 from nearstep.placement import Arenas, Extent, Launch, Placement, Segment, padded
 from nearstep.run import Run
-from nearstep.torch.blocks import Block, Piece
 from nearstep.torch.clip_coefficient import gradient_factor, gradient_norm
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
-from nearstep.torch.exchange import Results, Sends
+from nearstep.torch.exchange import Block, Piece, Results, Sends
 from nearstep.torch.formats import gradient_array
 from nearstep.torch.homes.home import BUS, DeviceHome, Share, lane
 from nearstep.torch.pair_space import PairList, PairSpace

@@ -13,12 +13,12 @@ from nearstep.device import open_processor
 from nearstep.errors import ArgumentError
 from nearstep.torch.checks import label
 from nearstep.torch.flat_bucket import is_count
+from nearstep.torch.formats import Coded, decoded
 from nearstep.torch.homes.host import HostHome, HostUpdate
 from nearstep.torch.layout import Layout
-from nearstep.torch.quantized import Coded, decoded
 from nearstep.torch.rule import BoundRule, Phase
-from nearstep.torch.saved import SavedState
 from nearstep.torch.settings import Settings
+from nearstep.torch.state import SavedState
 from nearstep.torch.step import Scaling
 from nearstep.torch.table import Groups, States, StateTable
 from nearstep.torch.traffic import Traffic

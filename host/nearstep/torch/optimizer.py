@@ -21,22 +21,21 @@ from nearstep.storage.store import Store
 from nearstep.torch import options
 from nearstep.torch.checks import check_parameter, label
 from nearstep.torch.compression import Compressed
+from nearstep.torch.device_gradient import SparseGradient
 from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError, UnsupportedOptionError
 from nearstep.torch.execution import StepExecutor
 from nearstep.torch.homes.durable import DurableHome
+from nearstep.torch.homes.generation import digest
 from nearstep.torch.homes.open_home import open_home
 from nearstep.torch.homes.opening import given_groups
-from nearstep.torch.homes.saved_step import digest
 from nearstep.torch.host_table import HOST, HostTable, MakeHome
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.saved import SavedState, Verbatim, export
 from nearstep.torch.settings import OnDevice, Settings
 from nearstep.torch.shared_device import SharedDevice
-from nearstep.torch.sparse_gradient import SparseGradient
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import ParameterState, SavedState, Verbatim, export
 from nearstep.torch.step import Scaling
 from nearstep.torch.table import StateTable, labels_of
 from nearstep.torch.traffic import Traffic

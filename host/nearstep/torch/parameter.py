@@ -16,16 +16,22 @@ from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
-from nearstep.torch.device_gradient import DeviceGradient, Write, write_at_once
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient, Write, write_at_once
 from nearstep.torch.dtensor import local
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.exchange import SMALL_ELEMENTS, Results, Sending, Sends, Target, send_now
-from nearstep.torch.formats import Formats, copy_array, gradient_array
+from nearstep.torch.formats import (
+    Coded,
+    Formats,
+    copy_array,
+    decoded,
+    flat_arrays,
+    gradient_array,
+    tensors,
+)
 from nearstep.torch.homes.host_changes import Expected
 from nearstep.torch.layout import Layout
-from nearstep.torch.quantized import Coded, decoded, flat_arrays, tensors
 from nearstep.torch.select import flat, select_largest
-from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
 
@@ -167,7 +173,7 @@ class DeviceParameter:
         return {key: found.codes, scales: found.scales}
 
     def send(self, key: str, value: Tensor | Coded) -> None:
-        """Make `value` the moment `key`: if it is in 8 bits and the device keeps it so, as it is."""
+        """Make `value` the moment `key`; in 8 bits as it is, if the device keeps it so."""
         self._is_new = False
         name = self.layout.moments[key]
         self.extent.segment.reserve({name: 0.0})
@@ -250,7 +256,7 @@ class DeviceParameter:
         self._send_master(sends)
 
     def push_changes(self) -> None:
-        """Send the parameter now, if the host has changed it; the step that follows need not look."""
+        """Send the parameter now, if the host changed it; the step that follows need not look."""
         self._checked = False
         if not self.offloaded:
             self.check_size()

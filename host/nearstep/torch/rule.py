@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from nearstep.torch import options
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout
-from nearstep.torch.saved import count
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import ParameterState, count
 from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
 
 

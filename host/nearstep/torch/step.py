@@ -11,14 +11,12 @@ from torch import Tensor
 from nearstep.placement import Extent, Segment
 from nearstep.run import Run
 from nearstep.torch.compression import Compressed
-from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.exchange import Sends
 from nearstep.torch.flat_bucket import FlatBucket
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.saved import SavedState
-from nearstep.torch.sparse_gradient import SparseGradient
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import ParameterState, SavedState
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.rounding import Numbering

@@ -21,10 +21,9 @@ from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.pair_space import PairSpace
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.rule import BoundRule, Phase
-from nearstep.torch.saved import SavedState
 from nearstep.torch.settings import Settings, scans
 from nearstep.torch.shared_device import SharedDevice
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import ParameterState, SavedState
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.unclaimed import unclaimed
 from nearstep.updater.arguments import RuleArguments

@@ -15,19 +15,16 @@ from nearstep.placement import Extent
 from nearstep.run import Run
 from nearstep.torch import convert
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
-from nearstep.torch.compression import Compressed
-from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.compression import Compressed, ScratchPool
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.exchange import Sends
 from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, Member, ReadyBucket
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.rule import Phase
-from nearstep.torch.saved import SavedState
-from nearstep.torch.scratch import ScratchPool
 from nearstep.torch.settings import Settings
-from nearstep.torch.sparse_gradient import SparseGradient
-from nearstep.torch.state import RESIDUAL, ParameterState
+from nearstep.torch.state import RESIDUAL, ParameterState, SavedState
 from nearstep.torch.step import Arrays, Gradient, RunKey, Scaling, StepInputs, StepItem, StepPlan
 from nearstep.torch.table import Groups, States, StateTable
 from nearstep.updater.accelerated import AcceleratedRuns

@@ -19,7 +19,7 @@ from nearstep.deepspeed.config import LossScaling
 from nearstep.deepspeed.errors import ConfigError, UnknownKeyError
 from nearstep.storage.drive_errors import DirectIOError, StorageError
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
-from nearstep.torch.loss_scaler import LossScaleError, LossScaler
+from nearstep.torch.scaler import LossScaleError, LossScaler
 
 from .conftest import like_torch
 

@@ -18,15 +18,20 @@ from nearstep.torch import convert
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.formats import Formats
 from nearstep.torch.homes.errors import ResumeError
-from nearstep.torch.homes.held_store import HeldStore
+from nearstep.torch.homes.generation import (
+    SavedStep,
+    pack,
+    read_residual,
+    reshard,
+    saved_arrays,
+    unpack,
+    write_residuals,
+)
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.homes.host_changes import ChangedParameterError
 from nearstep.torch.homes.opening import OpenStore, keys
 from nearstep.torch.homes.ranks import Made
-from nearstep.torch.homes.residuals import read_residual, write_residuals
-from nearstep.torch.homes.saved_arrays import reshard, saved_arrays
-from nearstep.torch.homes.saved_step import SavedStep, pack, unpack
-from nearstep.torch.homes.segments import GRADIENTS, HELD_BACK, DriveSegment
+from nearstep.torch.homes.segments import GRADIENTS, HELD_BACK, DriveSegment, HeldStore
 from nearstep.torch.homes.sets import REPLACES
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, Savepoint

@@ -14,8 +14,7 @@ from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.buffer import Buffer
 from nearstep.placement import Arenas, Launch, Segment, padded
 from nearstep.torch import convert
-from nearstep.torch.blocks import Block, Piece, pieces
-from nearstep.torch.exchange import SMALL_ELEMENTS
+from nearstep.torch.exchange import SMALL_ELEMENTS, Block, Piece, pieces
 from nearstep.torch.formats import Formats
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.traffic import Traffic
