@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count, zip_longest
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Completion
@@ -25,7 +26,7 @@ from nearstep.torch.formats import gradient_array
 from nearstep.torch.homes.home import BUS, DeviceHome, Share, lane
 from nearstep.torch.pair_space import PairList, PairSpace
 from nearstep.torch.settings import Settings
-from nearstep.torch.step import RunKey, Scaling, Start, StepInputs, StepItem, starter
+from nearstep.torch.step import RunKey, Scaling, Start, StepInputs, StepItem
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.device import KernelDevice
@@ -100,31 +101,21 @@ class StepGraph:
 
     Parameters
     ----------
-    home : where the blocks are updated.
-    max_cycles : bound on each run.
-    sends : arrays that the step sends.
     lists : compressed gradients.
-    clock : of the device. None: a new one.
+    results : take what is fetched.
     """
 
     def __init__(
-        self,
-        home: DeviceHome,
-        device: KernelDevice,
-        traffic: Traffic,
-        max_cycles: int | None,
-        sends: Sends,
-        lists: Lists,
-        clock: Clock | None,
+        self, steps: StepExecutor, step: StepInputs, lists: Lists, results: Results
     ) -> None:
-        self._home = home
-        self._device = device
-        self._traffic = traffic
-        self._sends = sends
+        self._home = home = steps.home
+        self._device, self._traffic = steps._device, steps._traffic
+        self._step, self._sends, self._results = step, step.sends, results
         self._lists = lists
         self._lists_sent = False
-        self._accelerator = Accelerator(device, traffic, max_cycles)
-        self._clock = home.clock() if clock is None else clock
+        bound = steps._settings.max_cycles
+        self._accelerator = Accelerator(self._device, self._traffic, bound)
+        self._clock = home.clock() if steps.clock is None else steps.clock
         self._graph = Graph()
         home.open(self._graph)
         self._sent: list[Operation] = []
@@ -174,7 +165,7 @@ class StepGraph:
                 )
 
         self._take_turns(map(turn, range(self._device.channel_count)))
-        self.execute((), _no_turns)
+        self.execute((), lambda _: ())
         self._sends.sent()
         self._lists_sent = True
         found: dict[tuple[int, int], ScanRun] = {}
@@ -185,29 +176,14 @@ class StepGraph:
         self.count(begun)
         return [found[each] for each in sorted(found)]
 
-    def updates(
-        self,
-        work: Work,
-        states: Callable[[Launch], Sequence[str]],
-        start: Start,
-        factor: float,
-        begun: list[AcceleratedRuns],
-        results: Results | None,
-    ) -> Callable[[int], Iterable[Iterator[None]]]:
-        """What adds the operations of a piece: loads, sends, runs, stores and fetches.
-
-        Parameters
-        ----------
-        states : arrays of a launch that the home loads and stores.
-        factor : of the gradients.
-        begun : the runs of each channel are appended when they begin.
-        results : None: the results stay where they are.
-        """
+    def updates(self, work: Work, factor: float) -> Callable[[int], Iterable[Iterator[None]]]:
+        """What adds the operations of a piece: loads, sends, runs, stores and fetches; gradients
+        are multiplied by a factor."""
 
         def turn(number: int, channel: int, piece: Piece) -> Iterator[None]:
-            home, graph = self._home, self._graph
+            home, graph, step = self._home, self._graph, self._step
             shares = [
-                home.share(block, channel, number, states(block.launch))
+                home.share(block, channel, number, self._states(block.launch))
                 for block in piece
                 if block.has(channel)
             ]
@@ -219,7 +195,7 @@ class StepGraph:
                 home.load(graph, share, gradient=self._kept_gradient(share))
                 self._send(str(number), share)
             yield
-            parts = [self._run_parts(share, start, factor) for share in shares]
+            parts = [self._run_parts(share, factor) for share in shares]
             starts = [each for part in parts for each in part.starts]
             run = graph.add(
                 f"run {number}",
@@ -228,17 +204,17 @@ class StepGraph:
                 writes=[Range.of(each) for part in parts for each in part.writes],
                 after=() if home.overlaps else self._sent,
                 action=home.running(
-                    partial(self._accelerator.begin, channel, starts, begun), shares
+                    partial(self._accelerator.begin, channel, starts, step.begun), shares
                 ),
             )
             self._ran.append(run)
             for share in shares:
                 home.store(graph, share)
             yield
-            if results is not None and home.fetches_late:
-                self._late[channel] = partial(self._fetch, str(number), shares, results)
-            elif results is not None:
-                self._fetch(str(number), shares, results)
+            if home.fetches_late:
+                self._late[channel] = partial(self._fetch, str(number), shares)
+            else:
+                self._fetch(str(number), shares)
 
         def turns(number: int) -> Iterator[Iterator[None]]:
             for channel, own in enumerate(work):
@@ -257,6 +233,10 @@ class StepGraph:
         else:
             for _ in zip_longest(*turns):
                 pass
+
+    def _states(self, launch: Launch) -> Sequence[str]:
+        """Arrays of a launch that the home loads and stores."""
+        return self._home.states(self._step.arrays[cast(RunKey, launch.key).group])
 
     def _kept_gradient(self, share: Share) -> str | None:
         """Array of the gradient, if no list of pairs has it."""
@@ -279,7 +259,7 @@ class StepGraph:
         pairs = self._lists.get((block.launch, block.start, share.channel))
         if pairs is not None and not self._lists_sent:
             for room, listed in pairs.writes(lines=self._home.overlaps):
-                self._write(f"pairs {name}", share, room, partial(_given, listed))
+                self._write(f"pairs {name}", share, room, partial(np.asarray, listed))
 
     def _write(
         self, name: str, share: Share, room: Buffer, data: Callable[[], NDArray[Any]]
@@ -295,14 +275,14 @@ class StepGraph:
             )
         )
 
-    def _run_parts(self, share: Share, start: Start, factor: float) -> RunParts:
+    def _run_parts(self, share: Share, factor: float) -> RunParts:
         launch = share.block.launch
         numbering = launch.segment.numbering(share.block.start, share.channel)
         key, gradient = cast(RunKey, launch.key), self._gradient(share)
-        return run_parts(share.parts, key, start, factor, numbering, gradient)
+        return run_parts(share.parts, key, self._step.start, factor, numbering, gradient)
 
-    def _fetch(self, name: str, shares: Sequence[Share], results: Results) -> None:
-        home, order = self._home, count()
+    def _fetch(self, name: str, shares: Sequence[Share]) -> None:
+        home, results, order = self._home, self._results, count()
         for share in shares:
             array = cast(RunKey, share.block.launch.key).result
             if array not in share.rooms:
@@ -314,7 +294,7 @@ class StepGraph:
                 whole = results.is_whole(start, stop, extents)
                 # A result is stored, and freed, when all channels have sent their part of it.
                 priority = home.fetch_priority if home.overlaps else next(order)
-                read = partial(self._read, share, array, extents, results)
+                read = partial(self._read, share, array, extents)
                 self._graph.add(
                     f"fetch {array} {name}",
                     *home.holds(share.channel, *home.lanes(share.channel, down=False)),
@@ -330,12 +310,11 @@ class StepGraph:
         share: Share,
         array: str,
         extents: Sequence[Extent],
-        results: Results,
         start: int,
         stop: int,
     ) -> Completion:
         """Begin to fetch elements [start, stop) of a segment into the results."""
-        room = self._room(share, array, start, stop)
+        room, results = self._room(share, array, start, stop), self._results
         target = results.memory(start, stop, extents)
         if target is not None:
             done = partial(results.filled, start, stop, extents)
@@ -452,7 +431,7 @@ def run_parts(
     pairs = isinstance(gradient, Pairs)
     reads = [gradient.index, gradient.value] if isinstance(gradient, Pairs) else [gradient]
     writes = [each for each in part.values() if pairs or each is not gradient]
-    begin = starter(start, {**part, "g": gradient}, key, factor, numbering)
+    begin = start({**part, "g": gradient}, key, factor, numbering)
     return RunParts(reads, writes, [begin] * key.times)
 
 
@@ -467,14 +446,6 @@ def kernel_cycles(timeline: Timeline, channels: int) -> int:
 
 def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDArray[Any]:
     return data(channel)[:count]
-
-
-def _given(data: NDArray[Any]) -> NDArray[Any]:
-    return data
-
-
-def _no_turns(_: int) -> Iterable[Iterator[None]]:
-    return ()
 
 
 class StepExecutor:
@@ -532,22 +503,19 @@ class StepExecutor:
         # A norm is summed in the order of the pairs, which pieces would change.
         work = home.pieces(launches, whole=compresses and looks)
         lists = self._lists(work, items) if compresses else {}
-        results = self._results(items) if step.fetches else None
-        bound, clock = settings.max_cycles, self.clock
-        graph = StepGraph(home, self._device, self._traffic, bound, step.sends, lists, clock)
+        targets = {
+            extent: item.resident.target(direct=home.direct, fingerprints=home.fingerprints)
+            for extent, item in items.items()
+            if item.resident.is_fetched
+        }
+        results = Results(targets)
+        graph = StepGraph(self, step, lists, results)
         try:
             with self._device.reserved():
                 factor = self._factor(graph.scan(launches) if looks else (), step.scaling)
                 if factor is None:
                     return None
-                turns = graph.updates(
-                    work,
-                    lambda launch: home.states(step.arrays[cast(RunKey, launch.key).group]),
-                    step.start,
-                    factor,
-                    step.begun,
-                    results,
-                )
+                turns = graph.updates(work, factor)
                 graph.execute(range(max(map(len, work), default=0)), turns)
         finally:
             self.timeline = graph.timeline
@@ -555,22 +523,12 @@ class StepExecutor:
         step.sends.sent()
         graph.count(step.begun)
         self._traffic.launches += sum(len(each.runs) for each in step.begun)
-        return results or Results({})
+        return results
 
     def _launches(self, items: Mapping[Extent, StepItem]) -> list[Launch]:
         """Items as runs."""
         keyed = ((extent, item.key) for extent, item in items.items())
         return list(self._placement.launches(keyed))
-
-    def _results(self, items: Mapping[Extent, StepItem]) -> Results:
-        home = self.home
-        wanted = {e: i.resident for e, i in items.items() if i.resident.is_fetched}
-        return Results(
-            {
-                extent: resident.target(direct=home.direct, fingerprints=home.fingerprints)
-                for extent, resident in wanted.items()
-            }
-        )
 
     def _lists(self, work: Work, items: Mapping[Extent, StepItem]) -> Lists:
         """Compressed gradients of each run, counted as sent."""

@@ -16,7 +16,7 @@ from nearstep.blockwise import BlockLayout, Blockwise
 from nearstep.placement import LINE_ELEMENTS
 from nearstep.torch import convert
 from nearstep.torch.dtensor import is_spread, spreading
-from nearstep.torch.errors import ParameterError, StateError
+from nearstep.torch.errors import ParameterError
 from nearstep.updater.formats import DTYPES
 from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.updater.config import UpdateKernelConfig
@@ -58,40 +58,6 @@ def tensors(found: Blockwise, parameter: Tensor) -> Coded:
     """Flat arrays as tensors, where the parameter is."""
     scales = torch.from_numpy(found.scales).to(parameter.device)
     return Coded(convert.to_tensor(found.codes, parameter), scales)
-
-
-def check_codes(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
-    """`value` as codes of a parameter's moment: uint8, of its shape.
-
-    Raises
-    ------
-    StateError
-    """
-    if not isinstance(value, Tensor) or value.dtype != torch.uint8:
-        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise StateError(label, f"have a tensor of torch.uint8 as {key!r}", found)
-    return _checked(label, key, value, tuple(parameter.shape))
-
-
-def check_scales(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
-    """`value` as scales of such: float32, one for each 256 elements.
-
-    Raises
-    ------
-    StateError
-    """
-    if not isinstance(value, Tensor) or value.dtype != torch.float32:
-        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise StateError(label, f"have a tensor of torch.float32 as {key!r}", found)
-    return _checked(label, key, value, (blockwise.groups(convert.size(parameter)),))
-
-
-def _checked(label: str, key: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if value.layout is not torch.strided or value.device.type == "meta":
-        raise StateError(label, f"have a dense tensor with data as {key!r}", value.layout)
-    if tuple(value.shape) != shape:
-        raise StateError(label, f"have {key!r} of shape {shape}", tuple(value.shape))
-    return value.detach().cpu()
 
 
 @dataclass(frozen=True)

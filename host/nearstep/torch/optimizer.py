@@ -460,10 +460,6 @@ class DeviceOptimizer(Optimizer):
             self._durable.check_whole(self.table)
         self.table.check_whole(action)
 
-    def labels(self) -> dict[Tensor, str]:
-        """What parameters are called in errors."""
-        return labels_of(self.param_groups)
-
     def resident(self, parameter: Tensor) -> DeviceParameter:
         """Return the parameter on the device; allocate its extent if needed: that of its state, or,
         of one that has none, an extent alone.

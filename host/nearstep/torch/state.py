@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,47 +14,19 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from nearstep.torch import options
+from nearstep import blockwise
+from nearstep.torch import convert, options
 from nearstep.torch.convert import fingerprint
 from nearstep.torch.dtensor import spread_alike, spreading
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError
-from nearstep.torch.formats import Coded, check_codes, check_scales, encoded
+from nearstep.torch.formats import Coded, encoded
 from nearstep.torch.layout import Layout, scales_of
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.updater.checks import STEPS
 
 RESIDUAL = "residual"
 """Key of what compression has not sent so far. torch has no such key and ignores it."""
-
-
-class MomentStore(Protocol):
-    """Where the moments of one parameter are kept."""
-
-    @property
-    def layout(self) -> Layout:
-        """Which moments there are."""
-
-    @property
-    def label(self) -> str:
-        """What the parameter is called in errors."""
-
-    @property
-    def parameter(self) -> Tensor:
-        """The parameter on the host."""
-
-    @property
-    def keeps_master(self) -> bool:
-        """Whether the fp32 master has bits that the parameter has not."""
-
-    def fetch(self, key: str) -> Mapping[str, Tensor]:
-        """A moment as a new tensor of the parameter's shape; in 8 bits its codes, and its scales
-        under their key."""
-
-    def fetch_master(self) -> Tensor:
-        """The master as a new fp32 tensor of the parameter's shape."""
-
-    def send(self, key: str, value: Tensor | Coded) -> None:
-        """Make `value` the moment `key`."""
 
 
 class _OnDevice:
@@ -89,13 +61,13 @@ class ParameterState(dict[str, Any]):
 
     def __init__(self, *values: Any, **more: Any) -> None:
         super().__init__(*values, **more)
-        self._store: MomentStore | None = None
+        self._store: DeviceParameter | None = None
         self._fetched: dict[str, int] = {}
         self._residual_is_saved = False
         self._residual_is_shown = True
 
     @classmethod
-    def of(cls, store: MomentStore, step: Tensor | None, held: Iterable[str]) -> Self:
+    def of(cls, store: DeviceParameter, step: Tensor | None, held: Iterable[str]) -> Self:
         """State of a parameter whose moments are on a device.
 
         Parameters
@@ -109,7 +81,7 @@ class ParameterState(dict[str, Any]):
         return state
 
     @property
-    def store(self) -> MomentStore | None:
+    def store(self) -> DeviceParameter | None:
         """Where the moments are kept; None of a state that is on no device."""
         return self._store
 
@@ -231,7 +203,7 @@ class ParameterState(dict[str, Any]):
         return self._placed.layout.moment_of.get(key, key)
 
     @property
-    def _placed(self) -> MomentStore:
+    def _placed(self) -> DeviceParameter:
         assert self._store is not None, "what is on a device was made by of()"
         return self._store
 
@@ -266,12 +238,12 @@ class ParameterState(dict[str, Any]):
                 value = check_scales(store.label, store.parameter, key, value)
                 self._fetched.pop(key, None)
             elif key == RESIDUAL:
-                value = check_residual(store.label, store.parameter, value)
+                value = check_moment(store.label, store.parameter, key, value, torch.float32)
         if key == RESIDUAL:
             self._residual_is_shown = True
         super().__setitem__(key, value)
 
-    def _codes_of(self, store: MomentStore, key: str, value: object) -> Tensor:
+    def _codes_of(self, store: DeviceParameter, key: str, value: object) -> Tensor:
         """`value` as codes of a moment in 8 bits; if it is of floating point, its scales are
         there then."""
         layout, parameter = store.layout, store.parameter
@@ -281,17 +253,15 @@ class ParameterState(dict[str, Any]):
             value, scales = encoded(wide, layout.coded[key])
             self._fetched.pop(layout.scales[key], None)
             super().__setitem__(layout.scales[key], scales)
-        return check_codes(store.label, parameter, key, value)
+        return check_moment(store.label, parameter, key, value, torch.uint8)
 
     def __iter__(self) -> Iterator[str]:
         # Defined so that dict(state) and {**state} go through __getitem__.
         return super().__iter__()
 
-    def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    get = MutableMapping.get  # type: ignore[assignment]
+    pop = MutableMapping.pop
+    update = MutableMapping.update
 
     def items(self) -> Any:
         return self.copy().items()
@@ -301,13 +271,6 @@ class ParameterState(dict[str, Any]):
 
     def copy(self) -> dict[str, Any]:
         return {key: self[key] for key in self}
-
-    def pop(self, key: str, *default: Any) -> Any:
-        if key not in self and default:
-            return default[0]
-        value = self[key]
-        del self[key]
-        return value
 
     def popitem(self) -> tuple[str, Any]:
         if not self:
@@ -319,10 +282,6 @@ class ParameterState(dict[str, Any]):
         if key not in self:
             self[key] = default
         return self[key]
-
-    def update(self, *others: Any, **more: Any) -> None:
-        for key, value in dict(*others, **more).items():
-            self[key] = value
 
     def __or__(self, other: Any) -> Any:
         return self.copy() | other
@@ -409,43 +368,45 @@ class Savepoint(NamedTuple):
             self.values["step"].copy_(self.step)
 
 
-def check_moment(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
-    """`value` as a moment of a parameter: a floating-point tensor of its shape on the host, and
-    spread over processes as it is.
+def check_moment(
+    label: str,
+    parameter: Tensor,
+    key: str,
+    value: object,
+    dtype: torch.dtype | None = None,
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """`value` as a moment of a parameter, detached and on the host; a residual where it is.
+
+    Parameters
+    ----------
+    dtype : None: any of floating point.
+    shape : None: as the parameter has it, spread over processes as it is.
 
     Raises
     ------
     StateError
     """
-    found = _checked(label, parameter, key, value)
-    return found if found.device.type == "cpu" else found.cpu()
-
-
-def _checked(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
-    """The same, where it is."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise StateError(label, f"have a floating-point tensor as {key!r}", type(value).__name__)
-    if value.is_sparse or value.device.type == "meta":
+    kind = "floating-point tensor" if dtype is None else f"tensor of {dtype}"
+    if not isinstance(value, Tensor):
+        raise StateError(label, f"have a {kind} as {key!r}", type(value).__name__)
+    if value.dtype != dtype if dtype is not None else not value.is_floating_point():
+        raise StateError(label, f"have a {kind} as {key!r}", value.dtype)
+    if value.layout is not torch.strided or value.device.type == "meta":
         raise StateError(label, f"have a dense tensor with data as {key!r}", value.layout)
-    if value.shape != parameter.shape:
-        shape = tuple(parameter.shape)
-        raise StateError(label, f"have {key!r} of shape {shape}", tuple(value.shape))
-    if not spread_alike(value, parameter):
+    if tuple(value.shape) != tuple(parameter.shape if shape is None else shape):
+        expected = f"have {key!r} of shape {tuple(parameter.shape if shape is None else shape)}"
+        raise StateError(label, expected, tuple(value.shape))
+    if shape is None and not spread_alike(value, parameter):
         raise StateError(label, f"have {key!r} {spreading(parameter)}", spreading(value))
-    return value.detach()
+    found = value.detach()
+    return found if key == RESIDUAL or found.device.type == "cpu" else found.cpu()
 
 
-def check_residual(label: str, parameter: Tensor, value: object) -> Tensor:
-    """`value` as the residual of a parameter: like a moment, of fp32, and where it is.
-
-    Raises
-    ------
-    StateError
-    """
-    residual = _checked(label, parameter, RESIDUAL, value)
-    if residual.dtype != torch.float32:
-        raise StateError(label, f"have {RESIDUAL!r} of torch.float32", residual.dtype)
-    return residual
+def check_scales(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
+    """`value` as scales of a parameter's moment in 8 bits: float32, one for each 256 elements."""
+    shape = (blockwise.groups(convert.size(parameter)),)
+    return check_moment(label, parameter, key, value, torch.float32, shape)
 
 
 MASTER = "master_param"
@@ -509,7 +470,8 @@ class SavedState:
         if master is not None:
             master = check_moment(label, parameter, MASTER, master)
         if RESIDUAL in values:
-            values[RESIDUAL] = check_residual(label, parameter, values[RESIDUAL]).clone()
+            found = check_moment(label, parameter, RESIDUAL, values[RESIDUAL], torch.float32)
+            values[RESIDUAL] = found.clone()
         return cls(step=step, moments=moments, master=master, others=values)
 
 
@@ -526,7 +488,7 @@ def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> 
             found = sorted({key, *values})
             raise StateError(label, f"have {scales!r} with {key!r} of torch.uint8", found)
         return check_moment(label, parameter, key, value)
-    codes = check_codes(label, parameter, key, value)
+    codes = check_moment(label, parameter, key, value, torch.uint8)
     return Coded(codes, check_scales(label, parameter, scales, values.pop(scales)))
 
 

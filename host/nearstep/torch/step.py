@@ -147,8 +147,9 @@ class StepPlan:
         return needed
 
 
-Start = Callable[[Arrays, RunKey, Mapping[str, Any], Numbering], Callable[[], Run]]
-"""Returns what starts the rule of a group on arrays whose elements have these indices."""
+Start = Callable[[Arrays, RunKey, float, Numbering], Callable[[], Run]]
+"""Returns what starts the rule of a group on the arrays of one run, whose elements have these
+indices, and which multiplies its gradients by a factor."""
 
 
 class StepInputs(NamedTuple):
@@ -170,18 +171,3 @@ class StepInputs(NamedTuple):
     start: Start
     begun: list[AcceleratedRuns]
     fetches: bool
-
-
-def starter(
-    start: Start, arrays: Arrays, key: RunKey, factor: float, numbering: Numbering
-) -> Callable[[], Run]:
-    """What starts the rule on the arrays of one run, whose elements have these indices, and which
-    multiplies its gradients by `factor`."""
-    options: dict[str, Any] = {
-        "gradient_format": key.gradient_format,
-        "gradient_scale": -factor if key.negate else factor,
-    }
-    if key.copy_format is not None:
-        options["copy_out"] = arrays[copy_array(key.copy_format)]
-        options["copy_out_format"] = key.copy_format
-    return start(arrays, key, options, numbering)

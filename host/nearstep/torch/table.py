@@ -94,7 +94,7 @@ class StateTable:
         self.traffic = Traffic()
         self.parameters: dict[Tensor, DeviceParameter] = {}
         self.interrupted: str | None = None
-        self.use(DeviceHome(self.device))
+        self.use(DeviceHome(self.device, self.formats, self.traffic))
 
     @property
     def device(self) -> KernelDevice:
@@ -206,9 +206,9 @@ class StateTable:
             if copied is not None:
                 arrays[copy_array(copied)] = 0.0
         new = self._adopt(owner, new, labels, arrays, narrow=narrow)
-        for segment, unit in self.home.segments_of(
-            formats, self.traffic, groups, new, arrays, labels, narrow=narrow
-        ):
+        if not new:
+            return
+        for segment, unit in self.home.segments_of(groups, new, arrays, labels, narrow=narrow):
             counts = [convert.size(p) for p in unit]
             extents = self.placement.place_in(segment, counts, self.home.kept(arrays))
             self._reserve_pairs(extents)

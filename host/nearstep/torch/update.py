@@ -23,13 +23,11 @@ from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, Member, ReadyBuc
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.rule import Phase
-from nearstep.torch.settings import Settings
 from nearstep.torch.state import RESIDUAL, ParameterState, SavedState
 from nearstep.torch.step import Arrays, Gradient, RunKey, Scaling, StepInputs, StepItem, StepPlan
 from nearstep.torch.table import Groups, States, StateTable
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
-from nearstep.updater.device import KernelDevice
 from nearstep.updater.rounding import Numbering
 
 
@@ -170,7 +168,7 @@ class Stepper:
         """Send, run and take the results of a plan; False if the step is to be skipped."""
         table, items, begun = self._table, plan.items, list[AcceleratedRuns]()
 
-        start = partial(_start, table.device, table.settings, plan.arguments)
+        start = partial(_start, table, plan.arguments)
         try:
             sends, ready = table.executor.sends(), dict[Extent, StepItem]()
             for item in items:
@@ -349,19 +347,25 @@ class Stepper:
 
 
 def _start(
-    device: KernelDevice,
-    settings: Settings,
+    table: StateTable,
     arguments: Mapping[tuple[int, Phase], RuleArguments],
     arrays: Arrays,
     key: RunKey,
-    options: Mapping[str, Any],
+    factor: float,
     numbering: Numbering,
 ) -> Callable[[], Run]:
-    """What starts the rule of a group on arrays whose elements have these indices."""
+    """As of `Start`."""
     found = arguments[key.group, key.phase]
     wanted = {name: arrays[name] for name in found.form.rule.arrays_in}
-    rounding = settings.rounding_of(numbering)
-    return partial(device.run_rule, found, wanted, **options, rounding=rounding)
+    options: dict[str, Any] = {
+        "gradient_format": key.gradient_format,
+        "gradient_scale": -factor if key.negate else factor,
+        "rounding": table.settings.rounding_of(numbering),
+    }
+    if key.copy_format is not None:
+        options["copy_out"] = arrays[copy_array(key.copy_format)]
+        options["copy_out_format"] = key.copy_format
+    return partial(table.device.run_rule, found, wanted, **options)
 
 
 def _others(count: int, buckets: Sequence[FlatBucket]) -> Sequence[int]:

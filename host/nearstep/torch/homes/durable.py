@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,14 +16,14 @@ from nearstep.storage.drive_errors import DriveTimeoutError, StorageError, Uncer
 from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.device_gradient import DeviceGradient
-from nearstep.torch.formats import Formats
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.homes.generation import (
-    SavedStep,
+    Owner,
+    SavedArrays,
+    StepState,
     pack,
     read_residual,
     reshard,
-    saved_arrays,
     unpack,
     write_residuals,
 )
@@ -36,35 +36,9 @@ from nearstep.torch.homes.sets import REPLACES
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, Savepoint
 from nearstep.torch.step import StepPlan
-from nearstep.torch.table import StateTable
-from nearstep.torch.traffic import Traffic
-from nearstep.updater.device import KernelDevice
+from nearstep.torch.table import StateTable, labels_of
 
 AnySegment = TypeVar("AnySegment", bound=DriveSegment)
-
-
-class Owner(Protocol):
-    """The optimizer whose columns a home keeps.
-
-    Attributes
-    ----------
-    state, param_groups : as of `torch.optim.Optimizer`.
-    """
-
-    table: StateTable
-    state: Any
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def title(self) -> str:
-        """What the optimizer is called on drives."""
-
-    @property
-    def computes(self) -> str:
-        """What a generation says of the arithmetic."""
-
-    def labels(self) -> Mapping[Tensor, str]:
-        """What parameters are called in errors."""
 
 
 class HostSavepoint:
@@ -138,8 +112,10 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     is_durable = moves = True
     recovers = False
 
-    def __init__(self, device: KernelDevice, opened: OpenStore) -> None:
-        super().__init__(device)
+    kind: type[AnySegment]
+
+    def __init__(self, table: StateTable, opened: OpenStore) -> None:
+        super().__init__(table.device, table.formats, table.traffic)
         self.drives = HeldStore(opened.store, owns=opened.owns)
         self.segments: list[AnySegment] = []
         self._source = opened.source
@@ -154,17 +130,6 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     @abstractmethod
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         """Parameters, each with those that share a segment with it."""
-
-    @abstractmethod
-    def segment(
-        self,
-        formats: Formats,
-        traffic: Traffic,
-        counts: Sequence[int],
-        line: int,
-        keys: Sequence[str],
-    ) -> AnySegment:
-        """A segment for parameters of so many elements, whose names on drives are `keys`."""
 
     def check_room(self, segment: AnySegment, arrays: Sequence[str], label: str) -> None:
         """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together."""
@@ -206,8 +171,6 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     def segments_of(
         self,
-        formats: Formats,
-        traffic: Traffic,
         groups: Sequence[Mapping[str, Any]],
         parameters: Sequence[Tensor],
         arrays: Mapping[str, float],
@@ -215,11 +178,19 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         *,
         narrow: bool,
     ) -> Sequence[tuple[Segment, Sequence[Tensor]]]:
-        names, line = keys(groups), formats.line(narrow=narrow)
-        made = []
+        names, line = keys(groups), self._formats.line(narrow=narrow)
+        made: list[tuple[Segment, Sequence[Tensor]]] = []
         for unit in self.units(parameters):
-            counts = [convert.size(p) for p in unit]
-            segment = self.segment(formats, traffic, counts, line, [names[p] for p in unit])
+            segment = self.kind(
+                self._device,
+                [convert.size(p) for p in unit],
+                line,
+                self._formats.dtypes,
+                self.drives,
+                self._traffic,
+                [names[p] for p in unit],
+                len(self.segments) + len(made),
+            )
             self.check_room(segment, list(arrays), labels[unit[0]])
             made.append((segment, unit))
         return made
@@ -229,7 +200,6 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     def add(self, segment: Segment, parameters: Sequence[DeviceParameter]) -> None:
         assert isinstance(segment, DriveSegment), "made by `segment`"
-        segment.unit = len(self.segments)
         segment.parameters = list(parameters)
         self.segments.append(segment)  # type: ignore[arg-type]
 
@@ -440,20 +410,8 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             segment.remove(name)
 
     def _commit(self, owner: Owner, made: Made, **more: str) -> None:
-        table, groups, saves = (
-            owner.table,
-            owner.param_groups,
-            owner.table.settings.save_residual,
-        )
-        kept = pack(
-            owner.title,
-            groups,
-            owner.state,
-            table.parameters,
-            owner.computes,
-            self.layout(keys(groups)),
-            save_residual=saves,
-        )
+        kept = pack(owner, self.layout(keys(owner.param_groups)))
+        saves = owner.table.settings.save_residual
         written = write_residuals(self.segments, owner.state, save=saves)
         self.commit({**kept, "made": made, **more})
         for state in written:
@@ -463,20 +421,20 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         """Load parameters, state and options as the drives have them."""
         table, groups, settings = owner.table, owner.param_groups, owner.table.settings
         source = self.drives.store if self._source is None else self._source
-        saved = unpack(source.meta, owner.title, groups, owner.computes)
-        left_out = any(each.residual is None for each in saved.states.values())
+        saved, states = unpack(source.meta, owner)
+        left_out = any(each.residual is None for each in states.values())
         if left_out and settings.has_residual and settings.save_residual:
             expected = "what error feedback held back"
             actual = "a step that left it out: resume with save_residual=False, or without "
             raise ResumeError(expected, f"{actual}error_feedback, and begin with nothing held back")
-        carried = self._reshard(owner, source, saved)
-        for group, options in zip(groups, saved.groups, strict=True):
+        carried = self._reshard(owner, source, states)
+        for group, options in zip(groups, saved, strict=True):
             group.update(options)
             table.rule.complete(group)
             table.check_group(group)
         owner.state.clear()
         for parameter, resident in table.parameters.items():
-            found = saved.states.get(parameter)
+            found = states.get(parameter)
             resident.resume()
             if found is not None:
                 arrays = {table.layout.moments[key]: 0.0 for key in found.moments}
@@ -492,15 +450,15 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             more = {REPLACES: replaced} if self._replaces else {}
             self._commit(owner, _made(source), **more)
 
-    def _reshard(self, owner: Owner, source: Store, saved: SavedStep) -> bool:
+    def _reshard(self, owner: Owner, source: Store, states: Mapping[Tensor, StepState]) -> bool:
         """Copy arrays from other drives, or to another layout; whether there are any."""
         table, names = owner.table, keys(owner.param_groups)
-        if source is self.drives.store and saved.layout == self.layout(names):
+        if source is self.drives.store and source.meta.get("layout") == self.layout(names):
             return False
-        arrays = saved_arrays(source.at(source.generation))
+        arrays = SavedArrays(source.at(source.generation))
         for parameter, name in names.items():
             if parameter not in table.parameters and arrays.has(name, "p"):
-                label = owner.labels()[parameter]
+                label = labels_of(owner.param_groups)[parameter]
                 expected = f"nothing of {label}, which requires no gradient"
                 raise ResumeError(expected, "a step of it")
         if source is self.drives.store:
@@ -509,7 +467,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             for segment in self.segments:
                 segment.find()
         for parameter, resident in table.parameters.items():
-            found = saved.states.get(parameter)
+            found = states.get(parameter)
             moments = () if found is None else found.moments
             wanted = ["p", *(table.layout.moments[key] for key in moments)]
             if found is not None and found.residual:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +23,26 @@ from nearstep.torch.homes.opening import describe, keys
 from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, count
+from nearstep.torch.table import StateTable
 from nearstep_spec.rule.optimizer import Optimizer
 
 VERSION = 1
+
+
+class Owner(Protocol):
+    """The optimizer whose columns a home keeps."""
+
+    table: StateTable
+    state: Any
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def title(self) -> str:
+        """What the optimizer is called on drives."""
+
+    @property
+    def computes(self) -> str:
+        """What a generation says of the arithmetic: of `digest`."""
 
 
 class StepState(NamedTuple):
@@ -45,70 +61,44 @@ class StepState(NamedTuple):
     residual: bool | None = False
 
 
-class SavedStep(NamedTuple):
-    """What `pack` was given.
-
-    Attributes
-    ----------
-    groups : options of each.
-    layout : where the arrays lie: of `nearstep.torch.homes.durable.DurableHome`.
-    """
-
-    groups: Sequence[dict[str, Any]]
-    states: Mapping[Tensor, StepState]
-    layout: Mapping[str, Any] | None
-
-
-def pack(
-    title: str,
-    groups: Sequence[Mapping[str, Any]],
-    states: Mapping[Tensor, Any],
-    placed: Container[Tensor],
-    arithmetic: str,
-    layout: Mapping[str, Any] | None,
-    *,
-    save_residual: bool,
-) -> dict[str, Any]:
+def pack(owner: Owner, layout: Mapping[str, Any] | None) -> dict[str, Any]:
     """Meta data of a generation.
 
     Parameters
     ----------
-    title, groups, states, placed : of the optimizer: its name, groups, `state`, and the parameters
-        that have a place.
-    arithmetic : `digest` of what it computes.
-    layout : as of `SavedStep`.
-    save_residual : the drives have what error feedback held back.
+    layout : where the arrays are kept: of `nearstep.torch.homes.durable.DurableHome`.
     """
-    names = keys(groups)
+    groups, names = owner.param_groups, keys(owner.param_groups)
+    saves = owner.table.settings.save_residual
     return {
         "version": VERSION,
-        "owner": _owner(title, groups),
-        "rule": arithmetic,
+        "owner": _name(owner),
+        "rule": owner.computes,
         "layout": layout,
         "groups": [_options(group, index) for index, group in enumerate(groups)],
         "states": {
-            names[p]: _state(names[p], state, save_residual=save_residual)
-            for p, state in states.items()
-            if p in placed and isinstance(state, ParameterState)
+            names[p]: _state(names[p], state, save_residual=saves)
+            for p, state in owner.state.items()
+            if p in owner.table.parameters and isinstance(state, ParameterState)
         },
     }
 
 
 def unpack(
-    meta: Mapping[str, Any], title: str, groups: Sequence[Mapping[str, Any]], arithmetic: str
-) -> SavedStep:
-    """What a generation says.
+    meta: Mapping[str, Any], owner: Owner
+) -> tuple[Sequence[dict[str, Any]], Mapping[Tensor, StepState]]:
+    """Options of each group, and states, of a generation.
 
     Raises
     ------
     ResumeError : it is of no optimizer, or of another one, or of one that computed something else.
     """
-    owner = _owner(title, groups)
-    if meta.get("version") != VERSION or meta.get("owner") != owner:
-        raise ResumeError(f"a step of {owner}", str(meta.get("owner")))
+    groups, named = owner.param_groups, _name(owner)
+    if meta.get("version") != VERSION or meta.get("owner") != named:
+        raise ResumeError(f"a step of {named}", str(meta.get("owner")))
     found = meta.get("rule")
-    if found != arithmetic:
-        expected = f"a step of {title} that computes {arithmetic}"
+    if found != owner.computes:
+        expected = f"a step of {owner.title} that computes {owner.computes}"
         raise ResumeError(expected, f"{found}: it was changed")
     if len(meta["groups"]) != len(groups):
         raise ResumeError(f"{len(groups)} groups", str(len(meta["groups"])))
@@ -117,8 +107,7 @@ def unpack(
         for p, name in keys(groups).items()
         if name in meta["states"]
     }
-    options = [_unlisted(each) for each in meta["groups"]]
-    return SavedStep(options, states, meta.get("layout"))
+    return [_unlisted(each) for each in meta["groups"]], states
 
 
 def digest(rule: Optimizer, source: str) -> str:
@@ -133,8 +122,8 @@ def digest(rule: Optimizer, source: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _owner(title: str, groups: Iterable[Mapping[str, Any]]) -> str:
-    return describe(title, [group["params"] for group in groups])
+def _name(owner: Owner) -> str:
+    return describe(owner.title, [group["params"] for group in owner.param_groups])
 
 
 def _state(name: str, state: ParameterState, *, save_residual: bool) -> dict[str, Any]:
@@ -171,54 +160,31 @@ CARRIED_ELEMENTS = 1 << 20
 """Elements that are copied at once."""
 
 
-class SavedArrays(ABC):
-    """Arrays of parameters of one generation."""
+class SavedArrays:
+    """Arrays of parameters of one generation: of each a tensor, striped over the drives of the
+    host; or, of cards, of each segment a tensor on each drive."""
 
     def __init__(self, view: GenerationView) -> None:
-        self._view = view
-
-    @abstractmethod
-    def has(self, key: str, array: str) -> bool:
-        """Whether there is this array of the parameter of this name."""
-
-    @abstractmethod
-    def read(self, key: str, array: str, start: int, out: NDArray[Any]) -> None:
-        """Copy elements of a parameter's array from `start` on to `out`, of shape (n,)."""
-
-
-class StripedArrays(SavedArrays):
-    """Of each parameter a tensor, striped over the drives of the host."""
-
-    def has(self, key: str, array: str) -> bool:
-        return f"{key}.{array}" in self._view.tensors
-
-    def read(self, key: str, array: str, start: int, out: NDArray[Any]) -> None:
-        self._view.read(f"{key}.{array}", out, start * out.itemsize)
-
-
-class ShardedArrays(SavedArrays):
-    """Of each flat array a tensor on the drive of each card.
-
-    Parameters
-    ----------
-    layout : as of `nearstep.torch.homes.peer.PeerHome.layout`.
-    """
-
-    def __init__(self, view: GenerationView, layout: Mapping[str, Any]) -> None:
-        super().__init__(view)
-        self._stripes = Stripes(layout["block"], layout["cards"])
-        self._places = {
+        self._view, layout = view, view.meta.get("layout")
+        self._stripes = None if layout is None else Stripes(layout["block"], layout["cards"])
+        self._places: Mapping[str, tuple[int, int]] = {
             key: (number, start)
-            for number, segment in enumerate(layout["segments"])
+            for number, segment in enumerate(() if layout is None else layout["segments"])
             for key, (start, _) in segment.items()
         }
 
     def has(self, key: str, array: str) -> bool:
-        if key not in self._places:
-            return False
-        return f"{self._places[key][0]}.{array}@0" in self._view.tensors
+        """Whether there is this array of the parameter of this name."""
+        name = f"{key}.{array}"
+        if self._stripes is not None:
+            name = f"{self._places[key][0]}.{array}@0" if key in self._places else ""
+        return name in self._view.tensors
 
     def read(self, key: str, array: str, start: int, out: NDArray[Any]) -> None:
+        """Copy elements of a parameter's array from `start` on to `out`, of shape (n,)."""
+        if self._stripes is None:
+            self._view.read(f"{key}.{array}", out, start * out.itemsize)
+            return
         number, at = self._places[key]
         low = at + start
         for channel in range(self._stripes.channels):
@@ -227,12 +193,6 @@ class ShardedArrays(SavedArrays):
                 part = np.empty(last - first, out.dtype)
                 self._view.read(f"{number}.{array}@{channel}", part, first * out.itemsize)
                 self._stripes.scatter(part, out, low, channel)
-
-
-def saved_arrays(view: GenerationView) -> SavedArrays:
-    """What a generation has."""
-    layout = view.meta.get("layout")
-    return StripedArrays(view) if layout is None else ShardedArrays(view, layout)
 
 
 def reshard(saved: SavedArrays, key: str, resident: DeviceParameter, arrays: Iterable[str]) -> None:

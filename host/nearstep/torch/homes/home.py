@@ -100,8 +100,17 @@ class DeviceHome:
     ahead: int | None = None
     looked: Sequence[Operation] = ()
 
-    def __init__(self, device: KernelDevice, *, overlaps: bool | None = None) -> None:
+    def __init__(
+        self,
+        device: KernelDevice,
+        formats: Formats,
+        traffic: Traffic,
+        *,
+        overlaps: bool | None = None,
+    ) -> None:
         self._device = device
+        self._formats = formats
+        self._traffic = traffic
         self.overlaps = device.cycles is not None if overlaps is None else overlaps
         if not self.overlaps:
             self.direct, self.at_once, self.alone_from = True, True, SMALL_ELEMENTS
@@ -174,8 +183,6 @@ class DeviceHome:
 
     def segments_of(
         self,
-        formats: Formats,
-        traffic: Traffic,
         groups: Sequence[Mapping[str, Any]],
         parameters: Sequence[Tensor],
         arrays: Mapping[str, float],
@@ -187,15 +194,12 @@ class DeviceHome:
 
         Parameters
         ----------
-        formats : of the kernel.
-        traffic : counters.
         groups : of the optimizer.
         arrays : columns of the parameters.
         labels : what parameters are called in errors.
         narrow : there are arrays of 16 bits.
         """
-        if not parameters:
-            return []
+        formats = self._formats
         line = formats.line(narrow=narrow)
         size = sum(padded(convert.size(p), line) for p in parameters)
         segment = Segment(self._device, size, line, formats.dtypes, formats.coded)

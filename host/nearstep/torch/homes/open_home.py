@@ -43,11 +43,11 @@ def open_home(
             extent_bytes=extent_bytes(4 * device.card.subgroup),
             cards=True,
         )
-        return opened, PeerHome(device, opened, table.traffic, naive=settings.naive)
+        return opened, PeerHome(table, device, opened)
     opened = OpenStore(options, title, groups, moments)
     try:
         memory = opened.memory(len(table.layout.required))
-        return opened, DriveHome(device, opened, options, memory)
+        return opened, DriveHome(table, opened, options.eviction, memory)
     except BaseException:
         opened.give_up()
         raise

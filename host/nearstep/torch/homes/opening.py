@@ -285,18 +285,3 @@ def keys(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, str]:
         for index, group in enumerate(groups)
         for position, parameter in enumerate(group["params"])
     }
-
-
-def moved_together(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parameters that are moved together: neighbours, as far as these have no more elements than
-    the largest of all."""
-    most = max(convert.size(p) for p in parameters)
-    found: list[list[Tensor]] = []
-    size = most
-    for p in parameters:
-        if size + convert.size(p) > most or not found:
-            found.append([])
-            size = 0
-        found[-1].append(p)
-        size += convert.size(p)
-    return found

@@ -24,7 +24,7 @@ from nearstep.storage.aligned import ALIGNMENT, AlignedPool
 from nearstep.storage.drive_errors import StorageError
 from nearstep.storage.store import Store
 from nearstep.torch.exchange import Block, Piece, subgroups
-from nearstep.torch.formats import Formats, copy_array, gradient_array
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.home import Share
 from nearstep.torch.homes.host_changes import Expected, HostChangeChecks
@@ -32,6 +32,7 @@ from nearstep.torch.homes.opening import OpenStore
 from nearstep.torch.homes.segments import ShardedSegment, is_state
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.step import RunKey
+from nearstep.torch.table import StateTable
 from nearstep.torch.traffic import Traffic
 from nearstep.work.clock import Clock
 from nearstep.work.graph import Graph
@@ -205,22 +206,16 @@ class PeerHome(DurableHome[ShardedSegment]):
     Ref: Smart-Infinity, section IV-B.
     """
 
+    kind = ShardedSegment
     fingerprints = keeps_masters = recovers = True
     fetch_priority = HOST
 
-    def __init__(
-        self,
-        device: SmartssdDevice,
-        opened: OpenStore,
-        traffic: Traffic,
-        *,
-        naive: bool = False,
-    ) -> None:
-        super().__init__(device, opened)
+    def __init__(self, table: StateTable, device: SmartssdDevice, opened: OpenStore) -> None:
+        super().__init__(table, opened)
+        traffic, naive = table.traffic, table.settings.naive
         self.overlaps = self.direct = True
         self.fetches_late = self.at_once = False
         self.alone_from = None
-        self._traffic = traffic
         self._naive = naive
         self._is_timed = device.cycles is not None
         self._peer = PeerToPeer(device.backend, opened.store)
@@ -285,18 +280,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         }
 
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-        return [list(parameters)] if parameters else []
-
-    def segment(
-        self,
-        formats: Formats,
-        traffic: Traffic,
-        counts: Sequence[int],
-        line: int,
-        keys: Sequence[str],
-    ) -> ShardedSegment:
-        name, dtypes = [str(len(self.segments))], formats.dtypes
-        return ShardedSegment(self._device, counts, line, dtypes, self.drives, traffic, name)
+        return [list(parameters)]
 
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         self.prefetcher.use(self.drives.store)

@@ -188,7 +188,7 @@ class DriveSegment(Segment):
     counts : elements of each parameter.
     line, dtypes : as of `Segment`.
     traffic : counters.
-    keys : names on the drives.
+    keys : names of the parameters on the drives.
 
     Attributes
     ----------
@@ -209,8 +209,10 @@ class DriveSegment(Segment):
         drives: HeldStore,
         traffic: Traffic,
         keys: Sequence[str],
+        unit: int,
     ) -> None:
         self._keys = keys
+        self.unit = unit
         self.spans: list[tuple[int, int]] = []
         size = 0
         for count in counts:
@@ -221,7 +223,6 @@ class DriveSegment(Segment):
         self._traffic = traffic
         self.parameters: list[DeviceParameter] = []
         self.dirty: set[str] = set()
-        self.unit = -1
         self.in_step = False
         self.on_drives: set[str] = set()
         self.find()
@@ -309,8 +310,6 @@ class StripedSegment(DriveSegment):
     """Of each parameter and array a tensor, striped over the drives of the host.
 
     `allocate` makes room for whole arrays in memory.
-
-    `keys` has a name for each parameter.
     """
 
     @property
@@ -370,12 +369,12 @@ class ShardedSegment(DriveSegment):
     Of each array every card's drive has a tensor with its share. Nothing is kept in the memory of a
     card: subgroups are loaded, updated and stored.
 
-    `keys` has one name, the number of the segment; the store has a drive for each card.
+    The store has a drive for each card.
     """
 
     def key(self, array: str, channel: int) -> str:
         """Name of a card's share of an array."""
-        return f"{self._keys[0]}.{array}@{channel}"
+        return f"{self.unit}.{array}@{channel}"
 
     def tensors(self, array: str) -> Iterator[OnDrive]:
         for channel in range(self.stripes.channels):
@@ -392,7 +391,7 @@ class ShardedSegment(DriveSegment):
         self.on_drives = {
             name.partition(".")[2].removesuffix("@0")
             for name in self.store.tensors
-            if name.partition(".")[0] == self._keys[0] and name.endswith("@0")
+            if name.partition(".")[0] == str(self.unit) and name.endswith("@0")
         }
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
