@@ -449,7 +449,7 @@ def from_deepspeed(
     UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError, ResumeError, StorageError : as in
         `Adam`.
     """
-    processes = configured.world_size() if world_size is None else world_size
+    processes = configured.rank()[1] if world_size is None else world_size
     asked = load(config, auto=auto, ignore=ignore, world_size=processes)
     kinds = {"Adam": Adam, "AdamW": AdamW, "SGD": SGD, "Adagrad": Adagrad}
     return configured.make(kinds[asked.optimizer], asked, params, clipping=clipping, on=on)

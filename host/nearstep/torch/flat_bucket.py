@@ -255,11 +255,8 @@ class FlatBucket:
             resident.interrupt(name)
 
 
-class ReadyBucket(NamedTuple):
-    """A bucket that can be used in a step, and the gradients."""
-
-    bucket: FlatBucket
-    gradients: list[Tensor]
+ReadyBucket = tuple[FlatBucket, list[Tensor]]
+"""A bucket that can be used in a step, and the gradients."""
 
 
 class FlatBuckets:
@@ -280,7 +277,7 @@ class FlatBuckets:
         if not self._buckets or not self._are(groups):
             return []
         found = ((each, each.gradients(states)) for each in self._buckets)
-        return [ReadyBucket(each, gradients) for each, gradients in found if gradients is not None]
+        return [(each, gradients) for each, gradients in found if gradients is not None]
 
     def _are(self, groups: Sequence[Mapping[str, Any]]) -> bool:
         return len(groups) == len(self._groups) and all(

@@ -59,6 +59,7 @@ class DeviceParameter:
     ----------
     label : what the parameter is called in errors.
     is_small : whether it is copied together with its neighbours.
+    is_new : the arrays are what they were allocated with.
     interrupted : name of what a step of this parameter failed with half way; cleared by
         `load_master`.
     left : what the last step left in the host's parameter: an array on the device with the same
@@ -96,7 +97,7 @@ class DeviceParameter:
         self._landing: NDArray[np.float32] | None = None  # for the step that looked for it
         self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
         self._loaded_master: NDArray[np.float32] | None = None
-        self._is_new = True
+        self.is_new = True
         self._seen: tuple[int, NDArray[np.float32]] | None = None
         self._narrow = narrow
         self._moves = moves
@@ -139,18 +140,19 @@ class DeviceParameter:
         """Make what the device has the parameter, as a step would have left it."""
         with torch.no_grad():
             self._read_into(self.parameter)
-        self._is_new = False
+        self.is_new = False
         self._leave(None)
         self.lose_master()
 
-    def memento(self) -> tuple[object, ...]:
-        """What `restore` needs to go back to now."""
-        return (self.last_seen, self._home, self._loaded_master, self._is_new, self._current)
+    def savepoint(self) -> Callable[[], None]:
+        """What restores what is known of the parameter now; the memory of the master is gone."""
+        known = (self.last_seen, self._home, self._loaded_master, self.is_new, self._current)
 
-    def restore(self, memento: tuple[Any, ...]) -> None:
-        """Go back to then. The memory of the master is gone."""
-        self.last_seen, self._home, self._loaded_master, self._is_new, self._current = memento
-        self.lose_master()
+        def restore() -> None:
+            self.last_seen, self._home, self._loaded_master, self.is_new, self._current = known
+            self.lose_master()
+
+        return restore
 
     def fetch(self, key: str) -> Mapping[str, Tensor]:
         """The moment `key` as a new tensor of the parameter's shape, of fp32 unless the rule says
@@ -174,7 +176,7 @@ class DeviceParameter:
 
     def send(self, key: str, value: Tensor | Coded) -> None:
         """Make `value` the moment `key`; in 8 bits as it is, if the device keeps it so."""
-        self._is_new = False
+        self.is_new = False
         name = self.layout.moments[key]
         self.extent.segment.reserve({name: 0.0})
         array: NDArray[Any]
@@ -192,7 +194,7 @@ class DeviceParameter:
 
         A new extent has them.
         """
-        if self._is_new:
+        if self.is_new:
             return
         for key in keys:
             name = self.layout.moments[key]
@@ -334,7 +336,7 @@ class DeviceParameter:
     def land(self, array: NDArray[Any]) -> None:
         """End a `pull` that was begun, into memory that the parameter has got again."""
         with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
-            self._store_into(array, self.parameter)
+            convert.store(array, self.parameter)
         self.arrived(self.parameter)
 
     def copy_into(self, tensor: Tensor) -> None:
@@ -349,11 +351,7 @@ class DeviceParameter:
         array = self.extent.read(self._current, target)
         self._traffic.parameters_up += array.nbytes
         if target is None:
-            self._store_into(array, tensor)
-
-    def _store_into(self, array: NDArray[Any], tensor: Tensor) -> None:
-        plain = array.dtype == np.float32
-        (convert.store if plain else convert.store_words)(array, tensor)
+            convert.store(array, tensor)
 
     def _send_master(self, sends: Sends) -> None:
         parameter = self.parameter
@@ -404,7 +402,6 @@ class DeviceParameter:
         A large one is lent, if the device takes it as it is: nobody changes it during a step, which
         ends with `end_loan`.
         """
-        self._is_new = False
         form = self.gradient_format(gradient)
         wide = form == "fp32"
         array = convert.to_float32(gradient) if wide else convert.to_words(gradient)
@@ -426,7 +423,7 @@ class DeviceParameter:
     def move_in(self, label: str, layout: Layout, traffic: Traffic, *, narrow: bool) -> None:
         """An optimizer has adopted the parameter where it is on the device."""
         self.label, self.layout, self._traffic, self._narrow = label, layout, traffic, narrow
-        self._is_new = True
+        self.is_new = True
 
     def move_out(self) -> None:
         """The optimizer is gone, and with it every array but the master."""
@@ -455,12 +452,6 @@ class DeviceParameter:
         array = gradient_array(form)
         self.held = DeviceGradient(self.extent, array, form, gradient, self._traffic, write, wait)
 
-    def take_gradient(self, held: DeviceGradient, *, negated: bool) -> str:
-        """Make a gradient that the device keeps ready for a step; its format."""
-        self._is_new = False
-        held.ready(negated=negated)
-        return held.form
-
     def release_gradient(self) -> None:
         """The device need not keep a gradient any more."""
         self.held = None
@@ -474,10 +465,6 @@ class DeviceParameter:
         self._landing = None
         while self._lent:
             self.extent.end_loan(self._lent.pop())
-
-    def begin_use(self) -> None:
-        """A step is about to use the arrays: they are no more what they were made with."""
-        self._is_new = False
 
     def compress(
         self,
@@ -568,10 +555,8 @@ class DeviceParameter:
         if target is not None:
             target[:] = array
             convert.mark_changed(self.parameter)
-        elif array.dtype == np.float32:
-            convert.store(array, self.parameter)
         else:
-            convert.store_words(array, self.parameter)
+            convert.store(array, self.parameter)
         self._traffic.parameters_up += array.nbytes
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -198,6 +198,23 @@ class ParameterState(dict[str, Any]):
             else:
                 yield key, raw, False
 
+    def savepoint(self) -> Callable[[], None]:
+        """What makes the state what it is now, without copies of moments: what was not on the
+        device is sent with the next step."""
+        values = dict(zip(dict.__iter__(self), dict.values(self), strict=True))
+        step = values.get("step")
+        count = step.clone() if isinstance(step, Tensor) else None
+
+        def restore() -> None:
+            dict.clear(self)
+            dict.update(self, values)
+            self._fetched.clear()
+            self._residual_is_shown = True
+            if count is not None:
+                values["step"].copy_(count)
+
+        return restore
+
     def _moment(self, key: str) -> str:
         """Key of the moment that is under this one, or whose scales are."""
         return self._placed.layout.moment_of.get(key, key)
@@ -333,39 +350,6 @@ pytree.register_pytree_node(  # a subclass of dict is a leaf without
     serialized_type_name=f"{ParameterState.__module__}.{ParameterState.__qualname__}",
     flatten_with_keys_fn=_flatten_with_keys,
 )
-
-
-class Savepoint(NamedTuple):
-    """What was in a state, without copies of moments.
-
-    Attributes
-    ----------
-    values : of a `ParameterState`, with what is on the device as such; None of any other state.
-    step : copy of the count of steps, if it is a tensor.
-    """
-
-    values: Mapping[str, Any] | None
-    step: Tensor | None
-
-    @classmethod
-    def of(cls, state: Any) -> Self:
-        """Of a state as it is."""
-        if not isinstance(state, ParameterState):
-            return cls(None, None)
-        values = dict(zip(dict.__iter__(state), dict.values(state), strict=True))
-        step = values.get("step")
-        return cls(values, step.clone() if isinstance(step, Tensor) else None)
-
-    def restore(self, state: Any) -> None:
-        """Make the state what it was. What was not on the device goes there with the next step."""
-        if self.values is None:
-            return
-        dict.clear(state)
-        dict.update(state, self.values)
-        state._fetched.clear()
-        state._residual_is_shown = True
-        if self.step is not None:
-            self.values["step"].copy_(self.step)
 
 
 def check_moment(

@@ -63,7 +63,7 @@ class Stepper:
         """
         table = self._table
         bucketed = self._ready_buckets(groups, states)
-        items = list(self._items(groups, [each.bucket for each in bucketed], held_only=held_only))
+        items = list(self._items(groups, [bucket for bucket, _ in bucketed], held_only=held_only))
         for index, group in enumerate(groups):
             wanted = (i.parameter for i in items if i.group == index and i.parameter is not None)
             table.place(owner, groups, group, wanted)
@@ -141,8 +141,8 @@ class Stepper:
         """Phase and state of all items, and the arguments of their runs; nothing is sent."""
         table, rule, arguments = self._table, self._table.rule, {}
         every = [*items, *(StepItem(b.group, -1, gradients) for b, gradients in bucketed)]
-        for item, bucket in zip(every[len(items) :], bucketed, strict=True):
-            item.resident = bucket.bucket
+        for item, (bucket, _) in zip(every[len(items) :], bucketed, strict=True):
+            item.resident = bucket
         for item in every:
             group = groups[item.group]
             if item.parameter is None:
@@ -220,6 +220,7 @@ class Stepper:
             item.key = RunKey(item.group, item.phase, "fp32", None, 1, maximize and scales)
             return
         item.state = table.ready_state(states, resident, group, item.found, arrays)
+        resident.is_new = False
         resident.send_master_if_changed(sends)
         compression = table.settings.compression
         assert not isinstance(gradient, list), "an item of one parameter"
@@ -229,10 +230,10 @@ class Stepper:
         elif isinstance(gradient, DeviceGradient) and compression is not None:
             gradient = gradient.whole()
         if isinstance(gradient, DeviceGradient):
-            form = resident.take_gradient(gradient, negated=negated)
+            gradient.ready(negated=negated)
+            form = gradient.form
         elif isinstance(gradient, SparseGradient):
             assert compression is not None, "the gradient was compressed"
-            resident.begin_use()
             form, item.compressed = compression.format, gradient.land()
         elif compression is None:
             form = resident.gradient_format(gradient)
@@ -240,7 +241,6 @@ class Stepper:
             resident.send_gradient(gradient, sends, negated=negated)
         else:
             form = compression.format
-            resident.begin_use()
             item.compressed = self.compress(
                 resident.parameter, gradient, self._residual_of(item.state)
             )
@@ -326,13 +326,16 @@ class Stepper:
         table = self._table
         ready = [] if table.home.is_durable else self.buckets.ready(groups, states)
         written: dict[int, list[str]] = {}
-        for index in {each.bucket.group: None for each in ready}:
+        for index in {bucket.group: None for bucket, _ in ready}:
             table.check_group(groups[index])
             written[index] = table.rule.written(table.rule.arrays(groups[index]))
-        return [each for each in ready if each.bucket.has(written[each.bucket.group])]
+        return [each for each in ready if each[0].has(written[each[0].group])]
 
     def _keep_buckets(
-        self, groups: Groups, bucketed: Sequence[ReadyBucket], items: Sequence[StepItem]
+        self,
+        groups: Groups,
+        bucketed: Sequence[ReadyBucket],
+        items: Sequence[StepItem],
     ) -> None:
         """Make buckets for the next step of the items of this one."""
         table = self._table
@@ -343,7 +346,7 @@ class Stepper:
             self.buckets.clear()
             return
         members = [Member(i.group, i.position, i.key, i.single, i.state) for i in items]
-        self.buckets.keep([each.bucket for each in bucketed], members, groups, table.traffic)
+        self.buckets.keep([bucket for bucket, _ in bucketed], members, groups, table.traffic)
 
 
 def _start(

@@ -13,7 +13,7 @@ from nearstep.plan.overflow import Array, Eviction, OverflowPlan
 from nearstep.plan.residency import NoRoomError
 from nearstep.storage.aligned import AlignedPool
 from nearstep.torch import convert
-from nearstep.torch.homes.durable import DurableHome, HostSavepoint
+from nearstep.torch.homes.durable import DurableHome, Savepoint
 from nearstep.torch.homes.errors import MemoryTooSmallError
 from nearstep.torch.homes.generation import Owner
 from nearstep.torch.homes.opening import OpenStore
@@ -97,7 +97,7 @@ class DriveHome(DurableHome[StripedSegment]):
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         """Parameters that were changed are sent with what else a step sends."""
 
-    def keep(self, savepoint: HostSavepoint, parameters: Iterable[DeviceParameter]) -> None:
+    def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
         savepoint.keep(parameters)
 
     def load_unit(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:

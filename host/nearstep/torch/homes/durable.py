@@ -34,14 +34,14 @@ from nearstep.torch.homes.ranks import Made
 from nearstep.torch.homes.segments import GRADIENTS, HELD_BACK, DriveSegment, HeldStore
 from nearstep.torch.homes.sets import REPLACES
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.state import ParameterState, Savepoint
+from nearstep.torch.state import ParameterState
 from nearstep.torch.step import StepPlan
 from nearstep.torch.table import StateTable, labels_of
 
 AnySegment = TypeVar("AnySegment", bound=DriveSegment)
 
 
-class HostSavepoint:
+class Savepoint:
     """State and parameters on the host as they are now; parameters from `keep` on.
 
     Parameters
@@ -51,9 +51,10 @@ class HostSavepoint:
     """
 
     def __init__(self, states: Any, parameters: Iterable[DeviceParameter]) -> None:
-        self._states = states
-        self._found = [(p, state, Savepoint.of(state)) for p, state in states.items()]
-        self._parameters = [(each, each.memento()) for each in parameters]
+        self._states, self._found = states, dict(states)
+        of_device = [each for each in states.values() if isinstance(each, ParameterState)]
+        self._restore = [each.savepoint() for each in parameters]
+        self._restore += [each.savepoint() for each in of_device]
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     def keep(self, parameters: Iterable[DeviceParameter]) -> None:
@@ -67,13 +68,10 @@ class HostSavepoint:
         with torch.no_grad():
             for parameter, copy in self._copies:
                 parameter.copy_(copy)
-        for each, memento in self._parameters:
-            each.restore(memento)
-        for parameter in list(self._states):
-            del self._states[parameter]
-        for parameter, state, savepoint in self._found:
-            savepoint.restore(state)
-            self._states[parameter] = state
+        for restore in self._restore:
+            restore()
+        self._states.clear()
+        self._states.update(self._found)
 
 
 class FailedStep(NamedTuple):
@@ -87,7 +85,7 @@ class FailedStep(NamedTuple):
     recovers : steps can be made once it has been rolled back.
     """
 
-    savepoint: HostSavepoint
+    savepoint: Savepoint
     parameters: Sequence[DeviceParameter]
     generation: int
     is_lost: bool | None
@@ -148,7 +146,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         anew : the step had begun, and then it was found that a parameter had been changed.
         """
 
-    def keep(self, savepoint: HostSavepoint, parameters: Iterable[DeviceParameter]) -> None:
+    def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
         """An update of these begins, which may have to be rolled back."""
 
     def restore(self, parameters: Iterable[DeviceParameter]) -> None:
@@ -246,7 +244,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             for segment in self.segments
         )
         generation = self.drives.store.generation
-        savepoint = HostSavepoint(states, table.parameters.values())
+        savepoint = Savepoint(states, table.parameters.values())
         try:
             with self._in_step():
                 for state in states.values():
@@ -279,7 +277,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         return True
 
     def _update(
-        self, savepoint: HostSavepoint, plan: StepPlan, apply: Callable[[StepPlan], bool]
+        self, savepoint: Savepoint, plan: StepPlan, apply: Callable[[StepPlan], bool]
     ) -> None:
         units = plan.of(self.segments)
         for (segment, unit), after in zip_longest(units, units[1:]):

@@ -67,13 +67,13 @@ class OpenStore:
         cards: bool = False,
     ) -> None:
         assert options.drives is not None  # `Overflow.on`
-        self._parameters = [p for group in groups for p in _parameters(group)]
+        self._parameters = tensors_of(groups)
         self._options = options
         self._resumes = options.resume is not False
         self._made: list[str] = []
         self._folder: Path | None = None
         self._cards = cards
-        owner = describe(title, [_parameters(group) for group in groups])
+        owner = describe(title, map(tensors_of, groups))
         drives = options.drives
         self.owns = not isinstance(drives, Store)
         self.source: Store | None = None
@@ -258,15 +258,14 @@ def _listed(params: Any) -> Any:
     return params if isinstance(params, Tensor) else list(params)
 
 
-def _parameters(group: Any) -> list[Tensor]:
-    """Tensors of a group, of a pair of name and tensor, or of a tensor."""
-    if isinstance(group, Tensor):
-        return [group]
-    if isinstance(group, dict):
-        given = group.get("params", ())
-        own = [given] if isinstance(given, Tensor) else given
-        return [p for each in own for p in _parameters(each)]
-    return [each for each in group if isinstance(each, Tensor)] if isinstance(group, tuple) else []
+def tensors_of(groups: Any) -> list[Tensor]:
+    """Every tensor of what `given_groups` returns; torch says what is wrong with the rest."""
+    if isinstance(groups, Tensor):
+        return [groups]
+    parts = groups.get("params", ()) if isinstance(groups, Mapping) else groups
+    if isinstance(parts, Tensor) or not isinstance(parts, list | tuple):
+        return [parts] if isinstance(parts, Tensor) else []
+    return [found for each in parts for found in tensors_of(each)]
 
 
 def describe(title: str, groups: Iterable[Iterable[Tensor]]) -> str:
