@@ -19,9 +19,9 @@ from nearstep.deepspeed.errors import ConfigError
 from nearstep.device import Device, open_device
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.torch import convert
-from nearstep.torch.clip_coefficient import gradient_factor
 from nearstep.torch.dtensor import is_sharded, is_spread
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
+from nearstep.torch.execution import gradient_factor
 from nearstep.torch.homes.errors import MemoryTooSmallError
 from nearstep.torch.homes.opening import given_groups, tensors_of
 from nearstep.torch.optimizer import DeviceOptimizer

@@ -18,7 +18,6 @@ from nearstep.backends.base import Completion
 from nearstep.buffer import Buffer
 from nearstep.placement import Arenas, Extent, Launch, Placement, Segment, padded
 from nearstep.run import Run
-from nearstep.torch.clip_coefficient import gradient_factor, gradient_norm
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
 from nearstep.torch.exchange import Block, Piece, Results, Sends
@@ -39,6 +38,9 @@ from nearstep.work.executor import Execution
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range
 from nearstep.work.timeline import Timeline
+
+EPSILON = 1e-6
+"""Added to the norm, as in `torch.nn.utils.clip_grad_norm_`."""
 
 Work = Sequence[Sequence[Piece]]
 """By channel: pieces, in the order in which the channel updates them."""
@@ -149,7 +151,7 @@ class StepGraph:
                 self._send("", share)
                 gradient = self._gradient(share)
                 g = gradient.value if isinstance(gradient, Pairs) else gradient
-                form = cast(RunKey, launch.key).gradient_format
+                form = _key(block).gradient_format
                 if g.size:
                     own.append(number)
                     starts.append(partial(self._device.scan, g, gradient_format=form))
@@ -183,7 +185,7 @@ class StepGraph:
         def turn(number: int, channel: int, piece: Piece) -> Iterator[None]:
             home, graph, step = self._home, self._graph, self._step
             shares = [
-                home.share(block, channel, number, self._states(block.launch))
+                home.share(block, channel, number, home.states(step.arrays[_key(block).group]))
                 for block in piece
                 if block.has(channel)
             ]
@@ -192,10 +194,22 @@ class StepGraph:
             if channel in self._late:
                 self._late.pop(channel)()
             for share in shares:
-                home.load(graph, share, gradient=self._kept_gradient(share))
+                listed = (share.block.launch, share.block.start, channel) in self._lists
+                kept = None if listed else gradient_array(_key(share.block).gradient_format)
+                home.load(graph, share, gradient=kept)
                 self._send(str(number), share)
             yield
-            parts = [self._run_parts(share, factor) for share in shares]
+            parts = [
+                run_parts(
+                    share.parts,
+                    _key(share.block),
+                    step.start,
+                    factor,
+                    share.block.launch.segment.numbering(share.block.start, channel),
+                    self._gradient(share),
+                )
+                for share in shares
+            ]
             starts = [each for part in parts for each in part.starts]
             run = graph.add(
                 f"run {number}",
@@ -234,16 +248,6 @@ class StepGraph:
             for _ in zip_longest(*turns):
                 pass
 
-    def _states(self, launch: Launch) -> Sequence[str]:
-        """Arrays of a launch that the home loads and stores."""
-        return self._home.states(self._step.arrays[cast(RunKey, launch.key).group])
-
-    def _kept_gradient(self, share: Share) -> str | None:
-        """Array of the gradient, if no list of pairs has it."""
-        if (share.block.launch, share.block.start, share.channel) in self._lists:
-            return None
-        return gradient_array(cast(RunKey, share.block.launch.key).gradient_format)
-
     def _send(self, name: str, share: Share) -> None:
         """Add transfers of what the host sends to one block: parameters and gradients, whole or as
         pairs."""
@@ -275,16 +279,10 @@ class StepGraph:
             )
         )
 
-    def _run_parts(self, share: Share, factor: float) -> RunParts:
-        launch = share.block.launch
-        numbering = launch.segment.numbering(share.block.start, share.channel)
-        key, gradient = cast(RunKey, launch.key), self._gradient(share)
-        return run_parts(share.parts, key, self._step.start, factor, numbering, gradient)
-
     def _fetch(self, name: str, shares: Sequence[Share]) -> None:
         home, results, order = self._home, self._results, count()
         for share in shares:
-            array = cast(RunKey, share.block.launch.key).result
+            array = _key(share.block).result
             if array not in share.rooms:
                 continue
             for start, stop, extents in results.runs(share.block, alone_from=home.alone_from):
@@ -337,7 +335,7 @@ class StepGraph:
         listed = self._lists.get((launch, share.block.start, share.channel))
         if listed is not None:
             return listed.pairs
-        return share.parts[gradient_array(cast(RunKey, launch.key).gradient_format)]
+        return share.parts[gradient_array(_key(share.block).gradient_format)]
 
     def execute(
         self, numbers: Sequence[int], turns: Callable[[int], Iterable[Iterator[None]]]
@@ -442,6 +440,10 @@ def kernel_cycles(timeline: Timeline, channels: int) -> int:
         sum(e.duration for e in lanes.get(lane(channel), ()) if BUS not in e.operation.holds)
         for channel in range(channels)
     )
+
+
+def _key(block: Block) -> RunKey:
+    return cast(RunKey, block.launch.key)
 
 
 def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDArray[Any]:
@@ -574,3 +576,23 @@ class StepExecutor:
         if bound is not None and not math.isfinite(norm):
             raise GradientError("all parameters together", "of a finite norm", norm)
         return gradient_factor(norm, bound, scaling.scale)
+
+
+def gradient_norm(sum_of_squares: float, scale: float = 1.0) -> float:
+    """2-norm of gradients that were multiplied by `scale` before their squares were summed."""
+    return math.sqrt(sum_of_squares) / scale
+
+
+def gradient_factor(norm: float, max_norm: float | None, scale: float = 1.0) -> float:
+    """What takes `scale` from the gradients, and bounds their norm.
+
+    It is computed in binary64: min(1, max_norm / (norm + 1e-6)) / scale. The register of the kernel
+    rounds it to binary32, once.
+
+    Parameters
+    ----------
+    norm : of the gradients without the scale; not looked at without a bound.
+    max_norm : the bound; None is no bound.
+    """
+    clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + EPSILON))
+    return clip / scale

@@ -34,12 +34,11 @@ from nearstep.torch.host_table import HOST, HostTable, MakeHome
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.settings import OnDevice, Settings
-from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.state import ParameterState, SavedState, Verbatim, export
 from nearstep.torch.step import Scaling
 from nearstep.torch.table import StateTable, labels_of
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.unclaimed import unclaimed
+from nearstep.torch.unclaimed import SharedDevice, unclaimed
 from nearstep.torch.update import Stepper
 from nearstep.updater.device import KernelDevice
 from nearstep.work.timeline import Timeline
@@ -347,13 +346,11 @@ class DeviceOptimizer(Optimizer):
                 if unclaimed(parameter) is None:
                     check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
             self.settings.check_parameters(parameters)
-            self._place(group, (p for p in parameters if p.requires_grad))
+            wanted = [p for p in parameters if p.requires_grad]
+            self.table.place(self, self.param_groups, group, wanted)
         except BaseException:
             self.param_groups.pop()
             raise
-
-    def _place(self, group: Mapping[str, Any], parameters: Any) -> None:
-        self.table.place(self, self.param_groups, group, parameters)
 
     @eager
     def state_dict(self) -> dict[str, Any]:
@@ -482,7 +479,7 @@ class DeviceOptimizer(Optimizer):
         if parameter not in self.table.parameters and parameter.requires_grad:
             for group in self.param_groups:
                 if any(each is parameter for each in group["params"]):
-                    self._place(group, [parameter])
+                    self.table.place(self, self.param_groups, group, [parameter])
         return self.table.parameters.get(parameter)
 
     def hold_pairs(

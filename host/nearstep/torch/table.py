@@ -22,10 +22,9 @@ from nearstep.torch.pair_space import PairSpace
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.rule import BoundRule, Phase
 from nearstep.torch.settings import Settings, scans
-from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.state import ParameterState, SavedState
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.unclaimed import unclaimed
+from nearstep.torch.unclaimed import SharedDevice, unclaimed
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.device import KernelDevice
 from nearstep_spec.rule.optimizer import Optimizer
@@ -211,7 +210,7 @@ class StateTable:
         for segment, unit in self.home.segments_of(groups, new, arrays, labels, narrow=narrow):
             counts = [convert.size(p) for p in unit]
             extents = self.placement.place_in(segment, counts, self.home.kept(arrays))
-            self._reserve_pairs(extents)
+            self.executor.pair_spaces.update(self._pairs(extents))
             for p, extent in zip(unit, extents, strict=True):
                 self.parameters[p] = DeviceParameter(
                     p,
@@ -226,12 +225,12 @@ class StateTable:
                 )
             self.home.add(segment, [self.parameters[p] for p in unit])
 
-    def _reserve_pairs(self, extents: Sequence[Extent]) -> None:
-        """Allocate lists for the pairs of all extents of a segment, if gradients are compressed."""
+    def _pairs(self, extents: Sequence[Extent]) -> dict[Segment, PairSpace]:
+        """Room for the pairs of all extents of a segment, if gradients are compressed."""
         compression, segment = self.settings.compression, extents[0].segment
-        if compression is not None:
-            space = PairSpace(segment, extents, compression, self.home.cut)
-            self.executor.pair_spaces[segment] = space
+        if compression is None:
+            return {}
+        return {segment: PairSpace(segment, extents, compression, self.home.cut)}
 
     def _adopt(
         self,
@@ -251,11 +250,8 @@ class StateTable:
         spaces: dict[Segment, PairSpace] = {}
         try:
             for found in here.values():
-                extent, compression = found.resident.extent, self.settings.compression
-                extent.segment.reserve(arrays)
-                if compression is not None:
-                    cut = self.home.cut
-                    spaces[extent.segment] = PairSpace(extent.segment, [extent], compression, cut)
+                found.resident.extent.segment.reserve(arrays)
+                spaces.update(self._pairs([found.resident.extent]))
         except BaseException:
             for found in here.values():
                 found.resident.extent.segment.free_besides("p")

@@ -410,7 +410,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"opened {arguments}")
 
     monkeypatch.setattr("nearstep.torch.configured.open_device", refuse)
-    monkeypatch.setattr("nearstep.torch.shared_device.open_device", refuse)
+    monkeypatch.setattr("nearstep.torch.unclaimed.open_device", refuse)
     monkeypatch.setattr("nearstep.torch.homes.opening.Store", refuse)
 
 

@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,21 +38,8 @@ from nearstep.work.clock import Clock
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Range, Transfer
 
-
-class Place(NamedTuple):
-    """What is read, and to where.
-
-    Attributes
-    ----------
-    key : name of a tensor.
-    offset : in it, in bytes.
-    address, nbytes : of the memory.
-    """
-
-    key: str
-    offset: int
-    address: int
-    nbytes: int
+Place = tuple[str, int, Buffer]
+"""A tensor of the store, from which byte on it is read, and to where."""
 
 
 class Prefetcher:
@@ -65,10 +52,10 @@ class Prefetcher:
     def __init__(self, peer: PeerToPeer, traffic: Traffic) -> None:
         self._peer = peer
         self._traffic = traffic
-        self._first: list[tuple[Place, Buffer]] = []
+        self._first: Sequence[Place] = ()
         self._generation = -1
         self._begins = True
-        self._under_way: dict[Place, Completion] = {}
+        self._under_way: dict[tuple[str, int, int, int], Completion] = {}
 
     def use(self, store: Store) -> None:
         """Read from another store of the same drives."""
@@ -83,36 +70,32 @@ class Prefetcher:
         self._begins = True
         self._generation = self._peer.store.generation
         there = self._peer.store.tensors
-        for place, room in self._first:
-            if place.key not in there:
+        for place in self._first:
+            if place[0] not in there:
                 continue
             try:
-                self._under_way[place] = self._begin(place, room)
+                self._under_way[_memory(*place)] = self._begin(*place)
             except (DeviceError, StorageError):
                 return  # the step itself comes to it, after what has to be kept
 
-    def discard_stale(self, first: Iterable[tuple[str, int, Buffer]], *, written: bool) -> None:
+    def discard_stale(self, first: Sequence[Place], *, written: bool) -> None:
         """A step, or another unit of one, is about to begin.
 
         Parameters
         ----------
-        first : tensor, offset in bytes and memory of what it reads first, before anything is
-            written there.
+        first : what it reads first, before anything is written there.
         written : something may have been written since `begin` that no generation has.
         """
-        places = [(_place(*each), each[2]) for each in first]
-        wanted = {place for place, _ in places}
         if self._begins:
-            self._begins, self._first = False, places
+            self._begins, self._first = False, first
         stale = written or self._peer.store.generation != self._generation
-        if stale or not wanted.issuperset(self._under_way):
+        if stale or not {_memory(*each) for each in first}.issuperset(self._under_way):
             self.cancel()
 
     def load(self, key: str, offset: int, room: Buffer) -> Completion:
         """Begin to read a tensor from byte `offset` on into a buffer, unless that has been done."""
-        place = _place(key, offset, room)
-        begun = self._under_way.pop(place, None)
-        return self._begin(place, room) if begun is None else begun
+        begun = self._under_way.pop(_memory(key, offset, room), None)
+        return self._begin(key, offset, room) if begun is None else begun
 
     def cancel(self) -> None:
         """Nobody wants what has been begun.
@@ -129,14 +112,14 @@ class Prefetcher:
                 if not each.ended:
                     raise
 
-    def _begin(self, place: Place, room: Buffer) -> Completion:
-        reading = self._peer.load(place.key, place.offset, room)
-        self._traffic.drives_to_cards += place.nbytes
+    def _begin(self, key: str, offset: int, room: Buffer) -> Completion:
+        reading = self._peer.load(key, offset, room)
+        self._traffic.drives_to_cards += room.nbytes
         return reading
 
 
-def _place(key: str, offset: int, room: Buffer) -> Place:
-    return Place(key, offset, room.address, room.nbytes)
+def _memory(key: str, offset: int, room: Buffer) -> tuple[str, int, int, int]:
+    return key, offset, room.address, room.nbytes
 
 
 URGENT, LAZY, HOST = 0, 1, 2
@@ -227,7 +210,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         self.ahead = None if self._is_timed else self._slots.count
         self._pool = AlignedPool()
         self._lent: list[Buffer] = []
-        self._first: list[tuple[str, int, Buffer]] = []
+        self._first: list[Place] = []
         self._segments: set[ShardedSegment] = set()
         self._commands: Counter[str] = Counter()
 

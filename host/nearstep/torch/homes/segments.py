@@ -102,20 +102,6 @@ def is_state(array: str) -> bool:
     return array not in GRADIENTS and not array.startswith(COPY)
 
 
-class OnDrive(NamedTuple):
-    """A tensor of a store with elements of an array.
-
-    Attributes
-    ----------
-    key : its name.
-    drive : that has all of the tensor; None if the tensor is striped.
-    """
-
-    key: str
-    elements: int
-    drive: int | None
-
-
 class Part(NamedTuple):
     """Elements of one tensor that are in a range of an array.
 
@@ -233,8 +219,9 @@ class DriveSegment(Segment):
         return self._drives.store
 
     @abstractmethod
-    def tensors(self, array: str) -> Iterator[OnDrive]:
-        """Tensors of an array."""
+    def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
+        """Tensors of an array: name, elements, and the drive that has all of it; None: it is
+        striped."""
 
     @abstractmethod
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
@@ -317,9 +304,9 @@ class StripedSegment(DriveSegment):
         """Whether there are elements between parameters."""
         return self._size > sum(count for _, count in self.spans)
 
-    def tensors(self, array: str) -> Iterator[OnDrive]:
+    def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
         for key, (_, count) in zip(self._keys, self.spans, strict=True):
-            yield OnDrive(f"{key}.{array}", count, None)
+            yield f"{key}.{array}", count, None
 
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
         for key, (at, own) in zip(self._keys, self.spans, strict=True):
@@ -376,10 +363,10 @@ class ShardedSegment(DriveSegment):
         """Name of a card's share of an array."""
         return f"{self.unit}.{array}@{channel}"
 
-    def tensors(self, array: str) -> Iterator[OnDrive]:
+    def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
         for channel in range(self.stripes.channels):
             count = self.stripes.before(self._size, channel)
-            yield OnDrive(self.key(array, channel), count, channel)
+            yield self.key(array, channel), count, channel
 
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
         for channel in range(self.stripes.channels):
