@@ -33,6 +33,7 @@ from nearstep.torch.homes.opening import given_groups
 from nearstep.torch.host_table import HOST, HostTable, MakeHome
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.rule import BoundRule
 from nearstep.torch.settings import OnDevice, Settings
 from nearstep.torch.state import ParameterState, SavedState, Verbatim, export
 from nearstep.torch.step import Scaling
@@ -105,14 +106,14 @@ class DeviceOptimizer(Optimizer):
         self._attach(device, settings, defaults)
         if self.settings.overflow is None:
             super().__init__(params, defaults)
-            self.table.begin(self.param_groups, self.state)
+            self.table.begin(self)
             return
         groups = given_groups(params)
         opened, home = open_home(self.table, self.title, groups)
         self.table.use(home)
         try:
             super().__init__(groups, defaults)
-            self.table.begin(self.param_groups, self.state)
+            self.table.begin(self)
             home.begin_life(self)
         except BaseException:
             opened.give_up()
@@ -127,12 +128,12 @@ class DeviceOptimizer(Optimizer):
         settings: Settings,
         defaults: Mapping[str, Any],
     ) -> None:
-        data = self.definition, self.layout, defaults, self._named, self._fixed
+        rule = BoundRule(self.definition, self.layout, defaults, self._named, self._fixed)
         home = HOST if device is None else device
         if callable(home) or (isinstance(home, str) and home.startswith(HOST)):
-            self.table = self._stepper = HostTable(home, settings, *data)
+            self.table = self._stepper = HostTable(home, settings, rule)
         else:
-            self.table = StateTable(home, settings, *data)
+            self.table = StateTable(home, settings, rule)
             self._stepper = Stepper(self.table)
             # Nothing that refers to a parameter, which may refer to the optimizer.
             weakref.finalize(self, self.table.placement.free)
@@ -281,8 +282,7 @@ class DeviceOptimizer(Optimizer):
         try:
             with torch.no_grad(), self.around_update():
                 scaling = self._ready()
-                groups, states = self.param_groups, self.state
-                if scaling is None or not self._stepper.step(self, groups, states, scaling):
+                if scaling is None or not self._stepper.step(self, scaling):
                     self.traffic.skipped += 1
         except BaseException:
             self._report_inf = None
@@ -315,9 +315,9 @@ class DeviceOptimizer(Optimizer):
         InterruptedStepError, ClosedDeviceError : as of `step`.
         """
         with torch.no_grad():
-            scaling, groups = self._ready(), self.param_groups
+            scaling = self._ready()
             if scaling is not None:
-                self._stepper.step(self, groups, self.state, scaling, held_only=True)
+                self._stepper.step(self, scaling, held_only=True)
 
     @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -347,7 +347,7 @@ class DeviceOptimizer(Optimizer):
                     check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
             self.settings.check_parameters(parameters)
             wanted = [p for p in parameters if p.requires_grad]
-            self.table.place(self, self.param_groups, group, wanted)
+            self.table.place(self, group, wanted)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -426,7 +426,7 @@ class DeviceOptimizer(Optimizer):
         table.reset()
 
         def load() -> None:
-            table.load_all(self, self.param_groups, self.state, saved)
+            table.load_all(self, saved)
 
         if self._durable is not None:
             self._durable.load_checkpoint(self, load)
@@ -466,7 +466,7 @@ class DeviceOptimizer(Optimizer):
         ParameterError, OutOfDeviceMemoryError
         """
         found = self.place_of(parameter)
-        return self.table.place_one(self, parameter, self.param_groups) if found is None else found
+        return self.table.place_one(self, parameter) if found is None else found
 
     def place_of(self, parameter: Tensor) -> DeviceParameter | None:
         """Return the parameter on the device if it has state or will have it, since it is in a
@@ -479,7 +479,7 @@ class DeviceOptimizer(Optimizer):
         if parameter not in self.table.parameters and parameter.requires_grad:
             for group in self.param_groups:
                 if any(each is parameter for each in group["params"]):
-                    self.table.place(self, self.param_groups, group, [parameter])
+                    self.table.place(self, group, [parameter])
         return self.table.parameters.get(parameter)
 
     def hold_pairs(

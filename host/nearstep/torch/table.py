@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,16 +26,28 @@ from nearstep.torch.traffic import Traffic
 from nearstep.torch.unclaimed import SharedDevice, unclaimed
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.device import KernelDevice
-from nearstep_spec.rule.optimizer import Optimizer
-
-if TYPE_CHECKING:
-    from nearstep.torch.layout import Layout
 
 Groups = Sequence[Mapping[str, Any]]
 """Parameter groups of an optimizer of torch."""
 
 States = MutableMapping[Tensor, Any]
 """`Optimizer.state`."""
+
+
+class Owner(Protocol):
+    """The optimizer whose columns a table has; `state` and `param_groups` are torch's."""
+
+    table: StateTable
+    state: Any
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def title(self) -> str:
+        """What the optimizer is called on drives."""
+
+    @property
+    def computes(self) -> str:
+        """What a generation on drives says of the arithmetic."""
 
 
 class StateTable:
@@ -49,8 +60,6 @@ class StateTable:
     ----------
     device : name of a device, an open one, or one that another table uses.
     settings : how the optimizer uses it.
-    definition, layout : of the optimizer.
-    defaults, named, fixed : as of `BoundRule`.
 
     Attributes
     ----------
@@ -73,22 +82,18 @@ class StateTable:
         self,
         device: str | Device | SharedDevice,
         settings: Settings,
-        definition: Optimizer,
-        layout: Layout,
-        defaults: Mapping[str, Any],
-        named: str = "",
-        fixed: Mapping[str, Any] = MappingProxyType({}),
+        rule: BoundRule,
     ) -> None:
         self.lease = device if isinstance(device, SharedDevice) else SharedDevice.of(device)
         kernel = self.device.config
         self.settings = settings.on(self.device)
         self.settings.check(kernel)
-        if self.settings.stochastic and not definition.counts:
-            reason = f"{definition.name} counts no steps, whose random bits have to differ"
+        if self.settings.stochastic and not rule.definition.counts:
+            reason = f"{rule.definition.name} counts no steps, whose random bits have to differ"
             raise UnsupportedOptionError("rounding", "stochastic", reason)
         self.formats = Formats.of(kernel)
-        self.layout = layout.on(self.formats.state)
-        self.rule = BoundRule(definition, self.layout, defaults, named, fixed)
+        self.rule = rule
+        self.layout = rule.layout = rule.layout.on(self.formats.state)
         self.placement = Placement(self.device)
         self.traffic = Traffic()
         self.parameters: dict[Tensor, DeviceParameter] = {}
@@ -124,14 +129,14 @@ class StateTable:
         """What the runs of a group compute with, of parameters in one phase."""
         return self.device.arguments(self.rule.definition, **self.rule.given(group, phase))
 
-    def begin(self, groups: Groups, states: States) -> None:
+    def begin(self, owner: Owner) -> None:
         """All parameters of the constructor are there: make the states that torch makes then."""
-        for group in groups if self.rule.definition.from_start else ():
+        for group in owner.param_groups if self.rule.definition.from_start else ():
             arrays = self.rule.arrays(group)
             for parameter in group["params"]:
                 resident = self.parameters.get(parameter)
                 if resident is not None:  # those that are lazy, or fixed, have none
-                    self.ready_state(states, resident, group, None, arrays)
+                    self.ready_state(owner, resident, group, None, arrays)
 
     def reset(self) -> None:
         """After a step that failed half way: reset the device."""
@@ -160,9 +165,9 @@ class StateTable:
         for each in self.parameters.values():
             each.interrupted = None
 
-    def place_one(self, owner: object, parameter: Tensor, groups: Groups) -> DeviceParameter:
+    def place_one(self, owner: Owner, parameter: Tensor) -> DeviceParameter:
         """Allocate an extent for a parameter alone, without a gradient or state."""
-        name = labels_of(groups).get(parameter, "a parameter outside the optimizer")
+        name = labels_of(owner.param_groups).get(parameter, "a parameter outside the optimizer")
         formats = self.formats
         formats.check(name, parameter)
         found = unclaimed(parameter)
@@ -179,17 +184,9 @@ class StateTable:
             parameter, name, extent, self.layout, self.traffic, formats, narrow=False
         )
 
-    def place(
-        self, owner: object, groups: Groups, group: Mapping[str, Any], parameters: Iterable[Tensor]
-    ) -> None:
-        """Allocate extents for parameters of a group that have none yet, next to each other.
-
-        Parameters
-        ----------
-        owner : the optimizer.
-        groups : all groups.
-        """
-        known = self.parameters
+    def place(self, owner: Owner, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
+        """Allocate extents for parameters of a group that have none yet, next to each other."""
+        groups, known = owner.param_groups, self.parameters
         new = list(dict.fromkeys(p for p in parameters if p not in known and not is_lazy(p)))
         if not new:
             return
@@ -234,7 +231,7 @@ class StateTable:
 
     def _adopt(
         self,
-        owner: object,
+        owner: Owner,
         parameters: Sequence[Tensor],
         labels: Mapping[Tensor, str],
         arrays: Mapping[str, float],
@@ -263,10 +260,10 @@ class StateTable:
             )
         return [p for p in parameters if p not in here]
 
-    def keep(self, states: States, resident: DeviceParameter, state: ParameterState) -> None:
+    def keep(self, owner: Owner, resident: DeviceParameter, state: ParameterState) -> None:
         """Show the state of a parameter to the user, and to checkpoints, if there is any."""
         if state or resident.keeps_master:
-            states[resident.parameter] = state
+            owner.state[resident.parameter] = state
 
     def load(self, resident: DeviceParameter, saved: SavedState) -> ParameterState:
         """Send saved state to its home."""
@@ -278,10 +275,10 @@ class StateTable:
         return state
 
     def state_of(
-        self, states: States, resident: DeviceParameter
+        self, owner: Owner, resident: DeviceParameter
     ) -> ParameterState | SavedState | None:
         """State of a parameter as it is, or as the user put it there; None if it has none."""
-        state = states.get(resident.parameter)
+        state = owner.state.get(resident.parameter)
         if isinstance(state, ParameterState) and state.store is resident and state:
             state.check_keys()
             return state
@@ -291,7 +288,7 @@ class StateTable:
 
     def ready_state(
         self,
-        states: States,
+        owner: Owner,
         resident: DeviceParameter,
         group: Mapping[str, Any],
         found: ParameterState | SavedState | None,
@@ -313,7 +310,7 @@ class StateTable:
         else:
             resident.reset_moments(self.rule.first_moments(group), arrays)
             ready = self.first_state(resident, group)
-        self.keep(states, resident, ready)
+        self.keep(owner, resident, ready)
         return ready
 
     def first_state(self, resident: DeviceParameter, group: Mapping[str, Any]) -> ParameterState:
@@ -321,19 +318,17 @@ class StateTable:
         step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
         return ParameterState.of(resident, step, self.rule.first_moments(group))
 
-    def load_all(
-        self, owner: object, groups: Groups, states: States, saved: Mapping[Tensor, SavedState]
-    ) -> None:
+    def load_all(self, owner: Owner, saved: Mapping[Tensor, SavedState]) -> None:
         """Load a checkpoint: the state is sent, and every parameter with its next step."""
-        for group in groups:
+        for group in owner.param_groups:
             wanted = (p for p in group["params"] if p.requires_grad or p in saved)
-            self.place(owner, groups, group, wanted)
+            self.place(owner, group, wanted)
         for resident in self.parameters.values():
             resident.load_master(None)
         for parameter, value in saved.items():
             resident = self.parameters[parameter]
-            del states[parameter]
-            self.keep(states, resident, self.load(resident, value))
+            del owner.state[parameter]
+            self.keep(owner, resident, self.load(resident, value))
 
 
 def labels_of(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:

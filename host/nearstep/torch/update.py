@@ -25,7 +25,7 @@ from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.rule import Phase
 from nearstep.torch.state import RESIDUAL, ParameterState, SavedState
 from nearstep.torch.step import Arrays, Gradient, RunKey, Scaling, StepInputs, StepItem, StepPlan
-from nearstep.torch.table import Groups, States, StateTable
+from nearstep.torch.table import Groups, Owner, States, StateTable
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.rounding import Numbering
@@ -44,35 +44,25 @@ class Stepper:
         self._residuals = ScratchPool()
         self.buckets = FlatBuckets()
 
-    def step(
-        self,
-        owner: Any,
-        groups: Groups,
-        states: States,
-        scaling: Scaling,
-        *,
-        held_only: bool = False,
-    ) -> bool:
+    def step(self, owner: Owner, scaling: Scaling, *, held_only: bool = False) -> bool:
         """Update every parameter that has a gradient; whether the step was made, not skipped.
 
         Parameters
         ----------
-        owner : the optimizer.
-        groups, states : of the optimizer.
         held_only : update those alone whose gradients the device keeps.
         """
-        table = self._table
-        bucketed = self._ready_buckets(groups, states)
+        table, groups = self._table, owner.param_groups
+        bucketed = self._ready_buckets(owner)
         items = list(self._items(groups, [bucket for bucket, _ in bucketed], held_only=held_only))
         for index, group in enumerate(groups):
             wanted = (i.parameter for i in items if i.group == index and i.parameter is not None)
-            table.place(owner, groups, group, wanted)
-        plan = self._plan(groups, states, items, bucketed, scaling)
+            table.place(owner, group, wanted)
+        plan = self._plan(owner, items, bucketed, scaling)
         home = table.home
         if isinstance(home, DurableHome):
-            made = home.step(owner, plan, lambda part: self._apply(groups, states, part))
+            made = home.step(owner, plan, partial(self._apply, owner))
         else:
-            made = self._apply(groups, states, plan)
+            made = self._apply(owner, plan)
         if not made:
             return False
         if scaling.scale != 1.0 and scaling.found is None:
@@ -132,8 +122,7 @@ class Stepper:
 
     def _plan(
         self,
-        groups: Groups,
-        states: States,
+        owner: Owner,
         items: Sequence[StepItem],
         bucketed: Sequence[ReadyBucket],
         scaling: Scaling,
@@ -144,13 +133,13 @@ class Stepper:
         for item, (bucket, _) in zip(every[len(items) :], bucketed, strict=True):
             item.resident = bucket
         for item in every:
-            group = groups[item.group]
+            group = owner.param_groups[item.group]
             if item.parameter is None:
                 resident, state = item.resident.first  # type: ignore[union-attr]
             else:
                 item.resident = resident = table.parameters[item.parameter]
                 resident.check_size()
-                item.found = table.state_of(states, resident)
+                item.found = table.state_of(owner, resident)
                 if isinstance(item.gradient, SparseGradient):
                     residual = self._residual_of(item.found)
                     item.gradient.check_residual(resident.label, residual)
@@ -162,9 +151,11 @@ class Stepper:
             if (item.group, item.phase) not in arguments:
                 found = table.arguments(group, item.phase)
                 arguments[item.group, item.phase] = found
-        return StepPlan(every, [rule.arrays(group) for group in groups], arguments, scaling)
+        return StepPlan(
+            every, [rule.arrays(each) for each in owner.param_groups], arguments, scaling
+        )
 
-    def _apply(self, groups: Groups, states: States, plan: StepPlan) -> bool:
+    def _apply(self, owner: Owner, plan: StepPlan) -> bool:
         """Send, run and take the results of a plan; False if the step is to be skipped."""
         table, items, begun = self._table, plan.items, list[AcceleratedRuns]()
 
@@ -172,7 +163,7 @@ class Stepper:
         try:
             sends, ready = table.executor.sends(), dict[Extent, StepItem]()
             for item in items:
-                self._prepare(groups[item.group], states, item, plan.arrays[item.group], sends)
+                self._prepare(owner, item, plan.arrays[item.group], sends)
                 ready[item.resident.extent] = item
             fetches = any(i.parameter is None or not i.single.offloaded for i in items)
             results = table.executor.make(
@@ -185,7 +176,7 @@ class Stepper:
             for item in items:
                 item.resident.take_result(results)
                 if item.parameter is not None:
-                    counts += self._finish(states, item, written[item.group])
+                    counts += self._finish(owner, item, written[item.group])
             if counts:
                 torch._foreach_add_(counts, 1)
             for item in items:
@@ -201,15 +192,11 @@ class Stepper:
         return True
 
     def _prepare(
-        self,
-        group: Mapping[str, Any],
-        states: States,
-        item: StepItem,
-        arrays: Mapping[str, float],
-        sends: Sends,
+        self, owner: Owner, item: StepItem, arrays: Mapping[str, float], sends: Sends
     ) -> None:
         """Send what the update of an item needs; of a gradient that is compressed, not yet."""
         table, gradient, resident = self._table, item.gradient, item.resident
+        group = owner.param_groups[item.group]
         maximize, scales = bool(group["maximize"]), table.device.config.gradient_scale
         negated = maximize and not scales
         if isinstance(resident, FlatBucket):
@@ -219,7 +206,7 @@ class Stepper:
             item.state = resident.first[1]
             item.key = RunKey(item.group, item.phase, "fp32", None, 1, maximize and scales)
             return
-        item.state = table.ready_state(states, resident, group, item.found, arrays)
+        item.state = table.ready_state(owner, resident, group, item.found, arrays)
         resident.is_new = False
         resident.send_master_if_changed(sends)
         compression = table.settings.compression
@@ -249,7 +236,7 @@ class Stepper:
             resident.extent.segment.reserve({copy_array(copied): 0.0})
         item.key = RunKey(item.group, item.phase, form, copied, item.times, maximize and scales)
 
-    def _finish(self, states: States, item: StepItem, written: Sequence[str]) -> list[Tensor]:
+    def _finish(self, owner: Owner, item: StepItem, written: Sequence[str]) -> list[Tensor]:
         """Take over that a step has updated a parameter, and wrote these moments.
 
         Returns
@@ -262,7 +249,7 @@ class Stepper:
         if item.compressed is not None and item.compressed.residual is not None:
             state.keep_residual(convert.to_tensor(item.compressed.residual, resident.parameter))
         if not is_kept:
-            self._table.keep(states, resident, state)
+            self._table.keep(owner, resident, state)
         return counts
 
     def _unscale(self, plan: StepPlan, scale: float) -> None:
@@ -321,10 +308,10 @@ class Stepper:
             return found
         return state.residual
 
-    def _ready_buckets(self, groups: Groups, states: States) -> list[ReadyBucket]:
+    def _ready_buckets(self, owner: Owner) -> list[ReadyBucket]:
         """Buckets that this step can use. Nothing has been done with them yet."""
-        table = self._table
-        ready = [] if table.home.is_durable else self.buckets.ready(groups, states)
+        table, groups = self._table, owner.param_groups
+        ready = [] if table.home.is_durable else self.buckets.ready(groups, owner.state)
         written: dict[int, list[str]] = {}
         for index in {bucket.group: None for bucket, _ in ready}:
             table.check_group(groups[index])

@@ -38,9 +38,9 @@ class Pair:
         """Count the parameters that are prepared by themselves."""
         prepare = self.optimizer._stepper._prepare
 
-        def counted(group, states, item, *arguments):
+        def counted(owner, item, *arguments):
             self.prepared += item.parameter is not None
-            return prepare(group, states, item, *arguments)
+            return prepare(owner, item, *arguments)
 
         self.optimizer._stepper._prepare = counted
         self.reference._stepper._keep_buckets = lambda *_: None

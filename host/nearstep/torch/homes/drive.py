@@ -15,11 +15,10 @@ from nearstep.storage.aligned import AlignedPool
 from nearstep.torch import convert
 from nearstep.torch.homes.durable import DurableHome, Savepoint
 from nearstep.torch.homes.errors import MemoryTooSmallError
-from nearstep.torch.homes.generation import Owner
 from nearstep.torch.homes.opening import OpenStore
 from nearstep.torch.homes.segments import GRADIENTS, StoredArray, StripedSegment
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.table import StateTable
+from nearstep.torch.table import Owner, StateTable
 
 Reading = tuple[NDArray[Any], Sequence[Completion]]
 """An array that is being read, padding included, and what to wait for."""

@@ -18,7 +18,6 @@ from nearstep.torch import convert
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.homes.generation import (
-    Owner,
     SavedArrays,
     StepState,
     pack,
@@ -36,7 +35,7 @@ from nearstep.torch.homes.sets import REPLACES
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import StepPlan
-from nearstep.torch.table import StateTable, labels_of
+from nearstep.torch.table import Owner, StateTable, labels_of
 
 AnySegment = TypeVar("AnySegment", bound=DriveSegment)
 
@@ -442,7 +441,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 state = ParameterState.of(resident, count, found.moments)
                 if found.residual:
                     read_residual(resident, state)
-                table.keep(owner.state, resident, state)
+                table.keep(owner, resident, state)
         if carried:
             replaced = str(source.drives[0].header.set_id)
             more = {REPLACES: replaced} if self._replaces else {}

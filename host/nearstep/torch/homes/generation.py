@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,26 +23,10 @@ from nearstep.torch.homes.opening import describe, keys
 from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, count
-from nearstep.torch.table import StateTable
+from nearstep.torch.table import Owner
 from nearstep_spec.rule.optimizer import Optimizer
 
 VERSION = 1
-
-
-class Owner(Protocol):
-    """The optimizer whose columns a home keeps."""
-
-    table: StateTable
-    state: Any
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def title(self) -> str:
-        """What the optimizer is called on drives."""
-
-    @property
-    def computes(self) -> str:
-        """What a generation says of the arithmetic: of `digest`."""
 
 
 class StepState(NamedTuple):
