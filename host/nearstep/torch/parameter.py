@@ -138,8 +138,7 @@ class DeviceParameter:
 
     def resume(self) -> None:
         """Make what the device has the parameter, as a step would have left it."""
-        with torch.no_grad():
-            self._read_into(self.parameter)
+        self.copy_into(self.parameter)
         self.is_new = False
         self._leave(None)
         self.lose_master()
@@ -218,12 +217,8 @@ class DeviceParameter:
         if self.offloaded:
             array = self.extent.read("p")
             self._traffic.masters_up += array.nbytes
-        elif self._loaded_master is not None:
-            array = convert.merge_master(self._loaded_master, self.parameter)
-        elif not self._known:
-            array = convert.to_float32(self.parameter).copy()
         else:
-            array = self._merged()
+            array = self.host_master()
         return convert.to_tensor(array, self.parameter)
 
     def load_master(self, value: Tensor | None) -> None:
@@ -234,7 +229,7 @@ class DeviceParameter:
                 return
             with torch.no_grad():
                 twin = torch.empty_like(self.parameter)
-                self._read_into(twin)
+            self.copy_into(twin)
             saved = None if value is None else convert.to_float32(value)
             master = convert.to_float32(twin)
             self.extent.write("p", master if saved is None else convert.merge_master(saved, twin))
@@ -281,8 +276,7 @@ class DeviceParameter:
         """Make the host's parameter what its home has."""
         self._checked = False
         if not self.offloaded:
-            with torch.no_grad():
-                self._read_into(self.parameter)
+            self.copy_into(self.parameter)
 
     def push(self, *, unchanged: bool = False) -> None:
         """Have the device know the parameter as the host has it, and from then on alone: it is
@@ -311,8 +305,8 @@ class DeviceParameter:
 
         To autograd this is no change.
         """
-        with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
-            self._read_into(self.parameter)
+        with _unsafe_preserve_version_counter(self.parameter):
+            self.copy_into(self.parameter)
         self.arrived(self.parameter)
 
     def arrived(self, copy: Tensor) -> None:
@@ -339,13 +333,9 @@ class DeviceParameter:
             convert.store(array, self.parameter)
         self.arrived(self.parameter)
 
+    @torch.no_grad()
     def copy_into(self, tensor: Tensor) -> None:
-        """Fetch a parameter that is away into another tensor like it."""
-        with torch.no_grad():
-            self._read_into(tensor)
-
-    def _read_into(self, tensor: Tensor) -> None:
-        """Fetch a parameter that is away into a tensor like it."""
+        """Fetch the parameter into a tensor like it: the parameter itself, or another one."""
         plain = self.extent.segment.dtype_of(self._current) == np.float32
         target = convert.landing(tensor) if plain else None
         array = self.extent.read(self._current, target)
@@ -354,16 +344,7 @@ class DeviceParameter:
             convert.store(array, tensor)
 
     def _send_master(self, sends: Sends) -> None:
-        parameter = self.parameter
-        master: NDArray[Any]
-        if self._loaded_master is not None:
-            master = convert.merge_master(self._loaded_master, parameter)
-        elif self._known and self.keeps_master:
-            master = self._merged()
-        elif self._p == "fp32":
-            master = convert.to_float32(parameter)
-        else:
-            master = convert.to_words(parameter)
+        master = self.host_master()
         sends.send(Sending(self.extent, "p", master, self._sent_master))
         self._traffic.masters_down += master.nbytes
 
@@ -526,7 +507,12 @@ class DeviceParameter:
             self._traffic.parameters_up += 4 * self.extent.count
             return
         if self.is_small:
-            self._take_parameter(results.take(self.extent))
+            found = results.take(self.extent)
+            self._store(found)
+            if found.dtype == np.float32 and self.parameter.dtype != torch.float32:
+                self._leave(None)
+            else:
+                self.last_seen, self._home = found, None
             return
         array = convert.landing(self.parameter) if self.result == "p" else None
         if array is None:
@@ -539,14 +525,6 @@ class DeviceParameter:
         of_format = self.result != "p" or not self.keeps_master
         left = None if array is None else results.fingerprint(self.extent)
         self._leave(self.result if of_format else None, fingerprint=left)
-
-    def _take_parameter(self, array: NDArray[Any]) -> None:
-        """`take_result` of a small parameter: its result has been fetched."""
-        self._store(array)
-        if array.dtype == np.float32 and self.parameter.dtype != torch.float32:
-            self._leave(None)
-        else:
-            self.last_seen, self._home = array, None
 
     def _store(self, array: NDArray[Any]) -> None:
         target, self._landing = self._landing, None
