@@ -72,10 +72,6 @@ class _Table(dict[str, Any]):
 def read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     """Read the table of a configuration.
 
-    Parameters
-    ----------
-    source : a file, or the table.
-
     Raises
     ------
     ConfigError : there is no such file, or it is no table in JSON.
@@ -105,7 +101,6 @@ def examine(
 
     Parameters
     ----------
-    table : of `read`.
     auto : values in the place of `auto`, by path.
     ignore : paths of keys that are left out.
     """

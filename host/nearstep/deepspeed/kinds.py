@@ -18,7 +18,6 @@ class Kind:
 
     Attributes
     ----------
-    expected : description of the kind.
     convert : returns the value of a key for use, or `_WRONG`.
     """
 

@@ -149,10 +149,7 @@ def make(
 
     Parameters
     ----------
-    kind : class of the optimizer.
-    params : as torch's optimizers take them.
     clipping : `host` or `device`.
-    on : arguments of the optimizer besides torch's.
 
     Raises
     ------
@@ -196,10 +193,6 @@ def make(
 
 def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of the optimizer that say where its state lies.
-
-    Parameters
-    ----------
-    on : arguments that were given, the device among them.
 
     Raises
     ------

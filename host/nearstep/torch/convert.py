@@ -157,10 +157,6 @@ class PartSums:
     Parameters
     ----------
     words : of shape (elements,), contiguous.
-
-    Attributes
-    ----------
-    count : parts.
     """
 
     def __init__(self, words: NDArray[Any]) -> None:

@@ -44,7 +44,6 @@ class DeviceGradient:
 
     Attributes
     ----------
-    dtype : of the gradient.
     applied : steps leave it out.
     """
 
@@ -192,13 +191,7 @@ class SparseGradient:
         return self._compressed
 
     def check(self, label: str, parameter: Tensor) -> None:
-        """Raise `GradientError` unless a step can use it.
-
-        Parameters
-        ----------
-        label : what the parameter is called.
-        parameter : that has no gradient besides.
-        """
+        """Raise `GradientError` unless a step can use it."""
         if self.spent:
             expected = "reset (zero_grad) after the step that has sent what was kept of it"
             raise GradientError(label, expected, "the one of that step")

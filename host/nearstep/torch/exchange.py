@@ -91,7 +91,6 @@ class Sending(NamedTuple):
 
     Attributes
     ----------
-    array : name of the array on the device.
     data : of shape (count,).
     sent : called when the device has the array.
     """

@@ -50,13 +50,7 @@ Lists = Mapping[tuple[Launch, int, int], PairList]
 
 
 class Accelerator:
-    """Starts runs as operations of a graph, each channel by itself.
-
-    Parameters
-    ----------
-    traffic : time is added to it.
-    max_cycles : bound on each run.
-    """
+    """Starts runs as operations of a graph, each channel by itself."""
 
     def __init__(self, device: KernelDevice, traffic: Traffic, max_cycles: int | None) -> None:
         self._device = device
@@ -100,11 +94,6 @@ class StepGraph:
 
     A channel belongs to the host or to its kernel: each operation holds its channel, and a transfer
     what the home's transfers share.
-
-    Parameters
-    ----------
-    lists : compressed gradients.
-    results : take what is fetched.
     """
 
     def __init__(
@@ -419,9 +408,6 @@ def run_parts(
 
     Parameters
     ----------
-    part : arrays of the channel.
-    factor : of the gradients.
-    numbering : indices of the elements.
     gradient : None: the array of its format.
     """
     if gradient is None:
@@ -452,10 +438,6 @@ def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDA
 
 class StepExecutor:
     """Makes the steps of one optimizer, whose parameters have been prepared.
-
-    Parameters
-    ----------
-    home : where the blocks of a step are updated.
 
     Attributes
     ----------

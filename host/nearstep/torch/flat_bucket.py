@@ -90,9 +90,7 @@ class FlatBucket:
 
     Attributes
     ----------
-    positions : of the parameters in their group.
     extent : from the first to the last of them, with the padding between.
-    elements : of the parameters.
     steps : counts of steps; none if no such count is kept.
     """
 
@@ -148,10 +146,6 @@ class FlatBucket:
 
         All has to be as the last step left it, but for the values of parameters, gradients and
         counts of steps; these have to be equal.
-
-        Parameters
-        ----------
-        states : state of the optimizer.
         """
         gradients: list[Tensor] = []
         for parameter, shape in zip(self.parameters, self._shapes, strict=True):

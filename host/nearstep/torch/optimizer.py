@@ -534,12 +534,7 @@ class DeviceOptimizer(Optimizer):
 
 
 class NamedOptimizer(DeviceOptimizer):
-    """What `nearstep.optim.from_rule` makes.
-
-    Attributes
-    ----------
-    name : that it was made of.
-    """
+    """What `nearstep.optim.from_rule` makes."""
 
     def __init__(
         self,

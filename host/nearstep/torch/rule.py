@@ -30,7 +30,6 @@ class BoundRule:
 
     Parameters
     ----------
-    layout : state of a parameter.
     defaults : options of groups that were given none.
     named : what `rules=` in a device's name calls the rule, if it is one of a file.
     fixed : options that a loaded group cannot change.

@@ -69,10 +69,6 @@ class LossScaler(GradScaler):
     one more: of those in a row if `consecutive`, else of those since the scale was last doubled.
     After `window` steps in a row without one it is doubled.
 
-    Parameters
-    ----------
-    device : type of the device that the loss is on.
-
     Attributes
     ----------
     overflowed : whether the steps before the last `update` were skipped.

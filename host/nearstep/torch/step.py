@@ -62,7 +62,6 @@ class StepItem:
     Attributes
     ----------
     group : index of the parameter group.
-    position : of the parameter in it.
     gradient : of a bucket: that of each parameter.
     times : how often the parameter is in the group.
     parameter : None of a bucket.
@@ -158,7 +157,6 @@ class StepInputs(NamedTuple):
     Attributes
     ----------
     items : by extent, ready.
-    arrays : as of `StepPlan`.
     sends : arrays that are sent to the device first.
     begun : runs of the rules are appended when they begin on a channel.
     fetches : the host fetches results.

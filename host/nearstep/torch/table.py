@@ -66,9 +66,6 @@ class StateTable:
     settings : on the device.
     formats : of the kernel.
     layout : state of a parameter, as the device keeps it.
-    parameters : that have an extent.
-    home : where the columns are kept.
-    executor : makes the steps.
     interrupted : name of the error of a step that failed half way; further use is refused until a
         checkpoint is loaded.
 

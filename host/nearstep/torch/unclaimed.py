@@ -17,12 +17,7 @@ from nearstep.updater.device import KernelDevice
 
 
 class SharedDevice:
-    """The right to use a device; one that was opened by its name is closed with the last lease.
-
-    Attributes
-    ----------
-    device : the `KernelDevice`.
-    """
+    """The right to use a device; one that was opened by its name is closed with the last lease."""
 
     def __init__(self, device: Device) -> None:
         if not isinstance(device, KernelDevice):

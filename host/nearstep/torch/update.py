@@ -274,8 +274,6 @@ class Stepper:
 
         Parameters
         ----------
-        states : of the optimizer.
-        parameter : that has an extent.
         make : compresses the gradient, to which a residual is added first, as `compress` does.
         """
         resident, state = self._table.parameters[parameter], states.get(parameter)

@@ -34,7 +34,6 @@ class DriveHome(DurableHome[StripedSegment]):
 
     Parameters
     ----------
-    opened : the store.
     memory : bytes of all channels.
     """
 

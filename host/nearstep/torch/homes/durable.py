@@ -41,13 +41,7 @@ AnySegment = TypeVar("AnySegment", bound=DriveSegment)
 
 
 class Savepoint:
-    """State and parameters on the host as they are now; parameters from `keep` on.
-
-    Parameters
-    ----------
-    states : `Optimizer.state`.
-    parameters : all of them.
-    """
+    """State and parameters on the host as they are now; parameters from `keep` on."""
 
     def __init__(self, states: Any, parameters: Iterable[DeviceParameter]) -> None:
         self._states, self._found = states, dict(states)
@@ -93,10 +87,6 @@ class FailedStep(NamedTuple):
 
 class DurableHome(DeviceHome, Generic[AnySegment]):
     """Columns of one optimizer on the drives of a store.
-
-    Parameters
-    ----------
-    opened : the store.
 
     Attributes
     ----------

@@ -214,7 +214,6 @@ def write_residuals(
 
     Parameters
     ----------
-    states : `Optimizer.state`.
     save : False removes them from the drives instead.
 
     Returns

@@ -130,10 +130,6 @@ class DeviceHome:
 
         The first piece is the smaller, the earlier the channel gets it, so that channels do not
         want the bus at the same time later.
-
-        Parameters
-        ----------
-        whole : do not cut launches.
         """
         size, channels = None, self._device.channel_count
         if self.cut is not None:
@@ -190,15 +186,7 @@ class DeviceHome:
         *,
         narrow: bool,
     ) -> Sequence[tuple[Segment, Sequence[Tensor]]]:
-        """Make segments for new parameters, with those that each has, in order.
-
-        Parameters
-        ----------
-        groups : of the optimizer.
-        arrays : columns of the parameters.
-        labels : what parameters are called in errors.
-        narrow : there are arrays of 16 bits.
-        """
+        """Make segments for new parameters, with those that each has, in order."""
         formats = self._formats
         line = formats.line(narrow=narrow)
         size = sum(padded(convert.size(p), line) for p in parameters)

@@ -21,14 +21,7 @@ extent takes the host's time."""
 def open_home(
     table: StateTable, title: str, groups: Sequence[Any]
 ) -> tuple[OpenStore, DurableHome[Any]]:
-    """Open the drives of an optimizer.
-
-    Parameters
-    ----------
-    table : whose settings have drives.
-    title : what the optimizer is called on drives.
-    groups : with all parameters.
-    """
+    """Open the drives of an optimizer."""
     device, settings, options = table.device, table.settings, table.settings.overflow
     assert options is not None, "there are drives"
     moments = len(table.layout.moments)

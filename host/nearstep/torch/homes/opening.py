@@ -39,8 +39,6 @@ class OpenStore:
 
     Parameters
     ----------
-    title : what the optimizer is called.
-    groups : with all parameters.
     moments : arrays of state that a parameter can have besides itself.
     residual : it can have what error feedback holds back, too.
     block : bytes of an array by which one drive may have more of it than another.

@@ -177,15 +177,6 @@ class PeerHome(DurableHome[ShardedSegment]):
     drive reads the next one into another slot (figure 5b). The naive order has one subgroup after
     the other (figure 5a).
 
-    Parameters
-    ----------
-    opened : a store with a drive for each card.
-
-    Attributes
-    ----------
-    prefetcher : reads from the drives.
-    checks : of the host's parameters.
-
     Ref: Smart-Infinity, section IV-B.
     """
 

@@ -26,10 +26,6 @@ class HeldStore:
     Parameters
     ----------
     owns : it was opened for the optimizer alone, which closes it.
-
-    Attributes
-    ----------
-    last : the store as it was opened last.
     """
 
     def __init__(self, store: Store, *, owns: bool) -> None:
@@ -172,8 +168,6 @@ class DriveSegment(Segment):
     Parameters
     ----------
     counts : elements of each parameter.
-    line, dtypes : as of `Segment`.
-    traffic : counters.
     keys : names of the parameters on the drives.
 
     Attributes

@@ -38,7 +38,6 @@ class Step(NamedTuple):
 
     Attributes
     ----------
-    places : the drives.
     replaces : another set; empty: none.
     """
 
