@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -18,8 +18,8 @@ from nearstep.torch.checks import check_gradient, check_parameter, is_plain, lab
 from nearstep.torch.compression import Compressed, ScratchPool
 from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.dtensor import local, redistributed
-from nearstep.torch.exchange import Sends
-from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, Member, ReadyBucket
+from nearstep.torch.exchange import TOGETHER_ELEMENTS, Sends
+from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, ReadyBucket, fits
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.rule import Phase
@@ -330,8 +330,18 @@ class Stepper:
         if table.settings.compression is not None or not single or any(i.times > 1 for i in items):
             self.buckets.clear()
             return
-        members = [Member(i.group, i.position, i.key, i.single, i.state) for i in items]
-        self.buckets.keep([bucket for bucket, _ in bucketed], members, groups, table.traffic)
+        made = [
+            FlatBucket(
+                run[0].group,
+                [item.position for item in run],
+                [item.single for item in run],
+                [item.state for item in run],
+                table.traffic,
+            )
+            for run in _runs(items)
+            if len(run) > 1
+        ]
+        self.buckets.keep([bucket for bucket, _ in bucketed], made, groups)
 
 
 def _start(
@@ -354,6 +364,24 @@ def _start(
         options["copy_out"] = arrays[copy_array(key.copy_format)]
         options["copy_out_format"] = key.copy_format
     return partial(table.device.run_rule, found, wanted, **options)
+
+
+def _runs(items: Iterable[StepItem]) -> Iterator[list[StepItem]]:
+    """Items that fit into buckets, each with its neighbours alike, up to a number of elements."""
+    run: list[StepItem] = []
+    for item in (each for each in items if fits(each.single, each.state)):
+        extent = item.resident.extent
+        if run and not (
+            extent.joins(run[-1].resident.extent)
+            and item.key == run[-1].key
+            and item.state.held == run[-1].state.held
+            and extent.end - run[0].resident.extent.start <= TOGETHER_ELEMENTS
+        ):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
 
 
 def _others(count: int, buckets: Sequence[FlatBucket]) -> Sequence[int]:
