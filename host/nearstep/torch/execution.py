@@ -183,8 +183,8 @@ class StepGraph:
             if channel in self._late:
                 self._late.pop(channel)()
             for share in shares:
-                listed = (share.block.launch, share.block.start, channel) in self._lists
-                kept = None if listed else gradient_array(_key(share.block).gradient_format)
+                form = _key(share.block).gradient_format
+                kept = None if self._listed(share) is not None else gradient_array(form)
                 home.load(graph, share, gradient=kept)
                 self._send(str(number), share)
             yield
@@ -241,15 +241,12 @@ class StepGraph:
         """Add transfers of what the host sends to one block: parameters and gradients, whole or as
         pairs."""
         block = share.block
-        segment = block.launch.segment
-        for cut in self._sends.cut(segment, block.start, block.stop):
-            low, high = segment.stripes.span(cut.start, cut.stop, share.channel)
-            room = share.rooms[cut.array]
-            low, high = low - share.first, min(high - share.first, room.size)
-            if low < high:
-                data = partial(_first, cut.data, share.channel, high - low)
-                self._write(f"{cut.array} {name}", share, room[low:high], data)
-        pairs = self._lists.get((block.launch, block.start, share.channel))
+        for cut in self._sends.cut(block.launch.segment, block.start, block.stop):
+            room = self._room(share, cut.array, cut.start, cut.stop)
+            if room.size:
+                data = partial(_first, cut.data, share.channel, room.size)
+                self._write(f"{cut.array} {name}", share, room, data)
+        pairs = self._listed(share)
         if pairs is not None and not self._lists_sent:
             for room, listed in pairs.writes(lines=self._home.overlaps):
                 self._write(f"pairs {name}", share, room, partial(np.asarray, listed))
@@ -319,9 +316,11 @@ class StepGraph:
         room = share.rooms[array]
         return room[low - share.first : min(high - share.first, room.size)]
 
+    def _listed(self, share: Share) -> PairList | None:
+        return self._lists.get((share.block.launch, share.block.start, share.channel))
+
     def _gradient(self, share: Share) -> Buffer | Pairs:
-        launch = share.block.launch
-        listed = self._lists.get((launch, share.block.start, share.channel))
+        listed = self._listed(share)
         if listed is not None:
             return listed.pairs
         return share.parts[gradient_array(_key(share.block).gradient_format)]
