@@ -215,32 +215,23 @@ class Settings:
         UnsupportedOptionError : names the option of the device.
         """
         if self.max_grad_norm is not None and not scans(kernel):
-            raise UnsupportedOptionError(
-                "max_grad_norm",
-                self.max_grad_norm,
-                "the kernel must take the norm and apply the factor: open the device with "
-                "scan=yes and gradient_scale=yes",
-            )
+            reason = "the kernel must take the norm and apply the factor: open the device with "
+            reason += "scan=yes and gradient_scale=yes"
+            raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
         self._check_states(kernel)
         compression = self.compression
         if compression is None:
             return
         if compression.form not in kernel.compression:
-            raise UnsupportedOptionError(
-                "compression",
-                compression.share,
-                f"the kernel takes no pairs of the form {compression.form}: open the device with "
-                f"compression={compression.form}",
-            )
+            reason = f"the kernel takes no pairs of the form {compression.form}: open the device "
+            reason += f"with compression={compression.form}"
+            raise UnsupportedOptionError("compression", compression.share, reason)
         if compression.user is not None:
             self._check_user(compression.user, kernel)
         if compression.format not in kernel.gradient_formats:
-            raise UnsupportedOptionError(
-                "compression_format",
-                compression.format,
-                f"the kernel takes gradients of {', '.join(kernel.gradient_formats)}: name it in "
-                "the device's gradient_formats=",
-            )
+            reason = f"the kernel takes gradients of {', '.join(kernel.gradient_formats)}: name it "
+            reason += "in the device's gradient_formats="
+            raise UnsupportedOptionError("compression_format", compression.format, reason)
 
     def _check_states(self, kernel: UpdateKernelConfig) -> None:
         formats, dtype = kernel.rule_set.whole.formats, self.state_dtype
@@ -248,42 +239,28 @@ class Settings:
             form = formats.get(name, "fp32")
             kept = DYNAMIC8 if form in SIGNED else form
             if dtype is not None and name != PARAMETERS and kept != _STATE_NAMES[dtype]:
-                raise UnsupportedOptionError(
-                    "state_dtype",
-                    dtype,
-                    f"the kernel keeps {name} in {form}: open the device with "
-                    f"state_format={_STATE_NAMES[dtype]}",
-                )
+                reason = f"the kernel keeps {name} in {form}: open the device with "
+                reason += f"state_format={_STATE_NAMES[dtype]}"
+                raise UnsupportedOptionError("state_dtype", dtype, reason)
         if kernel.blockwise and self.overflow is not None:
-            raise UnsupportedOptionError(
-                "drives",
-                self.overflow.drives,
-                f"the kernel keeps {', '.join(kernel.blockwise)} in 8 bits, which drives have not: "
-                "open the device with state_format=bf16 or fp32",
-            )
+            reason = f"the kernel keeps {', '.join(kernel.blockwise)} in 8 bits, which drives have "
+            reason += "not: open the device with state_format=bf16 or fp32"
+            raise UnsupportedOptionError("drives", self.overflow.drives, reason)
         if self.stochastic and not kernel.stochastic_rounding:
-            raise UnsupportedOptionError(
-                "rounding",
-                "stochastic",
-                "the kernel rounds to nearest even alone: open the device with "
-                "stochastic_rounding=yes and a state in bf16, such as state_format=bf16",
-            )
+            reason = "the kernel rounds to nearest even alone: open the device with "
+            reason += "stochastic_rounding=yes and a state in bf16, such as state_format=bf16"
+            raise UnsupportedOptionError("rounding", "stochastic", reason)
 
     def _check_user(self, user: Decompressor, kernel: UpdateKernelConfig) -> None:
         if user.digest != kernel.decompressors[0]:
-            raise UnsupportedOptionError(
-                "compression_form",
-                user.name,
-                f"the file has changed since the device was opened (digest {user.digest[:16]}, in "
-                f"the kernel {kernel.decompressors[0][:16]}): open the device again",
-            )
+            mine, its = user.digest[:16], kernel.decompressors[0][:16]
+            reason = f"the file has changed since the device was opened (digest {mine}, in the "
+            reason += f"kernel {its}): open the device again"
+            raise UnsupportedOptionError("compression_form", user.name, reason)
         if self.max_grad_norm is not None:
-            raise UnsupportedOptionError(
-                "max_grad_norm",
-                self.max_grad_norm,
-                "the kernel takes the norm of values in memory, which those of records are not; "
-                "call torch.nn.utils.clip_grad_norm_ before the step",
-            )
+            reason = "the kernel takes the norm of values in memory, which those of records are "
+            reason += "not; call torch.nn.utils.clip_grad_norm_ before the step"
+            raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
 
     def check_maximize(self, maximize: object, kernel: UpdateKernelConfig) -> None:
         """Make sure that gradients can be negated: the zeros of what is not sent, too.
@@ -293,12 +270,9 @@ class Settings:
         UnsupportedOptionError : names the option of the device.
         """
         if maximize and self.compression is not None and not kernel.gradient_scale:
-            raise UnsupportedOptionError(
-                "maximize",
-                maximize,
-                "the kernel must negate compressed gradients: open the device with "
-                "gradient_scale=yes",
-            )
+            reason = "the kernel must negate compressed gradients: open the device with "
+            reason += "gradient_scale=yes"
+            raise UnsupportedOptionError("maximize", maximize, reason)
 
     def check_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Make sure that the device knows what a step of these parameters needs.
@@ -309,19 +283,13 @@ class Settings:
         """
         found = list(parameters)
         if self.overflow is not None and any(map(is_spread, found)):
-            raise UnsupportedOptionError(
-                "drives",
-                self.overflow.drives,
-                "processes that share parameters would commit at different times, and could not "
-                "be resumed together",
-            )
+            reason = "processes that share parameters would commit at different times, and could "
+            reason += "not be resumed together"
+            raise UnsupportedOptionError("drives", self.overflow.drives, reason)
         if self.max_grad_norm is not None and any(map(is_sharded, found)):
-            raise UnsupportedOptionError(
-                "max_grad_norm",
-                self.max_grad_norm,
-                "the device knows the norm of this process's shards, not of the whole; call "
-                "torch.nn.utils.clip_grad_norm_ before the step",
-            )
+            reason = "the device knows the norm of this process's shards, not of the whole; call "
+            reason += "torch.nn.utils.clip_grad_norm_ before the step"
+            raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
 
 
 def scans(kernel: UpdateKernelConfig) -> bool:
