@@ -233,49 +233,6 @@ ReadyBucket = tuple[FlatBucket, list[Tensor]]
 """A bucket that can be used in a step, and the gradients."""
 
 
-class FlatBuckets:
-    """The buckets of one optimizer, which change with what its steps find."""
-
-    def __init__(self) -> None:
-        self._buckets: list[FlatBucket] = []
-        self._groups: list[list[Tensor]] = []
-
-    def ready(
-        self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]
-    ) -> list[ReadyBucket]:
-        """Those that the next step can use.
-
-        There is none if a group has other parameters than when they were made: one may be in a
-        group twice now.
-        """
-        if not self._buckets or not self._are(groups):
-            return []
-        found = ((each, each.gradients(states)) for each in self._buckets)
-        return [(each, gradients) for each, gradients in found if gradients is not None]
-
-    def _are(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        return len(groups) == len(self._groups) and all(
-            len(group["params"]) == len(known) and all(map(is_, group["params"], known))
-            for group, known in zip(groups, self._groups, strict=True)
-        )
-
-    def keep(
-        self,
-        used: Iterable[FlatBucket],
-        made: Sequence[FlatBucket],
-        groups: Iterable[Mapping[str, Any]],
-    ) -> None:
-        """After a step that used some buckets: others are made of what else it updated, each
-        parameter in its group once."""
-        self._buckets = [*used, *made]
-        if made:
-            self._groups = [list(group["params"]) for group in groups]
-
-    def clear(self) -> None:
-        """There are none."""
-        self._buckets.clear()
-
-
 def is_count(step: Any) -> bool:
     """Whether this is a count of steps as states have it."""
     return type(step) is Tensor and step.dtype is _FP32 and not step.dim() and step.is_cpu

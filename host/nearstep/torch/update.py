@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from nearstep.torch.compression import Compressed, ScratchPool
 from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.exchange import TOGETHER_ELEMENTS, Sends
-from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, ReadyBucket, fits
+from nearstep.torch.flat_bucket import FlatBucket, ReadyBucket, fits
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.rule import Phase
@@ -42,7 +43,8 @@ class Stepper:
     def __init__(self, table: StateTable) -> None:
         self._table = table
         self._residuals = ScratchPool()
-        self.buckets = FlatBuckets()
+        self.buckets: list[FlatBucket] = []
+        self._grouped: list[list[Tensor]] = []
 
     def step(self, owner: Owner, scaling: Scaling, *, held_only: bool = False) -> bool:
         """Update every parameter that has a gradient; whether the step was made, not skipped.
@@ -309,7 +311,10 @@ class Stepper:
     def _ready_buckets(self, owner: Owner) -> list[ReadyBucket]:
         """Buckets that this step can use. Nothing has been done with them yet."""
         table, groups = self._table, owner.param_groups
-        ready = [] if table.home.is_durable else self.buckets.ready(groups, owner.state)
+        if table.home.is_durable or not self.buckets or not _same(groups, self._grouped):
+            return []  # of other parameters one may be in a group twice now
+        found = ((each, each.gradients(owner.state)) for each in self.buckets)
+        ready = [(each, gradients) for each, gradients in found if gradients is not None]
         written: dict[int, list[str]] = {}
         for index in {bucket.group: None for bucket, _ in ready}:
             table.check_group(groups[index])
@@ -341,7 +346,9 @@ class Stepper:
             for run in _runs(items)
             if len(run) > 1
         ]
-        self.buckets.keep([bucket for bucket, _ in bucketed], made, groups)
+        self.buckets = [*(bucket for bucket, _ in bucketed), *made]
+        if made:
+            self._grouped = [list(group["params"]) for group in groups]
 
 
 def _start(
@@ -364,6 +371,14 @@ def _start(
         options["copy_out"] = arrays[copy_array(key.copy_format)]
         options["copy_out_format"] = key.copy_format
     return partial(table.device.run_rule, found, wanted, **options)
+
+
+def _same(groups: Groups, known: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether groups have these parameters."""
+    return len(groups) == len(known) and all(
+        len(group["params"]) == len(own) and all(map(is_, group["params"], own))
+        for group, own in zip(groups, known, strict=True)
+    )
 
 
 def _runs(items: Iterable[StepItem]) -> Iterator[list[StepItem]]:

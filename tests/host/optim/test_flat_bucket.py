@@ -109,7 +109,7 @@ def test_buckets_are_bounded(device):
     count = TOGETHER_ELEMENTS // SMALL_ELEMENTS + 2
     pair = Pair(device, [(SMALL_ELEMENTS - 1,)] * count)
     pair.step()
-    buckets = pair.optimizer._stepper.buckets._buckets
+    buckets = pair.optimizer._stepper.buckets
     assert [each.extent.count <= TOGETHER_ELEMENTS for each in buckets] == [True, True]
     assert pair.step() == 0
     pair.check()
