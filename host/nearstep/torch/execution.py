@@ -101,7 +101,9 @@ class StepGraph:
     ) -> None:
         self._home = home = steps.home
         self._device, self._traffic = steps._device, steps._traffic
-        self._step, self._sends, self._results = step, step.sends, results
+        # Nothing that refers to gradients: what ended keeps a graph as long as its timeline.
+        self._sends, self._arrays, self._start = step.sends, step.arrays, step.start
+        self._begun, self._results = step.begun, results
         self._lists = lists
         self._lists_sent = False
         bound = steps._settings.max_cycles
@@ -172,9 +174,9 @@ class StepGraph:
         are multiplied by a factor."""
 
         def turn(number: int, channel: int, piece: Piece) -> Iterator[None]:
-            home, graph, step = self._home, self._graph, self._step
+            home, graph = self._home, self._graph
             shares = [
-                home.share(block, channel, number, home.states(step.arrays[_key(block).group]))
+                home.share(block, channel, number, home.states(self._arrays[_key(block).group]))
                 for block in piece
                 if block.has(channel)
             ]
@@ -192,7 +194,7 @@ class StepGraph:
                 run_parts(
                     share.parts,
                     _key(share.block),
-                    step.start,
+                    self._start,
                     factor,
                     share.block.launch.segment.numbering(share.block.start, channel),
                     self._gradient(share),
@@ -207,7 +209,7 @@ class StepGraph:
                 writes=[Range.of(each) for part in parts for each in part.writes],
                 after=() if home.overlaps else self._sent,
                 action=home.running(
-                    partial(self._accelerator.begin, channel, starts, step.begun), shares
+                    partial(self._accelerator.begin, channel, starts, self._begun), shares
                 ),
             )
             self._ran.append(run)

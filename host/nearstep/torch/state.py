@@ -277,7 +277,6 @@ class ParameterState(dict[str, Any]):
         return super().__iter__()
 
     get = MutableMapping.get  # type: ignore[assignment]
-    pop = MutableMapping.pop
     update = MutableMapping.update
 
     def items(self) -> Any:
@@ -288,6 +287,13 @@ class ParameterState(dict[str, Any]):
 
     def copy(self) -> dict[str, Any]:
         return {key: self[key] for key in self}
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        del self[key]
+        return value
 
     def popitem(self) -> tuple[str, Any]:
         if not self:
@@ -371,7 +377,8 @@ def check_moment(
     ------
     StateError
     """
-    kind = "floating-point tensor" if dtype is None else f"tensor of {dtype}"
+    floats = dtype is None or dtype.is_floating_point
+    kind = ("floating-point tensor" if floats else "tensor") + (f" of {dtype}" if dtype else "")
     if not isinstance(value, Tensor):
         raise StateError(label, f"have a {kind} as {key!r}", type(value).__name__)
     if value.dtype != dtype if dtype is not None else not value.is_floating_point():
