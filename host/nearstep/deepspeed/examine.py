@@ -44,20 +44,99 @@ class Examined:
 
     Attributes
     ----------
+    auto : values in the place of `auto`, by path.
+    ignore : paths of keys that are left out.
     values : of keys that are used, by path.
     rows : every key that is not a table with keys of its own, in the order of the file.
     problems : in the same order.
     """
 
+    auto: Mapping[str, Any]
+    ignore: Collection[str]
     values: dict[str, Any] = field(default_factory=dict)
     rows: list[KeyFate] = field(default_factory=list)
     problems: list[ConfigError] = field(default_factory=list)
+    _used: set[str] = field(default_factory=set)
+
+    def examine(self, table: Mapping[str, Any]) -> None:
+        """Examine each key by itself."""
+        self._table(table, keys(self._filled(table, "")), "")
+        for name, given in (("auto", self.auto), ("ignore", self.ignore)):
+            for key in given:
+                if key not in self._used:
+                    expected = f'"{AUTO}"' if name == "auto" else "there"
+                    error = ConfigError(key, f"{expected} to be in {name}=", "something else")
+                    self.refuse(error, None)
 
     def refuse(self, error: ConfigError, value: object) -> None:
         """Refuse a key, whatever its fate so far."""
         self.problems.append(error)
         self.rows = [row for row in self.rows if row.key != error.key]
         self.rows.append(KeyFate(error.key, value, "refused", str(error)))
+
+    def _filled(self, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        """The table with the caller's values, as far as the known keys depend on them."""
+        return {
+            name: self._filled(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping)
+            else (self.auto.get(f"{prefix}{name}", value) if _is_auto(value) else value)
+            for name, value in table.items()
+        }
+
+    def _table(self, table: Mapping[str, Any], known: Keys, prefix: str) -> None:
+        for name, value in table.items():
+            key = f"{prefix}{name}"
+            if key in self.ignore:
+                self._used.add(key)
+                self.rows.append(KeyFate(key, value, "left out", "the caller says so"))
+            elif name in getattr(table, "repeated", ()):
+                self.refuse(RepeatedKeyError(key), value)
+            elif name not in known:
+                self.refuse(UnknownKeyError(key, known), value)
+            else:
+                self._entry(key, value, known[name])
+
+    def _entry(self, key: str, value: object, known: Key | Keys) -> None:
+        try:
+            if not isinstance(known, Key):
+                if not isinstance(value, Mapping):
+                    raise ConfigError(key, "a table", "null" if value is None else value)
+                self._table(value, known, f"{key}.")
+                return
+            if _is_auto(value):
+                value = self._given(key, known)
+            self._one(key, value, known)
+        except ConfigError as error:
+            self.refuse(error, value)
+
+    def _given(self, key: str, known: Key) -> object:
+        if key in self.auto:
+            self._used.add(key)
+            return self.auto[key]
+        if known.fate == "ignored":
+            return AUTO
+        raise AutoValueError(key)
+
+    def _one(self, key: str, value: object, known: Key) -> None:
+        for where in _not_json(key, value):
+            raise ConfigError(where, "a finite number", "NaN or an infinity")
+        fate = "used"
+        if known.fate == "ignored":
+            fate = "ignored"
+            if not _is_auto(value):
+                known.kind.read(key, value)
+        elif known.fate == "refused":
+            raise UnsupportedKeyError(key, "left out", value, known.text)
+        elif known.fate == "off":
+            _check_off(key, known.kind.read(key, value), known.text)
+            fate = "ignored"
+        else:
+            found = known.kind.read(key, value)
+            if known.fate == "only" and found not in known.accepted:
+                expected = " or ".join(map(json.dumps, known.accepted))
+                raise UnsupportedKeyError(key, expected, value, known.text)
+            self.values[key] = found
+        self.rows.append(KeyFate(key, value, fate, known.text))
 
 
 class _Table(dict[str, Any]):
@@ -90,103 +169,6 @@ def read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(table, Mapping):
         raise ConfigError("", "a table", table)
     return table
-
-
-def examine(
-    table: Mapping[str, Any],
-    auto: Mapping[str, Any],
-    ignore: Collection[str],
-) -> Examined:
-    """Examine each key by itself.
-
-    Parameters
-    ----------
-    auto : values in the place of `auto`, by path.
-    ignore : paths of keys that are left out.
-    """
-    return _Examination(auto, ignore).examine(table)
-
-
-class _Examination:
-    def __init__(self, auto: Mapping[str, Any], ignore: Collection[str]) -> None:
-        self._auto = auto
-        self._ignore = ignore
-        self._used: set[str] = set()
-        self._found = Examined()
-
-    def examine(self, table: Mapping[str, Any]) -> Examined:
-        self._table(table, keys(self._filled(table, "")), "")
-        for name, given in (("auto", self._auto), ("ignore", self._ignore)):
-            for key in given:
-                if key not in self._used:
-                    expected = f'"{AUTO}"' if name == "auto" else "there"
-                    error = ConfigError(key, f"{expected} to be in {name}=", "something else")
-                    self._found.refuse(error, None)
-        return self._found
-
-    def _filled(self, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        """The table with the caller's values, as far as the known keys depend on them."""
-        return {
-            name: self._filled(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping)
-            else (self._auto.get(f"{prefix}{name}", value) if _is_auto(value) else value)
-            for name, value in table.items()
-        }
-
-    def _table(self, table: Mapping[str, Any], known: Keys, prefix: str) -> None:
-        for name, value in table.items():
-            key = f"{prefix}{name}"
-            if key in self._ignore:
-                self._used.add(key)
-                self._found.rows.append(KeyFate(key, value, "left out", "the caller says so"))
-            elif name in getattr(table, "repeated", ()):
-                self._found.refuse(RepeatedKeyError(key), value)
-            elif name not in known:
-                self._found.refuse(UnknownKeyError(key, known), value)
-            else:
-                self._entry(key, value, known[name])
-
-    def _entry(self, key: str, value: object, known: Key | Keys) -> None:
-        try:
-            if not isinstance(known, Key):
-                if not isinstance(value, Mapping):
-                    raise ConfigError(key, "a table", "null" if value is None else value)
-                self._table(value, known, f"{key}.")
-                return
-            if _is_auto(value):
-                value = self._given(key, known)
-            self._one(key, value, known)
-        except ConfigError as error:
-            self._found.refuse(error, value)
-
-    def _given(self, key: str, known: Key) -> object:
-        if key in self._auto:
-            self._used.add(key)
-            return self._auto[key]
-        if known.fate == "ignored":
-            return AUTO
-        raise AutoValueError(key)
-
-    def _one(self, key: str, value: object, known: Key) -> None:
-        for where in _not_json(key, value):
-            raise ConfigError(where, "a finite number", "NaN or an infinity")
-        fate = "used"
-        if known.fate == "ignored":
-            fate = "ignored"
-            if not _is_auto(value):
-                known.kind.read(key, value)
-        elif known.fate == "refused":
-            raise UnsupportedKeyError(key, "left out", value, known.text)
-        elif known.fate == "off":
-            _check_off(key, known.kind.read(key, value), known.text)
-            fate = "ignored"
-        else:
-            found = known.kind.read(key, value)
-            if known.fate == "only" and found not in known.accepted:
-                expected = " or ".join(map(json.dumps, known.accepted))
-                raise UnsupportedKeyError(key, expected, value, known.text)
-            self._found.values[key] = found
-        self._found.rows.append(KeyFate(key, value, fate, known.text))
 
 
 def _is_auto(value: object) -> bool:

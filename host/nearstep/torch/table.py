@@ -214,7 +214,7 @@ class StateTable:
                     self.traffic,
                     formats,
                     narrow=narrow,
-                    moves=self.home.moves,
+                    moves=self.home.is_durable,
                     durable=self.home.keeps_masters,
                 )
             self.home.add(segment, [self.parameters[p] for p in unit])

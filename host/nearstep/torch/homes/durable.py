@@ -96,7 +96,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         failed: the drives have all that there was.
     """
 
-    is_durable = moves = True
+    is_durable = True
     recovers = False
 
     kind: type[AnySegment]

@@ -86,14 +86,13 @@ class DeviceHome:
     looked : operations that fetches come after.
     fingerprints : a large result is summed while it is fetched, since the device cannot be asked
         later whether the host has changed the parameter.
-    is_durable : steps are committed to drives.
-    moves : arrays in memory of the device are evicted, so that the device cannot be asked what the
-        host has.
+    is_durable : steps are committed to drives; arrays in memory of the device are evicted, so that
+        the device cannot be asked what the host has.
     keeps_masters : parameters outlast the memory of the device.
     """
 
     direct = at_once = fingerprints = False
-    is_durable = moves = keeps_masters = False
+    is_durable = keeps_masters = False
     fetches_late = True
     fetch_priority = 0
     alone_from: int | None = None
