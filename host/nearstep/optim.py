@@ -79,10 +79,9 @@ from nearstep.deepspeed.config import load
 from nearstep.device import Device
 from nearstep.torch import configured, options
 from nearstep.torch.configured import Training
-from nearstep.torch.homes.options import Drives, Resume
 from nearstep.torch.optimizer import DeviceOptimizer, NamedOptimizer
 from nearstep.torch.scaler import GradScaler
-from nearstep.torch.settings import OnDevice
+from nearstep.torch.settings import Drives, OnDevice, Resume
 from nearstep.torch.traffic import Traffic
 
 __all__ = [

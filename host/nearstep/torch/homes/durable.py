@@ -29,9 +29,8 @@ from nearstep.torch.homes.generation import (
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.homes.host_changes import ChangedParameterError
 from nearstep.torch.homes.opening import OpenStore, keys
-from nearstep.torch.homes.ranks import Made
+from nearstep.torch.homes.resume import REPLACES, Made
 from nearstep.torch.homes.segments import GRADIENTS, HELD_BACK, DriveSegment, HeldStore
-from nearstep.torch.homes.sets import REPLACES
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import StepPlan

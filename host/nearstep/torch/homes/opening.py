@@ -21,11 +21,11 @@ from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
-from nearstep.torch.homes import ranks
+from nearstep.torch.homes import resume
 from nearstep.torch.homes.errors import NothingToResumeError, ResumeError
-from nearstep.torch.homes.options import COMMON, Drives, Overflow
+from nearstep.torch.homes.resume import moved_from, remove
 from nearstep.torch.homes.segments import HELD_BACK
-from nearstep.torch.homes.sets import moved_from, remove
+from nearstep.torch.settings import COMMON, Drives, Overflow
 
 GENERATIONS = 3
 """That are on the drives at once: the last one, the one before, and the one that is written."""
@@ -89,7 +89,7 @@ class OpenStore:
             self._close_source()
             self._remove_made()
             if not self._is_agreed:
-                ranks.failed()
+                resume.failed()
             raise
 
     def _at_agreed(self, at: Callable[[int | None], Store]) -> Store:
@@ -106,7 +106,7 @@ class OpenStore:
         self._is_agreed, common = True, self._options.resume == COMMON
         last = store.generation
         try:
-            number = ranks.agree(store.generations, last, common=common)
+            number = resume.agree(store.generations, last, common=common)
         except BaseException:
             if store is not self._options.drives:
                 store.close()
