@@ -79,10 +79,9 @@ from nearstep.deepspeed.config import load
 from nearstep.device import Device
 from nearstep.torch import configured, options
 from nearstep.torch.configured import Training
-from nearstep.torch.homes.options import Drives, Resume
 from nearstep.torch.optimizer import DeviceOptimizer, NamedOptimizer
 from nearstep.torch.scaler import GradScaler
-from nearstep.torch.settings import OnDevice
+from nearstep.torch.settings import Drives, OnDevice, Resume
 from nearstep.torch.traffic import Traffic
 
 __all__ = [
@@ -449,7 +448,7 @@ def from_deepspeed(
     UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError, ResumeError, StorageError : as in
         `Adam`.
     """
-    processes = configured.world_size() if world_size is None else world_size
+    processes = configured.rank()[1] if world_size is None else world_size
     asked = load(config, auto=auto, ignore=ignore, world_size=processes)
     kinds = {"Adam": Adam, "AdamW": AdamW, "SGD": SGD, "Adagrad": Adagrad}
     return configured.make(kinds[asked.optimizer], asked, params, clipping=clipping, on=on)

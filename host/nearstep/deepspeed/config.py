@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearstep.deepspeed.errors import ConfigError
-from nearstep.deepspeed.examine import Examined, KeyFate, examine, read
+from nearstep.deepspeed.examine import Examined, KeyFate, read
 from nearstep.scalars import is_whole
 
 Format = Literal["fp32", "fp16", "bf16"]
@@ -142,7 +142,8 @@ def check(
         raise ConfigError("ignore", "several paths", ignore)
     if not is_whole(world_size) or world_size < 1:
         raise ConfigError("world_size", "a whole number of at least 1", world_size)
-    found = examine(read(source), auto or {}, ignore)
+    found = Examined(auto or {}, ignore)
+    found.examine(read(source))
     for error in _conflicts(found, world_size):
         found.refuse(error, error.actual)
     return found

@@ -44,14 +44,29 @@ class Examined:
 
     Attributes
     ----------
+    auto : values in the place of `auto`, by path.
+    ignore : paths of keys that are left out.
     values : of keys that are used, by path.
     rows : every key that is not a table with keys of its own, in the order of the file.
     problems : in the same order.
     """
 
+    auto: Mapping[str, Any]
+    ignore: Collection[str]
     values: dict[str, Any] = field(default_factory=dict)
     rows: list[KeyFate] = field(default_factory=list)
     problems: list[ConfigError] = field(default_factory=list)
+    _used: set[str] = field(default_factory=set)
+
+    def examine(self, table: Mapping[str, Any]) -> None:
+        """Examine each key by itself."""
+        self._table(table, keys(self._filled(table, "")), "")
+        for name, given in (("auto", self.auto), ("ignore", self.ignore)):
+            for key in given:
+                if key not in self._used:
+                    expected = f'"{AUTO}"' if name == "auto" else "there"
+                    error = ConfigError(key, f"{expected} to be in {name}=", "something else")
+                    self.refuse(error, None)
 
     def refuse(self, error: ConfigError, value: object) -> None:
         """Refuse a key, whatever its fate so far."""
@@ -59,95 +74,25 @@ class Examined:
         self.rows = [row for row in self.rows if row.key != error.key]
         self.rows.append(KeyFate(error.key, value, "refused", str(error)))
 
-
-class _Table(dict[str, Any]):
-    """A table of a JSON text, which knows its repeated keys."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        names = [name for name, _ in pairs]
-        self.repeated = [name for name in self if names.count(name) > 1]
-
-
-def read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Read the table of a configuration.
-
-    Parameters
-    ----------
-    source : a file, or the table.
-
-    Raises
-    ------
-    ConfigError : there is no such file, or it is no table in JSON.
-    """
-    table: Any = source
-    if isinstance(source, str | Path):
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-            table = json.loads(text, object_pairs_hook=_Table)
-        except OSError as error:
-            raise ConfigError(
-                "", "a file that can be read", f"{source}: {error.strerror}"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError("", "JSON", f"{source}: {error}") from None
-    if not isinstance(table, Mapping):
-        raise ConfigError("", "a table", table)
-    return table
-
-
-def examine(
-    table: Mapping[str, Any],
-    auto: Mapping[str, Any],
-    ignore: Collection[str],
-) -> Examined:
-    """Examine each key by itself.
-
-    Parameters
-    ----------
-    table : of `read`.
-    auto : values in the place of `auto`, by path.
-    ignore : paths of keys that are left out.
-    """
-    return _Examination(auto, ignore).examine(table)
-
-
-class _Examination:
-    def __init__(self, auto: Mapping[str, Any], ignore: Collection[str]) -> None:
-        self._auto = auto
-        self._ignore = ignore
-        self._used: set[str] = set()
-        self._found = Examined()
-
-    def examine(self, table: Mapping[str, Any]) -> Examined:
-        self._table(table, keys(self._filled(table, "")), "")
-        for name, given in (("auto", self._auto), ("ignore", self._ignore)):
-            for key in given:
-                if key not in self._used:
-                    expected = f'"{AUTO}"' if name == "auto" else "there"
-                    error = ConfigError(key, f"{expected} to be in {name}=", "something else")
-                    self._found.refuse(error, None)
-        return self._found
-
     def _filled(self, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         """The table with the caller's values, as far as the known keys depend on them."""
         return {
             name: self._filled(value, f"{prefix}{name}.")
             if isinstance(value, Mapping)
-            else (self._auto.get(f"{prefix}{name}", value) if _is_auto(value) else value)
+            else (self.auto.get(f"{prefix}{name}", value) if _is_auto(value) else value)
             for name, value in table.items()
         }
 
     def _table(self, table: Mapping[str, Any], known: Keys, prefix: str) -> None:
         for name, value in table.items():
             key = f"{prefix}{name}"
-            if key in self._ignore:
+            if key in self.ignore:
                 self._used.add(key)
-                self._found.rows.append(KeyFate(key, value, "left out", "the caller says so"))
+                self.rows.append(KeyFate(key, value, "left out", "the caller says so"))
             elif name in getattr(table, "repeated", ()):
-                self._found.refuse(RepeatedKeyError(key), value)
+                self.refuse(RepeatedKeyError(key), value)
             elif name not in known:
-                self._found.refuse(UnknownKeyError(key, known), value)
+                self.refuse(UnknownKeyError(key, known), value)
             else:
                 self._entry(key, value, known[name])
 
@@ -162,12 +107,12 @@ class _Examination:
                 value = self._given(key, known)
             self._one(key, value, known)
         except ConfigError as error:
-            self._found.refuse(error, value)
+            self.refuse(error, value)
 
     def _given(self, key: str, known: Key) -> object:
-        if key in self._auto:
+        if key in self.auto:
             self._used.add(key)
-            return self._auto[key]
+            return self.auto[key]
         if known.fate == "ignored":
             return AUTO
         raise AutoValueError(key)
@@ -190,8 +135,40 @@ class _Examination:
             if known.fate == "only" and found not in known.accepted:
                 expected = " or ".join(map(json.dumps, known.accepted))
                 raise UnsupportedKeyError(key, expected, value, known.text)
-            self._found.values[key] = found
-        self._found.rows.append(KeyFate(key, value, fate, known.text))
+            self.values[key] = found
+        self.rows.append(KeyFate(key, value, fate, known.text))
+
+
+class _Table(dict[str, Any]):
+    """A table of a JSON text, which knows its repeated keys."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        names = [name for name, _ in pairs]
+        self.repeated = [name for name in self if names.count(name) > 1]
+
+
+def read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read the table of a configuration.
+
+    Raises
+    ------
+    ConfigError : there is no such file, or it is no table in JSON.
+    """
+    table: Any = source
+    if isinstance(source, str | Path):
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+            table = json.loads(text, object_pairs_hook=_Table)
+        except OSError as error:
+            raise ConfigError(
+                "", "a file that can be read", f"{source}: {error.strerror}"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError("", "JSON", f"{source}: {error}") from None
+    if not isinstance(table, Mapping):
+        raise ConfigError("", "a table", table)
+    return table
 
 
 def _is_auto(value: object) -> bool:

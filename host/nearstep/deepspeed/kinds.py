@@ -3,167 +3,98 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from nearstep.deepspeed.errors import ConfigError
 
+_WRONG = object()
 
-class Kind(ABC):
-    """A kind of values."""
 
-    @property
-    @abstractmethod
-    def expected(self) -> str:
-        """Description of the kind."""
+@dataclass(frozen=True)
+class Kind:
+    """A kind of values.
 
-    @abstractmethod
+    Attributes
+    ----------
+    convert : returns the value of a key for use, or `_WRONG`.
+    """
+
+    expected: str
+    convert: Callable[[str, object], Any]
+
     def read(self, key: str, value: object) -> Any:
-        """Check a value, and convert it for use.
+        """Check a value, and convert it for use; null is a value.
 
         Raises
         ------
         ConfigError : the value is not of the kind.
         """
-
-    def wrong(self, key: str, value: object) -> ConfigError:
-        """The error of a wrong value; null is a value."""
-        return ConfigError(key, self.expected, "null" if value is None else value)
-
-
-class Switch(Kind):
-    """A truth value."""
-
-    @property
-    def expected(self) -> str:
-        return "true or false"
-
-    def read(self, key: str, value: object) -> bool:
-        if not isinstance(value, bool):
-            raise self.wrong(key, value)
-        return value
+        found = self.convert(key, value)
+        if found is _WRONG:
+            raise ConfigError(key, self.expected, "null" if value is None else value)
+        return found
 
 
-@dataclass(frozen=True)
-class Whole(Kind):
-    """An integer, which may be written as `1e9`.
+SWITCH = Kind("true or false", lambda _, value: value if isinstance(value, bool) else _WRONG)
 
-    Attributes
-    ----------
-    least, most : most is None for no bound.
-    """
-
-    least: int = 0
-    most: int | None = None
-
-    @property
-    def expected(self) -> str:
-        if self.most is not None:
-            return f"a whole number from {self.least} to {self.most}"
-        return f"a whole number of at least {self.least}"
-
-    def read(self, key: str, value: object) -> int:
-        if not _is_number(value) or value != int(value):
-            raise self.wrong(key, value)
-        whole = int(value)
-        if whole < self.least or (self.most is not None and whole > self.most):
-            raise self.wrong(key, value)
-        return whole
+TABLE = Kind("a table", lambda _, value: value if isinstance(value, Mapping) else _WRONG)
+"""A table whose keys are not examined."""
 
 
-@dataclass(frozen=True)
-class Number(Kind):
+def whole(least: int = 0, most: int | None = None) -> Kind:
+    """An integer, which may be written as `1e9`, of at least `least` and at most `most`."""
+
+    def convert(_: str, value: object) -> Any:
+        if not _is_number(value) or value != int(value) or value < least:
+            return _WRONG
+        return int(value) if most is None or value <= most else _WRONG
+
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    return Kind(f"a whole number {bounds}", convert)
+
+
+def number(least: float = 0.0, below: float = math.inf) -> Kind:
     """A finite number of at least `least`, and less than `below`."""
 
-    least: float = 0.0
-    below: float = math.inf
+    def convert(_: str, value: object) -> Any:
+        return float(value) if _is_number(value) and least <= value < below else _WRONG
 
-    @property
-    def expected(self) -> str:
-        above = "" if math.isinf(self.below) else f" and below {self.below:g}"
-        return f"a finite number of at least {self.least:g}{above}"
-
-    def read(self, key: str, value: object) -> float:
-        if not _is_number(value) or not self.least <= value < self.below:
-            raise self.wrong(key, value)
-        return float(value)
+    above = "" if math.isinf(below) else f" and below {below:g}"
+    return Kind(f"a finite number of at least {least:g}{above}", convert)
 
 
-@dataclass(frozen=True)
-class Several(Kind):
+def several(each: Kind, count: int) -> Kind:
     """A list of numbers."""
 
-    each: Number
-    count: int
+    def convert(key: str, value: object) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != count:
+            return _WRONG
+        return tuple(each.read(f"{key}[{i}]", found) for i, found in enumerate(value))
 
-    @property
-    def expected(self) -> str:
-        return f"a list of {self.count} numbers"
-
-    def read(self, key: str, value: object) -> tuple[float, ...]:
-        if not isinstance(value, list | tuple) or len(value) != self.count:
-            raise self.wrong(key, value)
-        return tuple(self.each.read(f"{key}[{i}]", each) for i, each in enumerate(value))
+    return Kind(f"a list of {count} numbers", convert)
 
 
-@dataclass(frozen=True)
-class Text(Kind):
-    """A text.
+def text(*choices: str) -> Kind:
+    """One of these texts, in any case; without choices any that is not empty."""
 
-    Attributes
-    ----------
-    choices : the allowed texts, in any case; none allows any that is not empty.
-    """
-
-    choices: tuple[str, ...] = ()
-
-    @property
-    def expected(self) -> str:
-        return f"one of {', '.join(self.choices)}" if self.choices else "a text"
-
-    def read(self, key: str, value: object) -> str:
+    def convert(_: str, value: object) -> Any:
         if not isinstance(value, str) or not value or "\0" in value:
-            raise self.wrong(key, value)
-        if not self.choices:
-            return value
-        for choice in self.choices:
-            if choice.lower() == value.lower():
-                return choice
-        raise self.wrong(key, value)
+            return _WRONG
+        same = (each for each in choices if each.lower() == value.lower())
+        return next(same, _WRONG) if choices else value
+
+    return Kind(f"one of {', '.join(choices)}" if choices else "a text", convert)
 
 
-@dataclass(frozen=True)
-class OrNull(Kind):
-    """A value, or null."""
+def or_null(kind: Kind) -> Kind:
+    """A value of a kind, or null."""
 
-    kind: Kind
+    def convert(key: str, value: object) -> Any:
+        return None if value is None else kind.convert(key, value)
 
-    @property
-    def expected(self) -> str:
-        return f"{self.kind.expected}, or null"
-
-    def read(self, key: str, value: object) -> Any:
-        if value is None:
-            return None
-        try:
-            return self.kind.read(key, value)
-        except ConfigError:
-            raise self.wrong(key, value) from None
-
-
-class Table(Kind):
-    """A table whose keys are not examined."""
-
-    @property
-    def expected(self) -> str:
-        return "a table"
-
-    def read(self, key: str, value: object) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            raise self.wrong(key, value)
-        return value
+    return Kind(f"{kind.expected}, or null", convert)
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

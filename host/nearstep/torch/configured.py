@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,13 +19,13 @@ from nearstep.deepspeed.errors import ConfigError
 from nearstep.device import Device, open_device
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.torch import convert
-from nearstep.torch.clip_coefficient import gradient_factor
 from nearstep.torch.dtensor import is_sharded, is_spread
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
+from nearstep.torch.execution import gradient_factor
 from nearstep.torch.homes.errors import MemoryTooSmallError
-from nearstep.torch.homes.opening import given_groups
-from nearstep.torch.loss_scaler import LossScaler
+from nearstep.torch.homes.opening import given_groups, tensors_of
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.scaler import LossScaler
 from nearstep.torch.settings import OnDevice, scans
 from nearstep.updater.device import KernelDevice
 
@@ -149,10 +149,7 @@ def make(
 
     Parameters
     ----------
-    kind : class of the optimizer.
-    params : as torch's optimizers take them.
     clipping : `host` or `device`.
-    on : arguments of the optimizer besides torch's.
 
     Raises
     ------
@@ -170,7 +167,7 @@ def make(
         expected = "left to gradient_clipping of the configuration"
         raise HyperparameterError("max_grad_norm", expected, on["max_grad_norm"])
     groups = given_groups(params)
-    parameters = list(_tensors(groups))
+    parameters = tensors_of(groups)
     _check(config, parameters)
     given = dict(on)
     if config.gradient_clipping is not None and clipping == "device":
@@ -196,10 +193,6 @@ def make(
 
 def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of the optimizer that say where its state lies.
-
-    Parameters
-    ----------
-    on : arguments that were given, the device among them.
 
     Raises
     ------
@@ -253,19 +246,14 @@ def _drive(nvme: Nvme) -> str:
     folder = nvme.path
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(NVME_PATH, "a folder that can be written", str(folder))
-    return str(folder / f"nearstep-rank{rank()}.drive")
+    return str(folder / f"nearstep-rank{rank()[0]}.drive")
 
 
-def rank() -> int:
-    """Number of this process among those that train together."""
-    spread = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if spread else 0
-
-
-def world_size() -> int:
-    """Processes that train together."""
-    spread = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if spread else 1
+def rank() -> tuple[int, int]:
+    """Number of this process among those that train together, and how many there are."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def _check(config: Config, parameters: list[Tensor]) -> None:
@@ -279,14 +267,3 @@ def _check(config: Config, parameters: list[Tensor]) -> None:
             raise ConfigError(
                 key, f"{wanted}, or parameter {index} {expected}", f"parameter of {each.dtype}"
             )
-
-
-def _tensors(groups: Any) -> Iterator[Tensor]:
-    """Every tensor of what `given_groups` returns; torch says what is wrong with the rest."""
-    if isinstance(groups, Tensor):
-        yield groups
-    elif isinstance(groups, Mapping):
-        yield from _tensors(groups.get("params", ()))
-    elif isinstance(groups, list | tuple):
-        for each in groups:
-            yield from _tensors(each)

@@ -83,17 +83,13 @@ def negated(array: NDArray[Any]) -> NDArray[Any]:
     return flipped
 
 
-def store(array: NDArray[np.float32], tensor: Tensor) -> None:
-    """Copy a flat fp32 array into `tensor`, rounding to nearest even if it has 16 bits."""
+def store(array: NDArray[Any], tensor: Tensor) -> None:
+    """Copy a flat fp32 array into `tensor`, rounding to nearest even if it has 16 bits; or what
+    `to_words` made of a tensor of this shape and format."""
     target = local(tensor)
-    target.copy_(torch.from_numpy(array).view(target.shape))
-
-
-def store_words(array: NDArray[Any], tensor: Tensor) -> None:
-    """Copy what `to_words` made of a tensor of this shape and format into `tensor`."""
-    target = local(tensor)
-    words = torch.from_numpy(array.view(np.int16)).view(target.dtype)
-    target.copy_(words.view(target.shape))
+    wide = array.dtype == np.float32
+    words = torch.from_numpy(array if wide else array.view(np.int16))
+    target.copy_((words if wide else words.view(target.dtype)).view(target.shape))
 
 
 def landing(tensor: Tensor) -> NDArray[np.float32] | None:
@@ -161,10 +157,6 @@ class PartSums:
     Parameters
     ----------
     words : of shape (elements,), contiguous.
-
-    Attributes
-    ----------
-    count : parts.
     """
 
     def __init__(self, words: NDArray[Any]) -> None:

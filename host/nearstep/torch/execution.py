@@ -11,22 +11,21 @@ from functools import partial
 from itertools import count, zip_longest
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Completion
 from nearstep.buffer import Buffer
 from nearstep.placement import Arenas, Extent, Launch, Placement, Segment, padded
 from nearstep.run import Run
-from nearstep.torch.blocks import Block, Piece
-from nearstep.torch.clip_coefficient import gradient_factor, gradient_norm
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
-from nearstep.torch.exchange import Results, Sends
+from nearstep.torch.exchange import Block, Piece, Results, Sends
 from nearstep.torch.formats import gradient_array
 from nearstep.torch.homes.home import BUS, DeviceHome, Share, lane
 from nearstep.torch.pair_space import PairList, PairSpace
 from nearstep.torch.settings import Settings
-from nearstep.torch.step import RunKey, Scaling, Start, StepInputs, StepItem, starter
+from nearstep.torch.step import RunKey, Scaling, Start, StepInputs, StepItem
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.device import KernelDevice
@@ -40,6 +39,9 @@ from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range
 from nearstep.work.timeline import Timeline
 
+EPSILON = 1e-6
+"""Added to the norm, as in `torch.nn.utils.clip_grad_norm_`."""
+
 Work = Sequence[Sequence[Piece]]
 """By channel: pieces, in the order in which the channel updates them."""
 
@@ -48,13 +50,7 @@ Lists = Mapping[tuple[Launch, int, int], PairList]
 
 
 class Accelerator:
-    """Starts runs as operations of a graph, each channel by itself.
-
-    Parameters
-    ----------
-    traffic : time is added to it.
-    max_cycles : bound on each run.
-    """
+    """Starts runs as operations of a graph, each channel by itself."""
 
     def __init__(self, device: KernelDevice, traffic: Traffic, max_cycles: int | None) -> None:
         self._device = device
@@ -71,10 +67,6 @@ class Accelerator:
     ) -> AcceleratedRuns:
         """Give a channel to its kernel for some runs, one after the other, and append them to
         `begun`.
-
-        Raises
-        ------
-        ArgumentError, ModeError, BusyError, DeviceError : the channel is the host's.
         """
         first, *others = starts
         with ExitStack() as inside:
@@ -102,34 +94,21 @@ class StepGraph:
 
     A channel belongs to the host or to its kernel: each operation holds its channel, and a transfer
     what the home's transfers share.
-
-    Parameters
-    ----------
-    home : where the blocks are updated.
-    max_cycles : bound on each run.
-    sends : arrays that the step sends.
-    lists : compressed gradients.
-    clock : of the device. None: a new one.
     """
 
     def __init__(
-        self,
-        home: DeviceHome,
-        device: KernelDevice,
-        traffic: Traffic,
-        max_cycles: int | None,
-        sends: Sends,
-        lists: Lists,
-        clock: Clock | None,
+        self, steps: StepExecutor, step: StepInputs, lists: Lists, results: Results
     ) -> None:
-        self._home = home
-        self._device = device
-        self._traffic = traffic
-        self._sends = sends
+        self._home = home = steps.home
+        self._device, self._traffic = steps._device, steps._traffic
+        # Nothing that refers to gradients: what ended keeps a graph as long as its timeline.
+        self._sends, self._arrays, self._start = step.sends, step.arrays, step.start
+        self._begun, self._results = step.begun, results
         self._lists = lists
         self._lists_sent = False
-        self._accelerator = Accelerator(device, traffic, max_cycles)
-        self._clock = home.clock() if clock is None else clock
+        bound = steps._settings.max_cycles
+        self._accelerator = Accelerator(self._device, self._traffic, bound)
+        self._clock = home.clock() if steps.clock is None else steps.clock
         self._graph = Graph()
         home.open(self._graph)
         self._sent: list[Operation] = []
@@ -148,10 +127,6 @@ class StepGraph:
         Returns
         -------
         Sequence[ScanRun] : in the order of the launches, those of one in that of the channels.
-
-        Raises
-        ------
-        DeviceError
         """
         numbers: dict[int, list[int]] = {}
         begun: list[AcceleratedRuns] = []
@@ -167,7 +142,7 @@ class StepGraph:
                 self._send("", share)
                 gradient = self._gradient(share)
                 g = gradient.value if isinstance(gradient, Pairs) else gradient
-                form = cast(RunKey, launch.key).gradient_format
+                form = _key(block).gradient_format
                 if g.size:
                     own.append(number)
                     starts.append(partial(self._device.scan, g, gradient_format=form))
@@ -183,7 +158,7 @@ class StepGraph:
                 )
 
         self._take_turns(map(turn, range(self._device.channel_count)))
-        self.execute((), _no_turns)
+        self.execute((), lambda _: ())
         self._sends.sent()
         self._lists_sent = True
         found: dict[tuple[int, int], ScanRun] = {}
@@ -194,29 +169,14 @@ class StepGraph:
         self.count(begun)
         return [found[each] for each in sorted(found)]
 
-    def updates(
-        self,
-        work: Work,
-        states: Callable[[Launch], Sequence[str]],
-        start: Start,
-        factor: float,
-        begun: list[AcceleratedRuns],
-        results: Results | None,
-    ) -> Callable[[int], Iterable[Iterator[None]]]:
-        """What adds the operations of a piece: loads, sends, runs, stores and fetches.
-
-        Parameters
-        ----------
-        states : arrays of a launch that the home loads and stores.
-        factor : of the gradients.
-        begun : the runs of each channel are appended when they begin.
-        results : None: the results stay where they are.
-        """
+    def updates(self, work: Work, factor: float) -> Callable[[int], Iterable[Iterator[None]]]:
+        """What adds the operations of a piece: loads, sends, runs, stores and fetches; gradients
+        are multiplied by a factor."""
 
         def turn(number: int, channel: int, piece: Piece) -> Iterator[None]:
             home, graph = self._home, self._graph
             shares = [
-                home.share(block, channel, number, states(block.launch))
+                home.share(block, channel, number, home.states(self._arrays[_key(block).group]))
                 for block in piece
                 if block.has(channel)
             ]
@@ -225,10 +185,22 @@ class StepGraph:
             if channel in self._late:
                 self._late.pop(channel)()
             for share in shares:
-                home.load(graph, share, gradient=self._kept_gradient(share))
+                form = _key(share.block).gradient_format
+                kept = None if self._listed(share) is not None else gradient_array(form)
+                home.load(graph, share, gradient=kept)
                 self._send(str(number), share)
             yield
-            parts = [self._run_parts(share, start, factor) for share in shares]
+            parts = [
+                run_parts(
+                    share.parts,
+                    _key(share.block),
+                    self._start,
+                    factor,
+                    share.block.launch.segment.numbering(share.block.start, channel),
+                    self._gradient(share),
+                )
+                for share in shares
+            ]
             starts = [each for part in parts for each in part.starts]
             run = graph.add(
                 f"run {number}",
@@ -237,17 +209,17 @@ class StepGraph:
                 writes=[Range.of(each) for part in parts for each in part.writes],
                 after=() if home.overlaps else self._sent,
                 action=home.running(
-                    partial(self._accelerator.begin, channel, starts, begun), shares
+                    partial(self._accelerator.begin, channel, starts, self._begun), shares
                 ),
             )
             self._ran.append(run)
             for share in shares:
                 home.store(graph, share)
             yield
-            if results is not None and home.fetches_late:
-                self._late[channel] = partial(self._fetch, str(number), shares, results)
-            elif results is not None:
-                self._fetch(str(number), shares, results)
+            if home.fetches_late:
+                self._late[channel] = partial(self._fetch, str(number), shares)
+            else:
+                self._fetch(str(number), shares)
 
         def turns(number: int) -> Iterator[Iterator[None]]:
             for channel, own in enumerate(work):
@@ -267,28 +239,19 @@ class StepGraph:
             for _ in zip_longest(*turns):
                 pass
 
-    def _kept_gradient(self, share: Share) -> str | None:
-        """Array of the gradient, if no list of pairs has it."""
-        if (share.block.launch, share.block.start, share.channel) in self._lists:
-            return None
-        return gradient_array(cast(RunKey, share.block.launch.key).gradient_format)
-
     def _send(self, name: str, share: Share) -> None:
         """Add transfers of what the host sends to one block: parameters and gradients, whole or as
         pairs."""
         block = share.block
-        segment = block.launch.segment
-        for cut in self._sends.cut(segment, block.start, block.stop):
-            low, high = segment.stripes.span(cut.start, cut.stop, share.channel)
-            room = share.rooms[cut.array]
-            low, high = low - share.first, min(high - share.first, room.size)
-            if low < high:
-                data = partial(_first, cut.data, share.channel, high - low)
-                self._write(f"{cut.array} {name}", share, room[low:high], data)
-        pairs = self._lists.get((block.launch, block.start, share.channel))
+        for cut in self._sends.cut(block.launch.segment, block.start, block.stop):
+            room = self._room(share, cut.array, cut.start, cut.stop)
+            if room.size:
+                data = partial(_first, cut.data, share.channel, room.size)
+                self._write(f"{cut.array} {name}", share, room, data)
+        pairs = self._listed(share)
         if pairs is not None and not self._lists_sent:
             for room, listed in pairs.writes(lines=self._home.overlaps):
-                self._write(f"pairs {name}", share, room, partial(_given, listed))
+                self._write(f"pairs {name}", share, room, partial(np.asarray, listed))
 
     def _write(
         self, name: str, share: Share, room: Buffer, data: Callable[[], NDArray[Any]]
@@ -304,16 +267,10 @@ class StepGraph:
             )
         )
 
-    def _run_parts(self, share: Share, start: Start, factor: float) -> RunParts:
-        launch = share.block.launch
-        numbering = launch.segment.numbering(share.block.start, share.channel)
-        key, gradient = cast(RunKey, launch.key), self._gradient(share)
-        return run_parts(share.parts, key, start, factor, numbering, gradient)
-
-    def _fetch(self, name: str, shares: Sequence[Share], results: Results) -> None:
-        home, order = self._home, count()
+    def _fetch(self, name: str, shares: Sequence[Share]) -> None:
+        home, results, order = self._home, self._results, count()
         for share in shares:
-            array = cast(RunKey, share.block.launch.key).result
+            array = _key(share.block).result
             if array not in share.rooms:
                 continue
             for start, stop, extents in results.runs(share.block, alone_from=home.alone_from):
@@ -323,7 +280,7 @@ class StepGraph:
                 whole = results.is_whole(start, stop, extents)
                 # A result is stored, and freed, when all channels have sent their part of it.
                 priority = home.fetch_priority if home.overlaps else next(order)
-                read = partial(self._read, share, array, extents, results)
+                read = partial(self._read, share, array, extents)
                 self._graph.add(
                     f"fetch {array} {name}",
                     *home.holds(share.channel, *home.lanes(share.channel, down=False)),
@@ -339,12 +296,11 @@ class StepGraph:
         share: Share,
         array: str,
         extents: Sequence[Extent],
-        results: Results,
         start: int,
         stop: int,
     ) -> Completion:
         """Begin to fetch elements [start, stop) of a segment into the results."""
-        room = self._room(share, array, start, stop)
+        room, results = self._room(share, array, start, stop), self._results
         target = results.memory(start, stop, extents)
         if target is not None:
             done = partial(results.filled, start, stop, extents)
@@ -362,12 +318,14 @@ class StepGraph:
         room = share.rooms[array]
         return room[low - share.first : min(high - share.first, room.size)]
 
+    def _listed(self, share: Share) -> PairList | None:
+        return self._lists.get((share.block.launch, share.block.start, share.channel))
+
     def _gradient(self, share: Share) -> Buffer | Pairs:
-        launch = share.block.launch
-        listed = self._lists.get((launch, share.block.start, share.channel))
+        listed = self._listed(share)
         if listed is not None:
             return listed.pairs
-        return share.parts[gradient_array(cast(RunKey, launch.key).gradient_format)]
+        return share.parts[gradient_array(_key(share.block).gradient_format)]
 
     def execute(
         self, numbers: Sequence[int], turns: Callable[[int], Iterable[Iterator[None]]]
@@ -451,9 +409,6 @@ def run_parts(
 
     Parameters
     ----------
-    part : arrays of the channel.
-    factor : of the gradients.
-    numbering : indices of the elements.
     gradient : None: the array of its format.
     """
     if gradient is None:
@@ -461,7 +416,7 @@ def run_parts(
     pairs = isinstance(gradient, Pairs)
     reads = [gradient.index, gradient.value] if isinstance(gradient, Pairs) else [gradient]
     writes = [each for each in part.values() if pairs or each is not gradient]
-    begin = starter(start, {**part, "g": gradient}, key, factor, numbering)
+    begin = start({**part, "g": gradient}, key, factor, numbering)
     return RunParts(reads, writes, [begin] * key.times)
 
 
@@ -474,24 +429,16 @@ def kernel_cycles(timeline: Timeline, channels: int) -> int:
     )
 
 
+def _key(block: Block) -> RunKey:
+    return cast(RunKey, block.launch.key)
+
+
 def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDArray[Any]:
     return data(channel)[:count]
 
 
-def _given(data: NDArray[Any]) -> NDArray[Any]:
-    return data
-
-
-def _no_turns(_: int) -> Iterable[Iterator[None]]:
-    return ()
-
-
 class StepExecutor:
     """Makes the steps of one optimizer, whose parameters have been prepared.
-
-    Parameters
-    ----------
-    home : where the blocks of a step are updated.
 
     Attributes
     ----------
@@ -541,22 +488,19 @@ class StepExecutor:
         # A norm is summed in the order of the pairs, which pieces would change.
         work = home.pieces(launches, whole=compresses and looks)
         lists = self._lists(work, items) if compresses else {}
-        results = self._results(items) if step.fetches else None
-        bound, clock = settings.max_cycles, self.clock
-        graph = StepGraph(home, self._device, self._traffic, bound, step.sends, lists, clock)
+        targets = {
+            extent: item.resident.target(direct=home.direct, fingerprints=home.fingerprints)
+            for extent, item in items.items()
+            if item.resident.is_fetched
+        }
+        results = Results(targets)
+        graph = StepGraph(self, step, lists, results)
         try:
             with self._device.reserved():
                 factor = self._factor(graph.scan(launches) if looks else (), step.scaling)
                 if factor is None:
                     return None
-                turns = graph.updates(
-                    work,
-                    lambda launch: home.states(step.arrays[cast(RunKey, launch.key).group]),
-                    step.start,
-                    factor,
-                    step.begun,
-                    results,
-                )
+                turns = graph.updates(work, factor)
                 graph.execute(range(max(map(len, work), default=0)), turns)
         finally:
             self.timeline = graph.timeline
@@ -564,22 +508,12 @@ class StepExecutor:
         step.sends.sent()
         graph.count(step.begun)
         self._traffic.launches += sum(len(each.runs) for each in step.begun)
-        return results or Results({})
+        return results
 
     def _launches(self, items: Mapping[Extent, StepItem]) -> list[Launch]:
         """Items as runs."""
         keyed = ((extent, item.key) for extent, item in items.items())
         return list(self._placement.launches(keyed))
-
-    def _results(self, items: Mapping[Extent, StepItem]) -> Results:
-        home = self.home
-        wanted = {e: i.resident for e, i in items.items() if i.resident.is_fetched}
-        return Results(
-            {
-                extent: resident.target(direct=home.direct, fingerprints=home.fingerprints)
-                for extent, resident in wanted.items()
-            }
-        )
 
     def _lists(self, work: Work, items: Mapping[Extent, StepItem]) -> Lists:
         """Compressed gradients of each run, counted as sent."""
@@ -625,3 +559,23 @@ class StepExecutor:
         if bound is not None and not math.isfinite(norm):
             raise GradientError("all parameters together", "of a finite norm", norm)
         return gradient_factor(norm, bound, scaling.scale)
+
+
+def gradient_norm(sum_of_squares: float, scale: float = 1.0) -> float:
+    """2-norm of gradients that were multiplied by `scale` before their squares were summed."""
+    return math.sqrt(sum_of_squares) / scale
+
+
+def gradient_factor(norm: float, max_norm: float | None, scale: float = 1.0) -> float:
+    """What takes `scale` from the gradients, and bounds their norm.
+
+    It is computed in binary64: min(1, max_norm / (norm + 1e-6)) / scale. The register of the kernel
+    rounds it to binary32, once.
+
+    Parameters
+    ----------
+    norm : of the gradients without the scale; not looked at without a bound.
+    max_norm : the bound; None is no bound.
+    """
+    clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + EPSILON))
+    return clip / scale

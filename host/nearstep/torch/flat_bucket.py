@@ -9,10 +9,10 @@ it is known that it can be used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.exchange import (
     SMALL_ELEMENTS,
-    TOGETHER_ELEMENTS,
     Results,
     Sending,
     Sends,
@@ -37,48 +36,21 @@ from nearstep.torch.traffic import Traffic
 _FP32 = torch.float32
 
 
-class Member(NamedTuple):
-    """A parameter that a step has updated.
-
-    Attributes
-    ----------
-    group, position : of the parameter group, and in it.
-    alike : what those that share a run have in common.
-    """
-
-    group: int
-    position: int
-    alike: object
-    resident: DeviceParameter
-    state: ParameterState
-
-    @property
-    def fits(self) -> bool:
-        """Whether it may be in a bucket: fp32 as the device has it, all of its state there."""
-        resident, state = self.resident, self.state
-        left, layout = resident.last_seen, resident.layout
-        return (
-            resident.is_small
-            and is_plain(resident.parameter)
-            and isinstance(left, np.ndarray)
-            and left.dtype == np.float32
-            and 0 < left.size == resident.extent.count
-            and not resident.keeps_master
-            and resident.copy_format is None
-            and state.store is resident
-            and state.is_on_device
-            and (not layout.counts or is_count(state.step))
-        )
-
-    def joins(self, other: Member) -> bool:
-        """Whether it may be next to another in a bucket."""
-        last, extent = other.resident.extent, self.resident.extent
-        return (
-            extent.joins(last)
-            and self.group == other.group
-            and self.alike == other.alike
-            and self.state.held == other.state.held
-        )
+def fits(resident: DeviceParameter, state: ParameterState) -> bool:
+    """Whether a parameter may be in a bucket: fp32 as the device has it, all of its state there."""
+    left, layout = resident.last_seen, resident.layout
+    return (
+        resident.is_small
+        and is_plain(resident.parameter)
+        and isinstance(left, np.ndarray)
+        and left.dtype == np.float32
+        and 0 < left.size == resident.extent.count
+        and not resident.keeps_master
+        and resident.copy_format is None
+        and state.store is resident
+        and state.is_on_device
+        and (not layout.counts or is_count(state.step))
+    )
 
 
 class FlatBucket:
@@ -86,31 +58,37 @@ class FlatBucket:
 
     Parameters
     ----------
-    members : each fits, and joins the one before.
+    positions : of the parameters in their group.
+    residents, states : each fits, and joins the one before.
 
     Attributes
     ----------
-    positions : of the parameters in their group.
     extent : from the first to the last of them, with the padding between.
-    elements : of the parameters.
     steps : counts of steps; none if no such count is kept.
     """
 
-    def __init__(self, members: Sequence[Member], traffic: Traffic) -> None:
-        self._residents = residents = [each.resident for each in members]
-        self._states = [each.state for each in members]
+    def __init__(
+        self,
+        group: int,
+        positions: Sequence[int],
+        residents: Sequence[DeviceParameter],
+        states: Sequence[ParameterState],
+        traffic: Traffic,
+    ) -> None:
+        self.group = group
+        self.positions = positions
+        self._residents = residents
+        self._states = states
         self._traffic = traffic
         first, last = residents[0].extent, residents[-1].extent
         span = last.start + last.count - first.start
-        self.group = members[0].group
-        self.positions = [each.position for each in members]
         self.parameters = [each.parameter for each in residents]
         self.extent = Extent(first.segment, first.start, span)
         self.elements = sum(each.extent.count for each in residents)
         self.steps = [each.step for each in self._states] if residents[0].layout.counts else []
         self._keys = list(chain.from_iterable(map(dict.__iter__, self._states)))
         self._values = list(chain.from_iterable(map(dict.values, self._states)))
-        self._held = members[0].state.held
+        self._held = states[0].held
         self._shapes = [each.shape for each in self.parameters]
         # What the last step left, and then what is compared with it or sent; padding is 0.
         self._left, self._room = np.zeros(span, np.float32), np.zeros(span, np.float32)
@@ -148,10 +126,6 @@ class FlatBucket:
 
         All has to be as the last step left it, but for the values of parameters, gradients and
         counts of steps; these have to be equal.
-
-        Parameters
-        ----------
-        states : state of the optimizer.
         """
         gradients: list[Tensor] = []
         for parameter, shape in zip(self.parameters, self._shapes, strict=True):
@@ -255,73 +229,8 @@ class FlatBucket:
             resident.interrupt(name)
 
 
-class ReadyBucket(NamedTuple):
-    """A bucket that can be used in a step, and the gradients."""
-
-    bucket: FlatBucket
-    gradients: list[Tensor]
-
-
-class FlatBuckets:
-    """The buckets of one optimizer, which change with what its steps find."""
-
-    def __init__(self) -> None:
-        self._buckets: list[FlatBucket] = []
-        self._groups: list[list[Tensor]] = []
-
-    def ready(
-        self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]
-    ) -> list[ReadyBucket]:
-        """Those that the next step can use.
-
-        There is none if a group has other parameters than when they were made: one may be in a
-        group twice now.
-        """
-        if not self._buckets or not self._are(groups):
-            return []
-        found = ((each, each.gradients(states)) for each in self._buckets)
-        return [ReadyBucket(each, gradients) for each, gradients in found if gradients is not None]
-
-    def _are(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        return len(groups) == len(self._groups) and all(
-            len(group["params"]) == len(known) and all(map(is_, group["params"], known))
-            for group, known in zip(groups, self._groups, strict=True)
-        )
-
-    def keep(
-        self,
-        used: Iterable[FlatBucket],
-        members: Iterable[Member],
-        groups: Iterable[Mapping[str, Any]],
-        traffic: Traffic,
-    ) -> None:
-        """After a step that used some buckets and updated other parameters, each in its group once:
-        make buckets of what can be in one."""
-        made = [FlatBucket(each, traffic) for each in _runs(members) if len(each) > 1]
-        self._buckets = [*used, *made]
-        if made:
-            self._groups = [list(group["params"]) for group in groups]
-
-    def clear(self) -> None:
-        """There are none."""
-        self._buckets.clear()
-
-
-def _runs(members: Iterable[Member]) -> Iterator[list[Member]]:
-    """Members that fit, each with those that it joins, up to a number of elements."""
-    run: list[Member] = []
-    for member in members:
-        if not member.fits:
-            continue
-        end = member.resident.extent.end
-        if run and not (
-            member.joins(run[-1]) and end - run[0].resident.extent.start <= TOGETHER_ELEMENTS
-        ):
-            yield run
-            run = []
-        run.append(member)
-    if run:
-        yield run
+ReadyBucket = tuple[FlatBucket, list[Tensor]]
+"""A bucket that can be used in a step, and the gradients."""
 
 
 def is_count(step: Any) -> bool:

@@ -1,10 +1,10 @@
-"""Number formats of a kernel, as optimizers of torch see them."""
+"""Number formats of a kernel, as optimizers of torch see them, and moments in 8 bits as tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,44 @@ from nearstep.torch.errors import ParameterError
 from nearstep.updater.formats import DTYPES
 from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.updater.config import UpdateKernelConfig
+
+
+class Coded(NamedTuple):
+    """A moment in 8 bits.
+
+    Attributes
+    ----------
+    codes : uint8, of the parameter's shape.
+    scales : float32, of one dimension: one for each 256 elements, in logical order.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+
+def encoded(value: Tensor, form: str) -> Coded:
+    """A floating-point tensor in 8 bits, on the host."""
+    codes, scales = blockwise.quantize(convert.to_float32(value), signed=SIGNED[form])
+    return Coded(torch.from_numpy(codes).view(value.shape), torch.from_numpy(scales))
+
+
+def decoded(value: Coded, form: str) -> Tensor:
+    """Back to float32, on the host."""
+    array = blockwise.dequantize(flat_arrays(value), signed=SIGNED[form])
+    return torch.from_numpy(array).view(value.codes.shape)
+
+
+def flat_arrays(value: Coded) -> Blockwise:
+    """The same as flat arrays."""
+    codes = value.codes.detach().cpu().contiguous().reshape(-1)
+    scales = value.scales.detach().cpu().contiguous()
+    return Blockwise(codes.numpy(), scales.numpy())
+
+
+def tensors(found: Blockwise, parameter: Tensor) -> Coded:
+    """Flat arrays as tensors, where the parameter is."""
+    scales = torch.from_numpy(found.scales).to(parameter.device)
+    return Coded(convert.to_tensor(found.codes, parameter), scales)
 
 
 @dataclass(frozen=True)

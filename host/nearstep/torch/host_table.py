@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -13,17 +12,16 @@ from nearstep.device import open_processor
 from nearstep.errors import ArgumentError
 from nearstep.torch.checks import label
 from nearstep.torch.flat_bucket import is_count
+from nearstep.torch.formats import Coded, decoded
 from nearstep.torch.homes.host import HostHome, HostUpdate
 from nearstep.torch.layout import Layout
-from nearstep.torch.quantized import Coded, decoded
 from nearstep.torch.rule import BoundRule, Phase
-from nearstep.torch.saved import SavedState
 from nearstep.torch.settings import Settings
+from nearstep.torch.state import SavedState
 from nearstep.torch.step import Scaling
-from nearstep.torch.table import Groups, States, StateTable
+from nearstep.torch.table import Owner, StateTable
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.arguments import RuleArguments, rule_arguments
-from nearstep_spec.rule.optimizer import Optimizer
 
 MakeHome = Callable[[Layout], HostHome]
 """Makes a home of one's own of the layout of a parameter's state: `examples/shm_home.py`."""
@@ -40,28 +38,14 @@ class HostTable(StateTable):
     Parameters
     ----------
     home : `host:`, with options of `nearstep.device.open_processor`; or what makes the home.
-    settings, definition, layout, defaults, named, fixed : as of `StateTable`.
-
-    Raises
-    ------
-    UnsupportedOptionError : an option is for a device.
-    OptionError : of the name.
+    settings, rule : as of `StateTable`.
     """
 
-    def __init__(
-        self,
-        home: str | MakeHome,
-        settings: Settings,
-        definition: Optimizer,
-        layout: Layout,
-        defaults: Mapping[str, Any],
-        named: str = "",
-        fixed: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, home: str | MakeHome, settings: Settings, rule: BoundRule) -> None:
         settings.check_host()
         self.settings = settings
-        self.layout = layout
-        self.rule = BoundRule(definition, layout, defaults, named, fixed)
+        self.rule = rule
+        self.layout = layout = rule.layout
         self.traffic = Traffic()
         self.parameters = {}
         self.interrupted = None
@@ -95,28 +79,24 @@ class HostTable(StateTable):
         found.check()
         return found
 
-    def begin(self, groups: Groups, states: States) -> None:
-        for group in groups if self.rule.definition.from_start else ():
+    def begin(self, owner: Owner) -> None:
+        for group in owner.param_groups if self.rule.definition.from_start else ():
             for parameter in group["params"]:  # as in torch, of those that are fixed, too
-                states[parameter] = self._first(group, parameter)
+                owner.state[parameter] = self._first(group, parameter)
 
     def _first(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
         """State of a parameter before its first step."""
         keys = self.rule.first_moments(group)
         return self._home.first_state(parameter, keys, self.rule.arrays(group))
 
-    def place(
-        self, owner: object, groups: Groups, group: Mapping[str, Any], parameters: Iterable[Tensor]
-    ) -> None:
+    def place(self, owner: Owner, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
         """Parameters stay where they are."""
 
-    def place_one(self, owner: object, parameter: Tensor, groups: Groups) -> NoReturn:
+    def place_one(self, owner: Owner, parameter: Tensor) -> NoReturn:
         """There is no device to put a parameter on. Raises `ArgumentError`."""
         raise ArgumentError(_NO_DEVICE)
 
-    def load_all(
-        self, owner: object, groups: Groups, states: States, saved: Mapping[Tensor, SavedState]
-    ) -> None:
+    def load_all(self, owner: Owner, saved: Mapping[Tensor, SavedState]) -> None:
         """Load a checkpoint: the state is copied."""
         for parameter, found in saved.items():
             state = self._home.first_state(parameter, found.moments, {})
@@ -126,33 +106,21 @@ class HostTable(StateTable):
                 state[key].copy_(
                     decoded(value, self.layout.coded[key]) if isinstance(value, Coded) else value
                 )
-            states[parameter] = {**state, **found.others}
+            owner.state[parameter] = {**state, **found.others}
 
     def reset(self) -> None:
         """Nothing is left half way but what a user sees."""
 
-    def step(
-        self,
-        owner: object,
-        groups: Groups,
-        states: States,
-        scaling: Scaling,
-        *,
-        held_only: bool = False,
-    ) -> bool:
+    def step(self, owner: Owner, scaling: Scaling, *, held_only: bool = False) -> bool:
         """Update every parameter that has a gradient: as of `nearstep.torch.update.Stepper`.
 
         With `held_only` there is nothing to do: no device keeps a gradient.
-
-        Raises
-        ------
-        ParameterError, GradientError, StateError, HyperparameterError : nothing has changed.
         """
         if held_only:
             return True
-        updates: list[HostUpdate] = []
+        states, updates = owner.state, list[HostUpdate]()
         fresh: dict[Tensor, dict[str, Any]] = {}
-        for index, group in enumerate(groups):
+        for index, group in enumerate(owner.param_groups):
             found: dict[Phase, RuleArguments] = {}
             given: dict[Tensor, list[int]] = {}  # positions: a parameter may have several
             for position, p in enumerate(group["params"]):

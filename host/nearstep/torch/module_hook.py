@@ -9,12 +9,7 @@ from torch import nn
 
 
 class Hook:
-    """A hook that copies of the module, and pickled ones, have no use for: there it does nothing.
-
-    Parameters
-    ----------
-    action : called with the module.
-    """
+    """A hook that does nothing in copies of the module, and in pickled ones."""
 
     def __init__(self, action: Callable[[nn.Module], None] | None = None) -> None:
         self._action = action

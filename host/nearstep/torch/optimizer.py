@@ -21,26 +21,25 @@ from nearstep.storage.store import Store
 from nearstep.torch import options
 from nearstep.torch.checks import check_parameter, label
 from nearstep.torch.compression import Compressed
+from nearstep.torch.device_gradient import SparseGradient
 from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError, UnsupportedOptionError
 from nearstep.torch.execution import StepExecutor
 from nearstep.torch.homes.durable import DurableHome
+from nearstep.torch.homes.generation import digest
 from nearstep.torch.homes.open_home import open_home
 from nearstep.torch.homes.opening import given_groups
-from nearstep.torch.homes.saved_step import digest
 from nearstep.torch.host_table import HOST, HostTable, MakeHome
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.saved import SavedState, Verbatim, export
+from nearstep.torch.rule import BoundRule
 from nearstep.torch.settings import OnDevice, Settings
-from nearstep.torch.shared_device import SharedDevice
-from nearstep.torch.sparse_gradient import SparseGradient
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import ParameterState, SavedState, Verbatim, export
 from nearstep.torch.step import Scaling
 from nearstep.torch.table import StateTable, labels_of
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.unclaimed import unclaimed
+from nearstep.torch.unclaimed import SharedDevice, unclaimed
 from nearstep.torch.update import Stepper
 from nearstep.updater.device import KernelDevice
 from nearstep.work.timeline import Timeline
@@ -107,14 +106,14 @@ class DeviceOptimizer(Optimizer):
         self._attach(device, settings, defaults)
         if self.settings.overflow is None:
             super().__init__(params, defaults)
-            self.table.begin(self.param_groups, self.state)
+            self.table.begin(self)
             return
         groups = given_groups(params)
         opened, home = open_home(self.table, self.title, groups)
         self.table.use(home)
         try:
             super().__init__(groups, defaults)
-            self.table.begin(self.param_groups, self.state)
+            self.table.begin(self)
             home.begin_life(self)
         except BaseException:
             opened.give_up()
@@ -129,12 +128,12 @@ class DeviceOptimizer(Optimizer):
         settings: Settings,
         defaults: Mapping[str, Any],
     ) -> None:
-        data = self.definition, self.layout, defaults, self._named, self._fixed
+        rule = BoundRule(self.definition, self.layout, defaults, self._named, self._fixed)
         home = HOST if device is None else device
         if callable(home) or (isinstance(home, str) and home.startswith(HOST)):
-            self.table = self._stepper = HostTable(home, settings, *data)
+            self.table = self._stepper = HostTable(home, settings, rule)
         else:
-            self.table = StateTable(home, settings, *data)
+            self.table = StateTable(home, settings, rule)
             self._stepper = Stepper(self.table)
             # Nothing that refers to a parameter, which may refer to the optimizer.
             weakref.finalize(self, self.table.placement.free)
@@ -283,8 +282,7 @@ class DeviceOptimizer(Optimizer):
         try:
             with torch.no_grad(), self.around_update():
                 scaling = self._ready()
-                groups, states = self.param_groups, self.state
-                if scaling is None or not self._stepper.step(self, groups, states, scaling):
+                if scaling is None or not self._stepper.step(self, scaling):
                     self.traffic.skipped += 1
         except BaseException:
             self._report_inf = None
@@ -317,9 +315,9 @@ class DeviceOptimizer(Optimizer):
         InterruptedStepError, ClosedDeviceError : as of `step`.
         """
         with torch.no_grad():
-            scaling, groups = self._ready(), self.param_groups
+            scaling = self._ready()
             if scaling is not None:
-                self._stepper.step(self, groups, self.state, scaling, held_only=True)
+                self._stepper.step(self, scaling, held_only=True)
 
     @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -348,13 +346,11 @@ class DeviceOptimizer(Optimizer):
                 if unclaimed(parameter) is None:
                     check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
             self.settings.check_parameters(parameters)
-            self._place(group, (p for p in parameters if p.requires_grad))
+            wanted = [p for p in parameters if p.requires_grad]
+            self.table.place(self, group, wanted)
         except BaseException:
             self.param_groups.pop()
             raise
-
-    def _place(self, group: Mapping[str, Any], parameters: Any) -> None:
-        self.table.place(self, self.param_groups, group, parameters)
 
     @eager
     def state_dict(self) -> dict[str, Any]:
@@ -430,7 +426,7 @@ class DeviceOptimizer(Optimizer):
         table.reset()
 
         def load() -> None:
-            table.load_all(self, self.param_groups, self.state, saved)
+            table.load_all(self, saved)
 
         if self._durable is not None:
             self._durable.load_checkpoint(self, load)
@@ -461,10 +457,6 @@ class DeviceOptimizer(Optimizer):
             self._durable.check_whole(self.table)
         self.table.check_whole(action)
 
-    def labels(self) -> dict[Tensor, str]:
-        """What parameters are called in errors."""
-        return labels_of(self.param_groups)
-
     def resident(self, parameter: Tensor) -> DeviceParameter:
         """Return the parameter on the device; allocate its extent if needed: that of its state, or,
         of one that has none, an extent alone.
@@ -474,7 +466,7 @@ class DeviceOptimizer(Optimizer):
         ParameterError, OutOfDeviceMemoryError
         """
         found = self.place_of(parameter)
-        return self.table.place_one(self, parameter, self.param_groups) if found is None else found
+        return self.table.place_one(self, parameter) if found is None else found
 
     def place_of(self, parameter: Tensor) -> DeviceParameter | None:
         """Return the parameter on the device if it has state or will have it, since it is in a
@@ -487,7 +479,7 @@ class DeviceOptimizer(Optimizer):
         if parameter not in self.table.parameters and parameter.requires_grad:
             for group in self.param_groups:
                 if any(each is parameter for each in group["params"]):
-                    self._place(group, [parameter])
+                    self.table.place(self, group, [parameter])
         return self.table.parameters.get(parameter)
 
     def hold_pairs(
@@ -542,12 +534,7 @@ class DeviceOptimizer(Optimizer):
 
 
 class NamedOptimizer(DeviceOptimizer):
-    """What `nearstep.optim.from_rule` makes.
-
-    Attributes
-    ----------
-    name : that it was made of.
-    """
+    """What `nearstep.optim.from_rule` makes."""
 
     def __init__(
         self,

@@ -60,10 +60,6 @@ class PairSpace:
     extents : all of the segment, in order.
     cut : a launch may be cut, into pieces of so many elements, at the ends of less. None: it is
         not.
-
-    Raises
-    ------
-    OutOfDeviceMemoryError
     """
 
     def __init__(

@@ -16,16 +16,22 @@ from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
-from nearstep.torch.device_gradient import DeviceGradient, Write, write_at_once
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient, Write, write_at_once
 from nearstep.torch.dtensor import local
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.exchange import SMALL_ELEMENTS, Results, Sending, Sends, Target, send_now
-from nearstep.torch.formats import Formats, copy_array, gradient_array
+from nearstep.torch.formats import (
+    Coded,
+    Formats,
+    copy_array,
+    decoded,
+    flat_arrays,
+    gradient_array,
+    tensors,
+)
 from nearstep.torch.homes.host_changes import Expected
 from nearstep.torch.layout import Layout
-from nearstep.torch.quantized import Coded, decoded, flat_arrays, tensors
 from nearstep.torch.select import flat, select_largest
-from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
 
@@ -53,6 +59,7 @@ class DeviceParameter:
     ----------
     label : what the parameter is called in errors.
     is_small : whether it is copied together with its neighbours.
+    is_new : the arrays are what they were allocated with.
     interrupted : name of what a step of this parameter failed with half way; cleared by
         `load_master`.
     left : what the last step left in the host's parameter: an array on the device with the same
@@ -90,7 +97,7 @@ class DeviceParameter:
         self._landing: NDArray[np.float32] | None = None  # for the step that looked for it
         self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
         self._loaded_master: NDArray[np.float32] | None = None
-        self._is_new = True
+        self.is_new = True
         self._seen: tuple[int, NDArray[np.float32]] | None = None
         self._narrow = narrow
         self._moves = moves
@@ -131,20 +138,20 @@ class DeviceParameter:
 
     def resume(self) -> None:
         """Make what the device has the parameter, as a step would have left it."""
-        with torch.no_grad():
-            self._read_into(self.parameter)
-        self._is_new = False
+        self.copy_into(self.parameter)
+        self.is_new = False
         self._leave(None)
         self.lose_master()
 
-    def memento(self) -> tuple[object, ...]:
-        """What `restore` needs to go back to now."""
-        return (self.last_seen, self._home, self._loaded_master, self._is_new, self._current)
+    def savepoint(self) -> Callable[[], None]:
+        """What restores what is known of the parameter now; the memory of the master is gone."""
+        known = (self.last_seen, self._home, self._loaded_master, self.is_new, self._current)
 
-    def restore(self, memento: tuple[Any, ...]) -> None:
-        """Go back to then. The memory of the master is gone."""
-        self.last_seen, self._home, self._loaded_master, self._is_new, self._current = memento
-        self.lose_master()
+        def restore() -> None:
+            self.last_seen, self._home, self._loaded_master, self.is_new, self._current = known
+            self.lose_master()
+
+        return restore
 
     def fetch(self, key: str) -> Mapping[str, Tensor]:
         """The moment `key` as a new tensor of the parameter's shape, of fp32 unless the rule says
@@ -167,13 +174,8 @@ class DeviceParameter:
         return {key: found.codes, scales: found.scales}
 
     def send(self, key: str, value: Tensor | Coded) -> None:
-        """Make `value` the moment `key`: if it is in 8 bits and the device keeps it so, as it is.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError : the device had no such array so far, and there is no room for it.
-        """
-        self._is_new = False
+        """Make `value` the moment `key`; in 8 bits as it is, if the device keeps it so."""
+        self.is_new = False
         name = self.layout.moments[key]
         self.extent.segment.reserve({name: 0.0})
         array: NDArray[Any]
@@ -191,7 +193,7 @@ class DeviceParameter:
 
         A new extent has them.
         """
-        if self._is_new:
+        if self.is_new:
             return
         for key in keys:
             name = self.layout.moments[key]
@@ -210,22 +212,13 @@ class DeviceParameter:
             raise ParameterError(self.label, f"of {self.extent.count} elements", size)
 
     def fetch_master(self) -> Tensor:
-        """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that.
-
-        Raises
-        ------
-        ParameterError : the parameter has been given another number of elements.
-        """
+        """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that."""
         self.check_size()
         if self.offloaded:
             array = self.extent.read("p")
             self._traffic.masters_up += array.nbytes
-        elif self._loaded_master is not None:
-            array = convert.merge_master(self._loaded_master, self.parameter)
-        elif not self._known:
-            array = convert.to_float32(self.parameter).copy()
         else:
-            array = self._merged()
+            array = self.host_master()
         return convert.to_tensor(array, self.parameter)
 
     def load_master(self, value: Tensor | None) -> None:
@@ -236,7 +229,7 @@ class DeviceParameter:
                 return
             with torch.no_grad():
                 twin = torch.empty_like(self.parameter)
-                self._read_into(twin)
+            self.copy_into(twin)
             saved = None if value is None else convert.to_float32(value)
             master = convert.to_float32(twin)
             self.extent.write("p", master if saved is None else convert.merge_master(saved, twin))
@@ -260,12 +253,7 @@ class DeviceParameter:
         self._send_master(sends)
 
     def push_changes(self) -> None:
-        """Send the parameter now, if the host has changed it; the step that follows need not look.
-
-        Raises
-        ------
-        ParameterError, StorageError
-        """
+        """Send the parameter now, if the host changed it; the step that follows need not look."""
         self._checked = False
         if not self.offloaded:
             self.check_size()
@@ -277,10 +265,6 @@ class DeviceParameter:
         look.
 
         None: `push_changes` finds it at once.
-
-        Raises
-        ------
-        ParameterError
         """
         if self.offloaded or not isinstance(self.last_seen, int) or not self.parameter.is_cpu:
             return None
@@ -292,8 +276,7 @@ class DeviceParameter:
         """Make the host's parameter what its home has."""
         self._checked = False
         if not self.offloaded:
-            with torch.no_grad():
-                self._read_into(self.parameter)
+            self.copy_into(self.parameter)
 
     def push(self, *, unchanged: bool = False) -> None:
         """Have the device know the parameter as the host has it, and from then on alone: it is
@@ -322,8 +305,8 @@ class DeviceParameter:
 
         To autograd this is no change.
         """
-        with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
-            self._read_into(self.parameter)
+        with _unsafe_preserve_version_counter(self.parameter):
+            self.copy_into(self.parameter)
         self.arrived(self.parameter)
 
     def arrived(self, copy: Tensor) -> None:
@@ -347,38 +330,21 @@ class DeviceParameter:
     def land(self, array: NDArray[Any]) -> None:
         """End a `pull` that was begun, into memory that the parameter has got again."""
         with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
-            self._store_into(array, self.parameter)
+            convert.store(array, self.parameter)
         self.arrived(self.parameter)
 
+    @torch.no_grad()
     def copy_into(self, tensor: Tensor) -> None:
-        """Fetch a parameter that is away into another tensor like it."""
-        with torch.no_grad():
-            self._read_into(tensor)
-
-    def _read_into(self, tensor: Tensor) -> None:
-        """Fetch a parameter that is away into a tensor like it."""
+        """Fetch the parameter into a tensor like it: the parameter itself, or another one."""
         plain = self.extent.segment.dtype_of(self._current) == np.float32
         target = convert.landing(tensor) if plain else None
         array = self.extent.read(self._current, target)
         self._traffic.parameters_up += array.nbytes
         if target is None:
-            self._store_into(array, tensor)
-
-    def _store_into(self, array: NDArray[Any], tensor: Tensor) -> None:
-        plain = array.dtype == np.float32
-        (convert.store if plain else convert.store_words)(array, tensor)
+            convert.store(array, tensor)
 
     def _send_master(self, sends: Sends) -> None:
-        parameter = self.parameter
-        master: NDArray[Any]
-        if self._loaded_master is not None:
-            master = convert.merge_master(self._loaded_master, parameter)
-        elif self._known and self.keeps_master:
-            master = self._merged()
-        elif self._p == "fp32":
-            master = convert.to_float32(parameter)
-        else:
-            master = convert.to_words(parameter)
+        master = self.host_master()
         sends.send(Sending(self.extent, "p", master, self._sent_master))
         self._traffic.masters_down += master.nbytes
 
@@ -417,7 +383,6 @@ class DeviceParameter:
         A large one is lent, if the device takes it as it is: nobody changes it during a step, which
         ends with `end_loan`.
         """
-        self._is_new = False
         form = self.gradient_format(gradient)
         wide = form == "fp32"
         array = convert.to_float32(gradient) if wide else convert.to_words(gradient)
@@ -439,7 +404,7 @@ class DeviceParameter:
     def move_in(self, label: str, layout: Layout, traffic: Traffic, *, narrow: bool) -> None:
         """An optimizer has adopted the parameter where it is on the device."""
         self.label, self.layout, self._traffic, self._narrow = label, layout, traffic, narrow
-        self._is_new = True
+        self.is_new = True
 
     def move_out(self) -> None:
         """The optimizer is gone, and with it every array but the master."""
@@ -468,12 +433,6 @@ class DeviceParameter:
         array = gradient_array(form)
         self.held = DeviceGradient(self.extent, array, form, gradient, self._traffic, write, wait)
 
-    def take_gradient(self, held: DeviceGradient, *, negated: bool) -> str:
-        """Make a gradient that the device keeps ready for a step; its format."""
-        self._is_new = False
-        held.ready(negated=negated)
-        return held.form
-
     def release_gradient(self) -> None:
         """The device need not keep a gradient any more."""
         self.held = None
@@ -487,10 +446,6 @@ class DeviceParameter:
         self._landing = None
         while self._lent:
             self.extent.end_loan(self._lent.pop())
-
-    def begin_use(self) -> None:
-        """A step is about to use the arrays: they are no more what they were made with."""
-        self._is_new = False
 
     def compress(
         self,
@@ -552,7 +507,12 @@ class DeviceParameter:
             self._traffic.parameters_up += 4 * self.extent.count
             return
         if self.is_small:
-            self._take_parameter(results.take(self.extent))
+            found = results.take(self.extent)
+            self._store(found)
+            if found.dtype == np.float32 and self.parameter.dtype != torch.float32:
+                self._leave(None)
+            else:
+                self.last_seen, self._home = found, None
             return
         array = convert.landing(self.parameter) if self.result == "p" else None
         if array is None:
@@ -566,14 +526,6 @@ class DeviceParameter:
         left = None if array is None else results.fingerprint(self.extent)
         self._leave(self.result if of_format else None, fingerprint=left)
 
-    def _take_parameter(self, array: NDArray[Any]) -> None:
-        """`take_result` of a small parameter: its result has been fetched."""
-        self._store(array)
-        if array.dtype == np.float32 and self.parameter.dtype != torch.float32:
-            self._leave(None)
-        else:
-            self.last_seen, self._home = array, None
-
     def _store(self, array: NDArray[Any]) -> None:
         target, self._landing = self._landing, None
         if target is None and array.dtype == np.float32:
@@ -581,10 +533,8 @@ class DeviceParameter:
         if target is not None:
             target[:] = array
             convert.mark_changed(self.parameter)
-        elif array.dtype == np.float32:
-            convert.store(array, self.parameter)
         else:
-            convert.store_words(array, self.parameter)
+            convert.store(array, self.parameter)
         self._traffic.parameters_up += array.nbytes
 
     @property

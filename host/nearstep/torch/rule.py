@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from nearstep.torch import options
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout
-from nearstep.torch.saved import count
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import ParameterState, count
 from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
 
 
@@ -31,7 +30,6 @@ class BoundRule:
 
     Parameters
     ----------
-    layout : state of a parameter.
     defaults : options of groups that were given none.
     named : what `rules=` in a device's name calls the rule, if it is one of a file.
     fixed : options that a loaded group cannot change.

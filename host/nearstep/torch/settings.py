@@ -1,24 +1,28 @@
-"""How an optimizer uses its device, besides the options that torch has."""
+"""How an optimizer uses its device and drives, besides the options that torch has."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self, TypedDict, get_args
+from typing import Any, Literal, Self, TypedDict, cast, get_args
 
 import torch
 from torch import Tensor
 
 from nearstep.device import Device
+from nearstep.errors import ArgumentError
+from nearstep.plan.overflow import Eviction
 from nearstep.run import BOUND, is_bound
 from nearstep.scalars import is_whole
+from nearstep.storage.drive_set import check_places
+from nearstep.storage.store import Store
 from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.convert import NAMES
 from nearstep.torch.dtensor import is_sharded, is_spread
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
-from nearstep.torch.homes.options import Drives, Overflow, Resume
 from nearstep.updater.checks import is_real, real
 from nearstep.updater.rounding import Numbering, Rounding
 from nearstep_spec.blockwise import DYNAMIC8, SIGNED
@@ -26,6 +30,115 @@ from nearstep_spec.rounding import WORD_BITS
 from nearstep_spec.rule.rules import PARAMETERS
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.decompressor import Decompressor
+
+Drives = Sequence[str | Path] | Store
+"""Files of a set; or a store that the caller opened, and closes."""
+
+Resume = bool | int | str | Path | Sequence[str | Path]
+"""Whether to go on from the last step of the drives; `COMMON`; a generation of them; or other
+drives that have the step, all of a set, or their folder."""
+
+COMMON = "common"
+"""Go on from the last step that the drives of all processes of a job have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overflow:
+    """State lies on drives as far as memory does not hold it.
+
+    Attributes
+    ----------
+    drives : None: the device's own.
+    memory : of the device, for parameters, gradients and state: bytes, text such as `64MiB`, or a
+        share of all that, such as `25%`. None with drives of the device: each has its card's.
+    resume : go on from the last step that the drives have, that all ranks have (`COMMON`), or that
+        these others have; or from this generation.
+    """
+
+    drives: Drives | None
+    memory: int | str | None
+    eviction: Eviction
+    resume: bool | int | str | Sequence[str | Path]
+
+    @property
+    def others(self) -> Sequence[str | Path]:
+        """Drives that a step is copied from."""
+        return () if isinstance(self.resume, int | str) else self.resume
+
+    @property
+    def generation(self) -> int | None:
+        """To go on from; None: the last, or the common one."""
+        return None if isinstance(self.resume, bool | str | Sequence) else self.resume
+
+    @classmethod
+    def given(
+        cls, drives: Drives | None, memory: int | str | None, eviction: str, *, resume: Resume
+    ) -> Overflow | None:
+        """Check what an optimizer was given; None if that is nothing.
+
+        Raises
+        ------
+        HyperparameterError : something is none of what it can be.
+        ArgumentError : these cannot be drives.
+        """
+        if eviction not in get_args(Eviction):
+            raise HyperparameterError("eviction", f"one of {get_args(Eviction)}", eviction)
+        is_path = isinstance(resume, str | Path) and resume != COMMON
+        found = (cast(str | Path, resume),) if is_path else cast(Any, resume)
+        if not (isinstance(found, bool) or is_whole(found) or found == COMMON or _are_paths(found)):
+            expected = "True, False, 'common', a generation, or paths of drives to copy a step from"
+            raise HyperparameterError("resume", expected, resume)
+        if drives is None and memory is None and found is False:
+            return None
+        if drives is not None and not isinstance(drives, Store):
+            check_places(drives)
+            if not _are_paths(drives):
+                raise ArgumentError(f"a drive must be given by its path, not {drives!r}")
+        chosen: Eviction = "belady" if eviction == "belady" else "updated_first"
+        return cls(drives=drives, memory=memory, eviction=chosen, resume=found)
+
+    @classmethod
+    def on(cls, device: Device, given: Overflow | None) -> Overflow | None:
+        """What was given to an optimizer on a device, which may have drives of its own; None: there
+        are none.
+
+        Raises
+        ------
+        HyperparameterError : one is missing that belongs to the others, or is of no use.
+        ArgumentError : a store has not a drive for each channel of the device.
+        """
+        own = device.drive_places
+        if own:
+            found = cls(drives=None, memory=None, eviction="updated_first", resume=False)
+            found = found if given is None else given
+            if found.memory is not None:
+                expected = "left out: each drive has the memory of its card"
+                raise HyperparameterError("memory", expected, found.memory)
+            if found.drives is None:
+                return replace(found, drives=own)
+            if not isinstance(found.drives, Store):
+                expected = "left out, or a Store: the device has drives of its own"
+                raise HyperparameterError("drives", expected, found.drives)
+            if len(found.drives.drives) != device.channel_count:
+                raise ArgumentError(
+                    f"drives must be {device.channel_count}, one a card, "
+                    f"not {len(found.drives.drives)}"
+                )
+            return found
+        if given is None:
+            return None
+        if given.drives is None:
+            name = "memory" if given.memory is not None else "resume"
+            raise HyperparameterError(name, "given with drives alone", getattr(given, name))
+        if given.memory is None:
+            raise HyperparameterError("memory", "given with drives", given.memory)
+        return given
+
+
+def _are_paths(given: object) -> bool:
+    listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    return listed and all(isinstance(each, str | Path) for each in cast(Sequence[object], given))
+
 
 _STATE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({**NAMES, torch.uint8: DYNAMIC8})
 """What `state_format` of a device calls formats of moments."""
@@ -215,32 +328,23 @@ class Settings:
         UnsupportedOptionError : names the option of the device.
         """
         if self.max_grad_norm is not None and not scans(kernel):
-            raise UnsupportedOptionError(
-                "max_grad_norm",
-                self.max_grad_norm,
-                "the kernel must take the norm and apply the factor: open the device with "
-                "scan=yes and gradient_scale=yes",
-            )
+            reason = "the kernel must take the norm and apply the factor: open the device with "
+            reason += "scan=yes and gradient_scale=yes"
+            raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
         self._check_states(kernel)
         compression = self.compression
         if compression is None:
             return
         if compression.form not in kernel.compression:
-            raise UnsupportedOptionError(
-                "compression",
-                compression.share,
-                f"the kernel takes no pairs of the form {compression.form}: open the device with "
-                f"compression={compression.form}",
-            )
+            reason = f"the kernel takes no pairs of the form {compression.form}: open the device "
+            reason += f"with compression={compression.form}"
+            raise UnsupportedOptionError("compression", compression.share, reason)
         if compression.user is not None:
             self._check_user(compression.user, kernel)
         if compression.format not in kernel.gradient_formats:
-            raise UnsupportedOptionError(
-                "compression_format",
-                compression.format,
-                f"the kernel takes gradients of {', '.join(kernel.gradient_formats)}: name it in "
-                "the device's gradient_formats=",
-            )
+            reason = f"the kernel takes gradients of {', '.join(kernel.gradient_formats)}: name it "
+            reason += "in the device's gradient_formats="
+            raise UnsupportedOptionError("compression_format", compression.format, reason)
 
     def _check_states(self, kernel: UpdateKernelConfig) -> None:
         formats, dtype = kernel.rule_set.whole.formats, self.state_dtype
@@ -248,42 +352,28 @@ class Settings:
             form = formats.get(name, "fp32")
             kept = DYNAMIC8 if form in SIGNED else form
             if dtype is not None and name != PARAMETERS and kept != _STATE_NAMES[dtype]:
-                raise UnsupportedOptionError(
-                    "state_dtype",
-                    dtype,
-                    f"the kernel keeps {name} in {form}: open the device with "
-                    f"state_format={_STATE_NAMES[dtype]}",
-                )
+                reason = f"the kernel keeps {name} in {form}: open the device with "
+                reason += f"state_format={_STATE_NAMES[dtype]}"
+                raise UnsupportedOptionError("state_dtype", dtype, reason)
         if kernel.blockwise and self.overflow is not None:
-            raise UnsupportedOptionError(
-                "drives",
-                self.overflow.drives,
-                f"the kernel keeps {', '.join(kernel.blockwise)} in 8 bits, which drives have not: "
-                "open the device with state_format=bf16 or fp32",
-            )
+            reason = f"the kernel keeps {', '.join(kernel.blockwise)} in 8 bits, which drives have "
+            reason += "not: open the device with state_format=bf16 or fp32"
+            raise UnsupportedOptionError("drives", self.overflow.drives, reason)
         if self.stochastic and not kernel.stochastic_rounding:
-            raise UnsupportedOptionError(
-                "rounding",
-                "stochastic",
-                "the kernel rounds to nearest even alone: open the device with "
-                "stochastic_rounding=yes and a state in bf16, such as state_format=bf16",
-            )
+            reason = "the kernel rounds to nearest even alone: open the device with "
+            reason += "stochastic_rounding=yes and a state in bf16, such as state_format=bf16"
+            raise UnsupportedOptionError("rounding", "stochastic", reason)
 
     def _check_user(self, user: Decompressor, kernel: UpdateKernelConfig) -> None:
         if user.digest != kernel.decompressors[0]:
-            raise UnsupportedOptionError(
-                "compression_form",
-                user.name,
-                f"the file has changed since the device was opened (digest {user.digest[:16]}, in "
-                f"the kernel {kernel.decompressors[0][:16]}): open the device again",
-            )
+            mine, its = user.digest[:16], kernel.decompressors[0][:16]
+            reason = f"the file has changed since the device was opened (digest {mine}, in the "
+            reason += f"kernel {its}): open the device again"
+            raise UnsupportedOptionError("compression_form", user.name, reason)
         if self.max_grad_norm is not None:
-            raise UnsupportedOptionError(
-                "max_grad_norm",
-                self.max_grad_norm,
-                "the kernel takes the norm of values in memory, which those of records are not; "
-                "call torch.nn.utils.clip_grad_norm_ before the step",
-            )
+            reason = "the kernel takes the norm of values in memory, which those of records are "
+            reason += "not; call torch.nn.utils.clip_grad_norm_ before the step"
+            raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
 
     def check_maximize(self, maximize: object, kernel: UpdateKernelConfig) -> None:
         """Make sure that gradients can be negated: the zeros of what is not sent, too.
@@ -293,12 +383,9 @@ class Settings:
         UnsupportedOptionError : names the option of the device.
         """
         if maximize and self.compression is not None and not kernel.gradient_scale:
-            raise UnsupportedOptionError(
-                "maximize",
-                maximize,
-                "the kernel must negate compressed gradients: open the device with "
-                "gradient_scale=yes",
-            )
+            reason = "the kernel must negate compressed gradients: open the device with "
+            reason += "gradient_scale=yes"
+            raise UnsupportedOptionError("maximize", maximize, reason)
 
     def check_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Make sure that the device knows what a step of these parameters needs.
@@ -309,19 +396,13 @@ class Settings:
         """
         found = list(parameters)
         if self.overflow is not None and any(map(is_spread, found)):
-            raise UnsupportedOptionError(
-                "drives",
-                self.overflow.drives,
-                "processes that share parameters would commit at different times, and could not "
-                "be resumed together",
-            )
+            reason = "processes that share parameters would commit at different times, and could "
+            reason += "not be resumed together"
+            raise UnsupportedOptionError("drives", self.overflow.drives, reason)
         if self.max_grad_norm is not None and any(map(is_sharded, found)):
-            raise UnsupportedOptionError(
-                "max_grad_norm",
-                self.max_grad_norm,
-                "the device knows the norm of this process's shards, not of the whole; call "
-                "torch.nn.utils.clip_grad_norm_ before the step",
-            )
+            reason = "the device knows the norm of this process's shards, not of the whole; call "
+            reason += "torch.nn.utils.clip_grad_norm_ before the step"
+            raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
 
 
 def scans(kernel: UpdateKernelConfig) -> bool:

@@ -1,54 +1,32 @@
-"""State of one parameter, as torch knows it, whose moments stay on the device until read."""
+"""State of one parameter, as torch knows it: on the device until it is read, or saved."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, Self
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from nearstep import blockwise
+from nearstep.torch import convert, options
 from nearstep.torch.convert import fingerprint
 from nearstep.torch.dtensor import spread_alike, spreading
 from nearstep.torch.eager import eager
-from nearstep.torch.errors import StateError
-from nearstep.torch.layout import Layout
-from nearstep.torch.quantized import Coded, check_codes, check_scales, encoded
+from nearstep.torch.errors import HyperparameterError, StateError
+from nearstep.torch.formats import Coded, encoded
+from nearstep.torch.layout import Layout, scales_of
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.updater.checks import STEPS
 
 RESIDUAL = "residual"
 """Key of what compression has not sent so far. torch has no such key and ignores it."""
-
-
-class MomentStore(Protocol):
-    """Where the moments of one parameter are kept."""
-
-    @property
-    def layout(self) -> Layout:
-        """Which moments there are."""
-
-    @property
-    def label(self) -> str:
-        """What the parameter is called in errors."""
-
-    @property
-    def parameter(self) -> Tensor:
-        """The parameter on the host."""
-
-    @property
-    def keeps_master(self) -> bool:
-        """Whether the fp32 master has bits that the parameter has not."""
-
-    def fetch(self, key: str) -> Mapping[str, Tensor]:
-        """A moment as a new tensor of the parameter's shape; in 8 bits its codes, and its scales
-        under their key."""
-
-    def fetch_master(self) -> Tensor:
-        """The master as a new fp32 tensor of the parameter's shape."""
-
-    def send(self, key: str, value: Tensor | Coded) -> None:
-        """Make `value` the moment `key`."""
 
 
 class _OnDevice:
@@ -83,13 +61,13 @@ class ParameterState(dict[str, Any]):
 
     def __init__(self, *values: Any, **more: Any) -> None:
         super().__init__(*values, **more)
-        self._store: MomentStore | None = None
+        self._store: DeviceParameter | None = None
         self._fetched: dict[str, int] = {}
         self._residual_is_saved = False
         self._residual_is_shown = True
 
     @classmethod
-    def of(cls, store: MomentStore, step: Tensor | None, held: Iterable[str]) -> Self:
+    def of(cls, store: DeviceParameter, step: Tensor | None, held: Iterable[str]) -> Self:
         """State of a parameter whose moments are on a device.
 
         Parameters
@@ -103,7 +81,7 @@ class ParameterState(dict[str, Any]):
         return state
 
     @property
-    def store(self) -> MomentStore | None:
+    def store(self) -> DeviceParameter | None:
         """Where the moments are kept; None of a state that is on no device."""
         return self._store
 
@@ -220,12 +198,29 @@ class ParameterState(dict[str, Any]):
             else:
                 yield key, raw, False
 
+    def savepoint(self) -> Callable[[], None]:
+        """What makes the state what it is now, without copies of moments: what was not on the
+        device is sent with the next step."""
+        values = dict(zip(dict.__iter__(self), dict.values(self), strict=True))
+        step = values.get("step")
+        count = step.clone() if isinstance(step, Tensor) else None
+
+        def restore() -> None:
+            dict.clear(self)
+            dict.update(self, values)
+            self._fetched.clear()
+            self._residual_is_shown = True
+            if count is not None:
+                values["step"].copy_(count)
+
+        return restore
+
     def _moment(self, key: str) -> str:
         """Key of the moment that is under this one, or whose scales are."""
         return self._placed.layout.moment_of.get(key, key)
 
     @property
-    def _placed(self) -> MomentStore:
+    def _placed(self) -> DeviceParameter:
         assert self._store is not None, "what is on a device was made by of()"
         return self._store
 
@@ -260,12 +255,12 @@ class ParameterState(dict[str, Any]):
                 value = check_scales(store.label, store.parameter, key, value)
                 self._fetched.pop(key, None)
             elif key == RESIDUAL:
-                value = check_residual(store.label, store.parameter, value)
+                value = check_moment(store.label, store.parameter, key, value, torch.float32)
         if key == RESIDUAL:
             self._residual_is_shown = True
         super().__setitem__(key, value)
 
-    def _codes_of(self, store: MomentStore, key: str, value: object) -> Tensor:
+    def _codes_of(self, store: DeviceParameter, key: str, value: object) -> Tensor:
         """`value` as codes of a moment in 8 bits; if it is of floating point, its scales are
         there then."""
         layout, parameter = store.layout, store.parameter
@@ -275,17 +270,14 @@ class ParameterState(dict[str, Any]):
             value, scales = encoded(wide, layout.coded[key])
             self._fetched.pop(layout.scales[key], None)
             super().__setitem__(layout.scales[key], scales)
-        return check_codes(store.label, parameter, key, value)
+        return check_moment(store.label, parameter, key, value, torch.uint8)
 
     def __iter__(self) -> Iterator[str]:
         # Defined so that dict(state) and {**state} go through __getitem__.
         return super().__iter__()
 
-    def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    get = MutableMapping.get  # type: ignore[assignment]
+    update = MutableMapping.update
 
     def items(self) -> Any:
         return self.copy().items()
@@ -313,10 +305,6 @@ class ParameterState(dict[str, Any]):
         if key not in self:
             self[key] = default
         return self[key]
-
-    def update(self, *others: Any, **more: Any) -> None:
-        for key, value in dict(*others, **more).items():
-            self[key] = value
 
     def __or__(self, other: Any) -> Any:
         return self.copy() | other
@@ -370,73 +358,155 @@ pytree.register_pytree_node(  # a subclass of dict is a leaf without
 )
 
 
-class Savepoint(NamedTuple):
-    """What was in a state, without copies of moments.
+def check_moment(
+    label: str,
+    parameter: Tensor,
+    key: str,
+    value: object,
+    dtype: torch.dtype | None = None,
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """`value` as a moment of a parameter, detached and on the host; a residual where it is.
+
+    Parameters
+    ----------
+    dtype : None: any of floating point.
+    shape : None: as the parameter has it, spread over processes as it is.
+
+    Raises
+    ------
+    StateError
+    """
+    floats = dtype is None or dtype.is_floating_point
+    kind = ("floating-point tensor" if floats else "tensor") + (f" of {dtype}" if dtype else "")
+    if not isinstance(value, Tensor):
+        raise StateError(label, f"have a {kind} as {key!r}", type(value).__name__)
+    if value.dtype != dtype if dtype is not None else not value.is_floating_point():
+        raise StateError(label, f"have a {kind} as {key!r}", value.dtype)
+    if value.layout is not torch.strided or value.device.type == "meta":
+        raise StateError(label, f"have a dense tensor with data as {key!r}", value.layout)
+    if tuple(value.shape) != tuple(parameter.shape if shape is None else shape):
+        expected = f"have {key!r} of shape {tuple(parameter.shape if shape is None else shape)}"
+        raise StateError(label, expected, tuple(value.shape))
+    if shape is None and not spread_alike(value, parameter):
+        raise StateError(label, f"have {key!r} {spreading(parameter)}", spreading(value))
+    found = value.detach()
+    return found if key == RESIDUAL or found.device.type == "cpu" else found.cpu()
+
+
+def check_scales(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
+    """`value` as scales of a parameter's moment in 8 bits: float32, one for each 256 elements."""
+    shape = (blockwise.groups(convert.size(parameter)),)
+    return check_moment(label, parameter, key, value, torch.float32, shape)
+
+
+MASTER = "master_param"
+"""Key of the fp32 master of a 16-bit parameter. torch has no such key and ignores it."""
+
+
+EXACT_STEPS = 1 << 24
+"""Whole numbers below it are fp32 values."""
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """A value that `Optimizer.load_state_dict` is to pass on as it is, not cast to 16 bits."""
+
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """State of one parameter that is not on a device.
 
     Attributes
     ----------
-    values : of a `ParameterState`, with what is on the device as such; None of any other state.
-    step : copy of the count of steps, if it is a tensor.
+    step : fp32 scalar; None if the layout has none.
+    moments : by key; of the parameter's shape, or in 8 bits.
+    master : fp32 master of a 16-bit parameter.
+    others : values under keys that are not torch's.
     """
 
-    values: Mapping[str, Any] | None
     step: Tensor | None
+    moments: Mapping[str, Tensor | Coded]
+    master: Tensor | None
+    others: Mapping[str, Any]
 
     @classmethod
-    def of(cls, state: Any) -> Self:
-        """Of a state as it is."""
-        if not isinstance(state, ParameterState):
-            return cls(None, None)
-        values = dict(zip(dict.__iter__(state), dict.values(state), strict=True))
-        step = values.get("step")
-        return cls(values, step.clone() if isinstance(step, Tensor) else None)
+    def of(cls, layout: Layout, label: str, parameter: Tensor, saved: Mapping[str, Any]) -> Self:
+        """Check `saved`, the state of `parameter` as torch's optimizer or `export` has it.
 
-    def restore(self, state: Any) -> None:
-        """Make the state what it was. What was not on the device goes there with the next step."""
-        if self.values is None:
-            return
-        dict.clear(state)
-        dict.update(state, self.values)
-        state._fetched.clear()
-        state._residual_is_shown = True
-        if self.step is not None:
-            self.values["step"].copy_(self.step)
-
-
-def check_moment(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
-    """`value` as a moment of a parameter: a floating-point tensor of its shape on the host, and
-    spread over processes as it is.
-
-    Raises
-    ------
-    StateError
-    """
-    found = _checked(label, parameter, key, value)
-    return found if found.device.type == "cpu" else found.cpu()
-
-
-def _checked(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
-    """The same, where it is."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise StateError(label, f"have a floating-point tensor as {key!r}", type(value).__name__)
-    if value.is_sparse or value.device.type == "meta":
-        raise StateError(label, f"have a dense tensor with data as {key!r}", value.layout)
-    if value.shape != parameter.shape:
-        shape = tuple(parameter.shape)
-        raise StateError(label, f"have {key!r} of shape {shape}", tuple(value.shape))
-    if not spread_alike(value, parameter):
-        raise StateError(label, f"have {key!r} {spreading(parameter)}", spreading(value))
-    return value.detach()
+        Raises
+        ------
+        StateError
+        """
+        if is_lazy(parameter):
+            raise StateError(label, "wait until the parameter has a shape", sorted(saved))
+        values = {k: v.value if isinstance(v, Verbatim) else v for k, v in saved.items()}
+        missing = [key for key in layout.keys if key not in values]
+        if missing:
+            raise StateError(label, f"have {missing}", sorted(values))
+        step = None
+        if layout.counts:
+            whole = count(label, values.pop("step"))
+            step = torch.tensor(float(whole), dtype=torch.float32, device="cpu")
+        for key in layout.optional:
+            if values.get(key) is None:
+                values.pop(key, None)
+                values.pop(scales_of(key), None)
+        moments = {
+            key: _moment(label, parameter, key, values) for key in layout.moments if key in values
+        }
+        master = values.pop(MASTER, None)
+        if master is not None:
+            master = check_moment(label, parameter, MASTER, master)
+        if RESIDUAL in values:
+            found = check_moment(label, parameter, RESIDUAL, values[RESIDUAL], torch.float32)
+            values[RESIDUAL] = found.clone()
+        return cls(step=step, moments=moments, master=master, others=values)
 
 
-def check_residual(label: str, parameter: Tensor, value: object) -> Tensor:
-    """`value` as the residual of a parameter: like a moment, of fp32, and where it is.
+def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> Tensor | Coded:
+    """Take a moment from saved values: a tensor, or codes and scales.
 
     Raises
     ------
     StateError
     """
-    residual = _checked(label, parameter, RESIDUAL, value)
-    if residual.dtype != torch.float32:
-        raise StateError(label, f"have {RESIDUAL!r} of torch.float32", residual.dtype)
-    return residual
+    value, scales = values.pop(key), scales_of(key)
+    if scales not in values:
+        if isinstance(value, Tensor) and value.dtype == torch.uint8:
+            found = sorted({key, *values})
+            raise StateError(label, f"have {scales!r} with {key!r} of torch.uint8", found)
+        return check_moment(label, parameter, key, value)
+    codes = check_moment(label, parameter, key, value, torch.uint8)
+    return Coded(codes, check_scales(label, parameter, scales, values.pop(scales)))
+
+
+def count(label: str, step: object) -> int:
+    """The value of `step`, a number or a tensor of one element, as an int.
+
+    Raises
+    ------
+    StateError : it is not a whole number of at least 0, or a run could not have the next one.
+    """
+    try:
+        value = options.scalar("step", step)
+    except HyperparameterError:
+        value = math.nan
+    if 0 <= value < EXACT_STEPS and value == int(value):
+        return int(value)
+    with np.errstate(over="ignore"):
+        kept = float(np.float32(value))
+    if not 0 <= kept < STEPS or value != int(value):
+        raise StateError(label, "have a whole number below 2**63 as 'step'", step)
+    return int(value)
+
+
+def export(state: ParameterState) -> dict[str, Any]:
+    """A plain dict with what torch's optimizer has, and the master of a 16-bit parameter."""
+    resident = state.store
+    values = state.snapshot()
+    if resident is not None and resident.keeps_master:
+        values[MASTER] = resident.fetch_master()
+    return values

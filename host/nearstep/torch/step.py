@@ -11,14 +11,12 @@ from torch import Tensor
 from nearstep.placement import Extent, Segment
 from nearstep.run import Run
 from nearstep.torch.compression import Compressed
-from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.exchange import Sends
 from nearstep.torch.flat_bucket import FlatBucket
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.saved import SavedState
-from nearstep.torch.sparse_gradient import SparseGradient
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import ParameterState, SavedState
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.rounding import Numbering
@@ -64,7 +62,6 @@ class StepItem:
     Attributes
     ----------
     group : index of the parameter group.
-    position : of the parameter in it.
     gradient : of a bucket: that of each parameter.
     times : how often the parameter is in the group.
     parameter : None of a bucket.
@@ -149,8 +146,9 @@ class StepPlan:
         return needed
 
 
-Start = Callable[[Arrays, RunKey, Mapping[str, Any], Numbering], Callable[[], Run]]
-"""Returns what starts the rule of a group on arrays whose elements have these indices."""
+Start = Callable[[Arrays, RunKey, float, Numbering], Callable[[], Run]]
+"""Returns what starts the rule of a group on the arrays of one run, whose elements have these
+indices, and which multiplies its gradients by a factor."""
 
 
 class StepInputs(NamedTuple):
@@ -159,7 +157,6 @@ class StepInputs(NamedTuple):
     Attributes
     ----------
     items : by extent, ready.
-    arrays : as of `StepPlan`.
     sends : arrays that are sent to the device first.
     begun : runs of the rules are appended when they begin on a channel.
     fetches : the host fetches results.
@@ -172,18 +169,3 @@ class StepInputs(NamedTuple):
     start: Start
     begun: list[AcceleratedRuns]
     fetches: bool
-
-
-def starter(
-    start: Start, arrays: Arrays, key: RunKey, factor: float, numbering: Numbering
-) -> Callable[[], Run]:
-    """What starts the rule on the arrays of one run, whose elements have these indices, and which
-    multiplies its gradients by `factor`."""
-    options: dict[str, Any] = {
-        "gradient_format": key.gradient_format,
-        "gradient_scale": -factor if key.negate else factor,
-    }
-    if key.copy_format is not None:
-        options["copy_out"] = arrays[copy_array(key.copy_format)]
-        options["copy_out_format"] = key.copy_format
-    return start(arrays, key, options, numbering)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,24 +20,34 @@ from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.pair_space import PairSpace
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.rule import BoundRule, Phase
-from nearstep.torch.saved import SavedState
 from nearstep.torch.settings import Settings, scans
-from nearstep.torch.shared_device import SharedDevice
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import ParameterState, SavedState
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.unclaimed import unclaimed
+from nearstep.torch.unclaimed import SharedDevice, unclaimed
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.device import KernelDevice
-from nearstep_spec.rule.optimizer import Optimizer
-
-if TYPE_CHECKING:
-    from nearstep.torch.layout import Layout
 
 Groups = Sequence[Mapping[str, Any]]
 """Parameter groups of an optimizer of torch."""
 
 States = MutableMapping[Tensor, Any]
 """`Optimizer.state`."""
+
+
+class Owner(Protocol):
+    """The optimizer whose columns a table has; `state` and `param_groups` are torch's."""
+
+    table: StateTable
+    state: Any
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def title(self) -> str:
+        """What the optimizer is called on drives."""
+
+    @property
+    def computes(self) -> str:
+        """What a generation on drives says of the arithmetic."""
 
 
 class StateTable:
@@ -51,17 +60,12 @@ class StateTable:
     ----------
     device : name of a device, an open one, or one that another table uses.
     settings : how the optimizer uses it.
-    definition, layout : of the optimizer.
-    defaults, named, fixed : as of `BoundRule`.
 
     Attributes
     ----------
     settings : on the device.
     formats : of the kernel.
     layout : state of a parameter, as the device keeps it.
-    parameters : that have an extent.
-    home : where the columns are kept.
-    executor : makes the steps.
     interrupted : name of the error of a step that failed half way; further use is refused until a
         checkpoint is loaded.
 
@@ -75,27 +79,23 @@ class StateTable:
         self,
         device: str | Device | SharedDevice,
         settings: Settings,
-        definition: Optimizer,
-        layout: Layout,
-        defaults: Mapping[str, Any],
-        named: str = "",
-        fixed: Mapping[str, Any] = MappingProxyType({}),
+        rule: BoundRule,
     ) -> None:
         self.lease = device if isinstance(device, SharedDevice) else SharedDevice.of(device)
         kernel = self.device.config
         self.settings = settings.on(self.device)
         self.settings.check(kernel)
-        if self.settings.stochastic and not definition.counts:
-            reason = f"{definition.name} counts no steps, whose random bits have to differ"
+        if self.settings.stochastic and not rule.definition.counts:
+            reason = f"{rule.definition.name} counts no steps, whose random bits have to differ"
             raise UnsupportedOptionError("rounding", "stochastic", reason)
         self.formats = Formats.of(kernel)
-        self.layout = layout.on(self.formats.state)
-        self.rule = BoundRule(definition, self.layout, defaults, named, fixed)
+        self.rule = rule
+        self.layout = rule.layout = rule.layout.on(self.formats.state)
         self.placement = Placement(self.device)
         self.traffic = Traffic()
         self.parameters: dict[Tensor, DeviceParameter] = {}
         self.interrupted: str | None = None
-        self.use(DeviceHome(self.device))
+        self.use(DeviceHome(self.device, self.formats, self.traffic))
 
     @property
     def device(self) -> KernelDevice:
@@ -117,34 +117,23 @@ class StateTable:
         self.device.check_open(action)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check that the device can make steps with the options of a group.
-
-        Raises
-        ------
-        UnsupportedOptionError, MissingOptionError, HyperparameterError
-        ArgumentError : the kernel does not have the rule.
-        """
+        """Check that the device can make steps with the options of a group."""
         self.settings.check_maximize(group.get("maximize"), self.device.config)
         self.rule.check(group)
         self.device.check_rule(self.rule.form(group).rule.name, self.rule.named)
 
     def arguments(self, group: Mapping[str, Any], phase: Phase) -> RuleArguments:
-        """What the runs of a group compute with, of parameters in one phase.
-
-        Raises
-        ------
-        ArgumentError : registers do not hold the scalars.
-        """
+        """What the runs of a group compute with, of parameters in one phase."""
         return self.device.arguments(self.rule.definition, **self.rule.given(group, phase))
 
-    def begin(self, groups: Groups, states: States) -> None:
+    def begin(self, owner: Owner) -> None:
         """All parameters of the constructor are there: make the states that torch makes then."""
-        for group in groups if self.rule.definition.from_start else ():
+        for group in owner.param_groups if self.rule.definition.from_start else ():
             arrays = self.rule.arrays(group)
             for parameter in group["params"]:
                 resident = self.parameters.get(parameter)
                 if resident is not None:  # those that are lazy, or fixed, have none
-                    self.ready_state(states, resident, group, None, arrays)
+                    self.ready_state(owner, resident, group, None, arrays)
 
     def reset(self) -> None:
         """After a step that failed half way: reset the device."""
@@ -173,14 +162,9 @@ class StateTable:
         for each in self.parameters.values():
             each.interrupted = None
 
-    def place_one(self, owner: object, parameter: Tensor, groups: Groups) -> DeviceParameter:
-        """Allocate an extent for a parameter alone, without a gradient or state.
-
-        Raises
-        ------
-        ParameterError, OutOfDeviceMemoryError
-        """
-        name = labels_of(groups).get(parameter, "a parameter outside the optimizer")
+    def place_one(self, owner: Owner, parameter: Tensor) -> DeviceParameter:
+        """Allocate an extent for a parameter alone, without a gradient or state."""
+        name = labels_of(owner.param_groups).get(parameter, "a parameter outside the optimizer")
         formats = self.formats
         formats.check(name, parameter)
         found = unclaimed(parameter)
@@ -197,22 +181,9 @@ class StateTable:
             parameter, name, extent, self.layout, self.traffic, formats, narrow=False
         )
 
-    def place(
-        self, owner: object, groups: Groups, group: Mapping[str, Any], parameters: Iterable[Tensor]
-    ) -> None:
-        """Allocate extents for parameters of a group that have none yet, next to each other.
-
-        Parameters
-        ----------
-        owner : the optimizer.
-        groups : all groups.
-
-        Raises
-        ------
-        ParameterError, UnsupportedOptionError, OutOfDeviceMemoryError, MemoryTooSmallError,
-            StorageError
-        """
-        known = self.parameters
+    def place(self, owner: Owner, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
+        """Allocate extents for parameters of a group that have none yet, next to each other."""
+        groups, known = owner.param_groups, self.parameters
         new = list(dict.fromkeys(p for p in parameters if p not in known and not is_lazy(p)))
         if not new:
             return
@@ -228,12 +199,12 @@ class StateTable:
             if copied is not None:
                 arrays[copy_array(copied)] = 0.0
         new = self._adopt(owner, new, labels, arrays, narrow=narrow)
-        for segment, unit in self.home.segments_of(
-            formats, self.traffic, groups, new, arrays, labels, narrow=narrow
-        ):
+        if not new:
+            return
+        for segment, unit in self.home.segments_of(groups, new, arrays, labels, narrow=narrow):
             counts = [convert.size(p) for p in unit]
             extents = self.placement.place_in(segment, counts, self.home.kept(arrays))
-            self._reserve_pairs(extents)
+            self.executor.pair_spaces.update(self._pairs(extents))
             for p, extent in zip(unit, extents, strict=True):
                 self.parameters[p] = DeviceParameter(
                     p,
@@ -243,21 +214,21 @@ class StateTable:
                     self.traffic,
                     formats,
                     narrow=narrow,
-                    moves=self.home.moves,
+                    moves=self.home.is_durable,
                     durable=self.home.keeps_masters,
                 )
             self.home.add(segment, [self.parameters[p] for p in unit])
 
-    def _reserve_pairs(self, extents: Sequence[Extent]) -> None:
-        """Allocate lists for the pairs of all extents of a segment, if gradients are compressed."""
+    def _pairs(self, extents: Sequence[Extent]) -> dict[Segment, PairSpace]:
+        """Room for the pairs of all extents of a segment, if gradients are compressed."""
         compression, segment = self.settings.compression, extents[0].segment
-        if compression is not None:
-            space = PairSpace(segment, extents, compression, self.home.cut)
-            self.executor.pair_spaces[segment] = space
+        if compression is None:
+            return {}
+        return {segment: PairSpace(segment, extents, compression, self.home.cut)}
 
     def _adopt(
         self,
-        owner: object,
+        owner: Owner,
         parameters: Sequence[Tensor],
         labels: Mapping[Tensor, str],
         arrays: Mapping[str, float],
@@ -273,11 +244,8 @@ class StateTable:
         spaces: dict[Segment, PairSpace] = {}
         try:
             for found in here.values():
-                extent, compression = found.resident.extent, self.settings.compression
-                extent.segment.reserve(arrays)
-                if compression is not None:
-                    cut = self.home.cut
-                    spaces[extent.segment] = PairSpace(extent.segment, [extent], compression, cut)
+                found.resident.extent.segment.reserve(arrays)
+                spaces.update(self._pairs([found.resident.extent]))
         except BaseException:
             for found in here.values():
                 found.resident.extent.segment.free_besides("p")
@@ -289,10 +257,10 @@ class StateTable:
             )
         return [p for p in parameters if p not in here]
 
-    def keep(self, states: States, resident: DeviceParameter, state: ParameterState) -> None:
+    def keep(self, owner: Owner, resident: DeviceParameter, state: ParameterState) -> None:
         """Show the state of a parameter to the user, and to checkpoints, if there is any."""
         if state or resident.keeps_master:
-            states[resident.parameter] = state
+            owner.state[resident.parameter] = state
 
     def load(self, resident: DeviceParameter, saved: SavedState) -> ParameterState:
         """Send saved state to its home."""
@@ -304,15 +272,10 @@ class StateTable:
         return state
 
     def state_of(
-        self, states: States, resident: DeviceParameter
+        self, owner: Owner, resident: DeviceParameter
     ) -> ParameterState | SavedState | None:
-        """State of a parameter as it is, or as the user put it there; None if it has none.
-
-        Raises
-        ------
-        StateError
-        """
-        state = states.get(resident.parameter)
+        """State of a parameter as it is, or as the user put it there; None if it has none."""
+        state = owner.state.get(resident.parameter)
         if isinstance(state, ParameterState) and state.store is resident and state:
             state.check_keys()
             return state
@@ -322,7 +285,7 @@ class StateTable:
 
     def ready_state(
         self,
-        states: States,
+        owner: Owner,
         resident: DeviceParameter,
         group: Mapping[str, Any],
         found: ParameterState | SavedState | None,
@@ -344,7 +307,7 @@ class StateTable:
         else:
             resident.reset_moments(self.rule.first_moments(group), arrays)
             ready = self.first_state(resident, group)
-        self.keep(states, resident, ready)
+        self.keep(owner, resident, ready)
         return ready
 
     def first_state(self, resident: DeviceParameter, group: Mapping[str, Any]) -> ParameterState:
@@ -352,19 +315,17 @@ class StateTable:
         step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
         return ParameterState.of(resident, step, self.rule.first_moments(group))
 
-    def load_all(
-        self, owner: object, groups: Groups, states: States, saved: Mapping[Tensor, SavedState]
-    ) -> None:
+    def load_all(self, owner: Owner, saved: Mapping[Tensor, SavedState]) -> None:
         """Load a checkpoint: the state is sent, and every parameter with its next step."""
-        for group in groups:
+        for group in owner.param_groups:
             wanted = (p for p in group["params"] if p.requires_grad or p in saved)
-            self.place(owner, groups, group, wanted)
+            self.place(owner, group, wanted)
         for resident in self.parameters.values():
             resident.load_master(None)
         for parameter, value in saved.items():
             resident = self.parameters[parameter]
-            del states[parameter]
-            self.keep(states, resident, self.load(resident, value))
+            del owner.state[parameter]
+            self.keep(owner, resident, self.load(resident, value))
 
 
 def labels_of(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:

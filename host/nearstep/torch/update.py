@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_
 from typing import Any, cast
 
 import numpy as np
@@ -15,24 +16,19 @@ from nearstep.placement import Extent
 from nearstep.run import Run
 from nearstep.torch import convert
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
-from nearstep.torch.compression import Compressed
-from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.compression import Compressed, ScratchPool
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.dtensor import local, redistributed
-from nearstep.torch.exchange import Sends
-from nearstep.torch.flat_bucket import FlatBucket, FlatBuckets, Member, ReadyBucket
+from nearstep.torch.exchange import TOGETHER_ELEMENTS, Sends
+from nearstep.torch.flat_bucket import FlatBucket, ReadyBucket, fits
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.rule import Phase
-from nearstep.torch.saved import SavedState
-from nearstep.torch.scratch import ScratchPool
-from nearstep.torch.settings import Settings
-from nearstep.torch.sparse_gradient import SparseGradient
-from nearstep.torch.state import RESIDUAL, ParameterState
+from nearstep.torch.state import RESIDUAL, ParameterState, SavedState
 from nearstep.torch.step import Arrays, Gradient, RunKey, Scaling, StepInputs, StepItem, StepPlan
-from nearstep.torch.table import Groups, States, StateTable
+from nearstep.torch.table import Groups, Owner, States, StateTable
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
-from nearstep.updater.device import KernelDevice
 from nearstep.updater.rounding import Numbering
 
 
@@ -47,37 +43,28 @@ class Stepper:
     def __init__(self, table: StateTable) -> None:
         self._table = table
         self._residuals = ScratchPool()
-        self.buckets = FlatBuckets()
+        self.buckets: list[FlatBucket] = []
+        self._grouped: list[list[Tensor]] = []
 
-    def step(
-        self,
-        owner: Any,
-        groups: Groups,
-        states: States,
-        scaling: Scaling,
-        *,
-        held_only: bool = False,
-    ) -> bool:
+    def step(self, owner: Owner, scaling: Scaling, *, held_only: bool = False) -> bool:
         """Update every parameter that has a gradient; whether the step was made, not skipped.
 
         Parameters
         ----------
-        owner : the optimizer.
-        groups, states : of the optimizer.
         held_only : update those alone whose gradients the device keeps.
         """
-        table = self._table
-        bucketed = self._ready_buckets(groups, states)
-        items = list(self._items(groups, [each.bucket for each in bucketed], held_only=held_only))
+        table, groups = self._table, owner.param_groups
+        bucketed = self._ready_buckets(owner)
+        items = list(self._items(groups, [bucket for bucket, _ in bucketed], held_only=held_only))
         for index, group in enumerate(groups):
             wanted = (i.parameter for i in items if i.group == index and i.parameter is not None)
-            table.place(owner, groups, group, wanted)
-        plan = self._plan(groups, states, items, bucketed, scaling)
+            table.place(owner, group, wanted)
+        plan = self._plan(owner, items, bucketed, scaling)
         home = table.home
         if isinstance(home, DurableHome):
-            made = home.step(owner, plan, lambda part: self._apply(groups, states, part))
+            made = home.step(owner, plan, partial(self._apply, owner))
         else:
-            made = self._apply(groups, states, plan)
+            made = self._apply(owner, plan)
         if not made:
             return False
         if scaling.scale != 1.0 and scaling.found is None:
@@ -137,31 +124,24 @@ class Stepper:
 
     def _plan(
         self,
-        groups: Groups,
-        states: States,
+        owner: Owner,
         items: Sequence[StepItem],
         bucketed: Sequence[ReadyBucket],
         scaling: Scaling,
     ) -> StepPlan:
-        """Phase and state of all items, and the arguments of their runs; nothing is sent.
-
-        Raises
-        ------
-        ArgumentError : scalars of a run do not fit into their registers.
-        ParameterError, StateError, GradientError
-        """
+        """Phase and state of all items, and the arguments of their runs; nothing is sent."""
         table, rule, arguments = self._table, self._table.rule, {}
         every = [*items, *(StepItem(b.group, -1, gradients) for b, gradients in bucketed)]
-        for item, bucket in zip(every[len(items) :], bucketed, strict=True):
-            item.resident = bucket.bucket
+        for item, (bucket, _) in zip(every[len(items) :], bucketed, strict=True):
+            item.resident = bucket
         for item in every:
-            group = groups[item.group]
+            group = owner.param_groups[item.group]
             if item.parameter is None:
                 resident, state = item.resident.first  # type: ignore[union-attr]
             else:
                 item.resident = resident = table.parameters[item.parameter]
                 resident.check_size()
-                item.found = table.state_of(states, resident)
+                item.found = table.state_of(owner, resident)
                 if isinstance(item.gradient, SparseGradient):
                     residual = self._residual_of(item.found)
                     item.gradient.check_residual(resident.label, residual)
@@ -173,17 +153,19 @@ class Stepper:
             if (item.group, item.phase) not in arguments:
                 found = table.arguments(group, item.phase)
                 arguments[item.group, item.phase] = found
-        return StepPlan(every, [rule.arrays(group) for group in groups], arguments, scaling)
+        return StepPlan(
+            every, [rule.arrays(each) for each in owner.param_groups], arguments, scaling
+        )
 
-    def _apply(self, groups: Groups, states: States, plan: StepPlan) -> bool:
+    def _apply(self, owner: Owner, plan: StepPlan) -> bool:
         """Send, run and take the results of a plan; False if the step is to be skipped."""
         table, items, begun = self._table, plan.items, list[AcceleratedRuns]()
 
-        start = partial(_start, table.device, table.settings, plan.arguments)
+        start = partial(_start, table, plan.arguments)
         try:
             sends, ready = table.executor.sends(), dict[Extent, StepItem]()
             for item in items:
-                self._prepare(groups[item.group], states, item, plan.arrays[item.group], sends)
+                self._prepare(owner, item, plan.arrays[item.group], sends)
                 ready[item.resident.extent] = item
             fetches = any(i.parameter is None or not i.single.offloaded for i in items)
             results = table.executor.make(
@@ -196,7 +178,7 @@ class Stepper:
             for item in items:
                 item.resident.take_result(results)
                 if item.parameter is not None:
-                    counts += self._finish(states, item, written[item.group])
+                    counts += self._finish(owner, item, written[item.group])
             if counts:
                 torch._foreach_add_(counts, 1)
             for item in items:
@@ -212,15 +194,11 @@ class Stepper:
         return True
 
     def _prepare(
-        self,
-        group: Mapping[str, Any],
-        states: States,
-        item: StepItem,
-        arrays: Mapping[str, float],
-        sends: Sends,
+        self, owner: Owner, item: StepItem, arrays: Mapping[str, float], sends: Sends
     ) -> None:
         """Send what the update of an item needs; of a gradient that is compressed, not yet."""
         table, gradient, resident = self._table, item.gradient, item.resident
+        group = owner.param_groups[item.group]
         maximize, scales = bool(group["maximize"]), table.device.config.gradient_scale
         negated = maximize and not scales
         if isinstance(resident, FlatBucket):
@@ -230,7 +208,8 @@ class Stepper:
             item.state = resident.first[1]
             item.key = RunKey(item.group, item.phase, "fp32", None, 1, maximize and scales)
             return
-        item.state = table.ready_state(states, resident, group, item.found, arrays)
+        item.state = table.ready_state(owner, resident, group, item.found, arrays)
+        resident.is_new = False
         resident.send_master_if_changed(sends)
         compression = table.settings.compression
         assert not isinstance(gradient, list), "an item of one parameter"
@@ -240,10 +219,10 @@ class Stepper:
         elif isinstance(gradient, DeviceGradient) and compression is not None:
             gradient = gradient.whole()
         if isinstance(gradient, DeviceGradient):
-            form = resident.take_gradient(gradient, negated=negated)
+            gradient.ready(negated=negated)
+            form = gradient.form
         elif isinstance(gradient, SparseGradient):
             assert compression is not None, "the gradient was compressed"
-            resident.begin_use()
             form, item.compressed = compression.format, gradient.land()
         elif compression is None:
             form = resident.gradient_format(gradient)
@@ -251,7 +230,6 @@ class Stepper:
             resident.send_gradient(gradient, sends, negated=negated)
         else:
             form = compression.format
-            resident.begin_use()
             item.compressed = self.compress(
                 resident.parameter, gradient, self._residual_of(item.state)
             )
@@ -260,7 +238,7 @@ class Stepper:
             resident.extent.segment.reserve({copy_array(copied): 0.0})
         item.key = RunKey(item.group, item.phase, form, copied, item.times, maximize and scales)
 
-    def _finish(self, states: States, item: StepItem, written: Sequence[str]) -> list[Tensor]:
+    def _finish(self, owner: Owner, item: StepItem, written: Sequence[str]) -> list[Tensor]:
         """Take over that a step has updated a parameter, and wrote these moments.
 
         Returns
@@ -273,7 +251,7 @@ class Stepper:
         if item.compressed is not None and item.compressed.residual is not None:
             state.keep_residual(convert.to_tensor(item.compressed.residual, resident.parameter))
         if not is_kept:
-            self._table.keep(states, resident, state)
+            self._table.keep(owner, resident, state)
         return counts
 
     def _unscale(self, plan: StepPlan, scale: float) -> None:
@@ -298,8 +276,6 @@ class Stepper:
 
         Parameters
         ----------
-        states : of the optimizer.
-        parameter : that has an extent.
         make : compresses the gradient, to which a residual is added first, as `compress` does.
         """
         resident, state = self._table.parameters[parameter], states.get(parameter)
@@ -332,18 +308,24 @@ class Stepper:
             return found
         return state.residual
 
-    def _ready_buckets(self, groups: Groups, states: States) -> list[ReadyBucket]:
+    def _ready_buckets(self, owner: Owner) -> list[ReadyBucket]:
         """Buckets that this step can use. Nothing has been done with them yet."""
-        table = self._table
-        ready = [] if table.home.is_durable else self.buckets.ready(groups, states)
+        table, groups = self._table, owner.param_groups
+        if table.home.is_durable or not self.buckets or not _same(groups, self._grouped):
+            return []  # of other parameters one may be in a group twice now
+        found = ((each, each.gradients(owner.state)) for each in self.buckets)
+        ready = [(each, gradients) for each, gradients in found if gradients is not None]
         written: dict[int, list[str]] = {}
-        for index in {each.bucket.group: None for each in ready}:
+        for index in {bucket.group: None for bucket, _ in ready}:
             table.check_group(groups[index])
             written[index] = table.rule.written(table.rule.arrays(groups[index]))
-        return [each for each in ready if each.bucket.has(written[each.bucket.group])]
+        return [each for each in ready if each[0].has(written[each[0].group])]
 
     def _keep_buckets(
-        self, groups: Groups, bucketed: Sequence[ReadyBucket], items: Sequence[StepItem]
+        self,
+        groups: Groups,
+        bucketed: Sequence[ReadyBucket],
+        items: Sequence[StepItem],
     ) -> None:
         """Make buckets for the next step of the items of this one."""
         table = self._table
@@ -353,24 +335,68 @@ class Stepper:
         if table.settings.compression is not None or not single or any(i.times > 1 for i in items):
             self.buckets.clear()
             return
-        members = [Member(i.group, i.position, i.key, i.single, i.state) for i in items]
-        self.buckets.keep([each.bucket for each in bucketed], members, groups, table.traffic)
+        made = [
+            FlatBucket(
+                run[0].group,
+                [item.position for item in run],
+                [item.single for item in run],
+                [item.state for item in run],
+                table.traffic,
+            )
+            for run in _runs(items)
+            if len(run) > 1
+        ]
+        self.buckets = [*(bucket for bucket, _ in bucketed), *made]
+        if made:
+            self._grouped = [list(group["params"]) for group in groups]
 
 
 def _start(
-    device: KernelDevice,
-    settings: Settings,
+    table: StateTable,
     arguments: Mapping[tuple[int, Phase], RuleArguments],
     arrays: Arrays,
     key: RunKey,
-    options: Mapping[str, Any],
+    factor: float,
     numbering: Numbering,
 ) -> Callable[[], Run]:
-    """What starts the rule of a group on arrays whose elements have these indices."""
+    """As of `Start`."""
     found = arguments[key.group, key.phase]
     wanted = {name: arrays[name] for name in found.form.rule.arrays_in}
-    rounding = settings.rounding_of(numbering)
-    return partial(device.run_rule, found, wanted, **options, rounding=rounding)
+    options: dict[str, Any] = {
+        "gradient_format": key.gradient_format,
+        "gradient_scale": -factor if key.negate else factor,
+        "rounding": table.settings.rounding_of(numbering),
+    }
+    if key.copy_format is not None:
+        options["copy_out"] = arrays[copy_array(key.copy_format)]
+        options["copy_out_format"] = key.copy_format
+    return partial(table.device.run_rule, found, wanted, **options)
+
+
+def _same(groups: Groups, known: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether groups have these parameters."""
+    return len(groups) == len(known) and all(
+        len(group["params"]) == len(own) and all(map(is_, group["params"], own))
+        for group, own in zip(groups, known, strict=True)
+    )
+
+
+def _runs(items: Iterable[StepItem]) -> Iterator[list[StepItem]]:
+    """Items that fit into buckets, each with its neighbours alike, up to a number of elements."""
+    run: list[StepItem] = []
+    for item in (each for each in items if fits(each.single, each.state)):
+        extent = item.resident.extent
+        if run and not (
+            extent.joins(run[-1].resident.extent)
+            and item.key == run[-1].key
+            and item.state.held == run[-1].state.held
+            and extent.end - run[0].resident.extent.start <= TOGETHER_ELEMENTS
+        ):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
 
 
 def _others(count: int, buckets: Sequence[FlatBucket]) -> Sequence[int]:

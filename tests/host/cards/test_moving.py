@@ -19,7 +19,7 @@ from nearstep.storage.drive_errors import (
     StorageError,
 )
 from nearstep.storage.store import Store
-from nearstep.torch.homes import sets
+from nearstep.torch.homes import resume
 from nearstep.torch.homes.errors import NothingToResumeError, ResumeError
 
 from ..overflow.jobs import URL as DIMM
@@ -149,7 +149,7 @@ def cut_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     monkeypatch.setattr(Store, "submit_write", counted(Store.submit_write))
     monkeypatch.setattr(Store, "commit", counted(Store.commit))
     monkeypatch.setattr(Store, "create", counted(Store.create))
-    monkeypatch.setattr(sets.os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(resume.os, "fsync", counted(os.fsync))
     # what is left over by a process that has been killed is not tidied up by it
     monkeypatch.setattr("nearstep.torch.homes.opening.OpenStore.give_up", leave)
     return lambda: left

@@ -14,7 +14,7 @@ import nearstep
 from nearstep.storage.drive_errors import TornExtentError
 from nearstep.torch import convert
 from nearstep.torch.errors import HyperparameterError
-from nearstep.torch.homes import residuals
+from nearstep.torch.homes import generation
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.homes.segments import HELD_BACK
 
@@ -33,7 +33,7 @@ LEFT_OUT = {**SHARE, "save_residual": False}
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files without much room to spare, and residuals that are written in several parts."""
     monkeypatch.setattr("nearstep.torch.homes.opening.SPARE_BYTES", 1 << 17)
-    monkeypatch.setattr(residuals, "WRITTEN_ELEMENTS", 256)
+    monkeypatch.setattr(generation, "WRITTEN_ELEMENTS", 256)
 
 
 @cache

@@ -15,7 +15,7 @@ from nearstep.torch import convert
 from nearstep.torch.compression import Compression
 from nearstep.torch.offload.gradients import _after
 from nearstep.torch.offload.streams import Streams
-from nearstep.torch.select import Chosen, choose, flat
+from nearstep.torch.select import Chosen, flat, select_largest
 from nearstep.torch.topk import BLOCK, kept_of
 
 from . import accelerator
@@ -87,7 +87,7 @@ def test_what_is_chosen_has_the_bits_of_the_host(form: str) -> None:
                 gradient[rng.random(size) < 0.2] = -0.0
                 done = compression.compress(gradient, before)
                 there = flat(torch.from_numpy(gradient), COMPUTE)
-                made = choose(compression, there, residual)
+                made = select_largest(compression, there, residual)
                 assert made.index.device.type == made.value.device.type == COMPUTE.type
                 found, residual, before = made.compressed(), made.residual, done.residual
                 np.testing.assert_array_equal(found.index, done.index)
@@ -103,7 +103,7 @@ def test_pairs_are_read_when_both_copies_have_ended() -> None:
     torch.manual_seed(SEED)
     gradient, compression = torch.randn(1000), Compression(share=0.1, error_feedback=False)
     done = compression.compress(gradient.numpy(), None)
-    chosen, streams = choose(compression, gradient.to(COMPUTE), None), Streams(COMPUTE)
+    chosen, streams = select_largest(compression, gradient.to(COMPUTE), None), Streams(COMPUTE)
     downloads = [streams.download(chosen.index), streams.download(chosen.value)]
     pairs = Chosen(downloads[0].staged, downloads[1].staged, None)
     if is_fake:  # nothing has had the copies run so far

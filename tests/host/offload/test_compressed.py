@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 import nearstep
 from nearstep.errors import ArgumentError
 from nearstep.storage.drive_errors import StorageError
+from nearstep.torch.device_gradient import SparseGradient
 from nearstep.torch.errors import GradientError, UnsupportedOptionError
 from nearstep.torch.offload.errors import BudgetError
-from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep_sim.models.drive import FailAt
 
 from ..overflow.jobs import drives

@@ -11,8 +11,8 @@ import torch
 import nearstep
 from nearstep.backends.emulated import Injection
 from nearstep.errors import BusResponseError
-from nearstep.torch.clip_coefficient import gradient_factor, gradient_norm
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
+from nearstep.torch.execution import gradient_factor, gradient_norm
 from nearstep_sim.golden.scan import scan
 
 from .conftest import like_torch

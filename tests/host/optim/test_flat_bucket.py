@@ -38,9 +38,9 @@ class Pair:
         """Count the parameters that are prepared by themselves."""
         prepare = self.optimizer._stepper._prepare
 
-        def counted(group, states, item, *arguments):
+        def counted(owner, item, *arguments):
             self.prepared += item.parameter is not None
-            return prepare(group, states, item, *arguments)
+            return prepare(owner, item, *arguments)
 
         self.optimizer._stepper._prepare = counted
         self.reference._stepper._keep_buckets = lambda *_: None
@@ -109,7 +109,7 @@ def test_buckets_are_bounded(device):
     count = TOGETHER_ELEMENTS // SMALL_ELEMENTS + 2
     pair = Pair(device, [(SMALL_ELEMENTS - 1,)] * count)
     pair.step()
-    buckets = pair.optimizer._stepper.buckets._buckets
+    buckets = pair.optimizer._stepper.buckets
     assert [each.extent.count <= TOGETHER_ELEMENTS for each in buckets] == [True, True]
     assert pair.step() == 0
     pair.check()

@@ -19,7 +19,7 @@ from nearstep.deepspeed.config import LossScaling
 from nearstep.deepspeed.errors import ConfigError, UnknownKeyError
 from nearstep.storage.drive_errors import DirectIOError, StorageError
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
-from nearstep.torch.loss_scaler import LossScaleError, LossScaler
+from nearstep.torch.scaler import LossScaleError, LossScaler
 
 from .conftest import like_torch
 
@@ -410,7 +410,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"opened {arguments}")
 
     monkeypatch.setattr("nearstep.torch.configured.open_device", refuse)
-    monkeypatch.setattr("nearstep.torch.shared_device.open_device", refuse)
+    monkeypatch.setattr("nearstep.torch.unclaimed.open_device", refuse)
     monkeypatch.setattr("nearstep.torch.homes.opening.Store", refuse)
 
 

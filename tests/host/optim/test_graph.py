@@ -20,8 +20,8 @@ from nearstep.backends.emulated import Injection
 from nearstep.errors import BusResponseError, BusyError, WaitTimeoutError
 from nearstep.placement import Placement
 from nearstep.torch import table as tables
-from nearstep.torch.blocks import pieces
 from nearstep.torch.errors import GradientError, InterruptedStepError
+from nearstep.torch.exchange import pieces
 from nearstep.torch.homes import home
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.work.trace import trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nearstep.torch.scratch import ScratchPool
+from nearstep.torch.compression import ScratchPool
 
 
 def place(array):

@@ -9,18 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearstep.backends.base import Completion
-from nearstep.plan.overflow import Array, OverflowPlan
+from nearstep.plan.overflow import Array, Eviction, OverflowPlan
 from nearstep.plan.residency import NoRoomError
 from nearstep.storage.aligned import AlignedPool
-from nearstep.torch.formats import Formats
-from nearstep.torch.homes.durable import DurableHome, HostSavepoint, Owner
+from nearstep.torch import convert
+from nearstep.torch.homes.durable import DurableHome, Savepoint
 from nearstep.torch.homes.errors import MemoryTooSmallError
-from nearstep.torch.homes.opening import OpenStore, moved_together
-from nearstep.torch.homes.options import Overflow
+from nearstep.torch.homes.opening import OpenStore
 from nearstep.torch.homes.segments import GRADIENTS, StoredArray, StripedSegment
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.traffic import Traffic
-from nearstep.updater.device import KernelDevice
+from nearstep.torch.table import Owner, StateTable
 
 Reading = tuple[NDArray[Any], Sequence[Completion]]
 """An array that is being read, padding included, and what to wait for."""
@@ -36,15 +34,16 @@ class DriveHome(DurableHome[StripedSegment]):
 
     Parameters
     ----------
-    opened : the store.
     memory : bytes of all channels.
     """
 
+    kind = StripedSegment
+
     def __init__(
-        self, device: KernelDevice, opened: OpenStore, options: Overflow, memory: int
+        self, table: StateTable, opened: OpenStore, eviction: Eviction, memory: int
     ) -> None:
-        super().__init__(device, opened)
-        self._options = options
+        super().__init__(table, opened)
+        self._eviction = eviction
         self._memory = memory
         self._begun = False
         self._largest = (0, "")
@@ -54,7 +53,7 @@ class DriveHome(DurableHome[StripedSegment]):
         self._plan = self._fresh()
 
     def _fresh(self) -> OverflowPlan:
-        plan = OverflowPlan(self._memory // self._device.channel_count, self._options.eviction)
+        plan = OverflowPlan(self._memory // self._device.channel_count, self._eviction)
         plan.units = len(self.segments)
         return plan
 
@@ -64,18 +63,16 @@ class DriveHome(DurableHome[StripedSegment]):
         return self._plan.peak * self._device.channel_count
 
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-        return moved_together(parameters) if parameters else []
-
-    def segment(
-        self,
-        formats: Formats,
-        traffic: Traffic,
-        counts: Sequence[int],
-        line: int,
-        keys: Sequence[str],
-    ) -> StripedSegment:
-        dtypes = formats.dtypes
-        return StripedSegment(self._device, counts, line, dtypes, self.drives, traffic, keys)
+        """Neighbours, as far as these have no more elements than the largest of all."""
+        most = size = max(convert.size(p) for p in parameters)
+        found: list[list[Tensor]] = []
+        for p in parameters:
+            if size + convert.size(p) > most or not found:
+                found.append([])
+                size = 0
+            found[-1].append(p)
+            size += convert.size(p)
+        return found
 
     def check_room(self, segment: StripedSegment, arrays: Sequence[str], label: str) -> None:
         """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together; of those
@@ -98,16 +95,11 @@ class DriveHome(DurableHome[StripedSegment]):
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         """Parameters that were changed are sent with what else a step sends."""
 
-    def keep(self, savepoint: HostSavepoint, parameters: Iterable[DeviceParameter]) -> None:
+    def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
         savepoint.keep(parameters)
 
     def load_unit(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
-        """Load arrays of a unit into memory, since they are about to be updated.
-
-        Raises
-        ------
-        MemoryTooSmallError, OutOfDeviceMemoryError, StorageError
-        """
+        """Load arrays of a unit into memory, since they are about to be updated."""
         segment.reserve(arrays)
         items = [self._array(segment, name) for name in arrays]
         made = [each for each in items if not self._is_loaded(segment, each.name)]
@@ -141,12 +133,7 @@ class DriveHome(DurableHome[StripedSegment]):
         }
 
     def commit(self, meta: Mapping[str, Any]) -> None:
-        """Write what the drives do not have, and make all of it a generation.
-
-        Raises
-        ------
-        StorageError
-        """
+        """Write what the drives do not have, and make all of it a generation."""
         for array in self._plan.written():
             self._write(self.segments[array.unit], array.name)
         for segment in self.segments:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,65 +16,37 @@ from nearstep.storage.drive_errors import DriveTimeoutError, StorageError, Uncer
 from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.device_gradient import DeviceGradient
-from nearstep.torch.formats import Formats
 from nearstep.torch.homes.errors import ResumeError
-from nearstep.torch.homes.held_store import HeldStore
+from nearstep.torch.homes.generation import (
+    SavedArrays,
+    StepState,
+    pack,
+    read_residual,
+    reshard,
+    unpack,
+    write_residuals,
+)
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.homes.host_changes import ChangedParameterError
 from nearstep.torch.homes.opening import OpenStore, keys
-from nearstep.torch.homes.ranks import Made
-from nearstep.torch.homes.residuals import read_residual, write_residuals
-from nearstep.torch.homes.saved_arrays import reshard, saved_arrays
-from nearstep.torch.homes.saved_step import SavedStep, pack, unpack
-from nearstep.torch.homes.segments import GRADIENTS, HELD_BACK, DriveSegment
-from nearstep.torch.homes.sets import REPLACES
+from nearstep.torch.homes.resume import REPLACES, Made
+from nearstep.torch.homes.segments import GRADIENTS, HELD_BACK, DriveSegment, HeldStore
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.state import ParameterState, Savepoint
+from nearstep.torch.state import ParameterState
 from nearstep.torch.step import StepPlan
-from nearstep.torch.table import StateTable
-from nearstep.torch.traffic import Traffic
-from nearstep.updater.device import KernelDevice
+from nearstep.torch.table import Owner, StateTable, labels_of
 
 AnySegment = TypeVar("AnySegment", bound=DriveSegment)
 
 
-class Owner(Protocol):
-    """The optimizer whose columns a home keeps.
-
-    Attributes
-    ----------
-    state, param_groups : as of `torch.optim.Optimizer`.
-    """
-
-    table: StateTable
-    state: Any
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def title(self) -> str:
-        """What the optimizer is called on drives."""
-
-    @property
-    def computes(self) -> str:
-        """What a generation says of the arithmetic."""
-
-    def labels(self) -> Mapping[Tensor, str]:
-        """What parameters are called in errors."""
-
-
-class HostSavepoint:
-    """State and parameters on the host as they are now; parameters from `keep` on.
-
-    Parameters
-    ----------
-    states : `Optimizer.state`.
-    parameters : all of them.
-    """
+class Savepoint:
+    """State and parameters on the host as they are now; parameters from `keep` on."""
 
     def __init__(self, states: Any, parameters: Iterable[DeviceParameter]) -> None:
-        self._states = states
-        self._found = [(p, state, Savepoint.of(state)) for p, state in states.items()]
-        self._parameters = [(each, each.memento()) for each in parameters]
+        self._states, self._found = states, dict(states)
+        of_device = [each for each in states.values() if isinstance(each, ParameterState)]
+        self._restore = [each.savepoint() for each in parameters]
+        self._restore += [each.savepoint() for each in of_device]
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     def keep(self, parameters: Iterable[DeviceParameter]) -> None:
@@ -88,13 +60,10 @@ class HostSavepoint:
         with torch.no_grad():
             for parameter, copy in self._copies:
                 parameter.copy_(copy)
-        for each, memento in self._parameters:
-            each.restore(memento)
-        for parameter in list(self._states):
-            del self._states[parameter]
-        for parameter, state, savepoint in self._found:
-            savepoint.restore(state)
-            self._states[parameter] = state
+        for restore in self._restore:
+            restore()
+        self._states.clear()
+        self._states.update(self._found)
 
 
 class FailedStep(NamedTuple):
@@ -108,7 +77,7 @@ class FailedStep(NamedTuple):
     recovers : steps can be made once it has been rolled back.
     """
 
-    savepoint: HostSavepoint
+    savepoint: Savepoint
     parameters: Sequence[DeviceParameter]
     generation: int
     is_lost: bool | None
@@ -118,10 +87,6 @@ class FailedStep(NamedTuple):
 class DurableHome(DeviceHome, Generic[AnySegment]):
     """Columns of one optimizer on the drives of a store.
 
-    Parameters
-    ----------
-    opened : the store.
-
     Attributes
     ----------
     drives : whose store the segments share.
@@ -130,11 +95,13 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         failed: the drives have all that there was.
     """
 
-    is_durable = moves = True
+    is_durable = True
     recovers = False
 
-    def __init__(self, device: KernelDevice, opened: OpenStore) -> None:
-        super().__init__(device)
+    kind: type[AnySegment]
+
+    def __init__(self, table: StateTable, opened: OpenStore) -> None:
+        super().__init__(table.device, table.formats, table.traffic)
         self.drives = HeldStore(opened.store, owns=opened.owns)
         self.segments: list[AnySegment] = []
         self._source = opened.source
@@ -149,17 +116,6 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     @abstractmethod
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         """Parameters, each with those that share a segment with it."""
-
-    @abstractmethod
-    def segment(
-        self,
-        formats: Formats,
-        traffic: Traffic,
-        counts: Sequence[int],
-        line: int,
-        keys: Sequence[str],
-    ) -> AnySegment:
-        """A segment for parameters of so many elements, whose names on drives are `keys`."""
 
     def check_room(self, segment: AnySegment, arrays: Sequence[str], label: str) -> None:
         """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together."""
@@ -178,7 +134,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         anew : the step had begun, and then it was found that a parameter had been changed.
         """
 
-    def keep(self, savepoint: HostSavepoint, parameters: Iterable[DeviceParameter]) -> None:
+    def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
         """An update of these begins, which may have to be rolled back."""
 
     def restore(self, parameters: Iterable[DeviceParameter]) -> None:
@@ -193,12 +149,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     @abstractmethod
     def write_masters(self) -> None:
-        """Write the parameters as they are on the host.
-
-        Raises
-        ------
-        StorageError
-        """
+        """Write the parameters as they are on the host."""
 
     @abstractmethod
     def forget(self) -> None:
@@ -206,8 +157,6 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     def segments_of(
         self,
-        formats: Formats,
-        traffic: Traffic,
         groups: Sequence[Mapping[str, Any]],
         parameters: Sequence[Tensor],
         arrays: Mapping[str, float],
@@ -215,11 +164,19 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         *,
         narrow: bool,
     ) -> Sequence[tuple[Segment, Sequence[Tensor]]]:
-        names, line = keys(groups), formats.line(narrow=narrow)
-        made = []
+        names, line = keys(groups), self._formats.line(narrow=narrow)
+        made: list[tuple[Segment, Sequence[Tensor]]] = []
         for unit in self.units(parameters):
-            counts = [convert.size(p) for p in unit]
-            segment = self.segment(formats, traffic, counts, line, [names[p] for p in unit])
+            segment = self.kind(
+                self._device,
+                [convert.size(p) for p in unit],
+                line,
+                self._formats.dtypes,
+                self.drives,
+                self._traffic,
+                [names[p] for p in unit],
+                len(self.segments) + len(made),
+            )
             self.check_room(segment, list(arrays), labels[unit[0]])
             made.append((segment, unit))
         return made
@@ -229,17 +186,11 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     def add(self, segment: Segment, parameters: Sequence[DeviceParameter]) -> None:
         assert isinstance(segment, DriveSegment), "made by `segment`"
-        segment.unit = len(self.segments)
         segment.parameters = list(parameters)
         self.segments.append(segment)  # type: ignore[arg-type]
 
     def begin_life(self, owner: Owner) -> None:
-        """Commit the parameters of the constructor, or resume from what the drives have.
-
-        Raises
-        ------
-        MemoryTooSmallError, ResumeError, StorageError
-        """
+        """Commit the parameters of the constructor, or resume from what the drives have."""
         overflow = owner.table.settings.overflow
         if overflow is not None and overflow.resume is not False:
             self._resume(owner)
@@ -281,7 +232,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             for segment in self.segments
         )
         generation = self.drives.store.generation
-        savepoint = HostSavepoint(states, table.parameters.values())
+        savepoint = Savepoint(states, table.parameters.values())
         try:
             with self._in_step():
                 for state in states.values():
@@ -314,7 +265,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         return True
 
     def _update(
-        self, savepoint: HostSavepoint, plan: StepPlan, apply: Callable[[StepPlan], bool]
+        self, savepoint: Savepoint, plan: StepPlan, apply: Callable[[StepPlan], bool]
     ) -> None:
         units = plan.of(self.segments)
         for (segment, unit), after in zip_longest(units, units[1:]):
@@ -430,12 +381,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             segment.dirty.clear()
 
     def roll_back(self) -> None:
-        """Go back to the last generation, with nothing in memory.
-
-        Raises
-        ------
-        StorageError
-        """
+        """Go back to the last generation, with nothing in memory."""
         self.drives.store.abort()  # waits for what is under way
         self.forget()
         for segment in self.segments:
@@ -450,20 +396,8 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             segment.remove(name)
 
     def _commit(self, owner: Owner, made: Made, **more: str) -> None:
-        table, groups, saves = (
-            owner.table,
-            owner.param_groups,
-            owner.table.settings.save_residual,
-        )
-        kept = pack(
-            owner.title,
-            groups,
-            owner.state,
-            table.parameters,
-            owner.computes,
-            self.layout(keys(groups)),
-            save_residual=saves,
-        )
+        kept = pack(owner, self.layout(keys(owner.param_groups)))
+        saves = owner.table.settings.save_residual
         written = write_residuals(self.segments, owner.state, save=saves)
         self.commit({**kept, "made": made, **more})
         for state in written:
@@ -473,20 +407,20 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         """Load parameters, state and options as the drives have them."""
         table, groups, settings = owner.table, owner.param_groups, owner.table.settings
         source = self.drives.store if self._source is None else self._source
-        saved = unpack(source.meta, owner.title, groups, owner.computes)
-        left_out = any(each.residual is None for each in saved.states.values())
+        saved, states = unpack(source.meta, owner)
+        left_out = any(each.residual is None for each in states.values())
         if left_out and settings.has_residual and settings.save_residual:
             expected = "what error feedback held back"
             actual = "a step that left it out: resume with save_residual=False, or without "
             raise ResumeError(expected, f"{actual}error_feedback, and begin with nothing held back")
-        carried = self._reshard(owner, source, saved)
-        for group, options in zip(groups, saved.groups, strict=True):
+        carried = self._reshard(owner, source, states)
+        for group, options in zip(groups, saved, strict=True):
             group.update(options)
             table.rule.complete(group)
             table.check_group(group)
         owner.state.clear()
         for parameter, resident in table.parameters.items():
-            found = saved.states.get(parameter)
+            found = states.get(parameter)
             resident.resume()
             if found is not None:
                 arrays = {table.layout.moments[key]: 0.0 for key in found.moments}
@@ -496,21 +430,21 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 state = ParameterState.of(resident, count, found.moments)
                 if found.residual:
                     read_residual(resident, state)
-                table.keep(owner.state, resident, state)
+                table.keep(owner, resident, state)
         if carried:
             replaced = str(source.drives[0].header.set_id)
             more = {REPLACES: replaced} if self._replaces else {}
             self._commit(owner, _made(source), **more)
 
-    def _reshard(self, owner: Owner, source: Store, saved: SavedStep) -> bool:
+    def _reshard(self, owner: Owner, source: Store, states: Mapping[Tensor, StepState]) -> bool:
         """Copy arrays from other drives, or to another layout; whether there are any."""
         table, names = owner.table, keys(owner.param_groups)
-        if source is self.drives.store and saved.layout == self.layout(names):
+        if source is self.drives.store and source.meta.get("layout") == self.layout(names):
             return False
-        arrays = saved_arrays(source.at(source.generation))
+        arrays = SavedArrays(source.at(source.generation))
         for parameter, name in names.items():
             if parameter not in table.parameters and arrays.has(name, "p"):
-                label = owner.labels()[parameter]
+                label = labels_of(owner.param_groups)[parameter]
                 expected = f"nothing of {label}, which requires no gradient"
                 raise ResumeError(expected, "a step of it")
         if source is self.drives.store:
@@ -519,7 +453,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             for segment in self.segments:
                 segment.find()
         for parameter, resident in table.parameters.items():
-            found = saved.states.get(parameter)
+            found = states.get(parameter)
             moments = () if found is None else found.moments
             wanted = ["p", *(table.layout.moments[key] for key in moments)]
             if found is not None and found.residual:

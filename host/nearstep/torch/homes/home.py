@@ -14,8 +14,7 @@ from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.buffer import Buffer
 from nearstep.placement import Arenas, Launch, Segment, padded
 from nearstep.torch import convert
-from nearstep.torch.blocks import Block, Piece, pieces
-from nearstep.torch.exchange import SMALL_ELEMENTS
+from nearstep.torch.exchange import SMALL_ELEMENTS, Block, Piece, pieces
 from nearstep.torch.formats import Formats
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.traffic import Traffic
@@ -87,22 +86,30 @@ class DeviceHome:
     looked : operations that fetches come after.
     fingerprints : a large result is summed while it is fetched, since the device cannot be asked
         later whether the host has changed the parameter.
-    is_durable : steps are committed to drives.
-    moves : arrays in memory of the device are evicted, so that the device cannot be asked what the
-        host has.
+    is_durable : steps are committed to drives; arrays in memory of the device are evicted, so that
+        the device cannot be asked what the host has.
     keeps_masters : parameters outlast the memory of the device.
     """
 
     direct = at_once = fingerprints = False
-    is_durable = moves = keeps_masters = False
+    is_durable = keeps_masters = False
     fetches_late = True
     fetch_priority = 0
     alone_from: int | None = None
     ahead: int | None = None
     looked: Sequence[Operation] = ()
 
-    def __init__(self, device: KernelDevice, *, overlaps: bool | None = None) -> None:
+    def __init__(
+        self,
+        device: KernelDevice,
+        formats: Formats,
+        traffic: Traffic,
+        *,
+        overlaps: bool | None = None,
+    ) -> None:
         self._device = device
+        self._formats = formats
+        self._traffic = traffic
         self.overlaps = device.cycles is not None if overlaps is None else overlaps
         if not self.overlaps:
             self.direct, self.at_once, self.alone_from = True, True, SMALL_ELEMENTS
@@ -122,10 +129,6 @@ class DeviceHome:
 
         The first piece is the smaller, the earlier the channel gets it, so that channels do not
         want the bus at the same time later.
-
-        Parameters
-        ----------
-        whole : do not cut launches.
         """
         size, channels = None, self._device.channel_count
         if self.cut is not None:
@@ -142,12 +145,7 @@ class DeviceHome:
         return -(-elements // turn) * turn
 
     def share(self, block: Block, channel: int, number: int, states: Sequence[str]) -> Share:
-        """Memory of a channel's share of a block.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
-        """
+        """Memory of a channel's share of a block."""
         launch, segment = block.launch, block.launch.segment
         whole = block.start == launch.start and block.stop == launch.stop
         parts = launch.parts if whole else launch.cut(block.start, block.stop)
@@ -180,8 +178,6 @@ class DeviceHome:
 
     def segments_of(
         self,
-        formats: Formats,
-        traffic: Traffic,
         groups: Sequence[Mapping[str, Any]],
         parameters: Sequence[Tensor],
         arrays: Mapping[str, float],
@@ -189,23 +185,8 @@ class DeviceHome:
         *,
         narrow: bool,
     ) -> Sequence[tuple[Segment, Sequence[Tensor]]]:
-        """Make segments for new parameters, with those that each has, in order.
-
-        Parameters
-        ----------
-        formats : of the kernel.
-        traffic : counters.
-        groups : of the optimizer.
-        arrays : columns of the parameters.
-        labels : what parameters are called in errors.
-        narrow : there are arrays of 16 bits.
-
-        Raises
-        ------
-        MemoryTooSmallError, StorageError
-        """
-        if not parameters:
-            return []
+        """Make segments for new parameters, with those that each has, in order."""
+        formats = self._formats
         line = formats.line(narrow=narrow)
         size = sum(padded(convert.size(p), line) for p in parameters)
         segment = Segment(self._device, size, line, formats.dtypes, formats.coded)

@@ -67,10 +67,6 @@ class HostHome:
 
     A tensor that is not dense, or is a negated view, is updated through a copy; dense layouts such
     as `torch.channels_last` are not copied where all tensors of a parameter have the same.
-
-    Parameters
-    ----------
-    layout : state of a parameter.
     """
 
     def __init__(self, layout: Layout, processor: Processor) -> None:

@@ -28,7 +28,6 @@ class Expected(NamedTuple):
 
     Attributes
     ----------
-    label : what it is called.
     sums : of its memory, which nobody changes meanwhile.
     fingerprint : that it has if it was not changed.
     """

@@ -21,18 +21,7 @@ extent takes the host's time."""
 def open_home(
     table: StateTable, title: str, groups: Sequence[Any]
 ) -> tuple[OpenStore, DurableHome[Any]]:
-    """Open the drives of an optimizer.
-
-    Parameters
-    ----------
-    table : whose settings have drives.
-    title : what the optimizer is called on drives.
-    groups : with all parameters.
-
-    Raises
-    ------
-    ResumeError, StorageError
-    """
+    """Open the drives of an optimizer."""
     device, settings, options = table.device, table.settings, table.settings.overflow
     assert options is not None, "there are drives"
     moments = len(table.layout.moments)
@@ -47,11 +36,11 @@ def open_home(
             extent_bytes=extent_bytes(4 * device.card.subgroup),
             cards=True,
         )
-        return opened, PeerHome(device, opened, table.traffic, naive=settings.naive)
+        return opened, PeerHome(table, device, opened)
     opened = OpenStore(options, title, groups, moments)
     try:
         memory = opened.memory(len(table.layout.required))
-        return opened, DriveHome(device, opened, options, memory)
+        return opened, DriveHome(table, opened, options.eviction, memory)
     except BaseException:
         opened.give_up()
         raise

@@ -21,11 +21,11 @@ from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
-from nearstep.torch.homes import ranks
+from nearstep.torch.homes import resume
 from nearstep.torch.homes.errors import NothingToResumeError, ResumeError
-from nearstep.torch.homes.options import COMMON, Drives, Overflow
+from nearstep.torch.homes.resume import moved_from, remove
 from nearstep.torch.homes.segments import HELD_BACK
-from nearstep.torch.homes.sets import moved_from, remove
+from nearstep.torch.settings import COMMON, Drives, Overflow
 
 GENERATIONS = 3
 """That are on the drives at once: the last one, the one before, and the one that is written."""
@@ -39,8 +39,6 @@ class OpenStore:
 
     Parameters
     ----------
-    title : what the optimizer is called.
-    groups : with all parameters.
     moments : arrays of state that a parameter can have besides itself.
     residual : it can have what error feedback holds back, too.
     block : bytes of an array by which one drive may have more of it than another.
@@ -52,10 +50,6 @@ class OpenStore:
     source : another that has the step to go on from, or None.
     replaces : whether the other is removed once the step has been copied.
     owns : it was opened here.
-
-    Raises
-    ------
-    ResumeError, StorageError
     """
 
     def __init__(
@@ -71,13 +65,13 @@ class OpenStore:
         cards: bool = False,
     ) -> None:
         assert options.drives is not None  # `Overflow.on`
-        self._parameters = [p for group in groups for p in _parameters(group)]
+        self._parameters = tensors_of(groups)
         self._options = options
         self._resumes = options.resume is not False
         self._made: list[str] = []
         self._folder: Path | None = None
         self._cards = cards
-        owner = describe(title, [_parameters(group) for group in groups])
+        owner = describe(title, map(tensors_of, groups))
         drives = options.drives
         self.owns = not isinstance(drives, Store)
         self.source: Store | None = None
@@ -95,7 +89,7 @@ class OpenStore:
             self._close_source()
             self._remove_made()
             if not self._is_agreed:
-                ranks.failed()
+                resume.failed()
             raise
 
     def _at_agreed(self, at: Callable[[int | None], Store]) -> Store:
@@ -105,10 +99,6 @@ class OpenStore:
         Parameters
         ----------
         at : opens them; None: at the last generation.
-
-        Raises
-        ------
-        RanksDifferError, StorageError
         """
         store = at(self._options.generation)
         if self._is_agreed:
@@ -116,7 +106,7 @@ class OpenStore:
         self._is_agreed, common = True, self._options.resume == COMMON
         last = store.generation
         try:
-            number = ranks.agree(store.generations, last, common=common)
+            number = resume.agree(store.generations, last, common=common)
         except BaseException:
             if store is not self._options.drives:
                 store.close()
@@ -179,10 +169,6 @@ class OpenStore:
     def settle(self) -> None:
         """The optimizer has been made: what it was copied from is not needed any more, and of cards
         in the same directory removed.
-
-        Raises
-        ------
-        StorageError : it cannot be removed.
         """
         self._close_source()
         if self._left:
@@ -209,12 +195,7 @@ class OpenStore:
         return sum(0 if is_lazy(p) else convert.size(p) for p in self._parameters)
 
     def memory(self, moments: int) -> int:
-        """Bytes of memory that were asked for, where state has that many moments.
-
-        Raises
-        ------
-        BudgetFormatError
-        """
+        """Bytes of memory that were asked for, where state has that many moments."""
         assert self._options.memory is not None  # `Overflow.on`
         return budget_bytes(self._options.memory, 4 * (2 + moments) * self._elements, "memory")
 
@@ -275,15 +256,14 @@ def _listed(params: Any) -> Any:
     return params if isinstance(params, Tensor) else list(params)
 
 
-def _parameters(group: Any) -> list[Tensor]:
-    """Tensors of a group, of a pair of name and tensor, or of a tensor."""
-    if isinstance(group, Tensor):
-        return [group]
-    if isinstance(group, dict):
-        given = group.get("params", ())
-        own = [given] if isinstance(given, Tensor) else given
-        return [p for each in own for p in _parameters(each)]
-    return [each for each in group if isinstance(each, Tensor)] if isinstance(group, tuple) else []
+def tensors_of(groups: Any) -> list[Tensor]:
+    """Every tensor of what `given_groups` returns; torch says what is wrong with the rest."""
+    if isinstance(groups, Tensor):
+        return [groups]
+    parts = groups.get("params", ()) if isinstance(groups, Mapping) else groups
+    if isinstance(parts, Tensor) or not isinstance(parts, list | tuple):
+        return [parts] if isinstance(parts, Tensor) else []
+    return [found for each in parts for found in tensors_of(each)]
 
 
 def describe(title: str, groups: Iterable[Iterable[Tensor]]) -> str:
@@ -302,18 +282,3 @@ def keys(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, str]:
         for index, group in enumerate(groups)
         for position, parameter in enumerate(group["params"])
     }
-
-
-def moved_together(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parameters that are moved together: neighbours, as far as these have no more elements than
-    the largest of all."""
-    most = max(convert.size(p) for p in parameters)
-    found: list[list[Tensor]] = []
-    size = most
-    for p in parameters:
-        if size + convert.size(p) > most or not found:
-            found.append([])
-            size = 0
-        found[-1].append(p)
-        size += convert.size(p)
-    return found

@@ -16,24 +16,111 @@ from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.backends.peer import PeerBackend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
+from nearstep.errors import DeviceError
 from nearstep.placement import Launch, Segment
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.smartssd.peer import PeerToPeer
 from nearstep.storage.aligned import ALIGNMENT, AlignedPool
-from nearstep.torch.blocks import Block, Piece, subgroups
-from nearstep.torch.formats import Formats, copy_array, gradient_array
+from nearstep.storage.drive_errors import StorageError
+from nearstep.storage.store import Store
+from nearstep.torch.exchange import Block, Piece, subgroups
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.home import Share
 from nearstep.torch.homes.host_changes import Expected, HostChangeChecks
 from nearstep.torch.homes.opening import OpenStore
-from nearstep.torch.homes.prefetcher import Prefetcher
 from nearstep.torch.homes.segments import ShardedSegment, is_state
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.step import RunKey
+from nearstep.torch.table import StateTable
 from nearstep.torch.traffic import Traffic
 from nearstep.work.clock import Clock
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Range, Transfer
+
+Place = tuple[str, int, Buffer]
+"""A tensor of the store, from which byte on it is read, and to where."""
+
+
+class Prefetcher:
+    """Reads subgroups, the first ones of a step ahead of it.
+
+    A drive need not rest while the host looks for parameters that were changed: it reads what the
+    step before has read first. What this step does not want, or what was written since, is dropped.
+    """
+
+    def __init__(self, peer: PeerToPeer, traffic: Traffic) -> None:
+        self._peer = peer
+        self._traffic = traffic
+        self._first: Sequence[Place] = ()
+        self._generation = -1
+        self._begins = True
+        self._under_way: dict[tuple[str, int, int, int], Completion] = {}
+
+    def use(self, store: Store) -> None:
+        """Read from another store of the same drives."""
+        self._peer.store = store
+
+    def begin(self) -> None:
+        """Begin to read what the step before has read first.
+
+        Nobody else uses that memory until `discard_stale` or `cancel`.
+        """
+        self.cancel()
+        self._begins = True
+        self._generation = self._peer.store.generation
+        there = self._peer.store.tensors
+        for place in self._first:
+            if place[0] not in there:
+                continue
+            try:
+                self._under_way[_memory(*place)] = self._begin(*place)
+            except (DeviceError, StorageError):
+                return  # the step itself comes to it, after what has to be kept
+
+    def discard_stale(self, first: Sequence[Place], *, written: bool) -> None:
+        """A step, or another unit of one, is about to begin.
+
+        Parameters
+        ----------
+        first : what it reads first, before anything is written there.
+        written : something may have been written since `begin` that no generation has.
+        """
+        if self._begins:
+            self._begins, self._first = False, first
+        stale = written or self._peer.store.generation != self._generation
+        if stale or not {_memory(*each) for each in first}.issuperset(self._under_way):
+            self.cancel()
+
+    def load(self, key: str, offset: int, room: Buffer) -> Completion:
+        """Begin to read a tensor from byte `offset` on into a buffer, unless that has been done."""
+        begun = self._under_way.pop(_memory(key, offset, room), None)
+        return self._begin(key, offset, room) if begun is None else begun
+
+    def cancel(self) -> None:
+        """Nobody wants what has been begun.
+
+        Raises
+        ------
+        DriveTimeoutError : it goes on.
+        """
+        under_way, self._under_way = self._under_way, {}
+        for each in under_way.values():
+            try:
+                each.wait()
+            except (DeviceError, StorageError):
+                if not each.ended:
+                    raise
+
+    def _begin(self, key: str, offset: int, room: Buffer) -> Completion:
+        reading = self._peer.load(key, offset, room)
+        self._traffic.drives_to_cards += room.nbytes
+        return reading
+
+
+def _memory(key: str, offset: int, room: Buffer) -> tuple[str, int, int, int]:
+    return key, offset, room.address, room.nbytes
+
 
 URGENT, LAZY, HOST = 0, 1, 2
 """Priorities: on a drive parameters, which the next forward pass needs, and all else; what takes
@@ -67,12 +154,7 @@ class Slots:
         self._rooms: dict[tuple[int, int, str], Buffer] = {}
 
     def room(self, number: int, channel: int, array: str, count: int, dtype: np.dtype) -> Buffer:
-        """Memory for the first `count` elements of an array of a subgroup.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
-        """
+        """Memory for the first `count` elements of an array of a subgroup."""
         if (0, channel, array) not in self._rooms:
             for slot in range(self.count):
                 self._rooms[slot, channel, array] = self._device.alloc(
@@ -95,34 +177,19 @@ class PeerHome(DurableHome[ShardedSegment]):
     drive reads the next one into another slot (figure 5b). The naive order has one subgroup after
     the other (figure 5a).
 
-    Parameters
-    ----------
-    opened : a store with a drive for each card.
-
-    Attributes
-    ----------
-    prefetcher : reads from the drives.
-    checks : of the host's parameters.
-
     Ref: Smart-Infinity, section IV-B.
     """
 
+    kind = ShardedSegment
     fingerprints = keeps_masters = recovers = True
     fetch_priority = HOST
 
-    def __init__(
-        self,
-        device: SmartssdDevice,
-        opened: OpenStore,
-        traffic: Traffic,
-        *,
-        naive: bool = False,
-    ) -> None:
-        super().__init__(device, opened)
+    def __init__(self, table: StateTable, device: SmartssdDevice, opened: OpenStore) -> None:
+        super().__init__(table, opened)
+        traffic, naive = table.traffic, table.settings.naive
         self.overlaps = self.direct = True
         self.fetches_late = self.at_once = False
         self.alone_from = None
-        self._traffic = traffic
         self._naive = naive
         self._is_timed = device.cycles is not None
         self._peer = PeerToPeer(device.backend, opened.store)
@@ -134,7 +201,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         self.ahead = None if self._is_timed else self._slots.count
         self._pool = AlignedPool()
         self._lent: list[Buffer] = []
-        self._first: list[tuple[str, int, Buffer]] = []
+        self._first: list[Place] = []
         self._segments: set[ShardedSegment] = set()
         self._commands: Counter[str] = Counter()
 
@@ -187,18 +254,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         }
 
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-        return [list(parameters)] if parameters else []
-
-    def segment(
-        self,
-        formats: Formats,
-        traffic: Traffic,
-        counts: Sequence[int],
-        line: int,
-        keys: Sequence[str],
-    ) -> ShardedSegment:
-        name, dtypes = [str(len(self.segments))], formats.dtypes
-        return ShardedSegment(self._device, counts, line, dtypes, self.drives, traffic, name)
+        return [list(parameters)]
 
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         self.prefetcher.use(self.drives.store)
@@ -275,12 +331,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         self.prefetcher.discard_stale(self._first if reads_ahead else (), written=written)
 
     def close(self) -> None:
-        """Forget what actions refer to, and end loans, as after an error.
-
-        Raises
-        ------
-        DriveTimeoutError : a read that nobody needs goes on.
-        """
+        """Forget what actions refer to, and end loans, as after an error."""
         self.looked, self._first = [], []
         self._segments.clear()
         while self._lent:

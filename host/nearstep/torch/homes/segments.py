@@ -1,4 +1,4 @@
-"""Segments whose arrays are kept on drives."""
+"""Segments whose arrays are kept on drives, and the store that they share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,66 @@ from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.device import Device
 from nearstep.placement import Extent, Segment, element, padded
 from nearstep.storage.store import Store
-from nearstep.torch.homes.held_store import HeldStore
+from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.traffic import Traffic
+
+
+class HeldStore:
+    """A store that a commit may leave in doubt, or that was unlocked after an error.
+
+    Parameters
+    ----------
+    owns : it was opened for the optimizer alone, which closes it.
+    """
+
+    def __init__(self, store: Store, *, owns: bool) -> None:
+        self.last = store
+        self._owns = owns
+        self._is_stale = self._is_released = False
+        self._doubt: int | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store, open, at the last generation that counts.
+
+        Raises
+        ------
+        ResumeError : another optimizer has made steps since `release`.
+        StorageError
+        """
+        if self._is_stale:
+            self._open()
+        return self.last
+
+    def _open(self) -> None:
+        before = self.last
+        if not self._is_released:
+            self.last = Store(before.drives)
+        else:
+            opened = Store.open([drive.name for drive in before.drives], owner=None)
+            last, found = before.generation, opened.generation
+            same = opened.drives[0].header.set_id == before.drives[0].header.set_id
+            if not same or found not in (last, self._doubt):
+                opened.close()
+                raise ResumeError(f"generation {last} of this optimizer", f"another's {found}")
+            self.last = opened
+        self._is_stale = self._is_released = False
+        self._doubt = None
+
+    def doubt(self, generation: int) -> None:
+        """A generation may count: the drives are read again before the store is used."""
+        self._is_stale, self._doubt = True, generation
+
+    def release(self) -> None:
+        """Unlock the drives, if the optimizer has opened them, until the store is used."""
+        if self._owns:
+            self.last.close()
+            self._is_stale = self._is_released = True
+
+    def close(self) -> None:
+        """Give the drives back."""
+        self.last.close()
+
 
 if TYPE_CHECKING:
     from nearstep.torch.parameter import DeviceParameter
@@ -38,20 +96,6 @@ FILLED_ELEMENTS = 1 << 20
 def is_state(array: str) -> bool:
     """Whether an array outlasts an update, and so is kept on the drives."""
     return array not in GRADIENTS and not array.startswith(COPY)
-
-
-class OnDrive(NamedTuple):
-    """A tensor of a store with elements of an array.
-
-    Attributes
-    ----------
-    key : its name.
-    drive : that has all of the tensor; None if the tensor is striped.
-    """
-
-    key: str
-    elements: int
-    drive: int | None
 
 
 class Part(NamedTuple):
@@ -124,9 +168,7 @@ class DriveSegment(Segment):
     Parameters
     ----------
     counts : elements of each parameter.
-    line, dtypes : as of `Segment`.
-    traffic : counters.
-    keys : names on the drives.
+    keys : names of the parameters on the drives.
 
     Attributes
     ----------
@@ -147,8 +189,10 @@ class DriveSegment(Segment):
         drives: HeldStore,
         traffic: Traffic,
         keys: Sequence[str],
+        unit: int,
     ) -> None:
         self._keys = keys
+        self.unit = unit
         self.spans: list[tuple[int, int]] = []
         size = 0
         for count in counts:
@@ -159,7 +203,6 @@ class DriveSegment(Segment):
         self._traffic = traffic
         self.parameters: list[DeviceParameter] = []
         self.dirty: set[str] = set()
-        self.unit = -1
         self.in_step = False
         self.on_drives: set[str] = set()
         self.find()
@@ -170,8 +213,9 @@ class DriveSegment(Segment):
         return self._drives.store
 
     @abstractmethod
-    def tensors(self, array: str) -> Iterator[OnDrive]:
-        """Tensors of an array."""
+    def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
+        """Tensors of an array: name, elements, and the drive that has all of it; None: it is
+        striped."""
 
     @abstractmethod
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
@@ -214,10 +258,6 @@ class DriveSegment(Segment):
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
         """Add missing arrays, `besides` one, to the drives, with their values; in a step gradients
         are in memory already.
-
-        Raises
-        ------
-        StorageError
         """
         for name, value in arrays.items():
             passes = self.in_step and name in GRADIENTS
@@ -251,8 +291,6 @@ class StripedSegment(DriveSegment):
     """Of each parameter and array a tensor, striped over the drives of the host.
 
     `allocate` makes room for whole arrays in memory.
-
-    `keys` has a name for each parameter.
     """
 
     @property
@@ -260,9 +298,9 @@ class StripedSegment(DriveSegment):
         """Whether there are elements between parameters."""
         return self._size > sum(count for _, count in self.spans)
 
-    def tensors(self, array: str) -> Iterator[OnDrive]:
+    def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
         for key, (_, count) in zip(self._keys, self.spans, strict=True):
-            yield OnDrive(f"{key}.{array}", count, None)
+            yield f"{key}.{array}", count, None
 
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
         for key, (at, own) in zip(self._keys, self.spans, strict=True):
@@ -284,10 +322,6 @@ class StripedSegment(DriveSegment):
     def allocate(self, loaded: Sequence[str], made: Sequence[str]) -> None:
         """Allocate memory for arrays that are loaded whole, and for others, whose padding becomes
         zeros.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
         """
         values = dict.fromkeys(made, 0.0 if self.has_padding else None)
         self._allocate({**dict.fromkeys(loaded, None), **values})
@@ -316,17 +350,17 @@ class ShardedSegment(DriveSegment):
     Of each array every card's drive has a tensor with its share. Nothing is kept in the memory of a
     card: subgroups are loaded, updated and stored.
 
-    `keys` has one name, the number of the segment; the store has a drive for each card.
+    The store has a drive for each card.
     """
 
     def key(self, array: str, channel: int) -> str:
         """Name of a card's share of an array."""
-        return f"{self._keys[0]}.{array}@{channel}"
+        return f"{self.unit}.{array}@{channel}"
 
-    def tensors(self, array: str) -> Iterator[OnDrive]:
+    def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
         for channel in range(self.stripes.channels):
             count = self.stripes.before(self._size, channel)
-            yield OnDrive(self.key(array, channel), count, channel)
+            yield self.key(array, channel), count, channel
 
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
         for channel in range(self.stripes.channels):
@@ -338,7 +372,7 @@ class ShardedSegment(DriveSegment):
         self.on_drives = {
             name.partition(".")[2].removesuffix("@0")
             for name in self.store.tensors
-            if name.partition(".")[0] == self._keys[0] and name.endswith("@0")
+            if name.partition(".")[0] == str(self.unit) and name.endswith("@0")
         }
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from nearstep.torch.device_gradient import SparseGradient
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.offload.streams import Arrival
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.sparse_gradient import SparseGradient
 
 if TYPE_CHECKING:
     from nearstep.torch.offload.pipeline import Pipeline, Reading

@@ -36,9 +36,8 @@ from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.parameter import SET_DATA, OffloadedParameter, Place
 from nearstep.torch.parameter import DeviceParameter
-from nearstep.torch.shared_device import SharedDevice
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.unclaimed import UnclaimedParameter, unclaimed
+from nearstep.torch.unclaimed import SharedDevice, UnclaimedParameter, unclaimed
 
 NO_STATE = Layout(counts=False, moments=MappingProxyType({}))
 

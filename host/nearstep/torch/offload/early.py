@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import EarlyUpdateError
 from nearstep.torch.optimizer import DeviceOptimizer
-from nearstep.torch.sparse_gradient import SparseGradient
 
 
 class EarlyUpdates:

@@ -17,6 +17,7 @@ from nearstep.errors import ArgumentError
 from nearstep.memferry.plan import Plan
 from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
+from nearstep.torch.device_gradient import SparseGradient
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.memferry.attribution import memory_of
@@ -56,7 +57,6 @@ from nearstep.torch.offload.shadow import Shadow
 from nearstep.torch.offload.streams import Streams
 from nearstep.torch.offload.wrapper import Wrapper, check_wrapper, unwrapped
 from nearstep.torch.optimizer import DeviceOptimizer
-from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.torch.traffic import Traffic
 from nearstep_spec.platform.machine import Platform
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
 from nearstep.torch.compression import Compressed, Compression
-from nearstep.torch.device_gradient import DeviceGradient
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import GradientError
 from nearstep.torch.offload.cache import ParameterCache
@@ -24,7 +24,6 @@ from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.torch.offload.streams import Download, Streams
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.select import Chosen, flat, select_largest
-from nearstep.torch.sparse_gradient import SparseGradient
 from nearstep.work.operation import Operation
 
 OWN_REFERENCES = 3

@@ -1,0 +1,303 @@
+"""What a generation on drives has: a step, arrays, and what error feedback holds back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearstep.backends.base import Completion
+from nearstep.placement import Extent
+from nearstep.storage.aligned import AlignedPool
+from nearstep.storage.generation_view import GenerationView
+from nearstep.stripes import Stripes
+from nearstep.torch import convert
+from nearstep.torch.errors import StateError
+from nearstep.torch.homes.errors import ResumeError
+from nearstep.torch.homes.opening import describe, keys
+from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
+from nearstep.torch.parameter import DeviceParameter
+from nearstep.torch.state import ParameterState, count
+from nearstep.torch.table import Owner
+from nearstep_spec.rule.optimizer import Optimizer
+
+VERSION = 1
+
+
+class StepState(NamedTuple):
+    """State of one parameter.
+
+    Attributes
+    ----------
+    step : None if none is kept.
+    moments : keys of those that the drives have.
+    residual : whether the drives have what error feedback held back; None: there was something,
+        and they have not.
+    """
+
+    step: int | None
+    moments: Sequence[str]
+    residual: bool | None = False
+
+
+def pack(owner: Owner, layout: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Meta data of a generation.
+
+    Parameters
+    ----------
+    layout : where the arrays are kept: of `nearstep.torch.homes.durable.DurableHome`.
+    """
+    groups, names = owner.param_groups, keys(owner.param_groups)
+    saves = owner.table.settings.save_residual
+    return {
+        "version": VERSION,
+        "owner": _name(owner),
+        "rule": owner.computes,
+        "layout": layout,
+        "groups": [_options(group, index) for index, group in enumerate(groups)],
+        "states": {
+            names[p]: _state(names[p], state, save_residual=saves)
+            for p, state in owner.state.items()
+            if p in owner.table.parameters and isinstance(state, ParameterState)
+        },
+    }
+
+
+def unpack(
+    meta: Mapping[str, Any], owner: Owner
+) -> tuple[Sequence[dict[str, Any]], Mapping[Tensor, StepState]]:
+    """Options of each group, and states, of a generation.
+
+    Raises
+    ------
+    ResumeError : it is of no optimizer, or of another one, or of one that computed something else.
+    """
+    groups, named = owner.param_groups, _name(owner)
+    if meta.get("version") != VERSION or meta.get("owner") != named:
+        raise ResumeError(f"a step of {named}", str(meta.get("owner")))
+    found = meta.get("rule")
+    if found != owner.computes:
+        expected = f"a step of {owner.title} that computes {owner.computes}"
+        raise ResumeError(expected, f"{found}: it was changed")
+    if len(meta["groups"]) != len(groups):
+        raise ResumeError(f"{len(groups)} groups", str(len(meta["groups"])))
+    states = {
+        p: StepState(**meta["states"][name])
+        for p, name in keys(groups).items()
+        if name in meta["states"]
+    }
+    return [_unlisted(each) for each in meta["groups"]], states
+
+
+def digest(rule: Optimizer, source: str) -> str:
+    """Of the arithmetic of all forms of an optimizer, and of its state.
+
+    Parameters
+    ----------
+    source : as of `nearstep_spec.rule.file.load_with_digest`; empty of one of the package.
+    """
+    forms = [each.digest for each in rule.all_forms]
+    text = json.dumps([forms, sorted(rule.state.items()), rule.counts, *filter(None, [source])])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _name(owner: Owner) -> str:
+    return describe(owner.title, [group["params"] for group in owner.param_groups])
+
+
+def _state(name: str, state: ParameterState, *, save_residual: bool) -> dict[str, Any]:
+    counts = state.store is not None and state.store.layout.counts
+    layout = () if state.store is None else state.store.layout.moments
+    return {
+        "step": count(name, state.step) if counts else None,
+        "moments": [key for key in layout if state.has_moment(key)],
+        "residual": False if state.residual is None else (save_residual or None),
+    }
+
+
+def _options(group: Mapping[str, Any], index: int) -> dict[str, Any]:
+    options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    return {key: _plain(value, f"group {index}", key) for key, value in options.items()}
+
+
+def _plain(value: Any, where: str, key: str) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [_plain(each, where, key) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise StateError(where, f"have an option {key!r} that drives can keep", value)
+
+
+def _unlisted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with tuples where JSON has lists."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+
+
+CARRIED_ELEMENTS = 1 << 20
+"""Elements that are copied at once."""
+
+
+class SavedArrays:
+    """Arrays of parameters of one generation: of each a tensor, striped over the drives of the
+    host; or, of cards, of each segment a tensor on each drive."""
+
+    def __init__(self, view: GenerationView) -> None:
+        self._view, layout = view, view.meta.get("layout")
+        self._stripes = None if layout is None else Stripes(layout["block"], layout["cards"])
+        self._places: Mapping[str, tuple[int, int]] = {
+            key: (number, start)
+            for number, segment in enumerate(() if layout is None else layout["segments"])
+            for key, (start, _) in segment.items()
+        }
+
+    def has(self, key: str, array: str) -> bool:
+        """Whether there is this array of the parameter of this name."""
+        name = f"{key}.{array}"
+        if self._stripes is not None:
+            name = f"{self._places[key][0]}.{array}@0" if key in self._places else ""
+        return name in self._view.tensors
+
+    def read(self, key: str, array: str, start: int, out: NDArray[Any]) -> None:
+        """Copy elements of a parameter's array from `start` on to `out`, of shape (n,)."""
+        if self._stripes is None:
+            self._view.read(f"{key}.{array}", out, start * out.itemsize)
+            return
+        number, at = self._places[key]
+        low = at + start
+        for channel in range(self._stripes.channels):
+            first, last = self._stripes.span(low, low + out.size, channel)
+            if first < last:
+                part = np.empty(last - first, out.dtype)
+                self._view.read(f"{number}.{array}@{channel}", part, first * out.itemsize)
+                self._stripes.scatter(part, out, low, channel)
+
+
+def reshard(saved: SavedArrays, key: str, resident: DeviceParameter, arrays: Iterable[str]) -> None:
+    """Copy arrays of one parameter to the drives that it has now, which have room for them.
+
+    Raises
+    ------
+    ResumeError : there is none.
+    StorageError
+    """
+    extent = resident.extent
+    for array in arrays:
+        if not saved.has(key, array):
+            raise ResumeError(f"{array} of {resident.label}", "none")
+        target = extent.segment.elsewhere(array)
+        assert target is not None, "nothing is in memory before the first step"
+        for start in range(0, extent.count, CARRIED_ELEMENTS):
+            count = min(CARRIED_ELEMENTS, extent.count - start)
+            part = np.empty(count, extent.segment.dtype_of(array))
+            saved.read(key, array, start, part)
+            target.write(extent.start + start, part)
+
+
+WRITTEN_ELEMENTS = 1 << 18
+"""That are written to a drive at once."""
+
+WRITES = 2
+"""That are under way while the next is made."""
+
+
+def write_residuals(
+    segments: Iterable[DriveSegment], states: Mapping[Tensor, Any], *, save: bool
+) -> list[ParameterState]:
+    """Write the residuals that the drives do not have as they are: the next generation has them.
+
+    Parameters
+    ----------
+    save : False removes them from the drives instead.
+
+    Returns
+    -------
+    list[ParameterState] : states whose residual was written.
+    """
+    written = []
+    for segment in segments:
+        is_held = False
+        unsaved: list[tuple[Extent, Tensor]] = []
+        for resident in segment.parameters:
+            state = states.get(resident.parameter)
+            if not save or not isinstance(state, ParameterState) or state.residual is None:
+                continue
+            is_held = True
+            if (residual := state.unsaved_residual) is not None:
+                unsaved.append((resident.extent, residual))
+                written.append(state)
+        if is_held:
+            segment.reserve({HELD_BACK: 0.0})
+            if unsaved:
+                _write(segment, unsaved)
+        elif HELD_BACK in segment.on_drives:
+            segment.remove(HELD_BACK)
+    return written
+
+
+def read_residual(resident: DeviceParameter, state: ParameterState) -> None:
+    """Have the residual of a parameter as the drives have it."""
+    array = resident.extent.read(HELD_BACK)
+    state.keep_residual(convert.to_tensor(array, resident.parameter))
+    state.residual_saved()
+
+
+class _Writer:
+    """Writes an array in stretches of at most `most` elements that end at multiples of it, so that
+    what drives write whole is whole: they read first what is written in part."""
+
+    def __init__(self, place: StoredArray, most: int) -> None:
+        self._place = place
+        self._most = most
+        self._pool = AlignedPool()
+        self._room = self._pool.empty(most, np.float32)
+        self._writes: list[tuple[list[Completion], object]] = []
+        self._start = self._stop = 0  # elements that are in the room
+
+    def add(self, start: int, data: NDArray[np.float32]) -> None:
+        """Write `data` to elements from `start` on, behind all that were added before."""
+        if start != self._stop:
+            self.flush()
+            self._start = self._stop = start
+        for part in np.split(data, range(-start % self._most, data.size, self._most)):
+            self._room[self._stop - self._start :][: part.size] = part
+            self._stop += part.size
+            if self._stop % self._most == 0:
+                self.flush()
+
+    def flush(self) -> None:
+        """Begin to write what is in the room."""
+        if self._stop > self._start:
+            data = self._room[: self._stop - self._start]
+            self._writes.append((self._place.begin_write(self._start, data), data))
+            self.wait(WRITES)
+            self._room = self._pool.empty(self._most, np.float32)
+        self._start = self._stop
+
+    def wait(self, most: int) -> None:
+        """Wait until at most so many writes are under way."""
+        while len(self._writes) > most:
+            completions, _ = self._writes.pop(0)
+            for each in completions:
+                each.wait()
+
+
+def _write(segment: DriveSegment, residuals: Iterable[tuple[Extent, Tensor]]) -> None:
+    """Write residuals, in the order of their extents; what is between neighbours becomes zero."""
+    place = segment.elsewhere(HELD_BACK)
+    assert place is not None, "it is on the drives alone"
+    writer = _Writer(place, WRITTEN_ELEMENTS * segment.stripes.channels)
+    stop = end = -1
+    for extent, residual in residuals:
+        if extent.start == end:
+            writer.add(stop, np.zeros(end - stop, np.float32))
+        writer.add(extent.start, convert.to_float32(residual))
+        stop, end = extent.start + extent.count, extent.end
+    writer.flush()
+    writer.wait(0)
