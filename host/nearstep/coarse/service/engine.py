@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -46,6 +45,7 @@ from nearstep.coarse.service.messages import (
 from nearstep.coarse.service.order import ArrivalOrder
 from nearstep.coarse.service.plan import Job
 from nearstep.coarse.service.session import Session, Shard
+from nearstep.coarse.service.sockets import Disconnected
 from nearstep.coarse.stored import AllOf
 from nearstep.errors import NearstepError, WaitTimeoutError
 
@@ -54,19 +54,16 @@ LOG = logging.getLogger(__name__)
 Scheduling = Literal["queues", "fcfs"]
 
 IDLE_S = 0.2
+LOOK_S = 0.05
+"""Seconds between looks for clients that are silent."""
 
 JOBS_A_RING = 2
 """That devices are given: one is in work, the next one waits."""
 
 
-@dataclass(frozen=True)
-class Disconnected:
-    """A client's connection has ended."""
-
-    reason: str
-
-
 class Event(NamedTuple):
+    """What a client says, or what became of it."""
+
     session: Session
     message: Message | Disconnected | Loaded
 
@@ -131,25 +128,41 @@ class Engine:
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.jobs: dict[str, TrainingJob] = {}
-        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._inbox: deque[Event] = deque()
         self._ready: deque[Task] = deque()
         self._running: list[Task] = []
         self._updates: deque[Task] = deque()
         self._failing: list[tuple[TrainingJob, JobError]] = []
         self._stopping = False
+        self._turn: Callable[[float], None] = time.sleep
+        self._wake: Callable[[], None] = lambda: None
+        self._looked = 0.0
         self._thread = threading.Thread(target=self._run, name="coarse engine", daemon=True)
 
-    def start(self) -> None:
+    def start(self, turn: Callable[[float], None], wake: Callable[[], None]) -> None:
+        """Begin, in a thread.
+
+        Parameters
+        ----------
+        turn : posts what clients say; waits so many seconds if they say nothing.
+        wake : ends that wait.
+        """
+        self._turn, self._wake = turn, wake
         self._thread.start()
 
     def post(self, session: Session, message: Message | Disconnected | Loaded) -> None:
+        """Have a message carried out; within a turn."""
+        self._inbox.append(Event(session, message))
+
+    def post_from_thread(self, session: Session, message: Loaded) -> None:
         """Have a message carried out; from any thread."""
-        self._inbox.put(Event(session, message))
+        self.post(session, message)
+        self._wake()
 
     def stop(self) -> None:
         """End all jobs, and the thread."""
         self._stopping = True
-        self._inbox.put(None)
+        self._wake()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -189,15 +202,14 @@ class Engine:
 
         What is asked for meanwhile has its turn when the devices have had theirs.
         """
-        busy = bool(self._running or self._ready or self._updates)
-        with contextlib.suppress(queue.Empty):
-            posted = self._inbox.get(block=not busy, timeout=None if busy else IDLE_S)
-            for left in range(self._inbox.qsize(), -1, -1):
-                if posted is not None:
-                    self._carry_out(posted.session, posted.message)
-                if left:
-                    posted = self._inbox.get_nowait()
+        busy = self._running or self._ready or self._updates or self._inbox
+        self._turn(0.0 if busy else IDLE_S)
+        for _ in range(len(self._inbox)):
+            self._carry_out(*self._inbox.popleft())
         now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
         for job in self.jobs.values():
             for rank, session in job.sessions.items():
                 silent = now - session.connection.heard
@@ -274,7 +286,7 @@ class Engine:
             case Save():
                 job.save(session, message)
             case Load():
-                job.load(session, message, self.post)
+                job.load(session, message, self.post_from_thread)
             case Loaded():
                 job.loaded(session, message)
             case Missing():
