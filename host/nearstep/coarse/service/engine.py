@@ -7,10 +7,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
 from nearstep.coarse.pool import CoarsePool
@@ -57,6 +57,11 @@ IDLE_S = 0.2
 LOOK_S = 0.05
 """Seconds between looks for clients that are silent."""
 
+BEFORE = (Leave, Missing)
+"""That a client may say before all are there."""
+
+OF_A_DEVICE = (Open, Probe)
+OF_VALUES = (Put, Get, Save, Loaded)
 JOBS_A_RING = 2
 """That devices are given: one is in work, the next one waits."""
 
@@ -234,23 +239,23 @@ class Engine:
             if not job.sessions:
                 self._end(job)
             return None
-        with self._done_for(job, session.rank):
-            self._dispatch(job, session, message)
-            job.check_gone()
-        return None
+        return self._try(job, (session.rank,), self._dispatch, job, session, message)
 
-    @contextlib.contextmanager
-    def _done_for(self, job: TrainingJob, *ranks: int) -> Iterator[None]:
-        """What fails here, for clients of these ranks, ends this job alone, but for devices that
-        fail."""
+    def _try(
+        self, job: TrainingJob, ranks: Sequence[int], action: Callable[..., object], *given: Any
+    ) -> None:
+        """Do something for clients of these ranks: what fails ends this job alone, but for devices
+        that fail."""
         try:
-            yield
+            action(*given)
         except JobError as error:
             self._failing.append((job, error))
         except FrameError as error:
             self._lose(job, ranks[0], f"broke the protocol: {error}")
         except RingError as error:
             self._device_failed(error)
+        except QueueFullError:  # it has its turn later
+            raise
         except Exception as error:
             if not isinstance(error, NearstepError):
                 LOG.error("job %s failed", job.name, exc_info=error)
@@ -258,19 +263,19 @@ class Engine:
             self._failing.append((job, JobError(said[:8000], ranks)))
 
     def _dispatch(self, job: TrainingJob, session: Session, message: Message | Loaded) -> None:
-        if not job.began and not isinstance(message, Leave | Missing):
+        if not job.began and not isinstance(message, BEFORE):
             raise FrameError("nothing before all clients are there", type(message).__name__)
-        if isinstance(message, Open | Probe):
+        if isinstance(message, OF_A_DEVICE):
             job.check_device(session, message.device)
-        if isinstance(message, Put | Get | Save | Loaded):
+        if isinstance(message, OF_VALUES):
             self._settle()
         match message:
+            case Push():
+                self._push(job, session, message)
             case Open():
                 job.open(session, message)
             case Check():
                 job.check(session, message)
-            case Push():
-                self._push(job, session, message)
             case Close():
                 job.close(session, message)
             case Detach():
@@ -294,6 +299,7 @@ class Engine:
             case Leave():
                 session.left = True
                 job.leave(session)
+        job.check_gone()
 
     def _join(self, session: Session) -> None:
         name = session.job
@@ -366,19 +372,15 @@ class Engine:
         """Give jobs to the devices while they have places, and let them run for a while."""
         while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
             task = self._ready[0]
-            with self._done_for(task.owner):
-                try:
-                    assert task.job is not None  # no update
-                    task.pending = task.exchange.submit(task.shard, task.job)
-                except QueueFullError:
-                    break
-                self._running.append(task)
+            try:
+                self._try(task.owner, (), self._start, task)
+            except QueueFullError:
+                break
             if self._ready:  # it is empty when the devices have failed
                 self._ready.popleft()
         if self._updates and self._updates[0].pending is None:
             first = self._updates[0]
-            with self._done_for(first.owner):
-                first.pending = first.exchange.update(first.shard)
+            self._try(first.owner, (), self._start, first)
         if not self._running and not (self._updates and self._updates[0].pending):
             return
         try:
@@ -389,6 +391,14 @@ class Engine:
             self._look_at_update()
         except NearstepError as error:
             self._device_failed(error)
+
+    def _start(self, task: Task) -> None:
+        """Give a job, or an update, to the devices."""
+        if task.job is None:
+            task.pending = task.exchange.update(task.shard)
+        else:
+            task.pending = task.exchange.submit(task.shard, task.job)
+            self._running.append(task)
 
     def _wait(self) -> None:
         """Let the devices run until something has ended, or for a while."""
@@ -442,10 +452,12 @@ class Engine:
             self._go_on(self._order, self._order.complete(done))
         for rank, session in exchange.sessions.items():
             session.queued -= 1
-            with self._done_for(owner, rank):
-                data = exchange.pull(rank, shard)
-                inline = session.inline(data.size)
-                session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
+            self._try(owner, (rank,), self._give, exchange, session, shard)
+
+    def _give(self, exchange: DeviceExchange, session: Session, shard: Shard) -> None:
+        data = exchange.pull(session.rank, shard)
+        inline = session.inline(data.size)
+        session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
 
     def _lose(self, job: TrainingJob, rank: int, reason: str) -> None:
         error = ClientLostError(f"client {rank} of job {job.name!r} is gone: it {reason}", [rank])
