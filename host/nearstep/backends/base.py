@@ -7,7 +7,7 @@ to decide whether a wait has failed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -244,6 +244,11 @@ class Backend(ABC):
         BusError : the device answered with an error response (unmapped, read-only, refused while
             busy).
         """
+
+    def write_registers(self, words: Iterable[tuple[int, int]]) -> None:
+        """Write words at their addresses, in order; raises as `write_register`."""
+        for address, value in words:
+            self.write_register(address, value)
 
     @abstractmethod
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:

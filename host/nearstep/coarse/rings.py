@@ -347,10 +347,9 @@ class Rings:
 
     def push(self, job: RingJob, device: int) -> None:
         """Give a job to one device."""
-        group, write = job.part.group, self.device.backend.write_register
+        group = job.part.group
         self._giving += 1
-        for address, word in self._ports[device][group].words(job, device):
-            write(address, word)
+        self.device.backend.write_registers(self._ports[device][group].words(job, device))
         self._pushed[device][group] += 1
         job.targets[device] = self._pushed[device][group]
         self._giving -= 1

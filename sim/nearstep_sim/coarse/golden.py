@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,7 +31,7 @@ from nearstep_sim.golden.coarse import ring_all_reduce
 from nearstep_sim.models.memory import GUARD, LINE_BYTES, UNWRITTEN, WRITTEN
 from nearstep_sim.updater.golden import STEP_ELEMENTS, make_engines
 from nearstep_sim.updater.golden_port import RESPONSES, ArmedInjection
-from nearstep_spec.coarse.config import WIRE_FORMATS, CoarseConfig
+from nearstep_spec.coarse.config import PORTS, WIRE_FORMATS, CoarseConfig
 from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, register_bytes
 from nearstep_spec.csr.block import Response
 
@@ -122,6 +122,7 @@ class GoldenPool(EmulatedBackend):
         self._closed = False
         self._changed = True  # something that decides whether rings can go on
         self._joined: list[bool] = []
+        self._links: list[list[bool]] = []
         self._shown = False  # something that registers show
 
     @property
@@ -157,6 +158,13 @@ class GoldenPool(EmulatedBackend):
         return answer.value
 
     def write_register(self, address: int, value: int) -> None:
+        self._write(address, value)
+
+    def write_registers(self, words: Iterable[tuple[int, int]]) -> None:
+        for address, value in words:
+            self._write(address, value)
+
+    def _write(self, address: int, value: int) -> None:
         self._take_time()
         device, offset = divmod(address, self._register_bytes)
         if not 0 <= device < self.devices:
@@ -267,6 +275,10 @@ class GoldenPool(EmulatedBackend):
                 moved |= any(taken)
         self._shown |= moved
         if self._changed:
+            self._links = [
+                [self._is_alive(device, port) for port in range(PORTS)]
+                for device in range(self.devices)
+            ]
             found = self._refusals() or self._silences() or self._mismatches()
             if found:
                 self._fail(found)
@@ -509,7 +521,7 @@ class GoldenPool(EmulatedBackend):
             number = fresh.popleft()
             for port in (0, 1):
                 peer = self._peer(number, port)
-                if not self._alive(number, port) or peer in origin:
+                if not self._is_alive(number, port) or peer in origin:
                     continue
                 origin[peer] = origin[number]
                 fresh.append(peer)
@@ -524,6 +536,10 @@ class GoldenPool(EmulatedBackend):
         return (device + (1 if port else -1)) % self.devices
 
     def _alive(self, device: int, port: int) -> bool:
+        """Whether frames passed a link, both ways, when something last changed."""
+        return self._links[device][port]
+
+    def _is_alive(self, device: int, port: int) -> bool:
         """Whether frames pass a link, both ways."""
         node, peer = self._nodes[device], self._nodes[self._peer(device, port)]
         joined = self.devices > 2 or port == 1 - device  # of two devices one link is left out

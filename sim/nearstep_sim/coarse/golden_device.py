@@ -27,6 +27,8 @@ from nearstep_spec.csr.model import BLOCK_BYTES
 COPIED_BITS = 32
 """Pages that one read of `snapshot_copied` tells about."""
 
+OPERATIONS = frozenset(map(int, Operation))
+
 SHOWN_TAG_BITS = 15
 """Of `jobs.tag`."""
 
@@ -75,6 +77,7 @@ class GoldenCore:
     def __init__(self, registers: RegisterFile, config: CoarseConfig) -> None:
         self.registers = registers
         self.config = config
+        self.formats = {int(Wire[name.upper()]) for name in config.wire_formats}
         self.queue: deque[GoldenJob] = deque()
         self.current: GoldenJob | None = None
 
@@ -145,10 +148,9 @@ class GoldenCore:
         """Why the job in work cannot be run in the window [base, limit), if so."""
         job = self.current
         assert job is not None
-        formats = {int(Wire[name.upper()]) for name in self.config.wire_formats}
         if (
-            job.operation not in list(Operation)
-            or job.wire not in formats
+            job.operation not in OPERATIONS
+            or job.wire not in self.formats
             or self.members < 2
             or self.position >= self.members
         ):

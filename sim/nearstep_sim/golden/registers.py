@@ -23,6 +23,10 @@ class Answer(NamedTuple):
     pulses: tuple[str, ...] = ()
 
 
+WRITTEN = Answer()
+"""To a write that gives no pulse."""
+
+
 class _Part(NamedTuple):
     """What one word has of a field.
 
@@ -100,8 +104,7 @@ class RegisterFile:
         if found is None or not found[0].writable or mask != WHOLE_WORD:
             return Answer(error=True)
         register, index, parts = found
-        busy = self.register_map.busy
-        if register.locked and busy is not None and self._values[busy]:
+        if register.locked and (busy := self.register_map.busy) is not None and self._values[busy]:
             for path in self._paths(Access.REFUSED):
                 self._values[path] = (1 << self._widths[path]) - 1
             return Answer(error=True)
@@ -113,6 +116,8 @@ class RegisterFile:
                 self._values[path] = (self._values[path] & ~(mine >> lsb)) | new
             elif new:
                 pulses.append(path)
+        if not pulses:
+            return WRITTEN
         if self.register_map.latch in pulses:
             self.capture()
         if self.register_map.clear in pulses:

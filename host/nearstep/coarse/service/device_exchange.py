@@ -186,9 +186,9 @@ class DeviceExchange:
         )
 
     def _job(self, shard: Shard, job: Job) -> RingJob:
-        devices = range(self.pool.devices)
+        buffers = shard.room.buffers
         sources = [
-            self._identities[device] if value is None else self._buffer(shard, value, device)
+            self._identities[device] if value is None else buffers[value][device]
             for device, value in enumerate(job.inputs)
         ]
         last = job.output == self.result
@@ -197,8 +197,8 @@ class DeviceExchange:
             Part(group=self.group(shard), start=0, stop=shard.stop - shard.start),
             OPERATIONS[operation],
             WIRES[self.wire],
-            sources=[each.address for each in sources],
-            destinations=[self._buffer(shard, job.output, each).address for each in devices],
+            sources=[each.address for each in sources if each is not None],
+            destinations=[each.address for each in buffers[job.output] if each is not None],
             scale=np.float32(1 / len(self.sessions)),
         )
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
 from nearstep.coarse.pool import CoarsePool
@@ -46,6 +45,7 @@ from nearstep.coarse.service.messages import (
 from nearstep.coarse.service.order import ArrivalOrder
 from nearstep.coarse.service.plan import Job
 from nearstep.coarse.service.session import Session, Shard
+from nearstep.coarse.service.sockets import Disconnected
 from nearstep.coarse.stored import AllOf
 from nearstep.errors import NearstepError, WaitTimeoutError
 
@@ -54,19 +54,21 @@ LOG = logging.getLogger(__name__)
 Scheduling = Literal["queues", "fcfs"]
 
 IDLE_S = 0.2
+LOOK_S = 0.05
+"""Seconds between looks for clients that are silent."""
 
+BEFORE = (Leave, Missing)
+"""That a client may say before all are there."""
+
+OF_A_DEVICE = (Open, Probe)
+OF_VALUES = (Put, Get, Save, Loaded)
 JOBS_A_RING = 2
 """That devices are given: one is in work, the next one waits."""
 
 
-@dataclass(frozen=True)
-class Disconnected:
-    """A client's connection has ended."""
-
-    reason: str
-
-
 class Event(NamedTuple):
+    """What a client says, or what became of it."""
+
     session: Session
     message: Message | Disconnected | Loaded
 
@@ -131,25 +133,41 @@ class Engine:
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.jobs: dict[str, TrainingJob] = {}
-        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._inbox: deque[Event] = deque()
         self._ready: deque[Task] = deque()
         self._running: list[Task] = []
         self._updates: deque[Task] = deque()
         self._failing: list[tuple[TrainingJob, JobError]] = []
         self._stopping = False
+        self._turn: Callable[[float], None] = time.sleep
+        self._wake: Callable[[], None] = lambda: None
+        self._looked = 0.0
         self._thread = threading.Thread(target=self._run, name="coarse engine", daemon=True)
 
-    def start(self) -> None:
+    def start(self, turn: Callable[[float], None], wake: Callable[[], None]) -> None:
+        """Begin, in a thread.
+
+        Parameters
+        ----------
+        turn : posts what clients say; waits so many seconds if they say nothing.
+        wake : ends that wait.
+        """
+        self._turn, self._wake = turn, wake
         self._thread.start()
 
     def post(self, session: Session, message: Message | Disconnected | Loaded) -> None:
+        """Have a message carried out; within a turn."""
+        self._inbox.append(Event(session, message))
+
+    def post_from_thread(self, session: Session, message: Loaded) -> None:
         """Have a message carried out; from any thread."""
-        self._inbox.put(Event(session, message))
+        self.post(session, message)
+        self._wake()
 
     def stop(self) -> None:
         """End all jobs, and the thread."""
         self._stopping = True
-        self._inbox.put(None)
+        self._wake()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -189,15 +207,14 @@ class Engine:
 
         What is asked for meanwhile has its turn when the devices have had theirs.
         """
-        busy = bool(self._running or self._ready or self._updates)
-        with contextlib.suppress(queue.Empty):
-            posted = self._inbox.get(block=not busy, timeout=None if busy else IDLE_S)
-            for left in range(self._inbox.qsize(), -1, -1):
-                if posted is not None:
-                    self._carry_out(posted.session, posted.message)
-                if left:
-                    posted = self._inbox.get_nowait()
+        busy = self._running or self._ready or self._updates or self._inbox
+        self._turn(0.0 if busy else IDLE_S)
+        for _ in range(len(self._inbox)):
+            self._carry_out(*self._inbox.popleft())
         now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
         for job in self.jobs.values():
             for rank, session in job.sessions.items():
                 silent = now - session.connection.heard
@@ -222,23 +239,23 @@ class Engine:
             if not job.sessions:
                 self._end(job)
             return None
-        with self._done_for(job, session.rank):
-            self._dispatch(job, session, message)
-            job.check_gone()
-        return None
+        return self._try(job, (session.rank,), self._dispatch, job, session, message)
 
-    @contextlib.contextmanager
-    def _done_for(self, job: TrainingJob, *ranks: int) -> Iterator[None]:
-        """What fails here, for clients of these ranks, ends this job alone, but for devices that
-        fail."""
+    def _try(
+        self, job: TrainingJob, ranks: Sequence[int], action: Callable[..., object], *given: Any
+    ) -> None:
+        """Do something for clients of these ranks: what fails ends this job alone, but for devices
+        that fail."""
         try:
-            yield
+            action(*given)
         except JobError as error:
             self._failing.append((job, error))
         except FrameError as error:
             self._lose(job, ranks[0], f"broke the protocol: {error}")
         except RingError as error:
             self._device_failed(error)
+        except QueueFullError:  # it has its turn later
+            raise
         except Exception as error:
             if not isinstance(error, NearstepError):
                 LOG.error("job %s failed", job.name, exc_info=error)
@@ -246,19 +263,19 @@ class Engine:
             self._failing.append((job, JobError(said[:8000], ranks)))
 
     def _dispatch(self, job: TrainingJob, session: Session, message: Message | Loaded) -> None:
-        if not job.began and not isinstance(message, Leave | Missing):
+        if not job.began and not isinstance(message, BEFORE):
             raise FrameError("nothing before all clients are there", type(message).__name__)
-        if isinstance(message, Open | Probe):
+        if isinstance(message, OF_A_DEVICE):
             job.check_device(session, message.device)
-        if isinstance(message, Put | Get | Save | Loaded):
+        if isinstance(message, OF_VALUES):
             self._settle()
         match message:
+            case Push():
+                self._push(job, session, message)
             case Open():
                 job.open(session, message)
             case Check():
                 job.check(session, message)
-            case Push():
-                self._push(job, session, message)
             case Close():
                 job.close(session, message)
             case Detach():
@@ -274,7 +291,7 @@ class Engine:
             case Save():
                 job.save(session, message)
             case Load():
-                job.load(session, message, self.post)
+                job.load(session, message, self.post_from_thread)
             case Loaded():
                 job.loaded(session, message)
             case Missing():
@@ -282,6 +299,7 @@ class Engine:
             case Leave():
                 session.left = True
                 job.leave(session)
+        job.check_gone()
 
     def _join(self, session: Session) -> None:
         name = session.job
@@ -354,19 +372,15 @@ class Engine:
         """Give jobs to the devices while they have places, and let them run for a while."""
         while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
             task = self._ready[0]
-            with self._done_for(task.owner):
-                try:
-                    assert task.job is not None  # no update
-                    task.pending = task.exchange.submit(task.shard, task.job)
-                except QueueFullError:
-                    break
-                self._running.append(task)
+            try:
+                self._try(task.owner, (), self._start, task)
+            except QueueFullError:
+                break
             if self._ready:  # it is empty when the devices have failed
                 self._ready.popleft()
         if self._updates and self._updates[0].pending is None:
             first = self._updates[0]
-            with self._done_for(first.owner):
-                first.pending = first.exchange.update(first.shard)
+            self._try(first.owner, (), self._start, first)
         if not self._running and not (self._updates and self._updates[0].pending):
             return
         try:
@@ -377,6 +391,14 @@ class Engine:
             self._look_at_update()
         except NearstepError as error:
             self._device_failed(error)
+
+    def _start(self, task: Task) -> None:
+        """Give a job, or an update, to the devices."""
+        if task.job is None:
+            task.pending = task.exchange.update(task.shard)
+        else:
+            task.pending = task.exchange.submit(task.shard, task.job)
+            self._running.append(task)
 
     def _wait(self) -> None:
         """Let the devices run until something has ended, or for a while."""
@@ -430,10 +452,12 @@ class Engine:
             self._go_on(self._order, self._order.complete(done))
         for rank, session in exchange.sessions.items():
             session.queued -= 1
-            with self._done_for(owner, rank):
-                data = exchange.pull(rank, shard)
-                inline = session.inline(data.size)
-                session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
+            self._try(owner, (rank,), self._give, exchange, session, shard)
+
+    def _give(self, exchange: DeviceExchange, session: Session, shard: Shard) -> None:
+        data = exchange.pull(session.rank, shard)
+        inline = session.inline(data.size)
+        session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
 
     def _lose(self, job: TrainingJob, rank: int, reason: str) -> None:
         error = ClientLostError(f"client {rank} of job {job.name!r} is gone: it {reason}", [rank])

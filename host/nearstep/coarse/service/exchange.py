@@ -82,13 +82,9 @@ class Exchange:
         ArgumentError : shards of the version before were not pushed, or have not come back: other
             clients wait for them. Nothing was sent.
         """
-        self._replies.poll()
-        missing = [
-            shard
-            for shard in range(len(self.shards))
-            if self.version and not (shard in self._sent and self._is_back(shard))
-        ]
-        if missing:
+        if self._missing():
+            self._replies.poll()
+        if missing := self._missing():
             raise ArgumentError(
                 f"shards {missing[:8]} of version {self.version} of exchange {self.number} must be "
                 f"pushed and have come back before the next version; or close() the exchange"
@@ -96,6 +92,11 @@ class Exchange:
         self.version += 1
         self._sent.clear()
         self._step, self._hyper, self._turn = step, hyper, turn
+
+    def _missing(self) -> list[int]:
+        """Shards of this version that were not pushed, or have not come back."""
+        shards = range(len(self.shards)) if self.version else ()
+        return [each for each in shards if not (each in self._sent and self._is_back(each))]
 
     def push(self, shard: int) -> None:
         """Have the service take a shard that is in `pushed`.

@@ -249,13 +249,14 @@ class Replies:
             self._arrived.notify_all()
 
     def _receive(self, seconds: float) -> None:
-        taken = False
-        while True:
-            if (message := self.connection.take(self._landing)) is not None:
-                self._take(message)
-                taken = True
-            elif taken or not seconds or not self.connection.await_input(seconds):
-                return
+        """Take the messages that are there; wait so long for the first one."""
+        connection = self.connection
+        message = connection.take(self._landing) if connection.has_ahead else None
+        if message is None and connection.await_input(seconds):
+            message = connection.take(self._landing)
+        while message is not None:
+            self._take(message)
+            message = connection.take(self._landing) if connection.has_ahead else None
 
     def close(self, *, leave: bool) -> None:
         """End the connection, and say before that this client leaves."""

@@ -29,6 +29,8 @@ from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.segment import PAGE_BYTES, Segment
 from nearstep.coarse.service.wire import Connection
 
+HANDSHAKE = (Hello, Proof, Stay)
+USES_MEMORY = (Put, Get, Probe)
 MAX_SEGMENTS = 4096
 MAX_SHARDS = 1 << 17
 """Of a tensor."""
@@ -72,15 +74,14 @@ class Session:
         ------
         FrameError : a segment twice, or one that is too small.
         """
-        shared = self.connection.is_shared
-        self.connection.check_descriptors(1 if shared and isinstance(message, Attach) else 0)
-        if isinstance(message, Hello | Proof | Stay):
+        if isinstance(message, HANDSHAKE):
             raise FrameError("one handshake", "another one")
         if isinstance(message, Attach):
             if message.segment in self.segments:
                 raise FrameError("a new segment", f"segment {message.segment} again")
             if len(self.segments) >= MAX_SEGMENTS:
                 raise FrameError(f"at most {MAX_SEGMENTS} segments", "one more")
+            shared = self.connection.is_shared
             descriptor = self.connection.take_descriptor() if shared else None
             segment = Segment(message.size, descriptor)
             segment.close()
@@ -103,8 +104,9 @@ class Session:
                 self._opened[message.exchange] = message, layout
         elif isinstance(message, Close):
             self._opened.pop(message.exchange, None)
-        elif isinstance(message, Put | Get | Probe):
+        elif isinstance(message, USES_MEMORY):
             self.memory(message, message.nbytes)
+        self.connection.check_descriptors()
 
     def landing(self, message: Message) -> NDArray[np.uint8] | None:
         """Where the payload of a message goes; with shared memory there is none.

@@ -16,7 +16,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
 from typing import Any, Self
 
 import msgspec
@@ -33,8 +34,14 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_STRANGER_BYTES = 1 << 12
 """Of a message, until it is known who sends it."""
 
+AHEAD_BYTES = 1 << 12
+"""That are received at once where a frame begins."""
+
 MAX_DESCRIPTORS = 8
 BACKLOG = 256
+MAX_PARTS = 64
+"""Of frames, that are given to a socket at once."""
+
 MAX_LEFT = 1 << 16
 """Parts of frames that may wait for a connection that takes nothing."""
 
@@ -144,7 +151,9 @@ class Address:
 
 
 class Connection:
-    """One end of a connection. Any thread may send or `end` it; one thread receives, and closes.
+    """One end of a connection. Any thread may send or `end` it; one at a time receives.
+
+    An end either sends, and waits for the socket, or posts, and has a loop that calls `flush`.
 
     Parameters
     ----------
@@ -156,7 +165,9 @@ class Connection:
     ----------
     is_shared : whether both ends are on this machine and can share memory.
     deadline : of all that is received, if there is one.
+    heard : when the last message came.
     meanwhile : called while `send` waits, and when there is something to receive.
+    on_backlog : called when posts begin to wait for the socket, and when they no longer do.
     """
 
     def __init__(self, sock: socket.socket, expected: Any, silence_s: float) -> None:
@@ -165,18 +176,20 @@ class Connection:
         self.silence_s = silence_s
         self.deadline: float | None = None
         self.meanwhile: Callable[[], None] | None = None
+        self.on_backlog: Callable[[bool], None] = lambda waits: None
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self.descriptors: list[int] = []
         self.heard = time.monotonic()
         self._control_bytes = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if self.is_shared else 0
         self._landing: Landing = lambda message: None
+        self._ahead = bytearray()
         self._incoming = self._messages()
         self._begun: float | None = None  # when something of an unfinished frame came
         self._decoder = msgspec.msgpack.Decoder(expected)
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
         self._left: deque[memoryview] = deque()
-        self._draining = False
+        self._taken = time.monotonic()  # when the socket last took something that was posted
         self._finishing = False
         self._closed = False
         sock.setblocking(False)
@@ -191,25 +204,34 @@ class Connection:
         with self._lock:
             if self._closed:
                 raise ConnectionResetError("closed")
-            for part in self._frame(message, payload):
-                self._send(part, descriptors)
-                descriptors = ()
+            self._send(self._frame(message, payload), descriptors)
 
     def post(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
-        """Send a frame, without waiting: what the socket does not take a thread sends later.
+        """Send a frame without waiting; `flush` sends what the socket does not take at once.
 
-        The payload must not change until then. Where a connection takes nothing for `silence_s`
-        it is ended. An end that posts does not `send`.
+        The payload must not change until then.
         """
         with self._lock:
             if self._closed or self._finishing:
                 return
+            waited = bool(self._left)
             self._left.extend(self._frame(message, payload))
-            if len(self._left) > MAX_LEFT or not self._flush():
+            if len(self._left) > MAX_LEFT:
                 self.end()
-            elif self._left and not self._draining:
-                self._draining = True
-                threading.Thread(target=self._drain, name="coarse sender", daemon=True).start()
+            elif not waited:
+                self._taken = time.monotonic()
+                self._flush()
+                if self._left:
+                    self.on_backlog(True)
+
+    def flush(self) -> None:
+        """Send what was posted, as far as the socket takes it."""
+        with self._lock:
+            self._flush()
+            if not self._left:
+                self.on_backlog(False)
+                if self._finishing:
+                    self.end()
 
     def finish(self) -> None:
         """`end` when all that was posted has been sent."""
@@ -223,45 +245,52 @@ class Connection:
         """Whether it has ended."""
         return self._closed
 
+    @property
+    def has_ahead(self) -> bool:
+        """Whether bytes of the next message have been received."""
+        return bool(self._ahead)
+
+    def check_moving(self) -> None:
+        """Raise `StalledError` if a frame stands still, or the deadline is over; end a connection
+        that takes nothing of what was posted."""
+        now = time.monotonic()
+        late = self.deadline is not None and now > self.deadline
+        if late or (self._begun is not None and now - self._begun > self.silence_s):
+            raise StalledError(self.silence_s)
+        if self._left and now - self._taken > self.silence_s:
+            self.end()
+
     def _frame(self, message: Message, payload: NDArray[np.uint8] | None) -> list[memoryview]:
         body = self._encoder.encode(message)
         size = 0 if payload is None else payload.size
         head = memoryview(HEADER.pack(MAGIC, len(body), size) + body)
         return [head] if not size or payload is None else [head, payload.data]
 
-    def _flush(self) -> bool:
-        """Send what the socket takes at once; False if the connection is gone."""
+    def _flush(self) -> None:
+        """Send what the socket takes at once; end if the connection is gone."""
         try:
             while self._left:
-                sent = self.sock.send(self._left[0])
-                self._left[0] = self._left[0][sent:]
-                if not self._left[0]:
-                    self._left.popleft()
+                self._drop(self._left, self._sendmsg([*islice(self._left, MAX_PARTS)]))
+                self._taken = time.monotonic()
         except BlockingIOError:
-            return True
+            pass
         except OSError:
-            return False
-        return True
+            self._left.clear()
+            self.end()
 
-    def _drain(self) -> None:
-        """Send what was posted and could not be sent at once."""
-        last, left = time.monotonic(), -1
-        while True:
-            with self._lock:
-                alive = not self._closed and self._flush()
-                if alive and not self._left:
-                    self._draining = False
-                    alive = not self._finishing
-                    if alive:
-                        return
-                size = sum(map(len, self._left))  # others post meanwhile
-            now = time.monotonic()
-            if size != left:
-                last, left = now, size
-            if not alive or now - last > self.silence_s:
-                return self.end()
-            with contextlib.suppress(ConnectionResetError, ValueError):  # ended meanwhile
-                self._await(select.POLLOUT, None)
+    def _sendmsg(self, parts: Sequence[memoryview], descriptors: Sequence[int] = ()) -> int:
+        """Send what the socket takes at once, in one call."""
+        rights = array.array("i", descriptors)
+        control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+        return self.sock.sendmsg(parts, control)
+
+    @staticmethod
+    def _drop(parts: deque[memoryview], nbytes: int) -> None:
+        """Remove bytes that were sent."""
+        while parts and nbytes >= len(parts[0]):
+            nbytes -= len(parts.popleft())
+        if nbytes:
+            parts[0] = parts[0][nbytes:]
 
     def send_if_free(self, message: Message) -> None:
         """Send a frame unless that would block: what is on its way is a sign of life, too."""
@@ -273,22 +302,16 @@ class Connection:
             poll = select.poll()
             poll.register(self.sock, select.POLLOUT)
             if not self._left and poll.poll(0):
-                for part in self._frame(message, None):
-                    self._send(part, ())
+                self._send(self._frame(message, None))
         finally:
             self._lock.release()
 
-    def _send(self, data: memoryview, descriptors: Sequence[int]) -> None:
-        last = time.monotonic()
-        while data:
+    def _send(self, frame: Sequence[memoryview], descriptors: Sequence[int] = ()) -> None:
+        parts, last = deque(frame), time.monotonic()
+        while parts:
             try:
-                if descriptors:
-                    sent = socket.send_fds(self.sock, [data], list(descriptors))
-                    descriptors = ()
-                else:
-                    sent = self.sock.send(data)
-                data = data[sent:]
-                last = time.monotonic()
+                self._drop(parts, self._sendmsg([*parts], descriptors))
+                descriptors, last = (), time.monotonic()
             except BlockingIOError:
                 if self.meanwhile is None:
                     self._await(select.POLLOUT, last)
@@ -319,17 +342,17 @@ class Connection:
     def _messages(self) -> Iterator[Any]:
         """What comes, message by message; None whenever there is nothing to receive."""
         while True:
-            head = bytearray(HEADER.size)
-            yield from self._fill(memoryview(head))
-            magic, length, size = HEADER.unpack(head)
+            yield from self._get_ahead(HEADER.size)
+            magic, length, size = HEADER.unpack_from(self._ahead)
             if magic != MAGIC:
                 raise FrameError(f"a frame to begin with {MAGIC!r}", repr(bytes(magic)))
             if length > self.max_message_bytes:
                 raise FrameError(
                     f"a message of at most {self.max_message_bytes} bytes", f"{length}"
                 )
-            body = bytearray(length)
-            yield from self._fill(memoryview(body))
+            yield from self._get_ahead(HEADER.size + length)
+            body = self._ahead[HEADER.size : HEADER.size + length]
+            del self._ahead[: HEADER.size + length]
             try:
                 message = self._decoder.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -340,28 +363,43 @@ class Connection:
                 raise FrameError(f"a payload of {room} bytes", f"{size}")
             if place is not None:
                 yield from self._fill(place.data)
-            self.heard, self._begun = time.monotonic(), None
+            self.heard = now = time.monotonic()
+            self._begun = now if self._ahead else None
             yield message
+
+    def _get_ahead(self, nbytes: int) -> Iterator[None]:
+        """Receive until so many bytes are there; more may be."""
+        while len(self._ahead) < nbytes:
+            room = bytearray(max(AHEAD_BYTES, nbytes - len(self._ahead)))
+            count = yield from self._receive_into(memoryview(room))
+            self._ahead += room[:count]
 
     def _fill(self, room: memoryview) -> Iterator[None]:
         """Receive until `room` is full."""
-        while room:
+        count = min(len(room), len(self._ahead))
+        room[:count] = self._ahead[:count]
+        del self._ahead[:count]
+        while count < len(room):
+            count += yield from self._receive_into(room[count:])
+
+    def _receive_into(self, room: memoryview) -> Generator[None, None, int]:
+        """Receive some bytes, when there are any."""
+        while True:
             if self.deadline is not None and time.monotonic() > self.deadline:
                 raise StalledError(self.silence_s)
             try:
                 count, control, _, _ = self.sock.recvmsg_into([room], self._control_bytes)
+                break
             except BlockingIOError:
                 yield None
-                continue
-            for _, _, data in control:
-                self.descriptors += array.array("i", data[: len(data) // 4 * 4])
-            if len(self.descriptors) > MAX_DESCRIPTORS:
-                raise FrameError(
-                    f"at most {MAX_DESCRIPTORS} descriptors", f"{len(self.descriptors)}"
-                )
-            if not count:
-                raise EOFError("the other end has closed the connection")
-            room, self._begun = room[count:], time.monotonic()
+        for _, _, data in control:
+            self.descriptors += array.array("i", data[: len(data) // 4 * 4])
+        if len(self.descriptors) > MAX_DESCRIPTORS:
+            raise FrameError(f"at most {MAX_DESCRIPTORS} descriptors", f"{len(self.descriptors)}")
+        if not count:
+            raise EOFError("the other end has closed the connection")
+        self._begun = time.monotonic()
+        return count
 
     def _await(self, event: int, since: float | None, seconds: float = SLICE_S) -> bool:
         """Wait a while for a socket that can go on; whether it can."""
@@ -376,16 +414,16 @@ class Connection:
             raise StalledError(self.silence_s)
         return False
 
-    def check_descriptors(self, expected: int) -> None:
-        """Raise `FrameError` unless so many descriptors came with the last message."""
-        if len(self.descriptors) != expected:
-            raise FrameError(
-                f"{expected} file descriptors beside the message", f"{len(self.descriptors)}"
-            )
-
     def take_descriptor(self) -> int:
-        """The descriptor that came with the last message; it belongs to the caller."""
+        """The descriptor that came beside the last message; it belongs to the caller."""
+        if not self.descriptors:
+            raise FrameError("1 file descriptors beside the message", "0")
         return self.descriptors.pop(0)
+
+    def check_descriptors(self) -> None:
+        """Raise `FrameError` if descriptors are left over, that belong to no message."""
+        if self.descriptors and not self._ahead:
+            raise FrameError("0 file descriptors more", f"{len(self.descriptors)}")
 
     def end(self) -> None:
         """End the connection, in both directions, from any thread: what waits for it goes on.
@@ -404,6 +442,7 @@ class Connection:
         self.end()
         with self._lock:
             self.sock.close()
+            self._left.clear()
         for each in self.descriptors:
             os.close(each)
         self.descriptors = []

@@ -61,12 +61,15 @@ class Dying(Connection):
     def send_if_free(self, message: Any) -> None:
         """No signs of life: they would come at any time."""
 
-    def _send(self, data: memoryview, descriptors: Sequence[int]) -> None:
+    def _sendmsg(self, parts: Sequence[memoryview], descriptors: Sequence[int] = ()) -> int:
         if self.moment.kind == "bytes":
-            data = data[: max(0, self.moment.count - self.counts["bytes"])]
-        if data:
-            super()._send(data, descriptors)
-        self._count("bytes", len(data))
+            left = self.moment.count - self.counts["bytes"]
+            if left <= 0:
+                raise ConnectionResetError("ended")
+            parts = [memoryview(b"".join(parts))[:left]]
+        sent = super()._sendmsg(parts, descriptors)
+        self._count("bytes", sent)
+        return sent
 
     def take(self, *arguments: Any) -> Any:
         message = super().take(*arguments)

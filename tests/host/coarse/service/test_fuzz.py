@@ -170,7 +170,7 @@ def hear(client: Rogue) -> bool:
         return np.empty(nbytes, np.uint8) if nbytes else None
 
     with contextlib.suppress(BlockingIOError):
-        while client.connection.sock.recv(1, socket.MSG_PEEK):
+        while client.connection.has_ahead or client.connection.sock.recv(1, socket.MSG_PEEK):
             if isinstance(client.connection.receive(landing), Failed):
                 return False
         return False

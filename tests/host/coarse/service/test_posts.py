@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import threading
 import time
 
 import numpy as np
@@ -15,8 +17,19 @@ from nearstep.coarse.service.wire import Connection
 FRAMES, NBYTES = 40, 1 << 20
 
 
+def flush(connection: Connection, backlog: list[bool]) -> None:
+    """As the loop of the service does."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLOUT)
+    while backlog[-1]:
+        poll.poll()
+        connection.flush()
+
+
 def test_posts_return_at_once_and_arrive_in_order() -> None:
     ours, theirs = (Connection(each, FromService, 60.0) for each in socket.socketpair())
+    backlog: list[bool] = []
+    ours.on_backlog = backlog.append
     payloads = [np.full(NBYTES, number, np.uint8) for number in range(FRAMES)]
     began = time.monotonic()
     for number, payload in enumerate(payloads):
@@ -25,6 +38,9 @@ def test_posts_return_at_once_and_arrive_in_order() -> None:
     ours.finish()
     assert time.monotonic() - began < 30  # seconds; a send would wait for ever
     assert not ours.is_finished
+    assert backlog == [True]
+    thread = threading.Thread(target=flush, args=(ours, backlog))
+    thread.start()
     place = np.zeros(NBYTES, np.uint8)
     found = []
     for number in range(FRAMES):
@@ -34,6 +50,7 @@ def test_posts_return_at_once_and_arrive_in_order() -> None:
     assert found == [(number, True) for number in range(FRAMES)]
     with pytest.raises(EOFError):  # and then the connection ends
         theirs.receive(lambda _: None)
+    thread.join()
     assert ours.is_finished
     ours.close()
     theirs.close()
@@ -46,6 +63,7 @@ def test_an_end_that_never_reads_is_given_up() -> None:
     while not ours.is_finished:
         assert time.monotonic() < end
         time.sleep(0.01)
+        ours.check_moving()
     ours.post(Done(1))  # nobody gets that, and nothing waits
     ours.close()
     theirs.close()

@@ -14,7 +14,7 @@ import pytest
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service import Client, Server, folder, key_value
-from nearstep.coarse.service import server as module
+from nearstep.coarse.service import sockets as module
 from nearstep.coarse.service.errors import HandshakeError, RefusedError
 from nearstep.coarse.service.messages import (
     Challenge,
@@ -63,11 +63,11 @@ def test_strangers_have_bounded_memory_and_give_way(serve, monkeypatch) -> None:
         for each in strangers:
             each.sendall(HEADER.pack(MAGIC, MAX_STRANGER_BYTES, 0))
         assert len(service.run(2, session)) == 2
-        assert len(service.server._strangers) <= 8
+        assert len(service.server._sockets.strangers) <= 8
         first = sums()
         for each in strangers[:30]:
             ended(each)
-        assert len(service.server._strangers) <= 8
+        assert len(service.server._sockets.strangers) <= 8
         wait_for(lambda: sums() > first)
         for each in strangers:
             each.close()

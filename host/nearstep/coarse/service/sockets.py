@@ -1,0 +1,303 @@
+"""The sockets of the service: one loop accepts clients, greets them and takes what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nearstep.coarse.service.errors import FrameError, HandshakeError, StalledError
+from nearstep.coarse.service.handshake import nonce, proof
+from nearstep.coarse.service.messages import (
+    VERSION,
+    Beat,
+    Challenge,
+    Failed,
+    FromClient,
+    Hello,
+    Message,
+    Nearby,
+    Proof,
+    Stay,
+)
+from nearstep.coarse.service.segment import SegmentError
+from nearstep.coarse.service.session import Session
+from nearstep.coarse.service.wire import MAX_MESSAGE_BYTES, MAX_STRANGER_BYTES, Connection
+
+HANDSHAKE_S = 30.0
+"""At most, until a client has shown that it knows the token."""
+
+MAX_STRANGERS = 64
+"""Connections of those who have not; others wait in the backlog."""
+
+PATIENCE_S = 2.0
+"""After which a stranger gives way to another one."""
+
+TICK_S = 0.1
+"""Seconds between looks for connections that stand still."""
+
+Kind = TypeVar("Kind")
+Greeting = Generator[None, Message, Session]
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """A client's connection has ended."""
+
+    reason: str
+
+
+@dataclass(eq=False)
+class Peer:
+    """Who is at the other end of a connection.
+
+    Attributes
+    ----------
+    since : when the connection was accepted.
+    greeting : what is left of the handshake; takes messages, and returns the session.
+    session : None of a stranger.
+    """
+
+    connection: Connection
+    since: float
+    greeting: Greeting
+    session: Session | None = None
+
+
+class Sockets:
+    """Listeners and connections; whoever calls `turn` carries out what they are ready for.
+
+    One thread does while it has nothing else to do. While that is long with something, the thread
+    of `live` does, from time to time: clients get signs of life, and can send.
+
+    Parameters
+    ----------
+    token : what clients have to know.
+    nearby : name of a Unix socket, among the listeners, for clients of TCP on this machine.
+    silence_s : seconds that a started frame may stand still.
+    heard : called with what a client says, at first its `Hello`, and with the end of it.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        token: str,
+        nearby: str | None,
+        silence_s: float,
+        heard: Callable[[Session, Message | Disconnected], None],
+    ) -> None:
+        self.listeners = listeners
+        self.token = token
+        self.nearby = nearby
+        self.silence_s = silence_s
+        self.peers: dict[int, Peer] = {}
+        self._heard = heard
+        self._turning = threading.Lock()
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._listening: dict[int, socket.socket] = {}
+        self._ticked = 0.0
+        for each in listeners:
+            each.setblocking(False)
+
+    @property
+    def strangers(self) -> list[Peer]:
+        """Who has not shown that it knows the token, the oldest first."""
+        return [each for each in list(self.peers.values()) if each.session is None]
+
+    def wake(self) -> None:
+        """Let a turn that waits end; from any thread."""
+        os.eventfd_write(self._wake, 1)
+
+    def turn(self, seconds: float) -> None:
+        """Take what has come and send what was posted; wait so long if there is nothing."""
+        with self._turning:
+            self._turn(seconds)
+
+    def live(self, stopped: threading.Event, beat_s: float) -> None:
+        """Take turns while no other thread does, until all is stopped."""
+        while not stopped.wait(beat_s / 2):
+            if self._turning.acquire(blocking=False):
+                try:
+                    self._turn(0.0)
+                finally:
+                    self._turning.release()
+
+    def _turn(self, seconds: float) -> None:
+        if time.monotonic() - self._ticked > TICK_S:
+            self._tick()
+        for number, events in self._epoll.poll(seconds):
+            if (peer := self.peers.get(number)) is not None:
+                if events & select.EPOLLOUT:
+                    peer.connection.flush()
+                if events & ~select.EPOLLOUT:
+                    self._take(peer)
+            elif (listener := self._listening.get(number)) is not None:
+                self._accept(listener)
+            elif number == self._wake:
+                os.eventfd_read(self._wake)
+
+    def _tick(self) -> None:
+        """End connections that stand still; accept others while there is room for strangers."""
+        self._ticked = time.monotonic()
+        for peer in list(self.peers.values()):
+            try:
+                peer.connection.check_moving()
+            except StalledError as error:
+                self._refuse(peer, error)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Listen while there are few strangers; who has been one for long gives way."""
+        strangers = self.strangers
+        if full := len(strangers) >= MAX_STRANGERS:
+            oldest = strangers[0]
+            if time.monotonic() - oldest.since > PATIENCE_S:
+                oldest.connection.end()
+        self._listen(not full)
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted == bool(self._listening):
+            return
+        for each in self.listeners:
+            if wanted:
+                self._listening[each.fileno()] = each
+                self._epoll.register(each, select.EPOLLIN)
+            else:
+                del self._listening[each.fileno()]
+                self._epoll.unregister(each)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # out of descriptors: others will end
+            return self._listen(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(sock, FromClient, self.silence_s)
+        connection.deadline = time.monotonic() + min(self.silence_s, HANDSHAKE_S)
+        connection.max_message_bytes = MAX_STRANGER_BYTES
+        connection.on_backlog = lambda waits: self._epoll.modify(
+            sock, select.EPOLLIN | (select.EPOLLOUT if waits else 0)
+        )
+        greeting = self._greet(connection)
+        next(greeting)
+        self.peers[sock.fileno()] = Peer(connection, time.monotonic(), greeting)
+        self._epoll.register(sock, select.EPOLLIN)
+        self._make_room()
+        return None
+
+    def _take(self, peer: Peer) -> None:
+        """Take the messages of a client that are there."""
+        connection = peer.connection
+        try:
+            while True:
+                session = peer.session
+                message = connection.take(_nowhere if session is None else session.landing)
+                if message is None:
+                    return
+                if session is not None:
+                    session.note(message)
+                if isinstance(message, Beat):
+                    if session is not None:
+                        with contextlib.suppress(OSError):  # a client that leaves has said so
+                            connection.send_if_free(message)
+                elif session is not None:
+                    self._heard(session, message)
+                else:
+                    self._go_on(peer, message)
+                if not connection.has_ahead:
+                    return
+        except (FrameError, HandshakeError, SegmentError, StalledError) as error:
+            self._refuse(peer, error)
+        except EOFError:
+            self._drop(peer, "closed its connection")
+        except OSError as error:
+            self._drop(peer, f"lost its connection: {error}")
+        except Exception as error:
+            self._drop(peer, f"sent what the service failed with: {type(error).__name__}: {error}")
+
+    def _go_on(self, peer: Peer, message: Message) -> None:
+        """Go on with a handshake."""
+        try:
+            peer.greeting.send(message)
+        except StopIteration as ended:
+            peer.session = session = ended.value
+            peer.connection.deadline = None
+            peer.connection.max_message_bytes = MAX_MESSAGE_BYTES
+            self._heard(session, session.hello)
+            self._make_room()
+
+    def _greet(self, connection: Connection) -> Greeting:
+        """The first messages of a client, but for signs of life.
+
+        Raises
+        ------
+        HandshakeError : its version or token is wrong, or it says something else.
+        """
+        hello = _expect(Hello, (yield))
+        if hello.version != VERSION:
+            raise HandshakeError(f"expected version {VERSION}, found {hello.version}")
+        asked = Challenge(nonce())
+        connection.post(asked)
+        said = _expect(Proof, (yield))
+        if not hmac.compare_digest(said.digest, proof(self.token, "client", hello, asked.nonce)):
+            raise HandshakeError("the token is wrong")
+        digest = proof(self.token, "service", hello, asked.nonce)
+        if self.nearby is not None and not connection.is_shared:
+            connection.post(Nearby(self.nearby, digest))
+            _expect(Stay, (yield))
+        return Session(connection, hello, digest)
+
+    def _refuse(self, peer: Peer, error: Exception) -> None:
+        """Tell a client what it did wrong, and end its connection."""
+        kind = "HandshakeError" if peer.session is None else "RefusedError"
+        peer.connection.post(Failed(kind, str(error)[:8000], [], []))
+        self._drop(peer, f"broke the protocol: {error}")
+
+    def _drop(self, peer: Peer, reason: str) -> None:
+        """A connection has ended, or has to."""
+        if self.peers.pop(peer.connection.sock.fileno(), None) is None:
+            return
+        peer.connection.close()  # which the kernel takes from the loop
+        if peer.session is not None:
+            self._heard(peer.session, Disconnected(reason))
+        self._make_room()
+
+    def close(self, seconds: float) -> None:
+        """Stop listening, send what was posted within a time, and end all connections."""
+        with self._turning:
+            self._listen(False)
+            for each in self.listeners:
+                each.close()
+            self.listeners = ()
+            for peer in list(self.peers.values()):
+                peer.connection.finish()
+            deadline = time.monotonic() + seconds
+            while self.peers and time.monotonic() < deadline:
+                self._turn(TICK_S)
+            for peer in list(self.peers.values()):
+                self._drop(peer, "was ended")
+            self._epoll.close()
+            os.close(self._wake)
+
+
+def _nowhere(_: Message) -> None:
+    """Where the payload of a stranger goes."""
+
+
+def _expect(kind: type[Kind], message: Message) -> Kind:
+    """The message, if it is of a kind. Raises `HandshakeError` if not."""
+    if not isinstance(message, kind):
+        raise HandshakeError(f"expected {kind.__name__}, found {type(message).__name__}")
+    return message
