@@ -1,4 +1,4 @@
-"""`nearstep paper`: tables of the papers beside modelled and measured ones."""
+"""`nearstep paper`: the papers' tables beside modelled and measured ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Comparison
 
 app = typer.Typer(
-    help="Tables of the papers, beside what is modelled and measured here.", no_args_is_help=True
+    help="The papers' tables beside modelled and measured ones.", no_args_is_help=True
 )
 
 
@@ -45,7 +45,7 @@ def axdimm(
         str, typer.Option(help="Models of Table 6, with commas; all by default.")
     ] = ",".join(axdimm_training.TABLE_6),
     policy: Annotated[
-        str, typer.Option(help="What gives way in memory: updated_first or belady.")
+        str, typer.Option(help="Eviction policy: updated_first or belady.")
     ] = "updated_first",
     trace: Annotated[
         Path | None,
@@ -96,7 +96,7 @@ def axdimm(
 
 
 def plain(rates: Sequence[Rate], rows: Sequence[Comparison]) -> dict[str, Any]:
-    """Both tables for `json.dumps`, seconds and parameters a second."""
+    """Convert both tables for `json.dumps`, in seconds and parameters a second."""
     return {
         "table_5": [asdict(rate) for rate in rates],
         "table_6": [

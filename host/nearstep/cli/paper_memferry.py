@@ -20,7 +20,8 @@ def command(
     as_json: AsJson = False,
     output: RowsFile = None,
     sensitivity: Annotated[
-        bool, typer.Option("--sensitivity/--no-sensitivity", help="What each assumption decides.")
+        bool,
+        typer.Option("--sensitivity/--no-sensitivity", help="Show the effect of each assumption."),
     ] = True,
     models: Annotated[
         str, typer.Option(help="Models of the sensitivity table, with commas.")
@@ -29,7 +30,7 @@ def command(
         bool, typer.Option("--rows/--no-rows", help="All printed figures; takes a minute.")
     ] = True,
 ) -> None:
-    """Section V of MemFerry: what is printed, and what is modelled."""
+    """Section V of MemFerry beside modelled figures."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
     check_outputs({"--output": output})
     found: list[Modelled] = []
@@ -60,7 +61,7 @@ def plain(
     changed: Sequence[Sensitivity],
     memory: Mapping[str, Sequence[Modelled]],
 ) -> dict[str, Any]:
-    """All tables for `json.dumps`."""
+    """Convert all tables for `json.dumps`."""
     return {
         "label": "modelled",
         "rows": _with_errors(rows),
@@ -126,7 +127,7 @@ def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
         shown = each.variant if each.variant != last else ""
         rows.append((shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}"))
         last = each.variant
-    return table_of(columns, rows, "What each assumption decides (modelled)")
+    return table_of(columns, rows, "Effect of each assumption (modelled)")
 
 
 def _memory(rows: Mapping[str, Sequence[Modelled]]) -> Table:

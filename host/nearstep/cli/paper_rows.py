@@ -40,7 +40,7 @@ def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
 
 
 def table_of_figures(rows: Sequence[Row], title: str) -> Table:
-    """Printed figures beside those from here."""
+    """Make a table of printed figures beside nearstep's."""
     texts = []
     for row in rows:
         printed = f"{row.relation if row.relation != '=' else ''} {_value(row.paper, row.unit)}"
@@ -53,7 +53,7 @@ def table_of_figures(rows: Sequence[Row], title: str) -> Table:
 def table_of_assumptions(
     changed: Sequence[Sensitivity], names: Sequence[str], values: Callable[[Any], Iterable[str]]
 ) -> Table:
-    """Errors under each changed assumption, and `values` under these names."""
+    """Make a table of errors, and of `values` by their names, for each changed assumption."""
     columns = ["assumption", ">GPU, of its peak", ">mean error", ">largest", "of"]
     rows = [
         (
@@ -64,11 +64,11 @@ def table_of_assumptions(
         for each in changed
     ]
     columns += [f">{name}" for name in names]
-    return table_of(columns, rows, "What each assumption decides (modelled)")
+    return table_of(columns, rows, "Effect of each assumption (modelled)")
 
 
 def speedups(found: Errors | None) -> list[str]:
-    """Mean and largest error of the printed speedups, as text."""
+    """Format mean and largest error of the printed speedups."""
     if found is None:
         return []
     return [
@@ -83,8 +83,9 @@ def print_report(
     assumptions: Iterable[str],
     title: str = "Assumed:",
 ) -> None:
-    """Print tables that have rows and paragraphs, then figures that are not modelled, with the
-    reasons, and the assumptions."""
+    """Print non-empty tables and paragraphs, then figures that are not modelled, with reasons, and
+    the assumptions.
+    """
     left = [f"- {name}: {reason}." for name, reason in not_modelled.items()]
     for part in (*parts, "Not modelled:", *left, title, *(f"- {each}" for each in assumptions)):
         if isinstance(part, str):
@@ -94,7 +95,7 @@ def print_report(
 
 
 def plain_rows(rows: Sequence[Row], found: Errors | None) -> dict[str, Any]:
-    """Rows and the errors of their speedups for `json.dumps`.
+    """Convert rows and the errors of their speedups for `json.dumps`.
 
     Errors of `%` and `M` are differences, of others fractions.
     """
