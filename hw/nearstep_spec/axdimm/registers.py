@@ -1,4 +1,4 @@
-"""Registers of a channel's arbiter, and where the host finds them, as plain data."""
+"""Registers of a channel's arbiter, and their addresses, as plain data."""
 
 from enum import IntEnum
 
@@ -26,7 +26,7 @@ VERSION = (1, 1)
 
 
 class Block(IntEnum):
-    """Register blocks of a channel, in the order in which they lie in the window."""
+    """Register blocks of a channel, in order of address."""
 
     ARBITER = 0
     KERNEL = 1
@@ -88,7 +88,7 @@ def arbiter_map(mapping: AddressMapping, *, read_latency: int, write_latency: in
                     value_register(
                         "lost_count",
                         Access.STATUS,
-                        "Host commands since control.clear that nothing came of.",
+                        "Host commands lost since control.clear.",
                     ),
                     _lost_command(),
                     _mode_registers(),
@@ -142,7 +142,7 @@ def _configuration(mapping: AddressMapping, read_latency: int, write_latency: in
 def _mode() -> Register:
     return Register(
         name="mode",
-        doc="The mode that the host requests; status tells when it is there.",
+        doc="The mode that the host requests; status shows when it is reached.",
         fields=bit_fields(
             Access.CONFIG, {"acceleration": "1: the kernel owns the DRAM; 0: the host does."}
         ),
@@ -161,8 +161,8 @@ def _control() -> Register:
                     "hand-overs."
                 ),
                 "kernel_reset": (
-                    "Takes the DRAM from the kernel whatever it does and resets it; the mode is "
-                    "then normal, until mode is obeyed again."
+                    "Takes the DRAM from the kernel and resets it at any time; the mode is then "
+                    "normal, until mode is obeyed again."
                 ),
             },
         ),
@@ -178,18 +178,19 @@ def _status() -> Register:
             {
                 "acceleration": "The kernel owns the DRAM and may be started.",
                 "normal": "The host owns the DRAM.",
-                "refused_access": "An access outside the window came while not in normal mode.",
-                "refused_start": "START of the kernel came while not in acceleration mode.",
+                "refused_access": "An access outside the window was received while not in normal "
+                    "mode.",
+                "refused_start": "START of the kernel was received while not in acceleration mode.",
                 "refresh_overdue": "More refreshes than may be postponed were due to the DRAM.",
-                "missing_data": "Data of a host write were not there when they were due.",
+                "missing_data": "Data of a host write were missing when they were due.",
                 "lost_command": (
-                    "MRS of the host, or a command of the reserved code, came while not in normal "
-                    "mode, MRS of a register that no DRAM has, or a burst of the window that did "
-                    "not begin with its first byte. Nothing came of it, or another order of bytes."
+                    "A command was lost: MRS of the host or the reserved code while not in normal "
+                    "mode, or MRS of a register that no DRAM has; or a burst of the window, which "
+                    "did not begin with its first byte, was reordered."
                 ),
                 "unsupported_mode": (
-                    "The host has set a mode register as the kernel cannot use it: the mode stays "
-                    "normal until it is set otherwise. See mode_registers."
+                    "A mode register has a value that the kernel does not support: the mode "
+                    "remains normal until it is changed. See mode_registers."
                 ),
             },
         ),
@@ -204,12 +205,12 @@ def _debts(ranks: int) -> Register:
         name="refresh_debt",
         doc="Refreshes due, two's complement; negative when given in advance.",
         fields=(
-            debt("host", 0, "By what the host has given."),
-            debt("dram", 8, "By what the DRAM has got."),
+            debt("host", 0, "Counted by the host's refreshes."),
+            debt("dram", 8, "Counted by the DRAM's refreshes."),
             *(
                 (
-                    debt("host1", 16, "By what the host has given to rank 1."),
-                    debt("dram1", 24, "By what rank 1 has got."),
+                    debt("host1", 16, "Of rank 1, counted by the host's refreshes."),
+                    debt("dram1", 24, "Of rank 1, counted by the DRAM's refreshes."),
                 )
                 if ranks > 1
                 else ()
@@ -222,7 +223,7 @@ def _refused_access() -> Register:
     return Register(
         name="refused_access",
         doc="The first access refused since control.clear.",
-        fields=bit_fields(Access.STATUS, {"write": "It was a write."}),
+        fields=bit_fields(Access.STATUS, {"write": "The access was a write."}),
     )
 
 
@@ -246,10 +247,10 @@ def _mode_registers() -> Register:
         access=Access.STATUS,
         lsb=0,
         width=MODE_REGISTERS,
-        doc="A bit for each of MR0 to MR6 that the kernel cannot work with, as it is now.",
+        doc="A bit for each of MR0 to MR6 whose value the kernel does not support.",
     )
     return Register(
         name="mode_registers",
-        doc="The DRAM's mode registers, by the MRS of the host that reached it.",
+        doc="The DRAM's mode registers, from the host's executed MRS commands.",
         fields=(unsupported,),
     )

@@ -28,7 +28,7 @@ def board_map() -> RegisterMap:
                     value_register(
                         "dropped",
                         Access.COUNTER,
-                        "Frames that were damaged, too short or too long, or found no room.",
+                        "Frames dropped: damaged, too short, too long, or without room.",
                     ),
                     value_register(
                         "framing_errors", Access.COUNTER, "Bytes without a stop bit on the line."
@@ -48,7 +48,7 @@ def _control() -> Register:
         fields=bit_fields(
             Access.PULSE,
             {
-                "reset": "Resets the device and its path to memory; memory keeps what it holds.",
+                "reset": "Resets the device and its path to memory; memory contents are kept.",
                 "latch": "Captures all counters in one cycle.",
             },
         ),
@@ -63,7 +63,7 @@ def _status() -> Register:
             Access.STATUS,
             {
                 "resetting": "The device is being reset: neither it nor memory may be used.",
-                "memory_ready": "Memory can be used: the hardware says so, or memory.ready.",
+                "memory_ready": "Memory can be used, according to the hardware or memory.ready.",
             },
         ),
     )
@@ -72,7 +72,7 @@ def _status() -> Register:
 def _memory() -> Register:
     return Register(
         name="memory",
-        doc="What the host says of memory.",
+        doc="State of memory, set by the host.",
         fields=bit_fields(
             Access.CONFIG, {"ready": "The host has initialised the memory controller."}
         ),
