@@ -179,7 +179,7 @@ def _status() -> Register:
                 "acceleration": "The kernel owns the DRAM and may be started.",
                 "normal": "The host owns the DRAM.",
                 "refused_access": "An access outside the window was received while not in normal "
-                    "mode.",
+                "mode.",
                 "refused_start": "START of the kernel was received while not in acceleration mode.",
                 "refresh_overdue": "More refreshes than may be postponed were due to the DRAM.",
                 "missing_data": "Data of a host write were missing when they were due.",

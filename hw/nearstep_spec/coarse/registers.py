@@ -24,11 +24,11 @@ DEVICE_IDENT = int.from_bytes(b"POOL", "big")
 VERSION = (1, 0)
 UPDATER = "updater"  # the block of the update kernel
 RETRY_CYCLES = 1 << 12
-"""After which entries are sent again, unless the host writes another number."""
+"""Default of `retry`: cycles after which entries are sent again."""
 
 
 class ErrorCause(NamedValue):
-    """`error.cause` of both blocks: what ended the jobs of a device."""
+    """`error.cause` of both blocks: the reason why the jobs of a device ended."""
 
     NONE = 0, "No error."
     READ_RESPONSE = 1, "A read of the local DRAM was answered other than OKAY."
@@ -38,13 +38,13 @@ class ErrorCause(NamedValue):
     OVERLAP = 5, "Source and destination overlap: the old values would be lost."
     UNSUPPORTED = 6, "An operation, wire format or ring that this device does not have."
     MISMATCH = 7, "The device before this one in the ring has another job."
-    SILENT = 8, "Nothing valid came from a link for longer than the limit."
-    PEER = 9, "Another device ended its jobs; error_link tells which, and why."
+    SILENT = 8, "No valid frame was received from a link for longer than the limit."
+    PEER = 9, "Another device ended its jobs; error_link has its number and the cause."
     ABORTED = 10, "The host ended the jobs."
 
 
 class Stream(NamedValue):
-    """`error.stream` of both blocks: where it happened."""
+    """`error.stream` of both blocks: the stream with the error."""
 
     NONE = 0, "No stream."
     SOURCE = 1, "Elements in."
@@ -71,7 +71,7 @@ class Wire(NamedValue):
 
 
 SYNC_COUNTERS = {
-    "cycles": "Cycles in which a job was in work.",
+    "cycles": "Cycles in which a job was running.",
     "beats": "Beats of the ALUs.",
     "stall_local": "Cycles in which the ALUs waited for elements of the local DRAM.",
     "stall_receive": "Cycles in which the ALUs waited for an entry.",
@@ -84,7 +84,7 @@ LINK_COUNTERS = {
     "replays": "Entries sent again.",
     "received_entries": "Entries accepted.",
     "bad_frames": "Frames with a wrong CRC, or cut short.",
-    "gaps": "Times that entries were lost before what came.",
+    "gaps": "Gaps: times that an entry was received after a lost one.",
     "duplicates": "Entries that had been accepted before.",
     "stall": "Cycles in which a phit waited for the link.",
 }
@@ -113,7 +113,7 @@ def sync_core_map(config: CoarseConfig) -> RegisterMap:
             constant_field(
                 "buffer_entries", 16, 8, config.buffer_entries, "Entries of each buffer."
             ),
-            constant_field("chunks_ahead", 24, 8, config.chunks_ahead, "Chunks that take turns."),
+            constant_field("chunks_ahead", 24, 8, config.chunks_ahead, "Interleaved chunks."),
         ],
         causes=ErrorCause,
         streams=Stream,
@@ -123,10 +123,11 @@ def sync_core_map(config: CoarseConfig) -> RegisterMap:
 
 
 def device_map(config: CoarseConfig) -> RegisterMap:
-    """The register map of what the sync cores of a device share: links, window and snapshot.
+    """The register map of the parts shared by the sync cores of a device: links, window and
+    snapshot.
 
-    START opens a snapshot. `control.abort` ends all jobs, forgets all entries and errors, and takes
-    the epoch; the snapshot stays.
+    START opens a snapshot. `control.abort` ends all jobs, clears all entries and errors, and adopts
+    the epoch; the snapshot is kept.
     """
     return block_map(
         "pool",
@@ -195,21 +196,21 @@ def _job() -> list[Register]:
         value_register(
             "destination",
             Access.CONFIG,
-            "Byte address of the result; what lies at the source stays.",
+            "Byte address of the result; the source is not changed.",
             width=64,
         ),
         value_register("elements", Access.CONFIG, "Elements; any number.", width=ELEMENT_BITS),
         value_register("scale", Access.CONFIG, "Factor of an average.", kind=Kind.FLOAT32),
         Register(
             name="job",
-            doc="The rest of the job; all devices of a ring must have the same.",
+            doc="Further fields of the job; equal on all devices of a ring.",
             fields=(
                 Field(
                     name="operation",
                     access=Access.CONFIG,
                     width=2,
                     values=Operation,
-                    doc="What becomes of the elements of all devices.",
+                    doc="Operation on the elements of all devices.",
                 ),
                 Field(
                     name="wire",
@@ -219,7 +220,7 @@ def _job() -> list[Register]:
                     values=Wire,
                     doc="Format on the links.",
                 ),
-                _config("tag", 16, 16, "Any number by which all devices know the job."),
+                _config("tag", 16, 16, "Number of the job, equal on all devices."),
             ),
         ),
     ]
@@ -247,12 +248,12 @@ def _queue() -> list[Register]:
             name="jobs",
             doc="State of the queue.",
             fields=(
-                _status("waiting", 0, 16, "Jobs in the queue, without the one in work."),
-                _status("overflow", 16, 1, "A job came while the queue was full, and was dropped."),
-                _status("tag", 17, 15, "Low bits of the tag of the job in work, or of the last."),
+                _status("waiting", 0, 16, "Jobs in the queue, without the running one."),
+                _status("overflow", 16, 1, "A job was dropped because the queue was full."),
+                _status("tag", 17, 15, "Low bits of the tag of the running or last job."),
             ),
         ),
-        value_register("completed", Access.STATUS, "Jobs ended well since the last abort."),
+        value_register("completed", Access.STATUS, "Jobs completed since the last abort."),
     ]
 
 
@@ -282,10 +283,10 @@ def _link() -> list[Register]:
     return [
         Register(
             name="link",
-            doc="Of both links.",
+            doc="Settings of both links.",
             fields=(
                 _config("device", 0, 8, "Number of this device, for error_link of others."),
-                _config("epoch", 8, 4, "Frames of another epoch are dropped; taken at an abort."),
+                _config("epoch", 8, 4, "Frames of another epoch are dropped; adopted at an abort."),
                 _config("used", 16, PORTS, "A bit for each link that has a peer."),
             ),
         ),
@@ -309,17 +310,17 @@ def _link() -> list[Register]:
         ),
         Register(
             name="error_link",
-            doc="Of the device that found the first fault.",
+            doc="The device that detected the first fault.",
             fields=(
                 Field(
                     name="cause",
                     access=Access.STATUS,
                     width=8,
                     values=ErrorCause,
-                    doc="What it found.",
+                    doc="Cause of the fault.",
                 ),
                 _status("device", 8, 8, "Its number."),
-                _status("port", 16, 1, "Its link, if it is about one."),
+                _status("port", 16, 1, "Its link, if the fault is of one."),
             ),
         ),
     ]
@@ -333,33 +334,41 @@ def _snapshot() -> list[Register]:
         value_register(
             "snapshot_area",
             Access.CONFIG,
-            "Where a page goes before it changes, at its offset; starts a page.",
+            "Area to which a page is copied before it changes, at its offset; starts a page.",
             width=64,
         ),
         value_register("snapshot_pages", Access.CONFIG, "Pages frozen."),
         Register(
             name="snapshot_control",
-            doc="START opens a snapshot, this closes it.",
-            fields=(Field(name="close", access=Access.PULSE, doc="Writing 1 closes it."),),
+            doc="Closes a snapshot; START opens one.",
+            fields=(
+                Field(name="close", access=Access.PULSE, doc="Writing 1 closes the snapshot."),
+            ),
         ),
         Register(
             name="snapshot",
             doc="State of the snapshot.",
             fields=(
                 _status("open", 0, 1, "Pages are copied before they change."),
-                _status("failed", 1, 1, "A copy failed: the snapshot is not whole."),
+                _status("failed", 1, 1, "A copy failed: the snapshot is incomplete."),
                 _status("taken", 4, PAGE_COUNT_BITS, "Pages marked in snapshot_copied; wraps."),
-                _status("written", 16, PAGE_COUNT_BITS, "Of these, whole in the area; wraps."),
+                _status(
+                    "written",
+                    16,
+                    PAGE_COUNT_BITS,
+                    "Of these, completely copied to the area; wraps.",
+                ),
             ),
         ),
         Register(
             name="page",
-            doc="Which pages snapshot_copied tells about.",
+            doc="The pages that snapshot_copied shows.",
             fields=(_config("number", 0, 32, "Number of the first of them, divided by 32."),),
         ),
         value_register(
             "snapshot_copied",
             Access.STATUS,
-            "Bit i: page 32 * page.number + i lies in the area, or will when written is at taken.",
+            "Bit i: page 32 * page.number + i is in the area, or will be when written equals "
+            "taken.",
         ),
     ]

@@ -1,15 +1,15 @@
-"""The registers that every block begins with, and the verbs that every block understands.
+"""The common registers and commands of every block.
 
-Line 0 says what the block is, line 1 is START alone (a host that can only write whole 64-byte
-lines then never starts a block by accident), line 2 is CONTROL, line 3 STATUS and ERROR.
+Line 0 identifies the block, line 1 is START alone (so a host that can only write whole 64-byte
+lines never starts a block by accident), line 2 is CONTROL, line 3 STATUS and ERROR.
 
-What the hardware behind a bank owes to these registers:
+The hardware behind a bank must drive these registers as follows:
 
 - an accepted START raises `status.busy` from the next cycle on, for at least one cycle, even if
   the run has nothing to do or is refused for its arguments; it clears `done`, `error`, the error
   registers and the counters in the same cycle;
 - `done` or `error` is high from the first cycle in which `busy` is low again, until the next START;
-- counters stand still while `busy` is low. The bank captures them when `busy` falls.
+- counters do not change while `busy` is low. The bank captures them when `busy` falls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,13 +67,14 @@ def block_map(
     ----------
     name, doc : of the block.
     ident : the 32 bits of ID.
-    version : major, minor. The major number changes when old host code would misread the block.
+    version : major, minor. The major number is incremented when old host code would misread the
+        block.
     capabilities, configuration : `CONSTANT` fields that describe this instance.
     constants : more registers of such fields.
     causes, streams : named values of `error.cause` and `error.stream`.
     lines : the block's own registers; each inner sequence starts a 64-byte line.
-    queued : START is taken while the block is busy, and so are the registers that it reads.
-        Counters run on from START to START, and errors stay until an abort.
+    queued : START, and writes to the registers that it reads, are accepted while the block is busy.
+        Counters continue from START to START, and errors are kept until an abort.
     """
     can = Register(
         name="capabilities", doc="What this instance can do.", fields=tuple(capabilities)
@@ -94,7 +95,7 @@ def block_map(
 
 
 def identity(ident: int, version: tuple[int, int], capabilities: Register) -> list[Register]:
-    """The registers by which a host knows a block.
+    """Return the registers that identify a block.
 
     Parameters
     ----------
@@ -108,8 +109,14 @@ def identity(ident: int, version: tuple[int, int], capabilities: Register) -> li
             name="version",
             doc="Version of the register interface.",
             fields=(
-                constant_field("minor", 0, 16, minor, "Grows with compatible additions."),
-                constant_field("major", 16, 16, major, "Grows when old host code would misread."),
+                constant_field("minor", 0, 16, minor, "Incremented with compatible additions."),
+                constant_field(
+                    "major",
+                    16,
+                    16,
+                    major,
+                    "Incremented when old host code would misread the block.",
+                ),
             ),
         ),
         capabilities,
@@ -118,7 +125,7 @@ def identity(ident: int, version: tuple[int, int], capabilities: Register) -> li
 
 
 def bit_fields(access: Access, docs: Mapping[str, str]) -> tuple[Field, ...]:
-    """Fields of a bit each, from bit 0 on: name to what it means."""
+    """Make fields of one bit each, from bit 0 on, from names and meanings."""
     return tuple(
         Field(name=name, access=access, lsb=lsb, doc=doc)
         for lsb, (name, doc) in enumerate(docs.items())
@@ -126,13 +133,13 @@ def bit_fields(access: Access, docs: Mapping[str, str]) -> tuple[Field, ...]:
 
 
 def constant_field(name: str, lsb: int, width: int, value: int, doc: str) -> Field:
-    """A field that tells what the hardware is."""
+    """Make a field that describes the hardware."""
     return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
 
 
 def _start(queued: bool) -> Register:
     go = Field(name="go", access=Access.PULSE, doc="Writing 1 starts a run.")
-    refused = "taken at any time" if queued else "refused while the block is busy"
+    refused = "accepted at any time" if queued else "refused while the block is busy"
     return Register(
         name="start",
         doc=f"Starts a run; alone in its line, and {refused}.",
@@ -166,7 +173,7 @@ def _outcome(causes: type[NamedValue], streams: type[NamedValue]) -> list[Regist
             doc="State of the block. An accepted START clears done and error.",
             fields=(
                 status("busy", 0, "A run is in progress; configuration is locked."),
-                status("done", 1, "The last run ended, and all it had to write is written."),
+                status("done", 1, "The last run ended, and all its writes are complete."),
                 status("error", 2, "The last run ended, or is about to end, with an error."),
                 Field(
                     name="refused",
@@ -193,7 +200,7 @@ def _outcome(causes: type[NamedValue], streams: type[NamedValue]) -> list[Regist
                     lsb=8,
                     width=8,
                     values=streams,
-                    doc="Which stream it happened on.",
+                    doc="The stream with the error.",
                 ),
                 Field(
                     name="response",
