@@ -87,7 +87,7 @@ class Minimum:
     nck: int = 0
 
     def clocks(self, tck_ps: int) -> int:
-        """Compute whole clocks: truncate(ps / tCK + 0.974), JEDEC's rounding, but at least `nck`."""
+        """Compute whole clocks: truncate(ps / tCK + 0.974), as in JEDEC, but at least `nck`."""
         return max(self.nck, (self.ps * 1000 // tck_ps + _ROUNDING_GUARD) // 1000)
 
     def arithmetic(self, tck_ps: int) -> str:

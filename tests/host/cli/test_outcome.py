@@ -137,7 +137,7 @@ REFUSED = {
         "sim:axdimm --steps 0": "steps must be",
         "sim:axdimm --optimizer RMSprop": "optimizer must be of",
         "sim:axdimm --sizes 1000000000000": "torch must be able to allocate sizes",
-        "sim:axdimm --sizes 1000000000000000000000000000000": "torch must be able to allocate sizes",
+        "sim:axdimm --sizes 1000000000000000000000000000000": "torch must be able to allocate",
     },
     "open": {
         "golden:axdimm?lanes=3": "lanes must be one of",
