@@ -26,7 +26,9 @@ _SEED = 1
 
 
 def selector(rule: Rule) -> str:
-    """Return the name of the switch that selects `rule` in a combination; the first rule has none."""
+    """Return the name of the switch that selects `rule` in a combination; the first rule
+    has none.
+    """
     return f"is_{rule.name}"
 
 
@@ -192,7 +194,9 @@ def _joined(one: str, other: str) -> str | None:
 
 
 def _order(program: Program, rng: random.Random | None) -> list[int]:
-    """List the arithmetic operations of a program: as written, or in another order of dependence."""
+    """List the arithmetic operations of a program: as written, or in another order of
+    dependence.
+    """
     needs: list[set[int]] = []
     for each in program.operations:
         below: set[int] = set()

@@ -118,7 +118,9 @@ class Form:
     def registers(
         self, values: Mapping[str, Any], step: int, first: bool
     ) -> dict[str, float | int]:
-        """Compute the registers of a step: scalars as floats exact in binary32, switches as 0 or 1."""
+        """Compute the registers of a step: scalars as floats exact in binary32, switches as
+        0 or 1.
+        """
         known = {**values, STEP: step, FIRST: first}
         made = self.scalars(**{name: known[name] for name in self.takes})
         self.rule.check_scalars(made)
@@ -209,7 +211,9 @@ class Optimizer:
 
     @cached_property
     def choices(self) -> tuple[Form, ...]:
-        """List forms in the order in which their conditions are checked: the default is the last."""
+        """List forms in the order in which their conditions are checked: the default is the
+        last.
+        """
         return tuple(self.by_rule.values())[::-1]
 
     @cached_property

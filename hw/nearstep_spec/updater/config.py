@@ -317,7 +317,9 @@ class UpdateKernelConfig:
 
     @property
     def cut(self) -> bool:
-        """Whether registers cut the long paths around the units: for FPGAs slower than the first."""
+        """Whether registers cut the long paths around the units: for FPGAs slower than the
+        first.
+        """
         return self.technology != TECHNOLOGIES[0]
 
     @property
@@ -340,7 +342,9 @@ class UpdateKernelConfig:
 
     @property
     def stochastic(self) -> tuple[str, ...]:
-        """States that a run can round stochastically, if the kernel supports it: those in bfloat16."""
+        """States that a run can round stochastically, if the kernel supports it: those in
+        bfloat16.
+        """
         formats = self.rule_set.whole.formats
         return tuple(name for name in self.states if formats.get(name) == "bf16")
 
