@@ -1,8 +1,9 @@
 """State in 8 bits: codes of a dynamic map, and a scale for each 256 elements.
 
 An element is the map's entry for its code, times the scale of its group. A group's scale is its
-largest magnitude, 1e-12 at least; the code is that of the entry next to the element divided by it,
-the upper one of two as near. A group with a NaN becomes NaN; one with an infinity has that scale.
+largest magnitude, at least 1e-12; the code selects the entry nearest to the element divided by the
+scale, the upper one of a tie. A group with a NaN becomes NaN; an infinity is the scale of its
+group.
 
 Ref: Dettmers, Lewis, Shleifer and Zettlemoyer, 8-bit Optimizers via Block-wise Quantization, ICLR
 2022, sections 2.1 and 2.2; bits are those of torchao's `OptimState8bit` on a CPU.
@@ -46,15 +47,15 @@ _DECADES = 7
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How an array in 8 bits lies in memory: in blocks, each with its scales, then its codes.
+    """Layout of an array in 8 bits: blocks, each with its scales, then its codes.
 
-    Block 0 begins where the array does. The last one has as many codes as there are elements left;
-    its scales take as much as in the others, and those of no element are 0.
+    Block 0 begins the array. The last block has codes for the remaining elements only; its scales
+    have full size, unused ones 0.
 
     Attributes
     ----------
     elements : of a block, a multiple of `GROUP`.
-    scale_bytes : of the scales of a block, and of what fills up their beat.
+    scale_bytes : of the scales of a block, padded to a beat.
 
     Ref: AXDIMM paper, section 3.4 (block).
     """
@@ -105,7 +106,7 @@ def dynamic_map(*, signed: bool) -> tuple[int, ...]:
 
 
 def _edges(steps: int) -> list[float]:
-    """Binary32 numbers from 0.1 to 1 in equal steps, counted from the nearer end, rounded once."""
+    """Compute binary32 numbers from 0.1 to 1 in equal steps, from the nearer end, rounded once."""
     low, high = _round(0.1), 1.0
     step = _round(_round(high - low) / steps)
     middle = (steps + 1) // 2
@@ -117,7 +118,7 @@ def _edges(steps: int) -> list[float]:
 
 @cache
 def thresholds(*, signed: bool) -> tuple[int, ...]:
-    """Bit patterns of the least binary32 quotients that have codes 1 to 255.
+    """Compute the bit patterns of the least binary32 quotients with codes 1 to 255.
 
     Both zeros have one code, so none of these is a zero.
     """
@@ -137,7 +138,7 @@ def thresholds(*, signed: bool) -> tuple[int, ...]:
 
 
 def _round(x: float) -> float:
-    """To binary32. An operation on two of them in binary64 is rounded as if once."""
+    """Round to binary32. An operation on two such numbers in binary64 is rounded as if once."""
     rounded: float = struct.unpack("<f", struct.pack("<f", x))[0]
     return rounded
 

@@ -1,14 +1,14 @@
-"""The build cache: where it is, and files in it that are whole or not there.
+"""The build cache: its folder, and files that are complete or absent.
 
 The cache is the folder `$NEARSTEP_CACHE`, else `$XDG_CACHE_HOME/nearstep`, else
-`~/.cache/nearstep`. An entry is named by the hash of all that went into it. It is built under a
-lock in a folder of its own and renamed into place, with a sum of its bytes beside it: parallel
-processes and interrupted builds never see half a file, and an entry that was cut off or damaged
-later is built again before anything loads it. A cache that cannot be written serves what it holds.
+`~/.cache/nearstep`. An entry is named by the hash of all its inputs. It is built under a lock in a
+private folder and renamed into place, with a checksum beside it: parallel processes and interrupted
+builds never see half a file, and an entry that was truncated or damaged later is built again before
+it is loaded. A read-only cache serves existing entries.
 
-The manifest in the cache names every entry before it is built. What the manifest does not name is
-never overwritten or removed, whatever folder `$NEARSTEP_CACHE` is. Entries are loaded as machine
-code, so a folder or file of another user, or one that others can write, is refused.
+The manifest in the cache lists every entry before it is built. Files that are not listed are never
+overwritten or removed, whatever folder `$NEARSTEP_CACHE` is. Entries are loaded as machine code, so
+a folder or file that another user owns or can write is refused.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ CACHE = "NEARSTEP_CACHE"
 """Environment variable that names the cache; relative to the working directory."""
 
 YOWASP = "YOWASP_CACHE_DIR"
-"""Environment variable of the YoWASP tools: where their machine code is kept."""
+"""Environment variable of the YoWASP tools: folder of their machine code."""
 
 MANIFEST = "nearstep-cache.txt"
 """File in the cache that names its entries, one a line, such as `lib/name-<24 hex digits>.so`."""
@@ -62,7 +62,7 @@ _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CacheError(NearstepError, RuntimeError):
-    """The cache cannot be used for what was asked.
+    """The cache cannot be used for an operation.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class CacheError(NearstepError, RuntimeError):
 
 
 class UntrustedCacheError(CacheError):
-    """A folder or file of the cache is another user's, or others can write it."""
+    """Another user owns or can write a folder or file of the cache."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason, "is not trusted")
@@ -86,7 +86,7 @@ class UntrustedCacheError(CacheError):
 
 @dataclass(frozen=True)
 class Kind:
-    """One folder of the cache: what it holds, in pieces and bytes."""
+    """One folder of the cache: its entries and bytes."""
 
     name: str
     pieces: int
@@ -103,7 +103,7 @@ def cache_dir() -> Path:
     if given := os.environ.get(CACHE):
         return Path(os.path.abspath(os.path.expanduser(given)))
     base = Path(os.environ.get("XDG_CACHE_HOME") or ".")
-    if not base.is_absolute():  # the specification: relative ones are to be ignored
+    if not base.is_absolute():  # the XDG specification: ignore relative paths
         try:
             base = Path.home() / ".cache"
         except RuntimeError as error:
@@ -117,13 +117,13 @@ def once(
     *,
     meanwhile: AbstractContextManager[None] | None = None,
 ) -> Path:
-    """`target`, whole; made by `build`, in the empty folder that it is given, if need be.
+    """Return `target`, complete; if needed, `build` makes it in an empty folder.
 
-    Until it is made, by this process or another one, `meanwhile` is entered.
+    The context `meanwhile` is active until this or another process has made it.
 
     Raises
     ------
-    CacheError : the cache cannot be written, or has a file in the place that it did not make.
+    CacheError : the cache cannot be written, or has an unlisted file at this path.
     UntrustedCacheError
     """
     if _whole(target):
@@ -135,7 +135,7 @@ def once(
             folder = _build_of(target)
             try:
                 with _writes(target.parent):
-                    _remove(folder)  # of a build that was killed: the lock is ours
+                    _remove(folder)  # left by a killed build: we hold the lock
                     folder.mkdir(mode=0o700)
                 made = build(folder)
                 with _writes(target.parent):
@@ -153,11 +153,11 @@ def once(
 
 
 def claim(target: Path) -> Path:
-    """Name `target`, `<kind>/<name>` in the cache, in the manifest before it is made.
+    """List `target`, `<kind>/<name>` in the cache, in the manifest before it is made.
 
     Raises
     ------
-    CacheError : it is there and the manifest does not name it, or the cache cannot be written.
+    CacheError : it exists and is not listed, or the cache cannot be written.
     UntrustedCacheError
     """
     name = target.relative_to(cache_dir()).as_posix()
@@ -170,7 +170,7 @@ def claim(target: Path) -> Path:
 
 
 def stored(kind: str, files: Mapping[str, str]) -> Path:
-    """A folder of the cache that holds these texts, by file name; named by their contents.
+    """Return a folder of the cache with these texts, by file name; named by their contents.
 
     Raises
     ------
@@ -189,18 +189,19 @@ def stored(kind: str, files: Mapping[str, str]) -> Path:
 
 
 def yowasp_dir() -> Path:
-    """Where the YoWASP tools keep their machine code: in the cache, unless their own variable
-    names another folder."""
+    """Return the folder of the YoWASP tools' machine code: in the cache, unless their own variable
+    names another one.
+    """
     given = os.environ.get(YOWASP)
     return Path(given) if given else cache_dir() / "yowasp"
 
 
 def yowasp_environment() -> dict[str, str]:
-    """Variables for a YoWASP tool, whose machine code can be kept or is there.
+    """Return variables for a YoWASP tool, whose machine code exists or can be stored.
 
     Raises
     ------
-    CacheError : it is neither; the tool would print a long traceback.
+    CacheError : neither holds; the tool would print a long traceback.
     UntrustedCacheError
     """
     folder = yowasp_dir()
@@ -220,14 +221,16 @@ def yowasp_environment() -> dict[str, str]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those that it is in, if need be, so that only this user can write them."""
+    """Make missing folders of a path, writable by this user only."""
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(mode=0o755, exist_ok=True)
 
 
 def unwritable(folder: Path) -> str:
-    """Why files cannot be made in `folder`, which is made if need be; empty if they can."""
+    """Return the reason why files cannot be made in `folder`, which is made if missing; empty if
+    they can.
+    """
     try:
         make_folder(folder)
         probe = folder / f".{secrets.token_hex(8)}"
@@ -239,7 +242,7 @@ def unwritable(folder: Path) -> str:
 
 
 def kinds() -> list[Kind]:
-    """What the manifest names and is there, a row for each kind.
+    """List existing entries of the manifest, a row for each kind.
 
     Raises
     ------
@@ -256,7 +259,7 @@ def kinds() -> list[Kind]:
 
 
 def clear() -> int:
-    """Remove what the manifest names, but for what another process builds now.
+    """Remove the entries of the manifest, except those that another process is building.
 
     Returns
     -------
@@ -283,7 +286,7 @@ def clear() -> int:
 
 @contextmanager
 def _manifest() -> Iterator[list[str]]:
-    """The names in the manifest, to be changed: no other process changes them meanwhile."""
+    """Yield the names in the manifest, to be changed, under a lock."""
     path = cache_dir() / MANIFEST
     with _exclusive(path):
         names = _names()
@@ -343,7 +346,7 @@ def _build_of(target: Path) -> Path:
 
 
 def _pieces(target: Path) -> list[Path]:
-    """What there may be of an entry, besides its lock."""
+    """List the possible files of an entry, except its lock."""
     if target == cache_dir() / "yowasp":
         return [target]
     return [target, _sum_of(target), _build_of(target)]
@@ -357,20 +360,20 @@ def _remove(path: Path) -> None:
 
 
 def _inside(path: Path) -> list[Path]:
-    """A path and, of a folder, all that is in it."""
+    """Yield a path and, of a folder, all of its contents."""
     return [path, *sorted(path.rglob("*"))]
 
 
 def _check(*paths: Path) -> None:
-    """Check that those of the paths that exist, and what links among them lead to, belong to this
-    user or root, and that no one else can write them.
+    """Check that existing paths, and targets of links, belong to this user or root, and that no one
+    else can write them.
 
     Raises
     ------
     UntrustedCacheError
     """
     for path in paths:
-        with suppress(OSError):  # what has no status cannot be loaded
+        with suppress(OSError):  # without a status it cannot be loaded
             for found in (path.lstat(), path.stat()):
                 if found.st_uid not in (os.geteuid(), 0):
                     raise UntrustedCacheError(path, f"it belongs to user {found.st_uid}")
@@ -380,7 +383,7 @@ def _check(*paths: Path) -> None:
 
 
 def _bytes(path: Path) -> int:
-    """Of what is still there: another process may be making it, or removing it."""
+    """Sum bytes of files that still exist: another process may be making or removing them."""
     inner = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     total = 0
     for each in inner if path.is_dir() else [path]:
@@ -390,7 +393,7 @@ def _bytes(path: Path) -> int:
 
 
 def _whole(target: Path) -> bool:
-    """Whether `target` has the bytes that it had when it was made."""
+    """Whether `target` has its original bytes."""
     mark = _sum_of(target)
     _check(cache_dir(), target.parent, mark, *_inside(target))
     try:
@@ -412,7 +415,7 @@ def _sum(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _sum_of_file(path: Path, inode: int, size: int, modified: int) -> str:
-    """Read once for each change of the file that its status tells."""
+    """Read once for each change of the file's status."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
@@ -427,7 +430,7 @@ def _writes(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _exclusive(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`: whoever else wants to make it waits."""
+    """Hold the lock of `target`: other processes wait to make it."""
     while True:
         with _writes(target.parent):
             make_folder(target.parent)
@@ -444,7 +447,7 @@ def _exclusive(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _free(target: Path) -> Iterator[bool]:
-    """Whether nobody makes `target` now; while this lasts, nobody does."""
+    """Yield whether no process is making `target`, and keep it so."""
     if not target.parent.is_dir():
         yield True
         return
@@ -464,7 +467,7 @@ def _free(target: Path) -> Iterator[bool]:
 
 @contextmanager
 def _lock(target: Path) -> Iterator[int]:
-    """The open lock of `target`, made if need be; nothing that is there is followed or changed."""
+    """Open the lock of `target`, made if missing; links are not followed, files not changed."""
     path = _lock_of(target)
     if path.is_symlink():
         raise UntrustedCacheError(path, "a lock is no symbolic link")
@@ -486,11 +489,11 @@ def _is_lock(handle: int, target: Path) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what builds left that were killed: their folders and locks."""
+    """Remove folders and locks of killed builds."""
     for name in _names():
         target = cache_dir() / name
         left = _build_of(target).exists() or _lock_of(target).exists()
         if target.parent == folder and left:
-            with suppress(OSError, CacheError), _free(target) as free:  # another user's stays
+            with suppress(OSError, CacheError), _free(target) as free:  # another user's is kept
                 if free:
                     _remove(_build_of(target))

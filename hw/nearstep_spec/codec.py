@@ -1,14 +1,14 @@
 """The one codec of configurations: text and JSON to frozen dataclasses, and back.
 
-A configuration is a frozen dataclass. What a field is for and what it may be stands beside its
-type, `Annotated[int, Option(...)]`; a field without an `Option` is no option. A field that
-is a configuration itself gives its options beside those of the outer one
-(`Annotated[KernelConfig, Nested()]`). Device names, the command line, manifests and build keys
-are made from this, so that an option has one name, one grammar and one message.
+A configuration is a frozen dataclass. Meaning and valid values of a field are declared beside its
+type, `Annotated[int, Option(...)]`; a field without an `Option` is no option. The options of a
+field that is a configuration itself are listed beside those of the outer one
+(`Annotated[KernelConfig, Nested()]`). Device names, the command line, manifests and build keys are
+made from this, so that an option has one name, one grammar and one message.
 
 As text an option is `int` (decimal, `0x`, `_`, suffixes KiB, MiB, GiB, TiB), `float`, `bool` (yes,
-no, true, false, 1, 0), `str`, one of a `Literal`, or names with commas between them (`tuple[str,
-...]`). In JSON it is a number, a boolean, a string, a list, or null for what is not set.
+no, true, false, 1, 0), `str`, one of a `Literal`, or names with commas between them
+(`tuple[str, ...]`). In JSON an option is a number, a boolean, a string, a list, or null if not set.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CodecError(NearstepError, ValueError):
 
     Attributes
     ----------
-    valid : tuple[str, ...]. What there is instead, if that can be listed.
+    valid : tuple[str, ...]. Valid names or values, if they can be listed.
     """
 
     def __init__(self, option: str, value: str, reason: str, valid: Iterable[str] = ()) -> None:
@@ -75,15 +75,15 @@ class CodecError(NearstepError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What an option is for and what it may be, beside its type.
+    """Meaning and valid values of an option, beside its type.
 
     Attributes
     ----------
     meaning : a line, without a full stop.
     low, high : bounds of a number.
-    choices : all values, where the type is no `Literal`; of a tuple any of them.
-    allowed : what else is to be said of its values, or all where the others say nothing.
-    unset : what it is unless given, if its default does not tell.
+    choices : all values, if the type is no `Literal`; a tuple may have any of them.
+    allowed : further text on valid values, or all of it without bounds and choices.
+    unset : text for the default value, if the default itself is None.
     """
 
     meaning: str
@@ -100,9 +100,9 @@ class Nested:
 
     Attributes
     ----------
-    rename : names that some of them have there.
-    omit : those that cannot be given there.
-    defaults : values that they have there unless given.
+    rename : names of some options in the outer configuration.
+    omit : options that the outer configuration does not offer.
+    defaults : other defaults in the outer configuration.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Entry:
 
     Attributes
     ----------
-    name : as it is given.
+    name : in texts.
     path : names of fields, from the outermost configuration.
     hint : type. Without `None`.
     """
@@ -129,7 +129,7 @@ class Entry:
 
     @property
     def several(self) -> bool:
-        """Whether it is a tuple of names."""
+        """Whether the value is a tuple of names."""
         return typing.get_origin(self.hint) is tuple
 
     @property
@@ -140,7 +140,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class OptionRow:
-    """An option as text, for people: `describe`."""
+    """An option in the texts of `describe`."""
 
     name: str
     values: str
@@ -150,7 +150,7 @@ class OptionRow:
 
 @cache
 def entries(kind: type[DataclassInstance]) -> tuple[Entry, ...]:
-    """Every option of `kind`, those of configurations inside it among them, in their order."""
+    """Yield every option of `kind`, including inner configurations, in order."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found: list[Entry] = []
     for each in dataclasses.fields(kind):
@@ -175,10 +175,10 @@ def entries(kind: type[DataclassInstance]) -> tuple[Entry, ...]:
 
 
 def make(kind: type[Config], values: Mapping[str, object]) -> Config:
-    """The configuration with these values of options, by name, and defaults for the others.
+    """Make the configuration with these values of options, by name, and defaults for the others.
 
-    A `ValueError` of a configuration's own checks becomes a `CodecError`: of the option
-    that its message begins with, or of the only one, or of `combination`.
+    A `ValueError` of a configuration's own checks is raised as a `CodecError` of the option that
+    begins the message, or of the only option, or of `combination`.
 
     Raises
     ------
@@ -192,14 +192,14 @@ def make(kind: type[Config], values: Mapping[str, object]) -> Config:
 
 
 def from_text(kind: type[Config], texts: Mapping[str, str], more: Iterable[str] = ()) -> Config:
-    """The configuration that the texts of options, by name, stand for.
+    """Parse texts of options, by name, to a configuration.
 
-    `more` are names that an error about an unknown one is to list as well.
+    `more` are further names for the list in an error about an unknown one.
 
     Raises
     ------
-    CodecError : an option is unknown (the valid names are listed), or its value is not of its type,
-        or not allowed.
+    CodecError : an option is unknown (the valid names are listed), or its value has another type or
+        is not allowed.
     """
     known = {each.name: each for each in entries(kind)}
     values = {}
@@ -220,7 +220,7 @@ def from_text(kind: type[Config], texts: Mapping[str, str], more: Iterable[str] 
 
 
 def from_arguments(kind: type[Config], arguments: Sequence[str]) -> Config:
-    """As `from_text`, from words of a command line, see `texts_of`.
+    """Parse words of a command line to a configuration, see `texts_of`.
 
     Raises
     ------
@@ -230,10 +230,10 @@ def from_arguments(kind: type[Config], arguments: Sequence[str]) -> Config:
 
 
 def texts_of(kind: type[DataclassInstance], arguments: Sequence[str]) -> dict[str, str]:
-    """Texts of options by name, from words of a command line: `--lanes 4`, `--lanes=4`, `--scan`,
-    `--no-scan`; `_` may be `-`.
+    """Parse words of a command line to texts of options by name: `--lanes 4`, `--lanes=4`,
+    `--scan`, `--no-scan`; `_` may be `-`.
 
-    Names and values are not looked at.
+    Names and values are not checked.
 
     Raises
     ------
@@ -273,7 +273,7 @@ def check_used(
 
 
 def to_text(config: DataclassInstance) -> dict[str, str]:
-    """Options that differ from their defaults, as text: `from_text` gives `config` back."""
+    """Format options that differ from their defaults, such that `from_text` returns `config`."""
     return {
         each.name: _text(value)
         for each in entries(type(config))
@@ -282,7 +282,7 @@ def to_text(config: DataclassInstance) -> dict[str, str]:
 
 
 def to_json(config: DataclassInstance) -> dict[str, Any]:
-    """Every option by name, for `json.dumps`."""
+    """Convert every option by name, for `json.dumps`."""
     return {
         each.name: list(value) if isinstance(value := _value(config, each), tuple) else value
         for each in entries(type(config))
@@ -290,11 +290,11 @@ def to_json(config: DataclassInstance) -> dict[str, Any]:
 
 
 def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
-    """The configuration that `to_json` was given; options that are not there have defaults.
+    """Make the configuration that `to_json` converted; missing options have defaults.
 
     Raises
     ------
-    CodecError : an option is unknown, or its value is not of its type, or not allowed.
+    CodecError : an option is unknown, or its value has another type or is not allowed.
     """
     known = {each.name: each for each in entries(kind)}
     checked = {}
@@ -311,7 +311,7 @@ def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
 
 
 def digest(config: DataclassInstance) -> str:
-    """A key of everything in `config`, for builds: equal for equal configurations."""
+    """Compute a build key of `config`: equal for equal configurations."""
     text = json.dumps([type(config).__name__, dataclasses.asdict(config)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
@@ -328,7 +328,7 @@ def check_bounds(config: DataclassInstance) -> None:
 
 
 def describe(kind: type[DataclassInstance]) -> list[OptionRow]:
-    """Every option of `kind`: its values, its default and what it means, as a user writes it."""
+    """Describe every option of `kind`: its values, default and meaning, in the user's notation."""
     return [
         OptionRow(each.name, _values(each), _default(each), each.option.meaning)
         for each in entries(kind)
@@ -336,7 +336,7 @@ def describe(kind: type[DataclassInstance]) -> list[OptionRow]:
 
 
 def choices(kind: type[DataclassInstance], name: str) -> tuple[str, ...]:
-    """Values that can be listed: those of a `Literal`, a boolean, or an option with choices."""
+    """List the values of a `Literal`, a boolean, or an option with choices."""
     for each in entries(kind):
         if each.name == name:
             if each.hint is bool:
@@ -346,7 +346,7 @@ def choices(kind: type[DataclassInstance], name: str) -> tuple[str, ...]:
 
 
 def _made(kind: type[Config], values: Mapping[tuple[str, ...], object]) -> Config:
-    """The configuration with values by path."""
+    """Make the configuration with values by path."""
     hints = typing.get_type_hints(kind, include_extras=True)
     arguments: dict[str, Any] = {}
     for name in dict.fromkeys(path[0] for path in values):
@@ -384,14 +384,14 @@ def _is_annotated(hint: Any) -> bool:
 
 
 def _bare(hint: Any) -> Any:
-    """A type without `| None`."""
+    """Remove `| None` from a type."""
     if isinstance(hint, types.UnionType):
         return next(arm for arm in typing.get_args(hint) if arm is not type(None))
     return hint
 
 
 def _parsed(entry: Entry, text: str) -> Any:
-    """The value that `text` stands for."""
+    """Parse `text` to a value."""
     name = entry.name
     if entry.literals:
         if text not in entry.literals:
@@ -421,7 +421,7 @@ def _parsed(entry: Entry, text: str) -> Any:
 
 
 def _checked(entry: Entry, value: Any) -> Any:
-    """A value of JSON as that of the option."""
+    """Convert a JSON value to that of the option."""
     if value is None and entry.default is None:
         return None
     if entry.several:
@@ -438,7 +438,7 @@ def _checked(entry: Entry, value: Any) -> Any:
 
 
 def _text(value: object) -> str:
-    """A value as `from_text` reads it."""
+    """Format a value for `from_text`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple | list):

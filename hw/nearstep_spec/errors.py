@@ -1,4 +1,4 @@
-"""The base of every error that the four packages raise on purpose, and errors made of fields."""
+"""The base of every deliberate error of the four packages, and errors made of fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Fielded", "NearstepError"]
 
 
 def _reduced(error: BaseException) -> tuple[Any, ...]:
-    """For pickle and copy: an error with its attributes, those of `OSError` and such included."""
+    """Reduce an error with its attributes, including those of `OSError`, for pickle and copy."""
     found = [(name, each) for kind in type(error).__mro__ for name, each in vars(kind).items()]
     names = [name for name, each in found if isinstance(each, MemberDescriptorType)]
     slots = {name: getattr(error, name) for name in names if getattr(error, name) is not None}
@@ -19,8 +19,8 @@ def _reduced(error: BaseException) -> tuple[Any, ...]:
 
 
 def _restored(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An error that was pickled, without a call of its constructor."""
-    base: Any = kind  # the class whose layout it has: `MemoryError` beside others is not that
+    """Restore a pickled error without a call of its constructor."""
+    base: Any = kind  # the base with its memory layout: not `MemoryError` beside others
     while "__new__" not in vars(base):
         base = base.__base__
     made: BaseException = base.__new__(kind, *args)
@@ -29,7 +29,7 @@ def _restored(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
 
 
 class NearstepError(Exception):
-    """Base of every error that nearstep raises on purpose."""
+    """Base of every deliberate error of nearstep."""
 
     __reduce__ = _reduced
 
@@ -66,7 +66,7 @@ class Fielded:
 
 
 _KEPT: Mapping[str, Any] = {"Iterable": tuple, "Sequence": tuple, "Mapping": dict}
-"""Type that the value of a field has, by the beginning of its annotation."""
+"""Type of a field's value, by the beginning of its annotation."""
 
 
 class _Attributes(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Binary floating-point formats: widths, biases and special encodings; what a unit can be."""
+"""Binary floating-point formats: widths, biases and special encodings; configuration of a unit."""
 
 from dataclasses import dataclass
 from typing import Annotated

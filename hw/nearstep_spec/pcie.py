@@ -1,4 +1,4 @@
-"""A PCIe endpoint: its configuration, and what is where in its register BAR."""
+"""A PCIe endpoint: its configuration, and the layout of its register BAR."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 from nearstep_spec.codec import Option
 
 REGISTER_BAR = 0
-MEMORY_BAR = 2  # 64 bits, prefetchable: takes BAR 3 too
+MEMORY_BAR = 2  # 64 bits, prefetchable: occupies BAR 3, too
 CSR_OFFSET = 0x0000
 CSR_BYTES = 0x1000
 MSIX_TABLE_OFFSET = 0x1000  # a page of its own, so that a host can map the registers apart

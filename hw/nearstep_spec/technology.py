@@ -1,4 +1,4 @@
-"""FPGAs that datapaths are divided into stages for."""
+"""FPGAs that determine the pipeline stages of datapaths."""
 
 TECHNOLOGIES = ("ultrascale_plus", "ecp5")
 """Names; the first is the default."""

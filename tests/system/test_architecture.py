@@ -1,4 +1,4 @@
-"""The way of a step as docs/architecture.md has it is the way that a step takes."""
+"""A step calls the functions that docs/architecture.md lists."""
 
 from __future__ import annotations
 

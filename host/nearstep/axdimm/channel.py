@@ -1,4 +1,4 @@
-"""One memory channel of an AXDIMM: its kernel, its mode and what runs on it."""
+"""One memory channel of an AXDIMM: its kernel, its mode and its run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NORMAL, ACCELERATION = "normal", "acceleration"
 
 
 class Channel(KernelChannel):
-    """A channel, in normal mode at first. A device without arbiters keeps the mode here alone.
+    """A channel, initially in normal mode; a device without arbiters has the mode only here.
 
     Parameters
     ----------
@@ -86,8 +86,7 @@ class Channel(KernelChannel):
         ------
         KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError : as `nearstep.run.Run.wait`.
             The mode is normal all the same where the device still answers.
-        LostCommandError : the host's memory controller gave commands that nothing came of. The run
-            is whole.
+        LostCommandError : commands of the host's memory controller were lost. The run is complete.
         """
         with self.lock:  # no thread starts a run in between
             if not self.accelerated:
@@ -101,10 +100,10 @@ class Channel(KernelChannel):
                 self._check_lost(self.arbiter)
 
     def reset_kernel(self) -> None:
-        """Take the memory from the kernel whatever it does, and reset it.
+        """Reset the kernel in any state, and take the memory from it.
 
-        The mode is normal then; other channels do not notice, except on a device without arbiters,
-        which is reset whole.
+        The mode is normal afterwards; other channels are not affected, except on a device without
+        arbiters, which is reset as a whole.
 
         Raises
         ------
@@ -121,7 +120,7 @@ class Channel(KernelChannel):
         self.accelerated = False
 
     def forget(self, reason: str) -> None:
-        """The device was reset: the run is lost, the mode is normal."""
+        """Note a reset of the device: the run is lost, the mode is normal."""
         self.accelerated = False
         super().forget(reason)
 

@@ -13,8 +13,9 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import device_maps
 
 SKEW_BEATS = 3
-"""Beats that arrays in 8 bits begin apart from each other, within a round of the banks: of 0 to 15,
-2 and 3 give the fewest cycles on DDR4-1600, 2 % fewer than 0."""
+"""Beats between the beginnings of arrays in 8 bits, within a round of the banks: of 0 to 15, 2 and
+3 take the fewest cycles on DDR4-1600, 2 % fewer than 0.
+"""
 
 
 class AxdimmDevice(KernelDevice):
@@ -25,15 +26,14 @@ class AxdimmDevice(KernelDevice):
     does, and the host's reads and writes raise `ModeError`. Channels are independent. A
     device without arbiters (`memory=ideal`) has one channel whose kernel may always be started.
 
-    Memory is reached through `Buffer.read` and `Buffer.write` alone, which move whole
-    64-byte lines and have moved them when they return: no cached copy exists that could be stale,
-    or still has to be flushed.
+    Memory is accessed only through `Buffer.read` and `Buffer.write`, which move whole 64-byte lines
+    before they return: there is no cached copy that could be stale or unflushed.
 
     Attributes
     ----------
     regs : registers as objects: `dev.regs.adam0.status.busy`, `dev.regs.arbiter1.mode`.
     channels : a `Channel` each.
-    dimm : what the DIMM consists of; None on a device without arbiters.
+    dimm : configuration of the DIMM; None on a device without arbiters.
 
     Raises
     ------
@@ -74,6 +74,6 @@ class AxdimmDevice(KernelDevice):
 
     @property
     def stripe_skew(self) -> int:
-        # A block with its scales ends in the bank that it begins in, where the next array's would
+        # A block with its scales ends in its first bank, in which the next array's block would
         # begin with another row.
         return 0 if self.dimm is None else SKEW_BEATS * BEAT_BYTES

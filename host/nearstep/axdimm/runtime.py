@@ -1,6 +1,6 @@
 """The runtime of the paper: its functions by their names, over a device and drives of nearstep.
 
-X and Y of `MallocX`, `FreeX` and `MemcpyX2Y` are where a pointer points to: the host, the AXDIMM, a
+X and Y of `MallocX`, `FreeX` and `MemcpyX2Y` are the place of a pointer: the host, the AXDIMM, a
 GPU, or an NVMe SSD.
 """
 
@@ -37,14 +37,14 @@ from nearstep.storage.store import Store
 from nearstep.updater.run import UpdateRun
 
 OWNER = "AXDIMM runtime"
-"""Whose the drives are."""
+"""Owner's name of the drives."""
 
 CHUNK_BYTES = 1 << 22
-"""Bytes that are copied at once through the host, between places that do not reach each other."""
+"""Bytes of one copy through the host, between places without a direct path."""
 
 
 class Place(StrEnum):
-    """What X and Y stand for."""
+    """Places X and Y."""
 
     CPU = "CPU"
     AXDIMM = "AXDIMM"
@@ -54,11 +54,11 @@ class Place(StrEnum):
 
 @dataclass(eq=False)
 class _Allocation:
-    """Memory or blocks that `MallocX` gave.
+    """Memory or blocks allocated by `MallocX`.
 
     Attributes
     ----------
-    array : on the host or, in the place of a GPU's memory, there as well.
+    array : memory of the host, which also stands for a GPU's.
     buffer : on the AXDIMM.
     ssd, name : on a drive: its number, and the tensor.
     """
@@ -74,12 +74,12 @@ class _Allocation:
 
 @dataclass(frozen=True)
 class Pointer:
-    """Where bytes lie: `pointer + n` is n bytes on.
+    """An address: `pointer + n` is n bytes further.
 
     Attributes
     ----------
-    allocation : what `MallocX` gave.
-    offset : in it, in bytes.
+    allocation : from `MallocX`.
+    offset : in the allocation, in bytes.
     """
 
     allocation: _Allocation
@@ -99,22 +99,22 @@ class Pointer:
 class Axdimm:
     """The runtime: `Axdimm(device)` of Table 2.
 
-    The GPU is memory of the host here, page-aligned, so that a drive reads into it and writes from
-    it without a copy, as with GPUDirect Storage. What lies on a registered drive is gone when the
-    runtime is closed, as in the paper, whose drives have no files; `nearstep.storage.store` keeps
-    generations.
+    Page-aligned memory of the host stands for the GPU's, so that drives read into it and write from
+    it without a copy, as with GPUDirect Storage. Contents of a registered drive are discarded when
+    the runtime is closed, as in the paper, whose drives have no files; `nearstep.storage.store`
+    keeps generations.
 
     Parameters
     ----------
-    device : an AXDIMM, or the name of one, which is closed with the runtime then.
+    device : an AXDIMM, or a name, whose device is closed with the runtime.
 
     Attributes
     ----------
-    copied : bytes by where they came from and where they went.
+    copied : bytes by source and destination.
 
     Raises
     ------
-    MismatchError : it is another device.
+    MismatchError : the device is no AXDIMM.
 
     Ref: AXDIMM, section 4.2 and Table 2.
     """
@@ -151,18 +151,17 @@ class Axdimm:
         overwrite: bool = False,
         queue_depth: int = QUEUE_DEPTH,
     ) -> int:
-        """Register an NVMe SSD, and return its number: a block device, or a file in the place of
-        one.
+        """Register an NVMe SSD, a block device or a file, and return its number.
 
         Parameters
         ----------
         device : path.
-        nbytes : make a new drive of this size. None: it was made before.
-        direct, overwrite, queue_depth : as `Store.create` has them.
+        nbytes : create a drive of this size. None: the drive exists.
+        direct, overwrite, queue_depth : as for `Store.create`.
 
         Raises
         ------
-        ArgumentError : the size cannot be.
+        ArgumentError : the size is invalid.
         StorageError : as `Store.create` and `Store.open`.
         ClosedDeviceError
 
@@ -187,19 +186,19 @@ class Axdimm:
     def MallocX(
         self, nbytes: int, channel: int | None = None, *, on: Place = Place.AXDIMM
     ) -> Pointer:
-        """Allocate `nbytes` on the device X. Contents are undefined; of a drive they are zeros.
+        """Allocate `nbytes` on the device X. Contents are undefined, on a drive zeros.
 
         Parameters
         ----------
-        channel : of the AXDIMM, 0 if not given; or the number of an NVMe SSD, if not given the one
-            with most space. The others have none.
+        channel : of the AXDIMM, default 0; or the number of an NVMe SSD, default the one with most
+            free space. Other places have none.
         on : the device X.
 
         Raises
         ------
-        ArgumentError : there is no such channel or drive, or the size cannot be.
-        OutOfDeviceMemoryError : the AXDIMM's channel has not so much.
-        DriveFullError : the drive has not so much.
+        ArgumentError : there is no such channel or drive, or the size is invalid.
+        OutOfDeviceMemoryError : the AXDIMM's channel has too little free memory.
+        DriveFullError : the drive has too little free space.
         ClosedDeviceError
 
         Ref: AXDIMM, Table 2.
@@ -219,11 +218,11 @@ class Axdimm:
         return Pointer(_Allocation(place, nbytes, array=aligned_bytes(nbytes)))
 
     def FreeX(self, ptr: Pointer) -> None:
-        """Free what `MallocX` gave, by the pointer to its first byte.
+        """Free an allocation by the pointer to its first byte.
 
         Raises
         ------
-        ArgumentError : it points elsewhere, or that is free already.
+        ArgumentError : the pointer is no first byte, or the allocation was freed.
         BusyError : a run uses it.
         ClosedDeviceError
 
@@ -232,7 +231,7 @@ class Axdimm:
         self._check_open("free")
         given = self._given("ptr", ptr)
         if ptr.offset:
-            raise ArgumentError(f"{ptr!r} must point to the first byte of what is to be freed")
+            raise ArgumentError(f"{ptr!r} must point to the first byte of an allocation")
         if given.buffer is not None:
             given.buffer.free()
         elif given.place is Place.NVME:
@@ -243,14 +242,15 @@ class Axdimm:
     def MemcpyX2Y(
         self, dst: Pointer | NDArray[Any], src: Pointer | NDArray[Any], nbytes: int
     ) -> None:
-        """Copy `nbytes` from `src` to `dst`, of any two devices, and return when they are there.
+        """Copy `nbytes` from `src` to `dst`, on any two devices, and return when the copy is
+        complete.
 
-        An array stands for a pointer to memory of the host.
+        An array is accepted as a pointer to memory of the host.
 
         Raises
         ------
-        OutOfBoundsError : one of them is shorter. Nothing was copied.
-        OverlapError : they share bytes. Nothing was copied.
+        OutOfBoundsError : an allocation is shorter. Nothing was copied.
+        OverlapError : source and destination share bytes. Nothing was copied.
         ArgumentError : one is no pointer, was freed, or cannot be written.
         ModeError : a channel of the AXDIMM is in acceleration mode.
         BusyError : a run uses it.
@@ -277,7 +277,7 @@ class Axdimm:
             self._copied[source.place, to.place] += nbytes
 
     def CopyNVMeToGPU(self, dst: Pointer, src: Pointer, nbytes: int) -> None:
-        """Copy from an NVMe SSD to the GPU, past the memory of the host.
+        """Copy from an NVMe SSD to the GPU, bypassing the memory of the host.
 
         Raises
         ------
@@ -291,7 +291,7 @@ class Axdimm:
         self.MemcpyX2Y(dst, src, nbytes)
 
     def CopyGPUToNVMe(self, dst: Pointer, src: Pointer, nbytes: int) -> None:
-        """Copy from the GPU to an NVMe SSD, past the memory of the host.
+        """Copy from the GPU to an NVMe SSD, bypassing the memory of the host.
 
         Raises
         ------
@@ -305,7 +305,7 @@ class Axdimm:
         self.MemcpyX2Y(dst, src, nbytes)
 
     def SetArbiterAcc(self, channel: int) -> AbstractContextManager[None]:
-        """Acceleration mode of a channel, in a `with` statement, at whose end it is normal again.
+        """Enter acceleration mode of a channel for the body of a `with` statement.
 
         Raises
         ------
@@ -354,7 +354,7 @@ class Axdimm:
         return self.dimm.update("adam", arrays, step=t, **hyper)
 
     def close(self) -> None:
-        """Give the drives back, and the device if it was opened by name.
+        """Close the drives, and the device if it was opened by name.
 
         Closing twice does nothing.
         """
@@ -401,7 +401,7 @@ class Axdimm:
 
     def _on_drive(self, nbytes: int, ssd: int | None) -> _Allocation:
         if not self._stores:
-            raise ArgumentError("there is no NVMe SSD: RegisterStorage(device) comes first")
+            raise ArgumentError("there is no NVMe SSD: call RegisterStorage(device) first")
         room = [
             store.capacity_bytes // BLOCK_BYTES - 1 - promised  # one has the empty index
             for store, promised in zip(self._stores, self._promised, strict=True)
@@ -432,7 +432,7 @@ class Axdimm:
         return buffer
 
     def _copy(self, dst: Pointer, src: Pointer, nbytes: int) -> None:
-        """Straight where one of them is memory of this process, else through the host."""
+        """Copy directly if one side is memory of this process, else through the host."""
         into, source = _memory(dst, nbytes), _memory(src, nbytes)
         if source is not None:
             self._store(dst, source)
@@ -463,7 +463,7 @@ class Axdimm:
 
 
 def _memory(pointer: Pointer, nbytes: int) -> NDArray[np.uint8] | None:
-    """The bytes, where they are memory of this process."""
+    """Return the bytes as an array, if they are memory of this process."""
     array = pointer.allocation.array
     return None if array is None else array[pointer.offset : pointer.offset + nbytes]
 

@@ -1,1 +1,1 @@
-"""Backends: how a device is reached."""
+"""Backends: access to devices."""

@@ -1,7 +1,7 @@
-"""What a device must offer to be driven: the transport's primitives.
+"""The interface of a device for its driver: the transport's primitives.
 
-The same driver runs on every backend. Time is device time: a backend never looks at the wall clock
-to decide whether a wait has failed.
+The same driver runs on every backend. Time is device time: a backend never uses the wall clock to
+decide whether a wait has failed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from nearstep.errors import WaitTimeoutError
 
 FILLED_BYTES = 1 << 20
-"""Bytes of one write of `Backend.fill_memory`, at most."""
+"""Most bytes of one write of `Backend.fill_memory`."""
 
 
 Floats = NDArray[np.float32]
 TakeLargest = Callable[
     [Floats, Floats | None, Floats | None, float], tuple[NDArray[np.intp], Floats]
 ]
-"""The elements of largest magnitude, taken from an array, as
-`nearstep.torch.topk.take_largest` does."""
+"""Takes the elements of largest magnitude from an array, like
+`nearstep.torch.topk.take_largest`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +43,12 @@ class Poll:
 
 
 class Completion(ABC):
-    """Something that a device was given, and perhaps still works on.
+    """Work submitted to a device, finished or not.
 
     Attributes
     ----------
-    backend : whose time has to pass for it to end; None if it has ended, or there is no clock.
-    is_background : without a clock, it is waited for when nothing else is under way.
+    backend : device whose time must pass for it to end; None if it has ended, or there is no clock.
+    is_background : without a clock, it is waited for when nothing else is in flight.
     """
 
     backend: Backend | None = None
@@ -56,16 +57,16 @@ class Completion(ABC):
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether it has completed or failed. Looks at the device, does not wait."""
+        """Whether it has completed or failed; reads the device without a wait."""
 
     @property
     @abstractmethod
     def error(self) -> Exception | None:
-        """What it failed with, None while it has not."""
+        """The error if it failed, else None."""
 
     @property
     def done(self) -> bool:
-        """Whether it has completed without error. Looks at the device, does not wait."""
+        """Whether it has completed without error; reads the device without a wait."""
         return self.ended and self.error is None
 
     @property
@@ -75,17 +76,19 @@ class Completion(ABC):
 
     @property
     def polls(self) -> Sequence[Poll]:
-        """One of these holds when it may have ended; empty where the backend sees it by itself."""
+        """One of these holds when it may have ended; empty if the backend detects the end
+        itself.
+        """
         return ()
 
     @property
     def bound(self) -> int | None:
-        """Device cycles that are enough for it; None if the backend says so when it hangs."""
+        """Sufficient device cycles; None if the backend detects that it hangs."""
         return None
 
     @abstractmethod
     def wait(self, max_cycles: int | None = None) -> Self:
-        """Let the device run until this has ended, and return self.
+        """Wait in device time until this has ended, and return self.
 
         Parameters
         ----------
@@ -94,12 +97,12 @@ class Completion(ABC):
         Raises
         ------
         ArgumentError : `max_cycles` is no integer, or negative.
-        WaitTimeoutError : it did not end in time, and goes on.
+        WaitTimeoutError : it did not end in time, and continues.
         NearstepError : it failed: `error`.
         """
 
     def abort(self, max_cycles: int | None = None) -> None:
-        """End it, whatever becomes of its results. What cannot be ended is waited for."""
+        """Abort it and discard its results; wait if it cannot be aborted."""
         try:
             self.wait(max_cycles)
         except Exception:
@@ -108,12 +111,12 @@ class Completion(ABC):
 
 
 class Ended(Completion):
-    """Something that had ended when the call that started it returned: without error, unless a
-    kind of it says otherwise.
+    """Work that had ended when the submitting call returned, without error unless a subclass has
+    one.
 
     Parameters
     ----------
-    cycles : that it took.
+    cycles : its duration.
     """
 
     def __init__(self, cycles: int | None = None) -> None:
@@ -136,7 +139,7 @@ class Ended(Completion):
 
 
 class ChainedCompletion(Completion):
-    """What is done at the end of something that was begun, if that did not fail.
+    """A completion with an action after its successful end.
 
     Parameters
     ----------
@@ -187,19 +190,19 @@ class Backend(ABC):
     """One opened device: registers, memory and device time.
 
     Addresses of registers and of memory are in bytes; they may be one space or two. Registers are
-    32 bits wide. Memory is not checked here against buffers: that is the runtime's work.
+    32 bits wide. The runtime, not the backend, checks accesses against buffers.
 
     Attributes
     ----------
     family : device family, such as `axdimm`.
-    config : configuration of the device behind this backend, as the driver of the family knows it.
+    config : configuration of the device, for the driver of its family.
     capacity_bytes : size of the device memory.
-    capacity_options : options of the device's name that decide it, for errors; empty if none does.
+    capacity_options : options of the device's name that determine the size, for errors; may be
+        empty.
     drive_places : files or block devices of the drives behind the device, one for each region.
-    compares_memory : whether `memory_holds` can tell, as no device does that is outside this
-        process.
-    take_largest : code of a backend with compiled parts, which takes elements from arrays of the
-        host faster than numpy does. The host uses it in the place of its own.
+    compares_memory : whether `memory_holds` is supported; never outside of this process.
+    take_largest : compiled function of a backend that selects elements of host arrays faster than
+        numpy; used instead of the host's own.
     """
 
     family: str
@@ -215,9 +218,9 @@ class Backend(ABC):
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
-        """Address and bytes of each piece of memory that arrays can lie in: one for each channel.
+        """Address and bytes of each memory region for arrays: one for each channel.
 
-        No array crosses from one to another.
+        No array spans two regions.
         """
         return ((0, self.capacity_bytes),)
 
@@ -259,8 +262,7 @@ class Backend(ABC):
         """Copy the contiguous array `data` to device memory at `address`."""
 
     def fill_memory(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
-        """Write the bytes of `element` again and again to device memory: `nbytes`, a multiple
-        of its size."""
+        """Fill `nbytes` of device memory, a multiple of the size of `element`, with its bytes."""
         some = np.tile(element, max(1, min(nbytes, FILLED_BYTES) // element.size))
         for at in range(0, nbytes, some.size):
             self.write_memory(address + at, some[: nbytes - at])
@@ -268,28 +270,28 @@ class Backend(ABC):
     def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
         """Whether device memory at `address` is equal to the contiguous array `data`.
 
-        None if that cannot be known now without reading it, as always without `compares_memory`.
+        None if unknown without reading the memory, as always without `compares_memory`.
         """
         return None
 
     def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
-        """Have the kernel read the contiguous array `data` in the place of device memory, as if it
-        had been written there, until `end_loan`; if it `writes`, that goes to `data`, too.
+        """Let the kernel access the contiguous array `data` instead of device memory until
+        `end_loan`; if it `writes`, it writes to `data`, too.
 
-        The owner does not change it until then. False: nothing was done, as on every device whose
-        memory is no memory of this process; it has to be copied.
+        The owner must not change the array until then. Returns False, and does nothing, on every
+        device whose memory is not memory of this process; then the array must be copied.
         """
         return False
 
     def end_loan(self, address: int) -> None:  # noqa: B027  nothing to do where nothing is lent
-        """End a loan of `lend_memory`, if there is one.
+        """End a loan of `lend_memory`, if any.
 
-        What the memory holds is undefined then.
+        Memory contents are undefined afterwards.
         """
 
     @abstractmethod
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
-        """Let the device run until any of `polls` holds.
+        """Wait in device time until any of `polls` holds.
 
         Raises
         ------
@@ -298,23 +300,23 @@ class Backend(ABC):
         """
 
     def submit_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
-        """Begin `read_memory`; `out` must live, and nobody look at it, until it has ended.
+        """Begin `read_memory`; `out` must live, and not be accessed, until the end.
 
-        Transfers go on while device time passes, in the order in which they were submitted. A
-        backend whose transfers take no device time has carried it out at the return.
+        Transfers progress while device time passes, in the order of submission. If transfers take
+        no device time, the call returns after the transfer.
         """
         self.read_memory(address, out)
         return Ended()
 
     def submit_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
-        """Begin `write_memory`; `data` must live, and not change, until it has ended."""
+        """Begin `write_memory`; `data` must live, and not change, until the end."""
         self.write_memory(address, data)
         return Ended()
 
     def advance(self, max_cycles: int, polls: Sequence[Poll] = ()) -> None:
-        """Let the device run until any of `polls` holds, a submitted transfer ends, or for
-        `max_cycles` device cycles (steps, on a backend without a clock; fewer if no step would
-        change anything)."""
+        """Run the device until any of `polls` holds, a submitted transfer ends, or for `max_cycles`
+        device cycles (steps, on a backend without a clock; fewer if no step would change anything).
+        """
         try:
             self.wait(polls, max_cycles)
         except WaitTimeoutError:
@@ -324,13 +326,13 @@ class Backend(ABC):
     def reset(self) -> None:
         """Hard reset of the kernel and of its path to memory.
 
-        No access of a run from before the reset is seen after it. Memory keeps its contents.
+        No access of an earlier run takes effect after the reset. Memory contents are kept.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give the device back. Closing twice does nothing."""
+        """Close the device. Closing twice does nothing."""
 
     def transactions(self) -> Sequence[str]:
-        """The last bus transactions, oldest first, for error reports; empty if none are kept."""
+        """The last bus transactions, oldest first, for error reports; may be empty."""
         return ()

@@ -1,4 +1,4 @@
-"""What emulated devices have in common: guards, injected faults and options."""
+"""The base of emulated devices: guards, injected faults and options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAULT_KINDS: tuple[FaultKind, ...] = ("slverr", "decerr", "never", "late")
 def _one_at_a_time(method: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(method)
     def locked(self: EmulatedBackend, *args: Any, **options: Any) -> Result:
-        if os.getpid() != self._process:  # the lock may be that of a thread which is not here
+        if os.getpid() != self._process:  # a thread of the parent process may hold the lock
             raise ForkedDeviceError(f"of the family {self.family}", method.__name__, self._process)
         with self._lock:
             return method(self, *args, **options)
@@ -35,21 +35,20 @@ def _one_at_a_time(method: Callable[..., Result]) -> Callable[..., Result]:
 class Injection:
     """A misbehaviour of the emulated memory.
 
-    It hits bursts of one direction that touch [base, limit), from the `nth` such burst on
-    (counted from 0, since the injection was made), `times` of them.
+    It hits `times` bursts of one direction that touch [base, limit), from the `nth` such burst
+    after the injection on, counted from 0.
 
     Parameters
     ----------
-    kind : `slverr` and `decerr` answer with that response and do not carry out the access; `never`
-        swallows the burst, and all later ones of its direction wait behind it; `late` answers
-        `delay` cycles late.
+    kind : `slverr` and `decerr` answer with that response without the access; `never` drops the
+        burst, and blocks all later ones of its direction; `late` answers `delay` cycles late.
     write : whether writes are hit, or reads.
     base, limit : byte range, `limit` exclusive.
     delay : cycles, for `late`.
-    host : whether accesses of the host are hit, or those of a kernel. Only where the host reaches
-        the memory through the device.
-    peer : whether accesses of the drive beside the memory are hit, in their place. Only where the
-        device has one.
+    host : whether accesses of the host are hit, or those of a kernel. Needs a device through which
+        the host accesses memory.
+    peer : whether accesses of the drive beside the memory are hit instead. Needs a device with a
+        drive.
     """
 
     kind: FaultKind
@@ -84,23 +83,26 @@ class Injection:
             )
 
     def check_kernels(self) -> None:
-        """Raise `ArgumentError` if accesses of the host or a drive are to be hit: for devices
-        through which these do not reach memory."""
+        """Raise `ArgumentError` for accesses of the host or a drive, on devices without
+        such ports.
+        """
         if self.host:
-            raise ArgumentError("host must be False: the host does not reach this memory by a port")
+            raise ArgumentError(
+                "host must be False: the host does not access this memory by a port"
+            )
         self.check_no_peer()
 
     def check_no_peer(self) -> None:
-        """Raise `ArgumentError` if accesses of a drive are to be hit: for devices without."""
+        """Raise `ArgumentError` for accesses of a drive, on devices without one."""
         if self.peer:
             raise ArgumentError("peer must be False: there is no drive beside this memory")
 
 
 class EmulatedBackend(Backend):
-    """A backend whose memory is emulated: it can be guarded, and told to misbehave.
+    """A backend whose memory is emulated, with guards and injected faults.
 
-    Its methods may be called from several threads; one is carried out at a time. A child after
-    `fork()` has only a copy of it: there they raise `ForkedDeviceError`.
+    Methods may be called from several threads, and are serialised. A child after `fork()` has only
+    a copy: there they raise `ForkedDeviceError`.
     """
 
     capacity_options = "memory_bytes"
@@ -129,8 +131,8 @@ class EmulatedBackend(Backend):
 
     @abstractmethod
     def inject(self, injection: Injection) -> None:
-        """Make the memory misbehave. Injections add up until `heal`."""
+        """Inject a fault of memory. Injections add up until `heal`."""
 
     @abstractmethod
     def heal(self) -> None:
-        """Forget all injections. A burst already swallowed stays swallowed until a reset."""
+        """Remove all injections. A dropped burst remains dropped until a reset."""

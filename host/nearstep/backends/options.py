@@ -1,6 +1,6 @@
-"""Device names, and the devices that a backend offers.
+"""Device names, and the devices of a backend.
 
-A backend offers its devices as `DEVICES`, families by name, in the module of its entry point.
+A backend lists its devices in `DEVICES`, families by name, in the module of its entry point.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class Variant:
     ----------
     options : dataclass of its options.
     summary : a line.
-    opens : `module:name` of what makes the device of its options; not imported before.
-    when : the option and its value that stand for this device; None for the one that is meant
-        without.
+    opens : `module:name` of the function that makes the device from its options; imported on use.
+    when : the option and its value that select this device; None: the default.
     """
 
     options: type[DataclassInstance]
@@ -50,26 +49,26 @@ class Variant:
 
 @dataclass(frozen=True)
 class Family:
-    """Devices that have one name and differ in an option.
+    """Devices of one name that an option selects.
 
     Attributes
     ----------
     name : `backend:family`.
-    variants : the first is the one that is meant without an option.
+    variants : the first is the default.
     """
 
     name: str
     variants: Sequence[Variant]
 
     def variant(self, options: Mapping[str, str]) -> Variant:
-        """The device that these options mean."""
+        """Select the device by options."""
         for each in self.variants:
             if each.when and options.get(each.when[0]) == each.when[1]:
                 return each
         return self.variants[0]
 
     def parse(self, options: Mapping[str, str]) -> DataclassInstance:
-        """As `parse_options`, of the device that they mean.
+        """Parse options, as `parse_options`, of the device that they select.
 
         Raises
         ------
@@ -81,7 +80,9 @@ class Family:
         return parse_options(chosen.options, device, options, others)
 
     def describe(self, options: Mapping[str, str]) -> list[OptionRow]:
-        """As `describe`, of the device that they mean; values of others stand there, too."""
+        """Describe options, as `describe`, of the device that they select, with values of other
+        variants.
+        """
         rows = []
         for row in describe(self.variant(options).options):
             more = [
@@ -138,8 +139,8 @@ def parse_options(
     options: Mapping[str, str],
     others: Sequence[Variant] = (),
 ) -> Options:
-    """As `nearstep_spec.codec.from_text`; `others` are devices of the same name, for errors
-    to say what they have.
+    """Parse options, as `nearstep_spec.codec.from_text`; errors list the options of `others`,
+    devices of the same name.
 
     Raises
     ------
@@ -192,7 +193,7 @@ def open_family(
 
 
 def _choices_of(others: Sequence[Variant], name: str) -> tuple[str, ...]:
-    """Values of an option that stand for other devices."""
+    """List values of an option that select other devices."""
     return tuple(
         value for each in others if each.when for key, value in (each.when,) if key == name
     )

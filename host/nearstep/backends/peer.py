@@ -1,4 +1,4 @@
-"""Devices whose memory a drive reaches without the host: a peer on a switch of their own."""
+"""Devices whose memory a drive accesses without the host: a peer on a private switch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearstep_spec.platform.machine import Hop
 
 @dataclass
 class PeerTraffic:
-    """What a drive and the device's memory exchanged since the device was opened.
+    """Traffic between a drive and the device's memory since the device was opened.
 
     Requests, and bytes of their payload. None of them crosses the host's link.
 
@@ -36,12 +36,12 @@ class PeerTraffic:
 
 @dataclass(frozen=True)
 class HostLinks:
-    """Links between the host and cards; each way of each has the rate for itself.
+    """Links between the host and cards; each direction has the full rate.
 
     Attributes
     ----------
-    uplink_bytes_per_s : of the link that all cards share; None is no bound.
-    link_bytes_per_s : of the link of one card; None is no bound but the card's port.
+    uplink_bytes_per_s : of the link that all cards share; None: no bound.
+    link_bytes_per_s : of the link of one card; None: bounded by the card's port only.
 
     Ref: Smart-Infinity, figure 2 and table II.
     """
@@ -50,7 +50,7 @@ class HostLinks:
     link_bytes_per_s: int | None = None
 
     def route(self, card: int, direction: int) -> tuple[Hop, ...]:
-        """What bytes to (0) or from (1) a card go over, of what has a bound."""
+        """Return the bounded links of a transfer to (0) or from (1) a card."""
         rates = {"uplink": self.uplink_bytes_per_s, f"link {card}": self.link_bytes_per_s}
         return tuple(
             Hop(
@@ -65,11 +65,11 @@ class HostLinks:
 
 
 class FailedPeerTransfer(Ended):
-    """A transfer of a drive that had failed when the call that started it returned.
+    """A transfer of a drive that had failed when the submitting call returned.
 
     Parameters
     ----------
-    error : what it failed with.
+    error : of the transfer.
     """
 
     def __init__(self, error: MemoryBarError) -> None:
@@ -87,16 +87,16 @@ class FailedPeerTransfer(Ended):
 class PeerBackend(Backend):
     """A device whose memory a drive beside it reads and writes.
 
-    Transfers of one direction are carried out in the order in which they were submitted, those of
-    both directions at once, while device time passes. They have no order against what the host and
-    the kernel do with memory: whoever submits them sees to that. An access that memory refuses
-    fails its transfer, with `PeerReadError` or `PeerWriteError`; the other accesses of the transfer
-    are carried out. A reset gives up what has not ended.
+    Transfers of one direction are executed in the order of submission, both directions
+    concurrently, while device time passes. They are not ordered with accesses of host and kernel:
+    that is up to the caller. A refused access fails its transfer, with `PeerReadError` or
+    `PeerWriteError`; the other accesses of the transfer are executed. A reset cancels unfinished
+    transfers.
 
     Attributes
     ----------
-    links : of the host to each card and of all cards together, as far as their rates are bounded.
-    hertz : cycles in a second, if that is known.
+    links : of the host to each card and of all cards together, if their rates are bounded.
+    hertz : cycles in a second, if known.
     """
 
     links: HostLinks = HostLinks()
@@ -105,12 +105,12 @@ class PeerBackend(Backend):
     @property
     @abstractmethod
     def peer_traffic(self) -> PeerTraffic:
-        """What has crossed between drive and memory."""
+        """Traffic between drive and memory."""
 
     @abstractmethod
     def submit_peer_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
-        """Begin to copy the contiguous array `data` from the drive to memory at `address`; it must
-        live, and not change, until that has ended.
+        """Begin to copy the contiguous array `data` from the drive to memory at `address`; the
+        array must live, and not change, until the end.
 
         Raises
         ------
@@ -119,8 +119,8 @@ class PeerBackend(Backend):
 
     @abstractmethod
     def submit_peer_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
-        """Begin to copy memory from `address` to the drive, into the contiguous array `out`; it
-        must live, and nobody look at it, until that has ended.
+        """Begin to copy memory from `address` to the drive, into the contiguous array `out`; the
+        array must live, and not be accessed, until the end.
 
         Raises
         ------
@@ -128,8 +128,8 @@ class PeerBackend(Backend):
         """
 
     def submit_host_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
-        """`submit_write` by a DMA engine of the host, as a transfer of the drive: device time
-        passes for those of several cards at once.
+        """Submit a write by a DMA engine of the host, concurrently with other cards, like a
+        transfer of the drive.
 
         Raises
         ------
@@ -138,16 +138,15 @@ class PeerBackend(Backend):
         return self.submit_write(address, data)
 
     def submit_host_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
-        """`submit_read` by a DMA engine of the host. As `submit_host_write`."""
+        """Submit a read by a DMA engine of the host, as `submit_host_write`."""
         return self.submit_read(address, out)
 
     def peer_window(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
-        """Memory of this process that is the device's; None if there is none now.
+        """Return the part of device memory that is memory of this process; None if unavailable.
 
-        It is read and written in the place of `submit_peer_read` and `submit_peer_write`, and its
-        pages are those of the addresses.
-        Who uses it says so with `end_peer_read` or `end_peer_write`; until then nobody else uses
-        the range.
+        It replaces `submit_peer_read` and `submit_peer_write`, and has the page offsets of the
+        addresses. The user ends the access with `end_peer_read` or `end_peer_write`; until then the
+        range is reserved.
 
         Raises
         ------
@@ -156,7 +155,7 @@ class PeerBackend(Backend):
         return None
 
     def end_peer_write(self, address: int, nbytes: int) -> None:
-        """Count what was written through a window: as traffic, and as written memory."""
+        """Count bytes written through a window, as traffic and as written memory."""
 
     def end_peer_read(self, address: int, nbytes: int) -> None:
-        """Count what was read through a window, as traffic."""
+        """Count bytes read through a window, as traffic."""

@@ -14,7 +14,7 @@ from nearstep.serial.transport import SerialPort
 from nearstep_spec.codec import Option, check_bounds
 
 PORT = "PORT"
-"""Stands for the path of a port where devices are listed."""
+"""Placeholder of a port's path in lists of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +24,14 @@ class SerialOptions:
     baud: Annotated[int, Option(meaning="bits a second", low=9600, high=12_000_000)] = 3_000_000
     board: Annotated[
         str | None,
-        Option(meaning="board that must be there", allowed="a name, as ulx3s_85f", unset="any"),
+        Option(meaning="expected board", allowed="a name, as ulx3s_85f", unset="any"),
     ] = None
     wait: Annotated[
         float,
-        Option(meaning="seconds before a request is sent again, the first time", low=1e-3, high=60),
+        Option(meaning="seconds before the first retry of a request", low=1e-3, high=60),
     ] = WAIT_SECONDS
     tries: Annotated[
-        int, Option(meaning="times that a request is sent before the link fails", low=1, high=1000)
+        int, Option(meaning="transmissions of a request before the link fails", low=1, high=1000)
     ] = TRIES
     window: Annotated[
         int | None,
@@ -39,15 +39,15 @@ class SerialOptions:
             meaning="requests sent ahead of their answers",
             low=1,
             high=128,
-            unset="as many as the board holds",
+            unset="the board's capacity",
         ),
     ] = None
 
     peers: Annotated[
         tuple[str, ...] | None,
         Option(
-            meaning="ports of the other boards of a COARSE ring, in its order, from the one that "
-            "link 1 of this board leads to",
+            meaning="ports of the other boards of a COARSE ring, in order, from the neighbour at "
+            "link 1 of this board",
             allowed="paths, with commas between them",
             unset="none: one board alone",
         ),
@@ -60,7 +60,7 @@ class SerialOptions:
 
 
 class _Ports(Mapping[str, Family]):
-    """One family, whatever the port is called."""
+    """One family for every port."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -87,13 +87,13 @@ DEVICES = _Ports(
         ),
     )
 )
-"""What this backend offers."""
+"""Devices of this backend."""
 
 
 def open_device(port: str, options: dict[str, str]) -> LinkBackend | BoardRing:
-    """Open the board on `serial:<port>`; with `peers`, the ring of boards that it is the first of.
+    """Open the board on `serial:<port>`; with `peers`, the ring of boards that begins with it.
 
-    No other program may have their ports.
+    No other program may have the ports open.
 
     Raises
     ------

@@ -77,7 +77,7 @@ def _add(app: typer.Typer, entry: importlib.metadata.EntryPoint) -> None:
 
 
 def _command(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
-    """Add a command, with its own settings of the parser if it has some."""
+    """Add a command, with its parser settings if any."""
     settings = getattr(command, "context_settings", None)
     app.command(name, context_settings=settings)(command)
 
@@ -101,7 +101,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         raise SystemExit(f"{error}: see `nearstep doctor`") from None
     except (NearstepError, OSError, RecursionError, MemoryError, OverflowError) as error:
-        with suppress(OSError):  # what could not be written is not tried again
+        with suppress(OSError):  # data that could not be written are not retried
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise SystemExit(FAILED) from None

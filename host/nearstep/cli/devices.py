@@ -21,7 +21,7 @@ UNAVAILABLE = "unavailable: "
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device that can be opened, or a backend with the reason why it has none."""
+    """A device that can be opened, or a backend with the reason why it is unavailable."""
 
     name: str
     summary: str
@@ -44,7 +44,7 @@ def devices() -> list[DeviceRow]:
 
 
 def options(url: str) -> list[OptionRow]:
-    """Every option of the device that `url` names; given ones are checked.
+    """List every option of the device that `url` names, and check the given ones.
 
     Raises
     ------
@@ -92,7 +92,8 @@ DeviceName = Annotated[
 
 
 def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
-    """`option=value` of options that are not given yet, `option=` where any value is allowed."""
+    """List `option=value` of options that are not given yet, `option=` where any value is "
+    "allowed."""
     chosen = family.variant(given)
     for row in describe(chosen.options):
         if row.name in given:
@@ -107,7 +108,7 @@ def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
 
 
 def families_of(entry: EntryPoint) -> Mapping[str, Family]:
-    """Families that a backend offers; none if it does not say."""
+    """List the families of a backend; empty if it does not declare any."""
     found: Mapping[str, Family] = getattr(importlib.import_module(entry.module), "DEVICES", {})
     return found
 
@@ -125,8 +126,8 @@ def command(
 ) -> None:
     """List the devices that can be opened; with a device name, every option of that device.
 
-    Options that the name gives are checked; nothing is built or opened. A file that it names, as
-    rules=FILE.py:NAME does, is run to see what it defines.
+    Given options are checked; nothing is built or opened. A file in the name, as in
+    rules=FILE.py:NAME, is executed.
     """
     with reported(failed=(ImportError,)):
         rows = devices() if url is None else options(url)

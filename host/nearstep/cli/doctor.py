@@ -32,8 +32,9 @@ static_assert([]<class T>(T x) requires(sizeof(T) > 1) { return x; }(2) == 2);
 
 @dataclass(frozen=True)
 class Finding:
-    """A tool: `version` is None if it was not found, `fault` is the reason if it cannot be used,
-    and `remedy` is the advice then."""
+    """A tool: `version` is None if the tool was not found, `fault` is the reason if it cannot be
+    used, `remedy` the advice.
+    """
 
     tool: str
     used_for: str
@@ -69,7 +70,7 @@ def _program(
 
 
 def _compiler() -> Finding:
-    """Find the C++ compiler, which may be too old, or fail to start."""
+    """Find the C++ compiler; one that is too old or fails to start is a fault."""
     used_for, remedy = "Verilated models, C++ kernels", "install a C++20 compiler: g++ 11 or newer"
     given = os.environ.get("CXX") or "g++"
     try:
@@ -138,7 +139,7 @@ def _torch() -> str:
 
 
 def examine() -> list[Finding]:
-    """Find every tool that a part of nearstep uses. Starts nothing that takes long."""
+    """Find every tool that a part of nearstep uses, without starting slow ones."""
     python = platform.python_version() if sys.version_info >= MINIMUM_PYTHON else None
     return [
         Finding("python", "everything", True, python, "install Python 3.11 or newer"),
@@ -187,9 +188,9 @@ def examine() -> list[Finding]:
 def command(
     as_json: AsJson = False,
 ) -> None:
-    """Report every tool, its version, and what to do about what is missing.
+    """List every tool, its version, and how to install missing ones.
 
-    Exit status 1 when something that everything needs is missing.
+    Exit status 1 if a required tool is missing.
     """
     with working("asking every tool"):
         findings = examine()

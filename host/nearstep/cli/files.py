@@ -17,14 +17,14 @@ TraceFile = Annotated[
 ]
 PictureFile = Annotated[
     Path | None,
-    typer.Option("--picture", "-p", help="Picture: .png, .svg, or what matplotlib writes."),
+    typer.Option("--picture", "-p", help="Picture: .png, .svg, or another format of matplotlib."),
 ]
 
 
 def check_outputs(paths: Mapping[str, Path | None]) -> None:
     """Refuse files that cannot be written, by option, with `typer.BadParameter`.
 
-    The kind of a `--picture` is checked before the other files, whose check makes folders.
+    The kind of a `--picture` is checked before the other files, whose check creates folders.
     """
     image = paths.get("--picture")
     if image is not None:
@@ -45,7 +45,7 @@ def write_timeline(
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Make the folder, and refuse a path that cannot be written, before anything is computed.
+    """Create the folder, and refuse a path that cannot be written.
 
     No file is left behind.
     """
@@ -62,7 +62,7 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def check_picture(path: Path, option: str = "--picture") -> None:
-    """Refuse a kind of picture that cannot be drawn."""
+    """Refuse a picture format that matplotlib does not support."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.get_supported_filetypes()

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 def command(
     url: DeviceName,
     platform: Annotated[
-        str, typer.Option(help="Machine whose processor computes: a name or a file.")
+        str, typer.Option(help="Machine that computes: a name or a file.")
     ] = "axdimm",
     compute: Annotated[
         str | None,
-        typer.Option(
-            help="Processor of the machine that computes, such as gpu0, if it has several."
-        ),
+        typer.Option(help="Processor of that machine, such as gpu0, if there are several."),
     ] = None,
     host_rate: Annotated[
         float | None,
-        typer.Option(help="Parameters that its host updates in a second, if it does not say so."),
+        typer.Option(
+            help="Parameters that its host updates in a second, if the description has no rate."
+        ),
     ] = None,
     layers: Annotated[int, typer.Option(help="Equal linear layers.")] = 12,
     width: Annotated[int, typer.Option(help="Each has width x width parameters.")] = 256,
@@ -38,11 +38,11 @@ def command(
     output: TraceFile = None,
     image: PictureFile = None,
 ) -> None:
-    """Train a stack of layers that is larger than its budget, with overlap, without it, and not
-    offloaded, and show what one iteration does, and when.
+    """Train a stack of layers larger than its budget, with overlap, without overlap, and without
+    offload, and show the timeline of one iteration.
 
-    Computation takes what it would on the platform. On a device with a clock transfers and updates
-    are the device's own, in its cycles; on others they take what the platform says.
+    Computation takes the platform's time. Transfers and updates take the device's cycles on a
+    device with a clock, otherwise the platform's time.
     """
     check_outputs({"--output": output, "--picture": image})
     with reported(), working(f"{layers} layers on {url}"):

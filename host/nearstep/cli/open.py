@@ -14,12 +14,12 @@ from nearstep_spec.codec import to_json, to_text
 
 
 def manifest(url: str) -> dict[str, Any]:
-    """Describe the device named `url`, for `json.dumps`; it is opened, and its registers are
-    compared with the maps of the driver.
+    """Open the device named `url`, compare its registers with the driver's maps, and describe it
+    for `json.dumps`.
 
-    `device` is the shortest name that opens the same, `options` are all of them with their values,
-    `memory_bytes` is the memory for arrays, and `registers` has address and hash of the map of each
-    block. A board's own manifest is `board`.
+    `device` is the shortest name of an equal device, `options` has every option with its value,
+    `memory_bytes` is the memory for arrays, `registers` has address and map hash of each block, and
+    `board` is a board's manifest.
     """
     name = DeviceUrl.parse(url)
     with open_device(url) as device:
@@ -44,7 +44,7 @@ def command(
     url: DeviceName,
     as_json: AsJson = False,
 ) -> None:
-    """Open a device, and say what it is. A simulator is built the first time."""
+    """Open a device, and describe it. The first time, its simulator is built."""
     with reported(), working(f"opening {url}"):
         found = manifest(url)
     if as_json:

@@ -15,11 +15,12 @@ from rich.table import Table
 from nearstep.errors import NearstepError
 
 FAILED, WRONG = 1, 2
-"""Exit statuses: a check, device, drive, program or package failed; an option, device name or file
-is invalid."""
+"""Exit statuses: a failed check, device, drive, program or package; an invalid option, device name
+or file.
+"""
 
 UNBOUNDED = 1 << 14
-"""Columns without a terminal: more than any table has."""
+"""Columns without a terminal: more than any table needs."""
 
 Errors = tuple[type[Exception], ...]
 
@@ -37,7 +38,7 @@ def group(text: str) -> typer.Typer:
 def reported(*, wrong: Errors = (), failed: Errors = ()) -> Iterator[None]:
     """Print an error of the body as a line on standard error, and end the command.
 
-    The exit status is `WRONG` of a `ValueError`, which all `ArgumentError`s are, else `FAILED`.
+    The exit status is `WRONG` for a `ValueError`, such as every `ArgumentError`, else `FAILED`.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ def table_of(
 
     Parameters
     ----------
-    columns : names; that of a right-aligned column begins with `>`.
+    columns : names; `>` begins the name of a right-aligned column.
     rows : an empty one ends a section.
     style : options of `rich.table.Table`.
     """
@@ -99,7 +100,7 @@ def print_json(value: Any) -> None:
 def working(what: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
     """Show progress on standard error, if it is a terminal.
 
-    The function that is yielded ends a part and names the next one.
+    The yielded function ends a part and names the next one.
 
     Parameters
     ----------

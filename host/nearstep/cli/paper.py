@@ -1,4 +1,4 @@
-"""`nearstep paper`: tables of the papers beside modelled and measured ones."""
+"""`nearstep paper`: the papers' tables beside modelled and measured ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Comparison
 
-app = group("Tables of the papers, beside what is modelled and measured here.")
+app = group("The papers' tables beside modelled and measured ones.")
 
 
 app.command("coarse")(coarse)
@@ -38,7 +38,7 @@ def axdimm(
         str, typer.Option(help="Models of Table 6, with commas; all by default.")
     ] = ",".join(axdimm_training.TABLE_6),
     policy: Annotated[
-        str, typer.Option(help="What gives way in memory: updated_first or belady.")
+        str, typer.Option(help="Eviction policy: updated_first or belady.")
     ] = "updated_first",
     trace: Annotated[
         Path | None,
@@ -89,7 +89,7 @@ def axdimm(
 
 
 def plain(rates: Sequence[Rate], rows: Sequence[Comparison]) -> dict[str, Any]:
-    """Both tables for `json.dumps`, seconds and parameters a second."""
+    """Convert both tables for `json.dumps`, in seconds and parameters a second."""
     return {
         "table_5": [asdict(rate) for rate in rates],
         "table_6": [

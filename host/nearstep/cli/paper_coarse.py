@@ -43,11 +43,11 @@ def command(
         ),
     ] = True,
 ) -> None:
-    """Figures 2, 3, 8, 13, 14, 16, 17 and Table I of COARSE, beside what is modelled."""
+    """Figures 2, 3, 8, 13, 14, 16, 17 and Table I of COARSE beside modelled ones."""
     parts = chosen(only, coarse.PARTS, "--only")
     if image is not None and (not timeline or parts != tuple(coarse.PARTS)):
         raise typer.BadParameter(
-            "must come without --no-timeline and --only: it is of all", param_hint="--picture"
+            "needs all parts: omit --no-timeline and --only", param_hint="--picture"
         )
     check_outputs({"--output": output, "--picture": image})
     evaluation = Evaluation()

@@ -36,7 +36,7 @@ def command(
         bool, typer.Option("--rows/--no-rows", help="All printed figures; takes a minute.")
     ] = True,
 ) -> None:
-    """Section V of MemFerry: what is printed, and what is modelled."""
+    """Section V of MemFerry beside modelled figures."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
     check_outputs({"--output": output})
     found: list[Row] = []
@@ -63,7 +63,7 @@ def command(
     tables = (
         table_of_figures("MemFerry, section V", found),
         _gap_table(plans),
-        table("What each assumption decides (modelled)", changed, SENSITIVE),
+        table("Effect of each assumption (modelled)", changed, SENSITIVE),
         _memory(memory),
     )
     title = "*modelled*: no constant is fitted. Assumed:"

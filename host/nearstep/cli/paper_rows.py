@@ -76,7 +76,7 @@ def table(title: str, rows: Iterable[Any], columns: Mapping[str, str]) -> Table:
 
 
 def table_of_figures(title: str, rows: Iterable[Row]) -> Table:
-    """Printed figures beside those from here."""
+    """Make a table of printed figures beside nearstep's."""
     columns = {"figure": "{0.name}", "where": "{0.section}", ">paper": "{0.printed}"}
     columns |= {">here": "{0.here}", "": "{0.how}", ">error": "{0.off}"}
     return table(title, rows, columns)
@@ -86,7 +86,7 @@ def table_of_assumptions(changed: Iterable[Sensitivity], values: Mapping[str, st
     """Errors under each changed assumption, and further columns."""
     columns = {"assumption": "{0.variant}", ">GPU, of its peak": "{0.gpu:.1%}"}
     columns |= {">mean error": "{0.mean:.1%}", ">largest": "{0.largest:+.1%}", "of": "{0.of}"}
-    return table("What each assumption decides (modelled)", changed, {**columns, **values})
+    return table("Effect of each assumption (modelled)", changed, {**columns, **values})
 
 
 def speedups(rows: Sequence[Row]) -> list[str]:
@@ -101,7 +101,7 @@ def speedups(rows: Sequence[Row]) -> list[str]:
 
 
 def plain_rows(rows: Sequence[Row]) -> dict[str, Any]:
-    """Rows and the errors of their speedups for `json.dumps`.
+    """Convert rows and the errors of their speedups for `json.dumps`.
 
     Errors of `%` and `M` are differences, of others fractions.
     """

@@ -38,15 +38,15 @@ def command(
         bool | None,
         typer.Option(
             "--sensitivity/--no-sensitivity",
-            help="What each assumption decides, over all parts; takes minutes.",
+            help="Show the effect of each assumption, over all parts; takes minutes.",
             show_default="with all parts",
         ),
     ] = None,
     bench: Annotated[
-        Path, typer.Option(help="Folder of what benches have measured; rows say which.")
+        Path, typer.Option(help="Folder of the benches' results; rows name the bench.")
     ] = FOLDER,
 ) -> None:
-    """Figures 3 and 9 to 17 and Tables I, III, IV of Smart-Infinity, beside what is here."""
+    """Figures 3 and 9 to 17 and Tables I, III, IV of Smart-Infinity beside nearstep's."""
     parts = chosen(only, smart_infinity.PARTS, "--only")
     check_outputs({"--output": output, "--picture": image})
     try:

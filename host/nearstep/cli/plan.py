@@ -32,13 +32,15 @@ def command(
             help="A model, such as bert-base, or the JSON file of a profile.", show_default=False
         ),
     ],
-    platform: Annotated[str, typer.Option(help="Machine that a model is on.")] = "memferry-a100",
+    platform: Annotated[str, typer.Option(help="Machine that trains the model.")] = "memferry-a100",
     gpu: Annotated[str, typer.Option(help="Its processor.")] = "gpu0",
     batch: Annotated[int, typer.Option(help="Of a model.")] = 8,
-    sequence: Annotated[int, typer.Option(help="Of a model; 0 for images.")] = 512,
-    dtype: Annotated[str, typer.Option(help="Of a model: fp32, tf32, fp16 or bf16.")] = "tf32",
+    sequence: Annotated[int, typer.Option(help="Tokens of a sequence; 0 for images.")] = 512,
+    dtype: Annotated[
+        str, typer.Option(help="Format of computation: fp32, tf32, fp16 or bf16.")
+    ] = "tf32",
     host_rate: Annotated[
-        float, typer.Option(help="Parameters that the host updates in a second, of a model.")
+        float, typer.Option(help="Parameters that the host updates in a second.")
     ] = 7e9,
     budget: Annotated[
         str | None,
@@ -48,17 +50,20 @@ def command(
         ),
     ] = None,
     reserve: Annotated[
-        float, typer.Option(help="Share of gradients that GPU memory may keep (GO-MemFerry).")
+        float, typer.Option(help="Share of gradients that may be kept in GPU memory (GO-MemFerry).")
     ] = 1.0,
     keep: Annotated[
-        bool, typer.Option("--keep-gradients", help="Write none to the host (MemFerry without GO).")
+        bool,
+        typer.Option(
+            "--keep-gradients", help="Write no gradients to the host (MemFerry without GO)."
+        ),
     ] = False,
     by: Annotated[str, typer.Option("--planner", help="best, greedy or exact.")] = "best",
     use: Annotated[
-        Path | None, typer.Option("--plan", help="Check this plan, and show it instead.")
+        Path | None, typer.Option("--plan", help="Check this plan instead, and show it.")
     ] = None,
     system: Annotated[
-        str, typer.Option(help="Whose timeline: memferry or zero-offload.")
+        str, typer.Option(help="System of the timeline: memferry or zero-offload.")
     ] = "memferry",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan as JSON.")
@@ -71,10 +76,10 @@ def command(
         Path | None, typer.Option("--picture", "-p", help="The same as a picture.")
     ] = None,
 ) -> None:
-    """Plan layer by layer where parameters and gradients live, and how layers are computed.
+    """Plan the memory of parameters and gradients and the mode of computation, layer by layer.
 
-    Exit status: 1 if no plan is within the limits, or that of --plan is none of this profile; 2 if
-    an argument is at fault.
+    Exit status: 1 if no plan is within the limits, or --plan does not fit the profile; 2 if an
+    argument is invalid.
     """
     if by not in ("best", "greedy", "exact"):
         raise typer.BadParameter(f"must be best, greedy or exact, not {by!r}")
@@ -147,7 +152,7 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
         "mode",
         "grads",
         title=f"{costs.profile.description} ({source})",
-        caption="grads: where gradients go; load to update: ms",
+        caption="grads: memory of gradients; load to update: ms",
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,

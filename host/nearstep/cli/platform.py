@@ -16,7 +16,7 @@ from nearstep_spec.cache import cache_dir, make_folder
 from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
 from nearstep_spec.platform.machine import ORIGINS, Figure, Platform, PlatformError
 
-app = typer.Typer(help="Machines: what they consist of, how fast that is, and who says so.")
+app = typer.Typer(help="Machines: their parts, rates, and sources of the figures.")
 
 UNITS = (
     ("bytes_per_s", 1e9, "GB/s"),
@@ -25,11 +25,11 @@ UNITS = (
     ("_s", 1e-6, "us"),
     ("flops", 1e12, "TFLOP/s"),
 )
-"""Units of figures, by a part of their names, the first that fits."""
+"""Units of figures, by a part of their names; the first match counts."""
 
 
 def figures(platform: Platform) -> Iterator[tuple[str, str, Figure]]:
-    """Part, entry and figure, of all figures of a machine."""
+    """Yield part, entry and figure, for all figures of a machine."""
     for table in PARTS:
         for name, part in getattr(platform, table).items():
             for each in fields(part):
@@ -57,7 +57,7 @@ Name = Annotated[
 
 @app.command("list")
 def list_machines() -> None:
-    """List the machines that come with nearstep, and this one, if it is measured."""
+    """List the machines of the package, and this one, if it was measured."""
     rows = []
     for name in [*shipped(), *([THIS] if measured_path().is_file() else [])]:
         with reported():
@@ -72,7 +72,7 @@ def show(
     name: Name,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a machine consists of: each figure with its origin and source."""
+    """Show the parts of a machine, each figure with its origin and source."""
     with reported():
         platform = load(name)
     if as_json:
@@ -91,9 +91,9 @@ def show(
 def check(
     file: Annotated[Path, typer.Argument(help="A description in TOML.", show_default=False)],
 ) -> None:
-    """Check a description: what is missing, unknown or out of range is named with its line.
+    """Check a description: missing, unknown or invalid entries are named with their lines.
 
-    Exit status: 1 if something is, 2 if the file cannot be read.
+    Exit status: 1 if there are any, 2 if the file cannot be read.
     """
     with reported(wrong=(OSError, UnicodeDecodeError), failed=(PlatformError,)):
         platform = parse(file.read_text(encoding="utf-8"), str(file))
@@ -107,11 +107,9 @@ def check(
 def this(
     directory: Annotated[
         Path | None,
-        typer.Option(help="A folder on the drive that is measured; the cache if not given."),
+        typer.Option(help="Folder on the measured drive; default: the cache."),
     ] = None,
-    file_mib: Annotated[
-        int, typer.Option(min=1, help="MiB of the file that is made there.")
-    ] = 1024,
+    file_mib: Annotated[int, typer.Option(min=1, help="MiB of the measured file.")] = 1024,
 ) -> None:
     """Measure this machine, and keep the result in the cache as the machine `this`."""
     with reported(wrong=(MeasureError,)):

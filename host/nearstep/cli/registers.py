@@ -23,7 +23,7 @@ BLOCKS: dict[str, tuple[type[Any], Callable[[Any], RegisterMap]]] = {
     "coarse": (CoarseConfig, device_map),
     "coarse-sync": (CoarseConfig, sync_core_map),
 }
-"""Register blocks, each with its kind of configuration, and its map."""
+"""Register blocks, each with its kind of configuration and function of its map."""
 
 
 def command(
@@ -31,8 +31,8 @@ def command(
     block: Annotated[
         str,
         typer.Argument(
-            help=f"Kernel, arbiter, card or pool, one of: {', '.join(BLOCKS)}; its options behind "
-            "it, as of nearstep devices: axdimm --lanes 4.",
+            help=f"Kernel, arbiter, card or pool, one of: {', '.join(BLOCKS)}; followed by its "
+            f"options, as in nearstep devices: axdimm --lanes 4.",
             autocompletion=lambda: list(BLOCKS),
         ),
     ],
@@ -62,14 +62,14 @@ def command(
     _write(FORMATS[form](registers), output)
 
 
-# What Typer does not know are options of the block.
+# Options unknown to Typer are options of the block.
 cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def _map(
     kind: type[Any], map_of: Callable[[Any], RegisterMap], arguments: Sequence[str]
 ) -> RegisterMap:
-    """The map of a configuration; an option without an effect on it is an error."""
+    """Make the map of a configuration; an option without an effect on the map is an error."""
     texts = texts_of(kind, arguments)
     config = from_text(kind, texts)
     whole = map_of(config)

@@ -22,7 +22,7 @@ from nearstep.storage.drive_errors import (
 )
 
 DRIVES = (DriveIOError, DriveLockedError, DriveTimeoutError, ShortTransferError)
-"""Errors of drives that cannot be read now; other errors mean that other drives must be named."""
+"""Errors of drives that cannot be read now; after other errors, other paths must be given."""
 
 app = group("Drives that hold tensors: files and block devices.")
 
@@ -40,16 +40,15 @@ def check(
     as_json: AsJson = False,
     direct: Annotated[
         bool,
-        typer.Option(help="Read with O_DIRECT, past the page cache: what is on the drive."),
+        typer.Option(help="Read with O_DIRECT, past the page cache."),
     ] = True,
-    queue_depth: Annotated[int, typer.Option(help="Reads under way on each drive.")] = QUEUE_DEPTH,
+    queue_depth: Annotated[int, typer.Option(help="Reads in flight on each drive.")] = QUEUE_DEPTH,
 ) -> None:
-    """Read all that drives hold, and compare every CRC: superblocks, indices, extents.
+    """Read everything on drives, and compare every CRC: superblocks, indices, extents.
 
-    Nothing is written. Exit status: 0 if every generation is what was written; 1 if one is not, or
-    drives are in use by another process or answer with errors; 2 if other paths must be given: no
-    drives, or not all of a set. What a power cut leaves of a commit is no damage: it is printed as
-    a note.
+    Nothing is written. Exit status: 0 if every generation is intact; 1 if one is damaged, or drives
+    are in use by another process or fail; 2 if other paths must be given: no drives, or an
+    incomplete set. An unfinished commit of a power cut is printed as a note, not as damage.
     """
     with reported(wrong=(StorageError,), failed=DRIVES):
         reports = _checked(paths, direct, queue_depth)

@@ -28,15 +28,15 @@ def timeline_of(
     max_grad_norm: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Timeline:
-    """Timeline of the last of some steps on parameters of these sizes, with gradients at random.
+    """Make steps on parameters of these sizes, with random gradients, and return the last timeline.
 
     Parameters
     ----------
     url : name of a device with a clock.
     sizes : elements of each parameter.
     optimizer : one of `OPTIMIZERS`.
-    steps : at least 1. The first sends the parameters, too.
-    compression, max_grad_norm : as the optimizers take them.
+    steps : at least 1; the first step also sends the parameters.
+    compression, max_grad_norm : options of the optimizer.
     progress : called with the name of each part.
 
     Raises
@@ -56,9 +56,9 @@ def timeline_of(
     generator = torch.Generator().manual_seed(SEED)
     try:
         parameters = [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in sizes]
-    except (RuntimeError, TypeError) as error:  # of torch, with a stack of C++
+    except (RuntimeError, TypeError) as error:  # torch's error, with a C++ stack
         reason = str(error).splitlines()[0]
-        raise ArgumentError(f"sizes must be such that torch allocates: {reason}") from None
+        raise ArgumentError(f"torch must be able to allocate sizes: {reason}") from None
     with open_device(url) as device:
         if device.cycles is None:
             raise ArgumentError(f"{url} has no clock: its steps have no timeline")
@@ -82,17 +82,20 @@ def command(
     ] = "262144,512",
     optimizer: Annotated[str, typer.Option(help=f"Of {', '.join(OPTIMIZERS)}.")] = "AdamW",
     steps: Annotated[
-        int, typer.Option(help="The last one is shown; the first sends parameters, too.")
+        int, typer.Option(help="The last step is shown; the first also sends parameters.")
     ] = 2,
     compression: Annotated[
-        float | None, typer.Option(help="Share of the gradients that is sent.")
+        float | None, typer.Option(help="Share of the gradients to send.")
     ] = None,
-    max_grad_norm: Annotated[float | None, typer.Option(help="Bound on their norm.")] = None,
+    max_grad_norm: Annotated[
+        float | None, typer.Option(help="Bound on the norm of the gradients.")
+    ] = None,
     output: TraceFile = None,
     image: PictureFile = None,
 ) -> None:
-    """Make steps of an optimizer on a device with a clock, and show when each transfer and each
-    run of the last one was under way."""
+    """Make steps of an optimizer on a device with a clock, and show the timeline of transfers and
+    runs of the last one.
+    """
     check_outputs({"--output": output, "--picture": image})
     try:
         elements = [int(size) for size in sizes.split(",")]

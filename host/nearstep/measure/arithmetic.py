@@ -20,11 +20,11 @@ DTYPES = {
 
 FIRST_ROWS = 256
 LONG_S = 0.03
-"""Time from which on a product is large enough: its start is a small part of that."""
+"""Time of a sufficiently large product, with negligible launch overhead."""
 
 
 def dtypes_of(device: torch.device) -> tuple[str, ...]:
-    """Dtypes that the device multiplies in: TF32 is of GPUs alone."""
+    """List the dtypes of products on the device: TF32 on GPUs only."""
     return tuple(name for name in DTYPES if name != "tf32" or device.type == "cuda")
 
 
@@ -34,7 +34,7 @@ def matmul_flops(device: torch.device, dtype: str, most: int) -> tuple[float, in
     Parameters
     ----------
     dtype : of `DTYPES`.
-    most : rows of each; fewer where a product takes long, as of FP16 on many CPUs.
+    most : rows of each; fewer if a product takes long, as FP16 on many CPUs.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def matmul_flops(device: torch.device, dtype: str, most: int) -> tuple[float, in
 
 
 def adam_params_per_s(device: torch.device, count: int) -> float:
-    """Measure torch's fused AdamW on one tensor of so many parameters, all of fp32."""
+    """Measure torch's fused AdamW on one fp32 tensor of so many parameters."""
     parameter = torch.nn.Parameter(torch.randn(count, device=device))
     parameter.grad = torch.randn(count, device=device)
     optimizer = torch.optim.AdamW([parameter], fused=True)
@@ -76,7 +76,7 @@ def copy_bytes_per_s(to: torch.device, start: torch.device, nbytes: int) -> floa
 
 
 def _synchronous(device: torch.device, work: Callable[[], object]) -> Callable[[], None]:
-    """Work that returns when the device is done."""
+    """Wrap work so that it returns when the device is done."""
 
     def run() -> None:
         work()

@@ -7,10 +7,10 @@ from statistics import median
 from time import perf_counter
 
 RUNS = 5
-"""Runs of a median, after one that does not count."""
+"""Runs of a median, after a warm-up."""
 
 BUDGET_S = 1.0
-"""Seconds after which no run is begun; if the first one took longer, it counts."""
+"""Seconds after which no run starts; a longer warm-up counts as a run."""
 
 
 def seconds(work: Callable[[], object], *, runs: int = RUNS) -> float:

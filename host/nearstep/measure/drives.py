@@ -1,4 +1,4 @@
-"""Rates of a drive, from a file that is written and read past the system's cache."""
+"""Rates of a drive, from a file written and read past the system's cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENOUGH = 0.95
 """Share of the best rate that the reported depth reaches."""
 
 BlockCopy = Callable[[int, int], None]
-"""Transfers block `i` by the buffer of thread `j`."""
+"""Transfers block `i` with the buffer of thread `j`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def drive_rates(
     Raises
     ------
     ArgumentError : the size is not a multiple.
-    MeasureError : the path is no folder, or has no room, or does not take O_DIRECT.
+    MeasureError : the path is no folder, has no room, or does not support O_DIRECT.
     """
     if file_bytes < BLOCK_BYTES or file_bytes % BLOCK_BYTES:
         raise ArgumentError(f"file_bytes must be a multiple of {BLOCK_BYTES}, not {file_bytes}")
@@ -110,11 +110,11 @@ def _enough(rates: Mapping[int, float]) -> int:
 
 
 def _time(transfer: BlockCopy, blocks: int, depth: int) -> float:
-    """Seconds in which so many threads transfer all blocks, each the next one left."""
+    """Time the transfer of all blocks by so many threads."""
     left = iter(range(blocks))
 
     def work(thread: int) -> None:
-        for block in left:  # the next one is taken in one step of the interpreter
+        for block in left:  # atomic in the interpreter
             transfer(block, thread)
 
     with ThreadPoolExecutor(depth) as pool:
@@ -153,7 +153,7 @@ def _direct(directory: Path) -> Iterator[int]:
         try:
             file = os.open(name, os.O_RDWR | os.O_DIRECT)
         except OSError as error:
-            raise MeasureError(directory, f"takes no O_DIRECT: {error.strerror}") from None
+            raise MeasureError(directory, f"does not support O_DIRECT: {error.strerror}") from None
         try:
             yield file
         except OSError as error:

@@ -8,7 +8,7 @@ from nearstep.errors import Fielded, NearstepError
 
 
 class MeasureError(Fielded, NearstepError):
-    """Nothing can be measured in a folder."""
+    """The drive of a folder cannot be measured."""
 
     template = "{directory}: {reason}"
     directory: Path

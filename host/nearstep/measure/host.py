@@ -1,4 +1,4 @@
-"""A description of this machine, all of its figures measured."""
+"""A measured description of this machine."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def measure(
 
     Parameters
     ----------
-    directory : on the drive; a file is made there and removed.
+    directory : on the drive; a temporary file is created there.
     sizes : None: too large for caches.
     report : called with a line before each of `steps`.
 
     Raises
     ------
-    MeasureError : the folder cannot be measured in.
+    MeasureError : the drive of the folder cannot be measured.
     """
     sizes = Sizes() if sizes is None else sizes
-    rates = drive_rates(directory, sizes.file_bytes, report)  # the one that can be refused
+    rates = drive_rates(directory, sizes.file_bytes, report)  # the only one that can be refused
     processors = {"cpu": _processor(CPU, sizes, report)}
     links: dict[str, Link] = {}
     for index, gpu in enumerate(gpus()):
@@ -95,7 +95,7 @@ def measure(
 
 
 def keep(platform: Platform) -> Path:
-    """Write the description atomically to the place that `load("this")` reads.
+    """Write the description atomically to the file that `load("this")` reads.
 
     Raises
     ------

@@ -28,8 +28,8 @@ class Stack:
     Attributes
     ----------
     device : name of the optimizer's device.
-    platform : whose processor computes.
-    compute : that processor; None if it is the only one.
+    platform : machine that computes.
+    compute : its processor; None if it is the only one.
     host_params_per_s : rate of its host's updates, if the platform has none.
     layers, width : width x width parameters each.
     batch : rows of the input.
@@ -113,7 +113,7 @@ class Trained:
 
     Attributes
     ----------
-    left : parameters and moments.
+    left : resulting parameters and moments.
     timeline : of the recorded step.
     report : of the engine.
     """
@@ -131,11 +131,12 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """A stack trained three times: recorded with overlap, recorded without, and not offloaded.
+    """A stack trained three times: recorded with overlap, recorded without overlap, and without
+    offload.
 
     Attributes
     ----------
-    bits : that differ in both recordings from the training that is not offloaded.
+    bits : different in both recordings from training without offload.
     """
 
     stack: Stack
@@ -153,13 +154,14 @@ class Overlap:
 
     @property
     def bounds(self) -> Mapping[str, int]:
-        """Cycles of backward and update in which each resource is held without overlap, where no
-        other operation delays it."""
+        """Cycles of backward and update in which each resource is held without overlap, not delayed
+        by other operations.
+        """
         return self.serial.phase.busy
 
     @property
     def ratio(self) -> float:
-        """Time of backward and update over that of the longest held resource at the same time."""
+        """Time of backward and update over that of the busiest resource."""
         return self.overlapped.phase.duration / max(self.overlapped.phase.longest, 1)
 
     @property

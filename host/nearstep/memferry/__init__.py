@@ -1,1 +1,1 @@
-"""MemFerry: plans of where each layer's parameters and gradients are, and how it is computed."""
+"""MemFerry: plans of the memory of each layer's parameters and gradients, and its computation."""

@@ -2,11 +2,11 @@
 
 An iteration takes at least as long as any path through its operations. The length of a path is a
 sum of one number for each layer, by its decision; so is the mean of some paths, whose least value
-is found layer by layer. A bound is close to the optimum if its paths are those that are longest
-under good decisions: decisions answer the mean of the paths so far, the longest path under the
-answer is added (fictitious play), later ones with more weight; the best bound of all rounds counts.
-A limit on bytes is priced: bytes times a multiplier are added, and the limit times the multiplier
-is subtracted.
+is found layer by layer. A bound is close to the optimum if its paths are the longest ones under
+good decisions: each round computes the best decisions for the mean of the paths so far, and adds
+the longest path under them (fictitious play), later ones with more weight; the best bound of all
+rounds counts. A limit on bytes is priced: bytes times a multiplier are added, and the limit times
+the multiplier is subtracted.
 
 All numbers are integers: sums over paths, not means, so that the bound is exact. Several bounds are
 computed at a time by operations on arrays.
@@ -25,7 +25,7 @@ from nearstep.memferry import tail
 from nearstep.memferry.cost import DECISIONS, EARLY, KEEPS, LATE, Costs, Ints
 
 NUMBERS = (tail.F, tail.R, tail.A, tail.S, tail.D)
-"""Numbers of a state that paths begin at: the first two, and end at: the rest."""
+"""Numbers of a state at which paths begin (the first two) and end (the rest)."""
 
 
 class Limits(NamedTuple):
@@ -44,8 +44,9 @@ class Bound:
     paths : number, with weights.
     weights : by layers decided, from 0 to L, how often a path passes each of `NUMBERS`; int64 of
         shape (L + 1, 5).
-    rest : least that the undecided layers add to all paths, with updates that are over; (L + 1,).
-    excess : what each decision adds above the least of its layer; (L, 6).
+    rest : least sum that the undecided layers add to all paths, including finished updates; (L +
+        1,).
+    excess : sum that each decision adds above the least of its layer; (L, 6).
     prices : of a byte, and of a byte of gradients, times the number of paths.
     """
 
@@ -59,7 +60,7 @@ class Bound:
     def of(self, states: Ints, decided: int) -> Ints:
         """Least picoseconds of iterations that begin with these states, times `paths`; int64 of
         shape (n,)."""
-        # more than floating point is off by
+        # more than the floating-point error
         found = np.full(len(states), self.rest[decided] - self.paths - len(self.rest))
         for number, weight in zip(NUMBERS, self.weights[decided].tolist(), strict=True):
             if weight:
@@ -156,13 +157,13 @@ def lanes(costs: Costs, paths: Ints, weights: Ints) -> tuple[Ints, Ints]:
 def bounds(
     costs: Costs, limits: Limits, best: Ints, rounds: int, decided: int = 0
 ) -> tuple[list[Bound], Ints]:
-    """Compute bounds, and the decisions that answered their paths: good ones, if within the limits.
+    """Compute bounds, and the best decisions for their paths: good ones, if within the limits.
 
     Parameters
     ----------
-    best : columns of n good plans, whose longest paths are the first; int64 of shape (n, L).
+    best : columns of n good plans, whose longest paths begin the sets; int64 of shape (n, L).
     rounds : number of paths.
-    decided : layers that are in all answers as in `best`: each bound is good near these.
+    decided : layers whose decisions are fixed as in `best`: each bound is good near these.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """The planner's cost model: the time of an iteration under a decision for each layer.
 
 Times are whole picoseconds, as `nearstep.work.clock` counts them, so that sums are exact. Four
-resources do one thing at a time: the GPU, the copies from the host, the copies to the host, and the
-optimizer on the host. For a layer l (from 0 to L-1, in the order of the forward pass):
+resources run one operation at a time: the GPU, the copies from the host, the copies to the host,
+and the optimizer on the host. For a layer l (from 0 to L-1, in the order of the forward pass):
 
 - *Loads*: `R_l = R_{l-1} + T_trans(l)` of a GFGB layer, else `R_l = R_{l-1}`; `R_{-1} = 0`.
 - *Forward*: `F_l = max(F_{l-1} + A_{l-1,l}, R_l) + T_FP(l)` of a GFGB layer, else `F_l = F_{l-1} +
@@ -11,7 +11,7 @@ optimizer on the host. For a layer l (from 0 to L-1, in the order of the forward
   is the first, each after its own forward: `D_l = max(D of the one before, R_{L-1}, F_l) +
   T_trans(l)`.
 - *Backward*, from L-1 to 0: `B_l = max(B_{l+1} + A_{l,l+1}, D_l) + T`, where `B_L = F_{L-1}`, `D_l`
-  is of DFGB layers alone, and T is the time by where parameters and gradients are.
+  is of DFGB layers alone, and T is the time for the memory of parameters and gradients.
 - *Gradients* that GPU memory keeps are sent: `S_l = max(S of the one before, B_l) + T_send(l)`.
 - *Updates* begin after backward, in its order, each when the host has its gradients: `U_l = max(U
   of the one before, B_0, S_l) + T_update(l)`. An iteration ends with the last.
@@ -43,7 +43,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Mode(IntEnum):
-    """How a layer is computed (section IV-B)."""
+    """Mode of computation of a layer (section IV-B)."""
 
     GFGB = 0
     DHA = 1
@@ -223,7 +223,7 @@ def _computation(layer: LayerProfile, decision: Decision) -> tuple[float, float]
     """Seconds of forward and backward, or None of a decision that the layer does not allow."""
     if decision.write and not layer.trained:
         return None
-    if not layer.parameter_bytes:  # there is nothing to load: it is computed where it is
+    if not layer.parameter_bytes:  # nothing to load: computed in place
         if decision.mode is not Mode.DHA:
             return None
         backward = layer.backward_write_s if decision.write else layer.backward_s

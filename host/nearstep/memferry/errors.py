@@ -8,11 +8,11 @@ from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 
 class FieldError(Fielded, ArgumentError):
-    """Base: a field of a profile or of a plan that has a wrong value.
+    """Base: a field of a profile or of a plan has an invalid value.
 
     Attributes
     ----------
-    layer : name of the layer, or its place where it has no name; empty if it is no layer's field.
+    layer : name of the layer, or its index if unnamed; empty if the field is no layer's.
     """
 
     template = "{where}{field} must be {expected}, not {actual!r}"
@@ -48,11 +48,11 @@ class FieldError(Fielded, ArgumentError):
 
 
 class ProfileError(FieldError):
-    """A profile that cannot be used; nothing was planned."""
+    """An invalid profile; nothing was planned."""
 
 
 class PlanError(FieldError):
-    """A plan that cannot be carried out, such as one edited by hand; the first fault is named."""
+    """An invalid plan, such as one edited by hand; the first fault is named."""
 
 
 class FingerprintError(PlanError):
@@ -67,9 +67,9 @@ class PlanBudgetError(Fielded, NearstepError, MemoryError):
 
     Attributes
     ----------
-    smallest : budget for which there is a plan; with one byte less there is none.
-    layer : the first one whose own least bytes are above the budget, or that does not fit beside
-        those before it.
+    smallest : smallest budget with a plan.
+    layer : the first one whose least bytes exceed the budget, alone or together with earlier
+        layers.
     """
 
     template = (

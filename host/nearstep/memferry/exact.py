@@ -1,10 +1,10 @@
 """The best decisions under the cost model, and the proof that none are better.
 
 A dynamic programme over layers, with the states of `nearstep.memferry.tail`. A state is dropped if
-another one dominates it - none of whose numbers is above - or if no iteration from it can be
-shorter than the best one known (`nearstep.memferry.bound`). The best one known comes from the same
-search with few states. Beyond the number of states to keep, those with the least bounds continue,
-and no iteration is shorter than the least bound of the others.
+another one dominates it - no number is above - or if no iteration from it can be shorter than the
+best known one (`nearstep.memferry.bound`), which the same search with few states finds. If there
+are too many states, those with the least bounds are kept, and no iteration is shorter than the
+least bound of the others.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ FEW = 200
 EVERY = 4
 CLOSE_ROUNDS = 32
 MOST_BOUNDS = 15
-"""Number of states beyond which, after every fourth layer, bounds near some of them are added, of
-which the last ones stay."""
+"""Number of states beyond which, after every fourth layer, bounds near some of them are added; the
+last bounds are kept.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def optimum(
     rounds: int = ROUNDS,
     most_states: int = MOST_STATES,
 ) -> Optimum:
-    """Search for the best decisions within limits, which the `known` ones keep."""
+    """Search for the best decisions within limits; `known` decisions must be within them."""
     first = np.array([[each.index for each in known]])
     (bound,), answers = bounds(costs, limits, first, rounds)
     search = _Search(costs, limits, bound, known)
@@ -97,8 +98,9 @@ class _Search:
         """Least bytes of the layers from one on."""
 
     def offer(self, columns: Ints) -> None:
-        """Take the best of some plans within the limits, if it is better; columns are of shape (n,
-        L)."""
+        """Adopt the best of some plans within the limits if it is an improvement; columns have
+        shape (n, L).
+        """
         rows = np.arange(len(self.costs))
         kept = self.costs.gradient_bytes[rows, columns].sum(1)
         used = self.costs.parameter_bytes[rows, columns].sum(1) + kept
@@ -113,7 +115,7 @@ class _Search:
                 self.best, self.total = decisions, total
 
     def _clipped(self) -> Ints:
-        """Numbers of states, raised as far as no iteration ends later than `least`."""
+        """Raise the numbers of states as far as no iteration ends later than `least`."""
         bound = self.bounds[0]
         first = int(bound.of(tail.start(self.costs), 0)[0])
         gap = max(bound.paths * (self.total - 1) - first, 0)
@@ -151,8 +153,9 @@ class _Search:
         self.least = max(self.least, min(cut, self.total))
 
     def _promising(self, states: Ints, decided: int) -> tuple[Ints, Ints]:
-        """Numbers of states that could be better than the best, the most promising first, and the
-        lower bounds of their iterations."""
+        """Select states that could improve on the best, the most promising first, with the lower
+        bounds of their iterations.
+        """
         fits = np.ones(len(states), bool)
         for column, limit, after in zip(
             (tail.BYTES, tail.KEPT), self.limits, self._after, strict=True

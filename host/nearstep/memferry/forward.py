@@ -1,6 +1,6 @@
 """Algorithm 1: which layers are computed by direct host access in the forward pass.
 
-The printed text leaves three things open, each of which is a named reading:
+Three lines of the printed text are ambiguous; each has named readings:
 
 - `Criterion`: line 3 adds `max(T_trans(l), 0)`, which is T_trans(l), since a load is not negative.
   `whole-load` is that; `exposed-load` adds `max(T_trans(l) - T_res, 0)`, the part of the load that
@@ -9,13 +9,13 @@ The printed text leaves three things open, each of which is a named reading:
   longer. Section IV-B prints `T_all + T_FP^H(i) - T_FP^H(i) + T_trans(i)`, where two terms cancel
   and a point in time is added to durations. `line-21` is the first; `transfer-only` the second
   without T_all.
-- `Base`: line 22 starts from T_all of before the backtracking even when an earlier layer has been
-  turned to DHA, whose longer forward is then lost. `as-printed` does; `accumulated` adds it.
+- `Base`: line 22 starts from T_all of before the backtracking even if an earlier layer was changed
+  to DHA, and ignores its longer forward (`as-printed`); `accumulated` adds it.
 
 Four more have one sensible reading: line 30 sets T_all to `base`, which includes T_all, instead of
 adding it; `i` runs over layers before l that are GFGB, since line 13 makes l GFGB in any case; a
-tag of -1 stands for the first layer; layers that cannot be computed by direct host access are GFGB,
-and are not turned.
+tag of -1 stands for the first layer; layers that cannot be computed by direct host access remain
+GFGB.
 
 Ref: MemFerry paper, Algorithm 1 and section IV-B.
 """
@@ -73,7 +73,7 @@ class _Run:
         self.extra = np.where(costs.allowed[:, DHA.index], self.by_dha - self.on_gpu, _NEVER)
         self.gap = costs.before_forward.tolist()
         self.can = costs.allowed[:, [GFGB.index, DHA.index]].tolist()
-        self.open = np.full(count, _NEVER, np.int64)  # `extra` of GFGB layers that may be turned
+        self.open = np.full(count, _NEVER, np.int64)  # `extra` of GFGB layers that may be changed
         self.in_place = np.zeros(count, bool)
         self.all = self.reserve = 0
         self.tag = -1
@@ -123,7 +123,7 @@ class _Run:
         return int(self.load[layer]) + extra
 
     def _next(self, start: int, stop: int, most: int, missing: int) -> int:
-        """The first GFGB layer that is worth turning, or -1."""
+        """Return the first GFGB layer worth changing, or -1."""
         extra = self.open[start:stop]
         found = np.flatnonzero(extra < most)  # few, mostly none
         if not len(found):

@@ -1,4 +1,4 @@
-"""Which gradients are written to the host: GO-MemFerry's dynamic programme.
+"""Selection of gradients written to the host: GO-MemFerry's dynamic programme.
 
 `D[i][j] = max(D[i-1][j], D[i-1][j - s_i] + T_GBP(i) - T_CBP(i))`: the most time that is saved by
 keeping gradients of layers up to i in j bytes of GPU memory. The unit of the second axis is the
@@ -46,7 +46,7 @@ def write_back(costs: Costs, decisions: Sequence[Decision], limit: int) -> list[
 
 
 def _keep(free: Sequence[tuple[int, int, int]], limit: int) -> list[int]:
-    """Layers whose gradients stay in GPU memory."""
+    """Select layers whose gradients are kept in GPU memory."""
     if sum(size for _, size, _ in free) <= limit:
         return [i for i, _, gain in free if gain >= 0]
     unit = math.gcd(*(size for _, size, _ in free)) if free else 1

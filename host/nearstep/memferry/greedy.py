@@ -5,8 +5,8 @@ access those are loaded for backward that shorten it most, the largest gain firs
 their loads fit between the end of loading and the first gradient that is sent.
 
 *Budget* (not in the paper, which limits gradients alone): while a plan takes too many bytes, first
-gradients are written to the host, then DFGB layers stay in host memory, then GFGB layers are
-computed there, those first that cost least time for a byte.
+gradients are written to the host, then DFGB layers are kept in host memory, then GFGB layers are
+computed there, in order of least time for a byte.
 """
 
 from __future__ import annotations

@@ -8,12 +8,11 @@ between.
   parameters, inputs and outputs; backward has twice the FLOPs and bytes of a matrix, the others
   once.
 - *By direct host access*: the larger of that and the bytes over the link. An embedding reads the
-  rows of its tokens, as many as there are of either. A normalisation reads its vectors once. A
-  matrix is read once by each wave of tiles (`nearstep.memferry.access`). In backward only the
-  product for the gradient of the input reads the matrix; an embedding and a normalisation's bias
-  read nothing.
+  rows of its tokens, at most all. A normalisation reads its vectors once. A matrix is read once by
+  each wave of tiles (`nearstep.memferry.access`). In backward only the product for the gradient of
+  the input reads the matrix; an embedding and a normalisation's bias read nothing.
 - *Gradients written to the host*: the larger of backward and their bytes over the link.
-- A tied matrix is a layer of its own in its product, which loads it; its gradient counts with the
+- A tied matrix is a separate layer in its product, which loads it; its gradient belongs to the
   embedding, where it is complete.
 
 No source has the rate of the optimizer on the host (`host_params_per_s`).

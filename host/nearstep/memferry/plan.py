@@ -58,8 +58,9 @@ def from_json(text: str, costs: Costs) -> Plan:
 
     Raises
     ------
-    FingerprintError : it was made for another model.
-    PlanError : it is no plan for this profile: the first fault is named, with its layer and field.
+    FingerprintError : the plan was made for another model.
+    PlanError : the plan is invalid for this profile: the first fault is named, with its layer and
+        field.
     """
     try:
         table = json.loads(text, object_pairs_hook=_once)
@@ -153,7 +154,7 @@ def _decision(name: str, table: object, place: int, costs: Costs) -> Decision:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A table; a key that stands twice is an error, not the last one."""
+    """Make a table; a duplicate key is an error."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

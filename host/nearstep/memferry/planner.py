@@ -1,4 +1,4 @@
-"""Plans for a profile: the paper's greedy ones, the exact one, and the better of both."""
+"""Plans for a profile: the paper's greedy ones, the exact one, and the best of all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Planned:
 
     @property
     def gap(self) -> float | None:
-        """Share of the time that another plan could save at most."""
+        """Largest share of the time that another plan could save."""
         return None if self.least is None else (self.total - self.least) / max(self.total, 1)
 
 
@@ -73,8 +73,8 @@ def make(
     readings : of Algorithm 1, at least one.
     decisions : `all`, or `keep`: no gradient is written to the host by choice (MemFerry without
         GO).
-    most_states : of the exact planner; fewer take less time, and prove less. None: as many as it
-        needs to prove most, or, for `best`, `QUICK_STATES`.
+    most_states : of the exact planner; fewer take less time, and prove less. None: the default, or,
+        for `best`, `QUICK_STATES`.
 
     Raises
     ------

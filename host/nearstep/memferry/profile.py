@@ -30,15 +30,15 @@ class LayerProfile:
 
     Attributes
     ----------
-    parameter_bytes : that the layer reads, as in GPU memory.
-    gradient_bytes : of its gradients; 0 without gradients, as of a frozen layer.
+    parameter_bytes : of the layer in GPU memory.
+    gradient_bytes : of its gradients; 0 without gradients, e.g. for a frozen layer.
     load_s : parameters from host to GPU (T_trans).
     send_s : gradients from GPU to host.
     forward_s, backward_s : with parameters and gradients in GPU memory (T_FP, T_BP).
-    forward_dha_s, backward_dha_s : with parameters by direct host access (T_FP^H, T_BP^H); None of
-        a layer that cannot be computed so.
-    backward_write_s : with parameters in GPU memory, gradients written to the host (T_GBP); None of
-        a layer that cannot, or has no gradients.
+    forward_dha_s, backward_dha_s : with parameters by direct host access (T_FP^H, T_BP^H); None if
+        the layer does not support it.
+    backward_write_s : with parameters in GPU memory, gradients written to the host (T_GBP); None if
+        the layer does not support it, or has no gradients.
     backward_dha_write_s : with both in host memory; None likewise.
     between_forward_s, between_backward_s : computation between this layer and the next (A_{l,l+1}).
     update_s : of its parameters by the optimizer on the host.

@@ -1,9 +1,9 @@
-"""Slack of the numbers of a state: how large each may be without effect.
+"""Slack of the numbers of a state: the largest values without effect.
 
-The longest path that begins at a number of a state, over all remaining decisions, says how large
-the number may be without any effect on an iteration of a given length. Decisions that lead to
-nothing better than the best iteration known are excluded by a price: what one adds to a bound,
-above the least, may be no more than the distance of the bound from the best.
+The longest path that begins at a number of a state, over all remaining decisions, bounds the values
+of the number without effect on an iteration of a given length. Decisions that cannot improve on the
+best known iteration are excluded by a price: the sum that a decision adds to a bound, above the
+least, must not exceed the distance of the bound from the best.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def ahead(costs: Costs, excess: Ints, paths: int, gap: int) -> Ints:
 
     Parameters
     ----------
-    excess : what a decision adds to a bound above the least of its layer, times `paths`; (L, 6).
+    excess : sum that a decision adds to a bound above the least of its layer, times `paths`; (L,
+        6).
     gap : distance of the bound from the time to beat, times `paths`.
 
     Returns

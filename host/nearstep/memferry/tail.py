@@ -1,16 +1,16 @@
 """The cost model from the first layer to the last, in one pass.
 
-Forward begins with layer 0, backward ends with it. So decisions for layers 0 to l are summed up by
-the times at which resources are free after their forward, and by the time from their backward to
-the end:
+Forward begins with layer 0, backward ends with it. So the state of decisions for layers 0 to l is
+the times at which resources are free after their forward, and the times from their backward to the
+end:
 
 - `F`, `R`: the GPU and the copies from the host are free; `H`: forward of the last DFGB layer
   ended.
-- `a`, `s`, `d`: time to the end of the iteration from where backward of layer l can begin on the
-  GPU, from where copies to the host are free, from where copies of DFGB layers <= l can begin.
+- `a`, `s`, `d`: time to the end of the iteration from the earliest backward of layer l on the GPU,
+  from the time at which copies to the host are free, from the earliest copy of DFGB layers <= l.
 
-With all layers decided, the iteration takes `max(F + a, max(R, H) + d)`. Each number grows with
-each of those before, so that one state can dominate another.
+With all layers decided, the iteration takes `max(F + a, max(R, H) + d)`. The next numbers are
+monotone in the previous ones, so that one state can dominate another.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Iterations under a plan as graphs of work: MemFerry's, native ZeRO-Offload's, and DeepSpeed's.
 
 One iteration alone takes exactly as long as in `nearstep.memferry.cost`. In a sequence of
-iterations a layer is loaded, or computed in host memory, when the iteration before has updated it:
-updates overlap loads, as in figure 2.
+iterations a layer is loaded, or computed in host memory, after its update in the previous
+iteration: updates overlap loads, as in figure 2.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from nearstep_spec.platform.machine import Hop
 
 GPU, LOADS, SENDS, HOST = "GPU", "host to GPU", "GPU to host", "host"
 Updates = Literal["after-backward", "all-gradients"]
-"""When updates begin: as in the cost model, or, as in ZeRO-Offload, when the host has all
-gradients; then in the order of the forward pass, so that loads may follow."""
+"""Begin of updates: as in the cost model, or, as in ZeRO-Offload, when the host has all gradients;
+then in the order of the forward pass, so that loads may follow.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Bucket:
     """DeepSpeed's bucket, which collects gradients before they are sent.
 
     Gradients of a layer are added when they have been computed; the bucket is sent when those of a
-    layer do not fit, and after backward. A layer that exceeds the bucket has one of its own.
+    layer do not fit, and after backward. A layer larger than the bucket has a separate one.
 
     Attributes
     ----------
@@ -130,8 +131,9 @@ class Iterations:
     def _send_all(
         self, held: list[int], now: Operation | None, sends: dict[int, Operation]
     ) -> Operation | None:
-        """Send the collected gradients; return the operation that the GPU's next computation waits
-        for."""
+        """Send the collected gradients, and return the operation before the GPU's next
+        computation.
+        """
         for i in held:
             assert now is not None, "gradients were computed"
             sends[i] = self._send(i, now)
@@ -177,7 +179,7 @@ class Iterations:
     def _compute(self, kind: str, layer: int, ticks: int, after: Sequence[Operation]) -> Operation:
         """Compute a layer on the GPU.
 
-        On a shared link its reads of the host are a transfer beside that, of the bytes whose time
+        On a shared link its reads of host memory are a concurrent transfer, of the bytes whose time
         is the excess of direct host access over computation on the GPU.
         """
         decision, costs = self._decisions[layer], self._costs
@@ -232,7 +234,7 @@ class Steady:
 
 
 def steady(iterations: Iterations) -> Steady:
-    """Time the last of four iterations against the third: each waits for the one before alone."""
+    """Time the last of four iterations against the third: each waits only for the previous one."""
     found: list[Timeline] = []
     for count in (3, 1):
         for _ in range(count):
@@ -249,7 +251,7 @@ def once(
     updates: Updates = "after-backward",
     bucket: Bucket | None = None,
 ) -> Timeline:
-    """Time one iteration alone, by default as the cost model has it."""
+    """Time one iteration alone, by default as in the cost model."""
     iterations = Iterations(costs, decisions, updates=updates, bucket=bucket)
     iterations.add()
     return execute(iterations.graph)

@@ -1,1 +1,1 @@
-"""Tables and figures of the papers, beside what this project models and measures."""
+"""Tables and figures of the papers beside modelled and measured ones."""

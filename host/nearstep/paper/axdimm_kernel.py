@@ -1,4 +1,4 @@
-"""Table 5 of the AXDIMM paper: parameters that the kernel, and a core, update in a second.
+"""Table 5 of the AXDIMM paper: parameters updated in a second by the kernel, and by a core.
 
 *Measured*: RTL cycles of a step on `sim:axdimm`, at 200 MHz. The paper's chips, K4ABG165WA of 32
 Gb, are two dies of 16 Gb in a package (Samsung; JESD79-4 has no die above 16 Gb), so a refresh
@@ -69,7 +69,7 @@ def measured(elements: int = ELEMENTS, seed: int = 5) -> Iterator[Rate]:
 
 
 def _step(device: KernelDevice, elements: int, seed: int) -> int:
-    """Cycles of a step of AdamW on all channels at once, of the slowest one."""
+    """Measure the cycles of the slowest channel in a step of AdamW on all channels."""
     random = np.random.default_rng(seed)
     arrays = []
     for channel in range(device.channel_count):
@@ -89,7 +89,7 @@ def this_core(elements: int = 1 << 24) -> Rate | None:
 
     Parameters
     ----------
-    elements : more than a cache holds.
+    elements : more than fit a cache.
     """
     try:
         import torch

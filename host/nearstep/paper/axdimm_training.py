@@ -6,9 +6,9 @@ machine. Inputs beyond the paper and datasheets:
 - One constant is fitted, on one figure, the forward pass of the largest model on the baseline
   (`FITTED_ON`): the rate of both drives together, in both directions.
 - The printed peak of the drives is an input: it gives the memory left for tensors
-  (`AxdimmCase.memory_bytes`). The text does not explain it: parameters and state less 16 GB are 8
-  to 14 GB below it.
-- `ASSUMPTIONS` list what the text leaves open.
+  (`AxdimmCase.memory_bytes`). The text does not explain the peak: parameters and state less 16 GB
+  are 8 to 14 GB below it.
+- `ASSUMPTIONS` where the text is silent.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ ARRAYS = ("p", "m", "v")
 POLICIES = ("updated_first", "belady")
 CHANNELS = 2
 ASSUMPTIONS = (
-    "The GPU computes at its datasheet's fp32 rate; nothing is computed again in backward.",
+    "The GPU computes at its datasheet's fp32 rate, without recomputation in backward.",
     "A core copies between memory and GPU as fast as it updates: 140.32 MP/s of 28 bytes.",
-    "One layer is fetched ahead, on one stream; backward of a layer waits until the gradients of "
-    "the one before are sent.",
-    "What an update needs is gathered when the gradients of its layer are complete (section 5.3).",
-    "On the baseline one thread of the host updates and moves tensors to and from the drives, one "
-    "thing after the other; on the AXDIMM a channel updates beside all of that.",
-    "A channel does one thing at a time, an update or a transfer, and one transfer to or from the "
-    "DIMM is under way (section 5.2).",
-    "Parameters of more than half of what a channel has room to gather are cut.",
-    "For an update parameters come from the GPU, which has just used them, not from the drives.",
+    "One layer is prefetched, on one stream; backward of a layer waits until the gradients of the "
+    "previous one are sent.",
+    "The arrays of an update are gathered when the gradients of its layer are complete (section "
+    "5.3).",
+    "On the baseline one thread of the host updates and moves tensors to and from the drives, "
+    "without overlap; on the AXDIMM channels update concurrently.",
+    "A channel runs an update or a transfer, and one transfer to or from the DIMM is in flight "
+    "(section 5.2).",
+    "Parameters larger than half of a channel's room for gathering are cut.",
+    "For an update parameters are copied from the GPU, which has just used them, not from the "
+    "drives.",
 )
 
 
@@ -193,8 +195,9 @@ class AxdimmCase:
         return Iterations(layers, pieces, schedule, self.machine, self.roles, self.limits)
 
     def run(self) -> Iteration:
-        """Run two iterations, and return the second: the first finds tensors as initialisation left
-        them."""
+        """Run two iterations, and return the second: in the first, tensors are still placed by
+        initialisation.
+        """
         plan, timeline = self._two()
         return plan.times(timeline)[-1]
 
@@ -212,7 +215,7 @@ class AxdimmCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A row of the table, beside the printed one."""
+    """Make a row of the table, beside the printed one."""
 
     model: str
     printed: Printed

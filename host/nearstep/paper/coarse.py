@@ -2,7 +2,7 @@
 
 *Modelled*: bytes over the links of the paper's machines, and FLOPs at the datasheets' peaks
 (`nearstep.paper.coarse_case`). One constant is fitted, on section II (figure 2), in `Evaluation`.
-`ASSUMPTIONS` list what the text leaves open, and `sensitivity` shows their effect on the rows.
+`ASSUMPTIONS` apply where the text is silent, and `sensitivity` shows their effect on the rows.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from nearstep.work.operation import Transfer
 
 ASSUMPTIONS = (
     "Rates between two GPUs are figure 8's, those of a GPU's own link the 25 GB/s both ways of "
-    "section III-E: all are PCIe 3.0 x16. Half of what is both ways is each way. Pairs of GPUs do "
-    "not slow each other but at a GPU's link. Transfers take as long as the busiest link.",
-    "Worker i and device i are at one switch (figure 4); a tensor goes to the proxy with the "
+    "section III-E: all are PCIe 3.0 x16. The rate of each way is half of that both ways. Pairs "
+    "of GPUs share only a GPU's link. Transfers take as long as the busiest link.",
+    "Worker i and device i are at one switch (figure 4); a tensor is sent to the proxy with the "
     "highest rate. NVLink is off, as in the paper's profiler, for AllReduce, too.",
-    "The devices are GPUs (IV-B), so pushes and pulls use the same links as rings do. m is the "
-    "best one under that.",
-    "Synchronization begins when backward has ended: with the overlap of T_train nothing of BERT's "
-    "would block on the P100, and figure 17 has 72 % of AllReduce's.",
+    "The devices are GPUs (IV-B), so pushes and pulls share links with rings. m is the best one "
+    "under this assumption.",
+    "Synchronization begins after backward: with the overlap of T_train BERT would not block on "
+    "the P100, and figure 17 has 72 % of AllReduce's blocked communication.",
     "Workers are half of a machine's GPUs; 3.3x and 4.3x, 11.3x and 13.3x are of two and four "
     "workers of the g4dn, 10.8x to 13.8x of one and two workers to a device.",
     "Forward and backward take the FLOPs of matrix products at a share of the peak that is the "
@@ -44,11 +44,11 @@ ASSUMPTIONS = (
     "(least) or of 8 (most).",
 )
 NOT_MODELLED = {
-    "Figure 13: curves by access size": "the text has no numbers of them; a load or a store costs "
-    "the same in an access of any size",
+    "Figure 13: curves by access size": "the text has no numbers of them; a load or a store has "
+    "the same cost in an access of any size",
     "Figure 2: seven other models, parts of the overhead": "models are not named, no number is "
     "printed",
-    "Figure 15": "relations alone, which figure 8's rates have: `nearstep.coarse.routing` chooses "
+    "Figure 15": "only relations, which figure 8's rates imply: `nearstep.coarse.routing` chooses "
     "the remote proxy for large tensors on the V100 and the local one elsewhere",
     "90 % of a serial bus (CCI), 34 % on a DGX-1, less than 10 % of in-network reduction": "of "
     "other papers",
@@ -127,7 +127,7 @@ class Evaluation:
         )
 
     def dense(self, model: str, layout: Layout, batch: int | None = None) -> Iteration:
-        """Iteration with one memory device, which all workers push to and pull from."""
+        """Iteration with one memory device for all workers."""
         work = self.work(model, layout.machine, batch)
         return Iteration(work.seconds, Communication(layout, self.options).dense_s(work.nbytes))
 
@@ -165,7 +165,7 @@ class Evaluation:
         where = "II-C, V-B, figures 3, 13"
         reads = link.reads / link.loads
         for name, paper in (("least", 9.0), ("most", 17.0)):
-            note = f"it takes {reads / paper:.1f} loads under way"
+            note = f"implies {reads / paper:.1f} loads in flight"
             title = f"Reads, GPU Direct over CCI, {name}"
             yield row(title, where, "x", paper, reads, note=note)
         for name, paper, size in (("least", 1.25, 64), ("most", 4.0, 8)):
@@ -271,7 +271,7 @@ PARTS: Mapping[str, Callable[[Evaluation], Iterator[Row]]] = {
 
 
 def both_ways(machine: str, one: str, other: str, nbytes: int = 1 << 30) -> float:
-    """Bytes a second of a transfer each way at once, on the timeline of a platform."""
+    """Measure bytes a second of concurrent transfers each way, on the timeline of a platform."""
     graph = Graph()
     for start, stop in ((one, other), (other, one)):
         graph.add(
@@ -298,7 +298,7 @@ VARIANTS: Mapping[str, tuple[Options, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Variant(Sensitivity):
-    """Rows under a changed assumption: `values` are those of `SENSITIVE`."""
+    """Rows under a changed assumption: `values` of `SENSITIVE`."""
 
     values: Mapping[str, float]
 

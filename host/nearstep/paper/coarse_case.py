@@ -42,15 +42,15 @@ class Options:
 
     Attributes
     ----------
-    gpu : share of the peak that a GPU reaches. None: fitted (`nearstep.paper.coarse`).
+    gpu : share of its peak that a GPU reaches. None: fitted (`nearstep.paper.coarse`).
     dtype : `mixed`: fp16 on GPUs with tensor cores, `fp32` on all.
     tokens : of a sequence of BERT.
     share : limits that transfers share: `links and pairs`, a GPU's link each way, and the rate of
         figure 8 between two GPUs; `pairs`: those rates alone; `uplinks`: GPUs' links, and for all
         transfers that leave a switch the rate between two of its GPUs and others.
     overlap : synchronization begins within backward, as in T_train; else after backward.
-    dense_shared : DENSE's one memory device serves one worker after the other.
-    dense_turns : a worker of DENSE pushes all before it pulls; else both at once.
+    dense_shared : DENSE's memory device serves workers one after the other.
+    dense_turns : a worker of DENSE pushes everything before it pulls; else both overlap.
     server_bytes_per_s : of a GPU's link to DENSE's device, each way.
     read, write : factors by which loads and stores of the host are slower (figure 3).
     """
@@ -97,7 +97,7 @@ class Work:
 
     @property
     def flops_per_s(self) -> float:
-        """Rate of a GPU, as far as it reaches its peak."""
+        """Reached rate of a GPU."""
         mixed = self.options.dtype == "mixed" and self.machine in TENSOR_CORES
         peak = platform(self.machine).processors["gpu0"].flops["fp16" if mixed else "fp32"]
         return float(peak) * (1.0 if self.options.gpu is None else self.options.gpu)
@@ -147,8 +147,9 @@ class Work:
 
 
 def pair_bytes_per_s(machine: str, *, local: bool) -> float:
-    """Rate each way between two GPUs, at one switch or at two; of a link where there are no
-    switches."""
+    """Return the rate each way between two GPUs, at one switch or at two; without switches that of
+    a link.
+    """
     both = FIGURE_8.get(machine, (BOTH_WAYS_BYTES_PER_S,) * 2)
     return both[not local] / 2
 
@@ -159,8 +160,8 @@ class Layout:
 
     Attributes
     ----------
-    workers : p, of all nodes; dealt to switches in turn, as devices are.
-    devices : as many, or a divisor of that: workers share them.
+    workers : p, of all nodes; distributed over switches round robin, like devices.
+    devices : equal to `workers`, or a divisor: workers share them.
     """
 
     machine: str
@@ -170,7 +171,7 @@ class Layout:
 
 
 def lowest(lines: Sequence[tuple[float, float]]) -> float:
-    """The lowest point of the upper envelope of lines from 0 to 1, given by both ends."""
+    """Find the lowest point of the upper envelope of lines from 0 to 1, given by both ends."""
 
     def highest(part: float) -> float:
         return max(first + (last - first) * part for first, last in lines)
@@ -183,7 +184,7 @@ def lowest(lines: Sequence[tuple[float, float]]) -> float:
 
 
 class Communication:
-    """Seconds of a synchronization: those of the busiest link, each way by itself."""
+    """Compute the seconds of a synchronization: those of the busiest link and direction."""
 
     def __init__(self, layout: Layout, options: Options) -> None:
         self.layout = layout

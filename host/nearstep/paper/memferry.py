@@ -2,8 +2,8 @@
 
 *Modelled*: profiles by roofline (`nearstep.memferry.modelled`) on the machines of the platform
 files, plans by `nearstep.memferry.planner`, times of one iteration by the cost model. No constant
-is fitted. `ASSUMPTIONS` list what neither the paper nor a datasheet says, and `sensitivity` shows
-their effect on the rows.
+is fitted. `ASSUMPTIONS` apply where paper and datasheets are silent, and `sensitivity` shows their
+effect on the rows.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ASSUMPTIONS = (
     "4 billion parameters), a vocabulary of 32768 (130528), sequence 512; as many as fit the size.",
     "The host's memory is not printed: the optimizer moves 28 bytes a parameter at eight channels "
     "of DDR4-3200 on the larger machine, and at two of DDR4-2666 on the smaller one.",
-    "Native ZeRO-Offload sends gradients layer by layer, and updates when all have come; nothing "
-    "overlaps the next iteration.",
-    "DeepSpeed is at its defaults: gradients are collected in a bucket of 500,000,000, which is "
-    "sent when it is full or backward has ended, while the GPU waits (overlap_comm is off).",
+    "Native ZeRO-Offload sends gradients layer by layer, and updates when all have been received; "
+    "nothing overlaps the next iteration.",
+    "DeepSpeed has its defaults: gradients are collected in a bucket of 500,000,000, which is "
+    "sent when full or after backward, while the GPU waits (overlap_comm is off).",
     "Memory is parameters, gradients and activations (section II-B), DeepSpeed's gradients its "
     "bucket; activations are all kept, as Korthikanti et al. count them (III-B: they are retained; "
     "II-A counts the peak of computing them again, which is in the sensitivity table).",
@@ -43,10 +43,10 @@ ASSUMPTIONS = (
 MODELS_OF_FIGURE_9 = ("bert-base", "roberta-base", "bert-large", "gpt2-medium")
 SMALL, LARGE = MODELS_OF_FIGURE_9[:2], MODELS_OF_FIGURE_9[2:]
 NOT_MODELLED = {
-    "GPU busy without offloading: 99 % (I), above 80 % (III-A)": "a model in GPU memory waits for "
-    "nothing here, so it would be 100 %; the paper's number is of multiprocessors",
-    "DeepSpeed's latency to make and free its buffer, considerable (V-A)": "no number is printed, "
-    "and PyTorch's allocator keeps what is freed",
+    "GPU busy without offloading: 99 % (I), above 80 % (III-A)": "a model in GPU memory never "
+    "waits here, so the model has 100 %; the paper counts multiprocessors",
+    "DeepSpeed's latency to make and free its buffer, considerable (V-A)": "no number is "
+    "printed, and PyTorch's allocator keeps what is freed",
     "Bars and curves of figures 3 and 9 to 14": "the text does not give them",
     "Figure 10(b): time over the reserve factor is convex": "no number is printed; "
     "`.venv/bin/nearstep plan --reserve` shows the curve",
@@ -257,7 +257,7 @@ def sensitivity(
 
 
 def _overlapped(case: MemferryCase) -> float:
-    """Speedup over native of the better one of MemFerry's two orders of updates."""
+    """Return the speedup over native of the better of MemFerry's two orders of updates."""
     base = Iterations(case.costs, native(case.costs), updates="all-gradients")
     ours = [
         steady(Iterations(case.costs, case.memferry.decisions, updates=each)).seconds
@@ -267,7 +267,7 @@ def _overlapped(case: MemferryCase) -> float:
 
 
 def _shared(case: MemferryCase) -> float:
-    """Speedup of MemFerry's plan on a link that copies and reads of the GPU share."""
+    """Return the speedup of MemFerry's plan on a link shared by copies and the GPU's reads."""
     ends = "cpu", "gpu0" if case.machine == "memferry-a100" else "gpu"
     down, up = (
         min(hop.bytes_per_s for hop in case.platform.route(*way)) for way in (ends, ends[::-1])

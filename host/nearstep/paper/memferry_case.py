@@ -41,14 +41,14 @@ class Options:
 
     Attributes
     ----------
-    dtype : None: as `ASSUMPTIONS` has it for the machine.
+    dtype : None: that of `ASSUMPTIONS` for the machine.
     reads : of matrices by direct host access.
     host : factor on the rate of the optimizer on the host.
     flops : factor on the rate of the GPU.
     batch : factor on the batch.
-    recompute : activations are computed again in backward: outputs of layers are kept, and all of
-        one layer. Times stay.
-    bucket : gradients that DeepSpeed collects; None: its memory and its order are native's.
+    recompute : activations are recomputed in backward: only outputs of layers, and all activations
+        of one layer, are kept. Times are not changed.
+    bucket : gradients that DeepSpeed collects; None: memory and order as native.
     beside : two buckets: backward continues while one is sent (`overlap_comm`).
     """
 
@@ -211,7 +211,7 @@ class MemferryCase:
 def _planned(
     profile: Profile, reserve: float, decisions: Literal["all", "keep"], planner: Planner
 ) -> Planned:
-    """A plan, which assumptions about memory and baselines alone do not change."""
+    """Make a plan, which does not depend on assumptions about memory and baselines."""
     return make(
         profile, reserve=reserve, decisions=decisions, planner=planner, most_states=MOST_STATES
     )

@@ -1,4 +1,4 @@
-"""Printed figures of a paper as rows, beside figures from here."""
+"""Printed figures of a paper as rows, beside nearstep's."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Row:
     ----------
     unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `B` of billions, `GB/s` and so on.
     relation : `>` and `<` of a bound.
-    found : None if it is not measured yet; `note` says how.
-    kind : `counted`, `modelled`, `fitted` if a constant is chosen by it, `input` if it is an input
-        here, or `measured`.
+    found : None if not measured yet; `note` names the bench.
+    kind : `counted`, `modelled`, `fitted` if a constant is fitted to it, `input` if the figure is
+        an input, or `measured`.
     speedup : whether the mean error counts it.
     """
 
@@ -109,7 +109,7 @@ class Sensitivity:
 
     Attributes
     ----------
-    gpu : share of its peak, fitted anew unless the variant has it.
+    gpu : share of its peak, fitted again unless set by the variant.
     mean, largest : errors.
     of : the row with the largest.
     """
@@ -144,6 +144,6 @@ def row(
 def spread(
     name: str, section: str, low: float, high: float, found: Sequence[float]
 ) -> Iterator[Row]:
-    """Rows of a printed range: the least and the most of some speedups."""
+    """Make the rows of a printed range: the least and the most of some speedups."""
     yield row(f"{name}, least", section, "x", low, min(found), speedup=True)
     yield row(f"{name}, most", section, "x", high, max(found), speedup=True)

@@ -1,9 +1,9 @@
-"""The Smart-Infinity paper's figures and tables beside those from here.
+"""The Smart-Infinity paper's figures and tables beside nearstep's.
 
 *Counted*: bytes of the operations of an iteration. *Modelled*: the time of the same operations on
 the paper's machine, with links and drives shared (`nearstep.paper.smart_infinity_case`). Two
-constants are fitted, both on section III (figure 3), in `Evaluation`. `ASSUMPTIONS` list what the
-text leaves open, and `sensitivity` shows their effect on the rows. Measured rows are of
+constants are fitted, both on section III (figure 3), in `Evaluation`. `ASSUMPTIONS` apply where the
+text is silent, and `sensitivity` shows their effect on the rows. Measured rows are of
 `nearstep.paper.smart_infinity_measured`.
 """
 
@@ -25,25 +25,27 @@ from nearstep_spec.platform.transformer import Transformer
 ASSUMPTIONS = (
     "Rates of the SSD are not printed: those of Samsung's PM983 of the same size and link, 3.2 "
     "GB/s of reads and 2.0 GB/s of writes.",
-    "Reads and writes of a drive take turns. If one did not slow the other, an update on one drive "
-    "would take 75 % of an iteration at most, and figure 3 has over 80 %.",
+    "Drives are half-duplex. With full duplex an update on one drive would take at most 75 % of "
+    "an iteration, and figure 3 has over 80 %.",
     "The uplink's rate is of both ways together, and that of four drives in an update (fitted).",
-    "The GPU reaches a share of its fp16 peak, the same on each GPU (fitted); forward is computed "
-    "again in backward.",
+    "The GPU reaches a share of its fp16 peak, the same on each GPU (fitted); forward is "
+    "recomputed in backward.",
     "The sequence is not printed: 1024 tokens of GPT-2 and BLOOM, 512 of BERT, 128 of the GLUE "
     "tasks of Table IV; the batch is 4.",
     "Shapes are not printed: Megatron's widths for GPT-2, its BERT of 3.9 billion, BLOOM of 7.1 "
     "billion, ViT-L/16.",
-    "Each block's parameters are dealt to all cards equally.",
-    "Backward of a block waits until the gradients of the one before are on the drives (figure "
-    "1(b), steps 1 to 4); parameters come one block ahead. The update begins when all are (IV-C).",
+    "Each block's parameters are distributed equally over all cards.",
+    "Backward of a block waits until the gradients of the previous one are on the drives (figure "
+    "1(b), steps 1 to 4); parameters are prefetched by one block. The update begins when all "
+    "gradients are on the drives (IV-C).",
     "The baseline's update overlaps reads, the CPU and writes; the CPU moves 28 bytes a parameter "
     "at its memory's rate.",
     "An updater reads 7 GB/s (VII-H: above), the decompressor fills gradients as fast as the SSD "
     "reads (VII-H: slightly above); neither overlaps the transfers of its card's one set of "
     "buffers (IV-B).",
-    "Updated parameters go up while the next subgroup is updated (IV-A), in SU, too; buffers take "
-    "no time to allocate. So SU+O gains over SU what a drive gains by reads beside writes: none.",
+    "Updated parameters are uploaded while the next subgroup is updated (IV-A), in SU, too; "
+    "allocation of buffers takes no time. So SU+O gains over SU only by overlapping reads and "
+    "writes of a drive: nothing.",
     "Speedups that are printed as ranges are the least and the most of the models of their figure; "
     "those of figures 10, 11, 13 and 17 are of SU+O+C.",
 )
@@ -207,8 +209,9 @@ class Evaluation:
         yield row(name, where, "x", 1.0, four / ten, kind="fitted")
 
     def _moving(self, model: Model, drives: int) -> float:
-        """Share of an iteration that drives cost: all but forward and backward with next to no
-        gradients to offload."""
+        """Return the share of an iteration due to drives: all but forward and backward with almost
+        no gradients to offload.
+        """
         free = CsdCase(
             model=model, method="su+o+c", drives=10, percent=0.001, options=self.options
         ).phases

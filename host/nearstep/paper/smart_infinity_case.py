@@ -30,7 +30,7 @@ PAIR_BYTES = 8
 """An index and a value of a gradient (section VII-A)."""
 
 MOST_BLOCKS = 24
-"""Blocks that layers are joined to, which are transferred and computed as a whole."""
+"""Most blocks of layers, which are transferred and computed as a whole."""
 
 SUMS = 2
 """Sums of the activations of a layer on several GPUs: one of attention and one of the perceptron.
@@ -95,7 +95,7 @@ def blocks(layers: Sequence[Layer], most: int = MOST_BLOCKS) -> list[Block]:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """Divide a number into parts as equal as whole numbers can be."""
+    """Divide an integer into nearly equal integers."""
     return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
 
 
@@ -107,7 +107,7 @@ class CsdCase:
     ----------
     method : of `METHODS`.
     drives : 1 to 10.
-    gpus : names of the machine's; several share each layer (tensor parallelism, section VIII-A).
+    gpus : of the machine, by name; several share each layer (tensor parallelism, section VIII-A).
     optimizer : of `STATES`.
     percent : of SmartComp: bytes of pairs beside those of whole gradients (section VII-A).
     batch : sequences.
@@ -269,7 +269,7 @@ class _Work:
             loads = self._loads(f"load again {number}", block, block.output_bytes, done[-2])
             after = [*loads, *done[-1], *([] if case.options.overlap else gone[-1])]
             name = f"backward {number}"
-            sums = 2 * SUMS * block.output_bytes  # backward, and forward again
+            sums = 2 * SUMS * block.output_bytes  # backward, and recomputed forward
             done.append(self._compute(name, block.backward_flops, sums, after))
             nbytes = HALF_BYTES * block.elements
             if case.method == "su+o+c":
@@ -312,7 +312,7 @@ class _Work:
             )
 
     def _update_on_card(self, drive: int, elements: int) -> None:
-        """Figures 4(b), 5 and 6(b): subgroups as large as the card's DRAM has room for.
+        """Figures 4(b), 5 and 6(b): subgroups as large as fit the card's DRAM.
 
         With the handler a variable of the next subgroup is read when its buffer has been written
         back; without, when all have.
@@ -341,7 +341,9 @@ class _Work:
     def _upload_all(
         self, ssd: str, waiting: list[tuple[str, int, Operation]], after: Sequence[Operation]
     ) -> None:
-        """Send updated parameters to the host once they are written and others have been read."""
+        """Send updated parameters to the host after they are written and the next ones have been
+        read.
+        """
         while waiting:
             what, nbytes, written = waiting.pop()
             self._upload(what, ssd, nbytes, [written, *after])

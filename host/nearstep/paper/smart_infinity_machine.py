@@ -34,10 +34,10 @@ class Options:
 
     Attributes
     ----------
-    drive : `half`: reads and writes of a drive take turns, each at its own rate; `full`: one does
-        not slow the other.
-    uplink : `half`: its rate is that of both ways together.
-    read_bytes_per_s, write_bytes_per_s : of a drive. None: as the platform has them.
+    drive : `half`: reads and writes of a drive alternate, each at its own rate; `full`: they
+        overlap.
+    uplink : `half`: both ways share its rate.
+    read_bytes_per_s, write_bytes_per_s : of a drive. None: those of the platform.
     overlap : backward continues while the gradients of the block before are sent to the drives.
     updater_bytes_per_s : read rate of an updater.
     decompressor : rate of gradients, as a factor on the bytes that a drive reads.
@@ -87,7 +87,7 @@ class Machine:
 
     @property
     def uplink_bytes_per_s(self) -> float:
-        """Rate of the host's link to the expansion, as `Options.uplink` counts it."""
+        """Rate of the host's link to the expansion, in the sense of `Options.uplink`."""
         if self.options.uplink_bytes_per_s is not None:
             return self.options.uplink_bytes_per_s
         both = SATURATED_BY * self.drive_bytes_per_s
@@ -114,7 +114,7 @@ class Machine:
         return {}
 
     def transfer(self, start: str, stop: str, nbytes: int) -> Transfer:
-        """Transfer from one part to another, where a drive reads or writes at a time."""
+        """Make a transfer from one part to another, with half-duplex drives."""
         if (start, stop) not in self._routes:
             route = self.platform.route(start, stop)
             hops = [each for hop in route for each in self._drive(hop)]

@@ -1,4 +1,4 @@
-"""Table III and figure 14 of the Smart-Infinity paper beside measurements of benches here."""
+"""Table III and figure 14 of the Smart-Infinity paper beside the benches' measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPREAD = "random"
 
 
 def measured(folder: Path = FOLDER) -> Iterator[Row]:
-    """Rows of the files of benches; nothing is found for a bench that has not run.
+    """Make rows from the benches' files; a bench that has not run gives no figure.
 
     Parameters
     ----------

@@ -15,8 +15,9 @@ from nearstep.work.timeline import Entry, Timeline
 from nearstep_spec.platform.machine import Platform
 
 PRIORITIES = {"fetch": -2, "send": -1}
-"""Transfers that the compute device waits for are first; then gradients, so that a channel has
-updates to do while the host copies to or from another."""
+"""Priorities: transfers that the compute device waits for; then gradients, so that a channel can
+update while the host copies to or from another.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,11 @@ class Roles:
 
     Attributes
     ----------
-    compute, drives : names of parts or switches that hold bytes.
+    compute, drives : names of parts or switches with bytes.
     memory : the same of each channel.
-    updates : `memory`: the kernels of its channels, one each, beside everything else, while the
+    updates : `memory`: one kernel for each channel, concurrently with everything else, while the
         host copies to or from one channel at a time (AXDIMM, section 5.2); `processor`: one thread
-        of the host, which also copies between memory and drives, one thing after the other.
+        of the host, which also copies between memory and drives, without overlap.
     params_per_s : updates of one channel's kernel, or of the thread.
     """
 
@@ -46,9 +47,9 @@ class Limits:
 
     Attributes
     ----------
-    layers_ahead : layers that are fetched before the one that is computed has ended.
-    gradient_layers : layers whose gradients may be on the compute device, the one that is computed
-        among them.
+    layers_ahead : layers that are fetched before the current one has ended.
+    gradient_layers : layers whose gradients may be on the compute device, including the current
+        one.
 
     Raises
     ------
@@ -114,7 +115,7 @@ class Iterations:
         self._roles = roles
         self._limits = limits
         self._ends: list[tuple[Operation, Operation]] = []
-        self._begin: list[Operation] = []  # what must end before the iteration begins
+        self._begin: list[Operation] = []  # operations before the iteration
         self._rooms: dict[int, Sequence[Operation]] = {}  # the last one of each channel
 
     def add(self) -> None:
@@ -227,7 +228,7 @@ class Iterations:
         reads, writes = {
             "fetch": ([away if move.source == "drives" else here], []),
             "send": ([], [here]),
-            "evict": ([], [here, away]),  # whatever reads it here has done so
+            "evict": ([], [here, away]),  # its local reads have ended
             "load": ([away], [here]),
         }[move.kind]
         return graph.add(
@@ -241,8 +242,9 @@ class Iterations:
         )
 
     def _holds(self, move: Move) -> tuple[str, ...]:
-        """Resources that a move holds: a channel, and the one copy to or from channels; or the
-        thread; fetches have a stream of their own (section 5.2)."""
+        """Return the resources of a move: a channel, and the one copy to or from channels; or the
+        thread; fetches have a separate stream (section 5.2).
+        """
         stream = ("fetches",) if move.kind == "fetch" else ()
         if self._roles.updates == "processor":
             return ("host thread",) if move.kind in ("evict", "load", "update") else stream
@@ -253,8 +255,7 @@ class Iterations:
 
 
 def _moved(entry: Entry, first: int, begin: int) -> Entry:
-    """An entry counted from the first operation of an iteration and from the cycle that it begins
-    at."""
+    """Shift an entry to the first operation and cycle of its iteration."""
     operation = entry.operation
     own = replace(
         operation,

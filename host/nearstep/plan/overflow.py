@@ -1,4 +1,4 @@
-"""Steps of an optimizer whose arrays are kept on drives where memory has no room."""
+"""Steps of an optimizer whose arrays are kept on drives if they do not fit in memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ Eviction = Literal["updated_first", "belady"]
 """Policy of eviction: section 5.3 of AXDIMM, or the array whose next use is last."""
 
 Kind = Literal["evict", "drop", "load", "make"]
-"""Write an array to the drives; drop it, since they have it; read it; make it, since the update, or
-the host, writes all of it."""
+"""Moves: write an array to the drives; drop it, because the drives have it; read it; make it,
+because the update or the host writes all of it.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class ArrayMove:
 class OverflowPlan:
     """Plan of the moves before each update, and of the writes at the end of a step.
 
-    After `written` the drives have all arrays; so an array that a later step finds in memory, and
-    has not used yet, is evicted without a write. Each array is written once a step.
+    After `written` the drives have all arrays; so an array in memory that a later step has not used
+    yet is evicted without a write. Each array is written once a step.
 
     Parameters
     ----------
@@ -86,7 +87,7 @@ class OverflowPlan:
 
         Raises
         ------
-        NoRoomError : nothing has been decided.
+        NoRoomError : nothing was changed.
         """
         missing = [each for each in arrays if each not in self._memory]
         gone = self._memory.make_room(arrays, arrays[0].unit)

@@ -1,4 +1,4 @@
-"""Pieces of parameters: what is moved and updated at once."""
+"""Pieces of parameters: the unit of moves and updates."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ class Item(NamedTuple):
 
 
 def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[Piece]]:
-    """Cut the parameters of each layer into pieces, and give each a channel.
+    """Cut the parameters of each layer into pieces, and assign channels.
 
-    A piece is given to the channel with the fewest bytes so far: channels in turn if all are of one
-    size (AXDIMM, section 5.2). In turn regardless of size, one channel would get all weights and
-    another all biases.
+    A piece is assigned to the channel with the fewest bytes so far: round robin for equal sizes
+    (AXDIMM, section 5.2). Round robin regardless of size would assign all weights to one channel
+    and all biases to another.
 
     Parameters
     ----------
-    most : elements of a piece; larger parameters become parts of nearly equal size.
+    most : elements of a piece; larger parameters are cut into parts of nearly equal size.
 
     Raises
     ------

@@ -9,11 +9,11 @@ from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 
 class Movable(Protocol):
-    """An array that is in memory or on drives as a whole. It can be hashed."""
+    """A hashable array that is in memory or on drives as a whole."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in memory."""
+        """Bytes in memory."""
 
     @property
     def transient(self) -> bool:
@@ -51,8 +51,9 @@ Policy = Callable[[Sequence[Candidate[AnyItem]], int], AnyItem]
 
 
 def updated_first(candidates: Sequence[Candidate[AnyItem]], now: int) -> AnyItem:
-    """Choose used gradients; then arrays that this iteration has updated, the longest unused first
-    (AXDIMM, section 5.3); then the one that was used last, which backward needs last."""
+    """Choose used gradients; then arrays updated in this iteration, the least recently used first
+    (AXDIMM, section 5.3); then the most recently used one, which backward needs last.
+    """
     done = [each for each in candidates if each.updated]
     if done:
         return min(done, key=lambda each: (not each.item.transient, each.used)).item
@@ -60,8 +61,8 @@ def updated_first(candidates: Sequence[Candidate[AnyItem]], now: int) -> AnyItem
 
 
 def belady(uses: Mapping[AnyItem, Sequence[int]], length: int) -> Policy[AnyItem]:
-    """Policy that evicts the array whose next use is furthest ahead, in an order of uses that
-    repeats: no policy evicts less (Belady, 1966; of arrays of equal size).
+    """Policy that evicts the array whose next use is furthest ahead, in a repeated order of uses:
+    optimal for arrays of equal size (Belady, 1966).
 
     Parameters
     ----------
@@ -155,7 +156,7 @@ class Residency(Generic[AnyItem]):
         return gone
 
     def use(self, item: AnyItem, *, updated: bool = False) -> None:
-        """Note a use of an array here, which changes it if it is `updated`."""
+        """Note a use of an array in memory, which changes it if `updated`."""
         self._time += 1
         self._held[item] = self._time
         if updated:
@@ -164,15 +165,15 @@ class Residency(Generic[AnyItem]):
                 self._changed.add(item)
 
     def change(self, item: AnyItem) -> None:
-        """Note that an array here differs from its copy on the drives."""
+        """Note that an array in memory differs from its copy on the drives."""
         self._changed.add(item)
 
     def written(self) -> list[AnyItem]:
-        """All changed arrays, in the order of their uses; they count as written from now on."""
+        """Return all changed arrays, in the order of their uses, and mark them as written."""
         found = [item for item in self._held if item in self._changed]
         self._changed.clear()
         return sorted(found, key=self._held.__getitem__)
 
     def end_iteration(self) -> None:
-        """Begin the next iteration: no array is updated but used gradients."""
+        """Begin the next iteration: only used gradients count as updated."""
         self._updated = {item for item in self._updated if item.transient}

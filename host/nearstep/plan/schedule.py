@@ -1,4 +1,4 @@
-"""The moves of an iteration in order: the same for a run on devices and for a modelled one."""
+"""The moves of an iteration in order, for runs on devices and modelled ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from nearstep.plan.pieces import GRADIENT, Item, Piece
 from nearstep.plan.residency import Policy, Residency
 
 Kind = Literal["fetch", "evict", "drop", "load", "send", "update"]
-"""Fetch a parameter to the compute device; evict an array to the drives, or drop it, since they
-have it; load an array from the drives; send a gradient to memory; update."""
+"""Moves: fetch a parameter to the compute device; evict an array to the drives, or drop it, because
+the drives have it; load an array from the drives; send a gradient to memory; update.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +37,10 @@ class Move:
 
 
 class Schedule:
-    """Plan of the moves when a layer is computed and when a gradient is complete.
+    """Plan of the moves of each computed layer and each complete gradient.
 
     Every array is on the drives or in memory: a changed one in memory is written before it is
-    evicted. Parameters are read from wherever they are (AXDIMM, section 5.3: from the drives
+    evicted. Parameters are read from their current place (AXDIMM, section 5.3: from the drives
     directly to the GPU), and for an update all arrays of a piece are gathered in the memory of its
     channel.
 
@@ -49,8 +50,8 @@ class Schedule:
     borrowed : pieces of other layers that each layer also uses.
     arrays : of the optimizer, `p` first.
     capacity : bytes of memory of each channel.
-    from_compute : for an update a parameter that is not in memory is sent by the compute device,
-        which has just used it; else it is read from the drives.
+    from_compute : for an update the compute device, which has just used it, sends a parameter that
+        is not in memory; else it is read from the drives.
 
     Attributes
     ----------
@@ -120,7 +121,7 @@ class Schedule:
 
         Raises
         ------
-        NoRoomError : nothing has been decided.
+        NoRoomError : nothing was changed.
         """
         memory = self._memory[piece.channel]
         items, gradient = self.items(piece), Item(piece, GRADIENT)
@@ -181,7 +182,7 @@ def uses(
     for layer in range(len(pieces)):
         fetch(layer)
     for layer in reversed(range(len(pieces))):
-        if layer < len(pieces) - 1:  # the last one is there from forward
+        if layer < len(pieces) - 1:  # the last one was fetched for forward
             fetch(layer)
         for piece in reversed(pieces[layer]):
             use(Item(piece, array) for array in arrays)

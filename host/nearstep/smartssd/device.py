@@ -17,7 +17,7 @@ class CardChannel(KernelChannel):
     """The kernel and the memory of one card."""
 
     def reset_kernel(self) -> None:
-        """Reset the card; the others go on.
+        """Reset the card; other cards continue.
 
         Raises
         ------
@@ -33,15 +33,15 @@ class CardChannel(KernelChannel):
 
 
 class SmartssdDevice(KernelDevice):
-    """Cards: each an update kernel and its memory, which the host reaches at any time.
+    """Cards, each with an update kernel and memory that the host can access at any time.
 
-    Each card is a channel: arrays are striped over them by blocks, so that every one owns the same
-    share of the elements, whatever tensors these belong to (section IV-D).
+    Each card is a channel: arrays are striped over the cards by blocks, so that each owns the same
+    share of the elements of any tensors (section IV-D).
 
     Attributes
     ----------
     regs : registers as objects: `card.regs.updater0.status.busy`; that of card i is `updaterI`.
-    card : what each card consists of.
+    card : configuration of each card.
 
     Raises
     ------

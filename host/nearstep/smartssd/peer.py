@@ -17,9 +17,9 @@ from nearstep.storage.store import Store
 class PeerToPeer:
     """Moves arrays between drives and cards on the cards' own switches.
 
-    The host's link has no part in it. Where the memory of a card is memory of this process a drive
-    reads into it and writes from it, as `pread` and `pwrite` do on a card's window (section VI);
-    elsewhere its transfers go through the card's port, and take device time.
+    The host's link is not used. If the memory of a card is memory of this process, drives read into
+    it and write from it directly, like `pread` and `pwrite` on a card's window (section VI);
+    otherwise transfers use the card's port, and take device time.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ class PeerToPeer:
         self._pool = AlignedPool()
 
     def load(self, key: str, offset: int, buffer: Buffer) -> Completion:
-        """Begin to read a tensor from byte `offset` on into a buffer, which nobody else uses until
-        this has ended.
+        """Begin to read a tensor from byte `offset` on into a buffer, which must not be used until
+        the read has ended.
 
         Raises
         ------

@@ -13,17 +13,17 @@ from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.machine import Hop
 
 BLOCKS_HELD = 5
-"""In the memory of the host, which has plenty: two come, one is updated, two go."""
+"""Blocks in the memory of the host: two are read, one is updated, two are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raid0:
-    """Drives behind an expansion, and the host whose processor updates what lies on them.
+    """Drives behind an expansion, and the host whose processor updates their contents.
 
     Parameters
     ----------
-    drives : over which each array is striped evenly.
-    read_bytes_per_s, write_bytes_per_s : of one drive, which does both at once.
+    drives : number; each array is striped evenly over them.
+    read_bytes_per_s, write_bytes_per_s : of one full-duplex drive.
     links : of the host to each drive, and the one that all share.
     memory_bytes_per_s : of the host's memory, which bounds the update.
 
@@ -47,10 +47,10 @@ class Raid0:
     def update(
         self, elements: int, block: int, *, states: int = 3, gradient_bytes: int = 4
     ) -> Timeline:
-        """When an update would do what: block after block its states and gradients are read,
-        updated and written back, and reads, updates and writes of several blocks overlap.
+        """Model the timeline of an update: block after block states and gradients are read, updated
+        and written back, and reads, updates and writes of several blocks overlap.
 
-        That gradients were written in the backward pass before is not part of it.
+        Writes of gradients in the backward pass are not included.
 
         Parameters
         ----------
@@ -91,7 +91,9 @@ class Raid0:
     def _move(
         self, graph: Graph, direction: int, array: str, number: int, nbytes: int, room: Range
     ) -> None:
-        """Add what each drive has of an array of a block, to the drives (0) or from them (1)."""
+        """Add transfers of each drive's part of an array of a block, to the drives (0) or from them
+        (1).
+        """
         share = (room.stop - room.start) // self.drives
         name = ("write", "read")[direction]
         rate = (self.write_bytes_per_s, self.read_bytes_per_s)[direction]

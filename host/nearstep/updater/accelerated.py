@@ -12,9 +12,9 @@ from nearstep.run import Run
 
 
 class AcceleratedRuns(Completion):
-    """Runs, one after the other, on a channel that was given to its kernel for them alone.
+    """Consecutive runs on a channel that is in acceleration mode for them alone.
 
-    A wait, or a check that finds a run ended, starts the next one.
+    A wait, or a check of a finished run, starts the next one.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class AcceleratedRuns(Completion):
     def bound(self) -> int | None:
         """Bound of the started runs together.
 
-        Each counts one more cycle, after which a check finds that it has not ended.
+        Each run counts one more cycle, after which a check finds it unfinished.
         """
         bounds = [run.bound if self._max_cycles is None else self._max_cycles for run in self._runs]
         known = [bound for bound in bounds if bound is not None]

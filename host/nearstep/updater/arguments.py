@@ -1,4 +1,4 @@
-"""Hyper-parameters of an optimizer, checked, and the kernel's scalars that follow from them."""
+"""Checked hyper-parameters of an optimizer, and the kernel's scalars computed from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RuleArguments:
     ----------
     form : form of the rule, with its arithmetic in the kernel's order.
     scalars : by register, switches included.
-    given : the arguments that the scalars follow from, as text.
+    given : the arguments, as text.
     step : t; None if none was given.
     """
 
@@ -32,7 +32,7 @@ class RuleArguments:
     step: int | None = None
 
     def check(self) -> None:
-        """Raise `ArgumentError` unless binary32 registers hold the scalars."""
+        """Raise `ArgumentError` unless the scalars fit binary32 registers."""
         check_scalars(self.scalars, self.given)
 
     def also(self, name: str, value: float) -> RuleArguments:
@@ -54,13 +54,13 @@ def rule_arguments(
     Parameters
     ----------
     order : of the arithmetic in the kernel.
-    step : t, from 1; it must be given where the rule depends on it.
-    first : state that the chosen rule alone has is empty.
-    **given : hyper-parameters; the others have defaults.
+    step : t, from 1; required if the rule depends on it.
+    first : state of the selected rule alone is empty.
+    **given : hyper-parameters; others have defaults.
 
     Raises
     ------
-    ArgumentError : a hyper-parameter is unknown, missing or wrong, or conflicts with another.
+    ArgumentError : a hyper-parameter is unknown, missing or invalid, or conflicts with another.
     """
     for name in given:
         if name not in optimizer.hyper:

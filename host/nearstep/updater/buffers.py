@@ -25,11 +25,11 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 def check_buffer(
     device: Device, config: UpdateKernelConfig, name: str, buffer: Buffer, action: str
 ) -> None:
-    """Check that a buffer can be an array of a kernel of `device`, whatever its elements.
+    """Check that a buffer can be an array of a kernel of `device`, except for its elements.
 
     Raises
     ------
-    DtypeError : it is no buffer.
+    DtypeError : the argument is no buffer.
     ForeignBufferError, AlignmentError, OutOfBoundsError
     """
     if not isinstance(buffer, Buffer):

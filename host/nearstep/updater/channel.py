@@ -11,7 +11,7 @@ from nearstep.updater.turns import CommandLock
 
 
 class KernelChannel:
-    """A channel whose kernel may be started at any time, and whose memory the host always reaches.
+    """A channel whose kernel may be started, and whose memory the host may access, at any time.
 
     Families whose channels belong either to the host or to the kernel refine the class.
 
@@ -22,8 +22,8 @@ class KernelChannel:
     Attributes
     ----------
     run : the last run that was started.
-    has_modes : whether the host reaches its memory only while the kernel does not.
-    lock : held while a command is given, and during a wait for one and the read of its results.
+    has_modes : whether host and kernel have exclusive access to memory.
+    lock : held during a command, a wait for it, and the read of its results.
     """
 
     has_modes = False

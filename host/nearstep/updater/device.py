@@ -68,12 +68,12 @@ class KernelDevice(UpdatingDevice):
 
     @contextmanager
     def acceleration(self, *channels: int) -> Iterator[None]:
-        """Give the memory of these channels, of all if none is named, to their kernels, in a `with`
-        statement: acceleration mode, on a device that has modes.
+        """Give the memory of these channels (default: all) to their kernels for the body of a
+        `with` statement: acceleration mode, on a device with modes.
 
         At the end of the statement runs in progress are waited for, or aborted after an exception;
         then the channels are returned to the host. Other threads may start runs on the channels; to
-        get a channel themselves, or to copy from or to one that has modes, they wait for the end.
+        accelerate a channel, or to copy from or to a channel with modes, they wait for the end.
 
         Raises
         ------
@@ -125,8 +125,8 @@ class KernelDevice(UpdatingDevice):
     def reserved(self) -> Iterator[None]:
         """Reserve all channels for this thread, in a `with` statement.
 
-        The thread may copy to one while the kernel of another runs; others that want to copy, or to
-        get a channel, wait for the end, and none waits for another in a circle.
+        The thread may copy to one channel while the kernel of another runs; copies and
+        `acceleration` of other threads wait for the end, without deadlocks.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class KernelDevice(UpdatingDevice):
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
         self.settle(buffer, changes=action != "read")
         channel = self.channels[self.channel_of(buffer)]
-        if channel.has_modes:  # the text takes as long as all else here
+        if channel.has_modes:  # formatting takes as long as all else here
             self._turns.begin_copy(channel.number, f"{action} {buffer!r}")
         try:
             if channel.has_modes:

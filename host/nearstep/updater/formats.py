@@ -60,10 +60,10 @@ def format_of(
 
 
 def check_named(argument: str, named: str | None, formats: Sequence[str]) -> None:
-    """Raise `ArgumentError` unless the kernel has a format that an argument names."""
+    """Raise `ArgumentError` unless the kernel has the format in an argument."""
     if named is not None and named not in formats:
         raise ArgumentError(
-            f"{argument} must be one that the kernel has ({', '.join(formats)}), "
+            f"{argument} must be a format of the kernel ({', '.join(formats)}), "
             f"not {named!r}: name it in the device's {argument}s="
         )
 
@@ -85,7 +85,7 @@ class Gradient:
 
         Raises
         ------
-        ArgumentError : it cannot, or the scale is no finite number.
+        ArgumentError : the kernel does not support them, or the scale is not finite.
         """
         check_named("gradient_format", self.format, config.gradient_formats)
         scale = real("gradient_scale", self.scale)

@@ -16,7 +16,7 @@ COUNT_LIMIT = 1 << 32
 
 @dataclass(frozen=True)
 class Pairs:
-    """Gradients of some elements; the others have gradient +0.
+    """Gradients of some elements; all others are +0.
 
     Of pairs with equal indices the last counts; `nearstep.updater.run.UpdateRun.duplicates` is the
     number of the others. There may be more pairs than elements, or none.
@@ -25,10 +25,10 @@ class Pairs:
     ----------
     index : uint32: elements of p, counted from its first.
     value : a gradient for each index, in one of the formats of gradients.
-    form : `fused`: indices ascend, equal ones allowed. `scatter`: blocks of p ascend, the order
-        within one, of `device.config.block_elements` elements, is free. The kernel checks all
-        indices before it changes anything. `FILE.py:NAME`, as in the device's compression=: `index`
-        are the words and `value` the values of records of that decompressor.
+    form : `fused`: ascending indices, equal ones allowed. `scatter`: ascending blocks of p, of
+        `device.config.block_elements` elements, in any order within a block. The kernel checks all
+        indices before any write. `FILE.py:NAME`, as in the device's compression=: `index` has the
+        words and `value` the values of records of that decompressor.
 
     Ref: Smart-Infinity, section IV-C.
     """
@@ -43,16 +43,16 @@ class Pairs:
         return self.index.size
 
     def check(self, config: UpdateKernelConfig) -> None:
-        """Check that the kernel can take the pairs, as far as the host can tell.
+        """Check that the kernel supports the pairs, without reading indices.
 
         Raises
         ------
-        ArgumentError : the kernel does not have the form, or cannot count so many.
+        ArgumentError : the kernel does not have the form, or there are too many pairs.
         DtypeError, ShapeError
         """
         if self.form not in config.compression:
             raise ArgumentError(
-                f"form of pairs must be one that the kernel has "
+                f"form of pairs must be a form of the kernel "
                 f"({', '.join(config.compression) or 'none'}), not {self.form!r}: "
                 "name it in the device's compression="
             )
@@ -69,6 +69,6 @@ class Pairs:
 
 
 def check_count(what: str, count: int) -> None:
-    """Raise `ArgumentError` unless a kernel can count to `count` with indices."""
+    """Raise `ArgumentError` unless indices can count to `count`."""
     if count >= COUNT_LIMIT:
         raise ArgumentError(f"{what} must be fewer than 2**32, not {count}")

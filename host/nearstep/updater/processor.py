@@ -1,4 +1,4 @@
-"""Update rules on arrays of the host, run by this machine's processor."""
+"""Update rules on arrays of the host, computed by this machine's processor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Processor(ABC):
 
     @abstractmethod
     def prepare(self, form: Form) -> None:
-        """Compile a rule, unless that has been done.
+        """Compile a rule once.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class Processor(ABC):
 
         Raises
         ------
-        ArgumentError : an argument or an array is wrong; nothing has been updated.
+        ArgumentError : an argument or an array is invalid; nothing was updated.
         """
 
     @abstractmethod
@@ -78,5 +78,5 @@ class Processor(ABC):
 
         Raises
         ------
-        ArgumentError : an argument is wrong; nothing has been updated.
+        ArgumentError : an argument is invalid; nothing was updated.
         """

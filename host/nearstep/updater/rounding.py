@@ -14,7 +14,7 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 
 @dataclass(frozen=True)
 class Numbering:
-    """Indices of the elements of an array that a channel has some blocks of.
+    """Indices of the elements of one channel's blocks of an array.
 
     Attributes
     ----------
@@ -29,22 +29,22 @@ class Numbering:
 
 
 FROM_ZERO = Numbering()
-"""Numbering of an array that is all on one channel."""
+"""Numbering of an array on one channel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """Stochastic rounding of states in bfloat16: up with the probability of the fraction that is
-    dropped (`nearstep_spec.rounding`).
+    """Stochastic rounding of states in bfloat16: up with the probability of the dropped fraction
+    (`nearstep_spec.rounding`).
 
-    The same seed, step, index, state and value give the same bits, on every device. So steps of one
-    optimizer have different step counts, and independent optimizers need different seeds.
+    The same seed, step, index, state and value give the same bits on every device. So steps of one
+    optimizer need different step counts, and independent optimizers different seeds.
 
     Parameters
     ----------
     seed : from 0, below 2**32.
     step : likewise. None is the step count of the update.
-    states : of the rule, in bfloat16; None is all that are.
+    states : of the rule, in bfloat16; None: all of them.
     numbering : of the elements. Multiples of the lanes of the kernel, at least of 4.
     """
 
@@ -58,7 +58,7 @@ class Rounding:
 
         Raises
         ------
-        ArgumentError : the kernel cannot round, or not a state.
+        ArgumentError : the kernel cannot round stochastically, or not one of the states.
         """
         if not config.stochastic_rounding:
             raise ArgumentError(

@@ -66,8 +66,8 @@ class KernelRun(Run):
     buffers : by array; each has a window of the kernel.
     count : elements.
     beats : of its transfers, at most.
-    channel, base : channel that it runs on, and the device address of that channel.
-    reset : resets the kernel, after an abort that memory does not let end.
+    channel, base : channel of the run, and the device address of the channel.
+    reset : resets the kernel, after an abort that memory blocks.
     lock : of the channel, held from the end of the run until the outcome has been read from the
         registers, which the next run uses, too.
 
@@ -207,8 +207,8 @@ class KernelRun(Run):
 
         Raises
         ------
-        BusyError : it has not ended.
-        KernelError, MemoryFaultError, ProtocolError : it failed with that.
+        BusyError : the run has not ended.
+        KernelError, MemoryFaultError, ProtocolError : the run failed.
         """
         if not self.ended:
             raise BusyError(f"{self.what} has not ended", registers=self._kernel.dump())
@@ -239,12 +239,12 @@ class KernelRun(Run):
     def _finish(self) -> None:
         """Read the outcome from the registers and close the windows."""
         self._collect()
-        self._ended = True  # last: other threads look at it
+        self._ended = True  # last: other threads read it
 
     def _collect(self) -> None:
         kernel = self._kernel
         self._committed = kernel.committed.value
-        clocked = self.backend.cycles is not None  # asked once: it may be far away
+        clocked = self.backend.cycles is not None  # read once: the device may be remote
         names = [
             register.name
             for register, field in kernel.map.fields()
@@ -297,7 +297,7 @@ class UpdateRun(KernelRun):
 
     @property
     def duplicates(self) -> int:
-        """Number of pairs that a later one of the same index replaced, after `check_done`."""
+        """Number of pairs overridden by a later pair of the same index, after `check_done`."""
         self.check_done()
         return self._counters.get("duplicates", 0)
 

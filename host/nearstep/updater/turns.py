@@ -22,7 +22,7 @@ class CommandLock:
 
     Attributes
     ----------
-    used : changes with every command, and differs from all others while one is carried out.
+    used : changes with every command, and is unique during a command.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class CommandLock:
         return object() if self._inside else self._count
 
     def __enter__(self) -> None:
-        if os.getpid() != self._process:  # it may be held by a thread which is not here
+        if os.getpid() != self._process:  # a thread of the parent process may hold it
             raise ForkedDeviceError("of this kernel", "give it a command", self._process)
         self._lock.acquire()
         self._inside += 1
@@ -49,7 +49,7 @@ class CommandLock:
 
 @dataclass(eq=False)
 class Region:
-    """A thread's use of channels that are, or may be, given to their kernels.
+    """A thread's use of channels that are, or may be, in acceleration mode.
 
     Attributes
     ----------
@@ -61,11 +61,10 @@ class Region:
 
 
 class Turns:
-    """Channels are given to their kernels by one thread at a time, and not during a copy of
-    another.
+    """Ensures that one thread at a time accelerates channels, and not during another's copy.
 
-    All channels of a region are taken at once. A wait that would be circular, through other threads
-    or not, is an error at once.
+    All channels of a region are acquired at once. A circular wait, directly or through other
+    threads, is an error at once.
 
     Parameters
     ----------
@@ -82,9 +81,9 @@ class Turns:
 
     @contextmanager
     def region(self, channels: Iterable[int], action: str) -> Iterator[Region]:
-        """Take channels for this thread when no other thread has one of them or copies.
+        """Acquire channels for this thread when no other thread has one of them or copies.
 
-        The thread may take some of them for a nested region.
+        The thread may acquire some of them again for a nested region.
 
         Raises
         ------
@@ -141,7 +140,7 @@ class Turns:
     def _is_copied(self, channels: frozenset[int], thread: threading.Thread) -> bool:
         """Whether another thread copies to or from one of the channels.
 
-        A copy of the same thread has ended, by an exception if its end was not noted.
+        A copy of the same thread has ended, with an exception if its end was not noted.
         """
         return any(
             channel in channels and other is not thread and other.is_alive()
@@ -163,7 +162,7 @@ class Turns:
             del self._waiting[me]
 
     def _other(self, thread: threading.Thread) -> tuple[int, threading.Thread] | None:
-        """A channel that a waiting thread wants and another has, and that thread."""
+        """Return a channel that a thread waits for, and the thread that has it."""
         for channel in sorted(self._waiting.get(thread, ())):
             region = self._regions.get(channel)
             if region is not None and region.thread is not thread:

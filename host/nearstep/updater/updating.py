@@ -1,4 +1,4 @@
-"""Update rules of kernels as callables, for every device that has some."""
+"""Update rules of kernels as callables, for devices with kernels."""
 
 from __future__ import annotations
 
@@ -81,42 +81,39 @@ class UpdatingDevice(Device, ABC):
 
         Parameters
         ----------
-        optimizer : name of one whose rules the kernel has: `adam`, `adamw`, `sgd`, `adagrad` and
-            others of nearstep, or of a file of yours, such as `lion` with
+        optimizer : name of an optimizer whose rules the kernel has: `adam`, `adamw`, `sgd`,
+            `adagrad` and others of nearstep, or of your file, such as `lion` with
             `rules=examples/lion.py:LION`.
-        arrays : `p`, `g` and the other states of the rule that the hyper-parameters ask for, by
+        arrays : `p`, `g` and the other states of the rule selected by the hyper-parameters, by
             name: of Adam the moments `m` and `v`, and with `amsgrad=True` their maxima `v_max`; of
             SGD with momentum `m`; of Adagrad the sum of squares `v`. Float32, of one size, on this
             device, on one channel, each starting on a beat of the memory port (64 bytes with 16
-            lanes), without overlap. A state that the rule has in 16 bits is float16, or uint16 that
-            holds bfloat16; and so may `g` be where the kernel has the format. One in 8 bits is
-            uint8, of the bytes that `alloc_blockwise` gives it. Where the kernel has the form, `g`
-            may be `Pairs`, of which there may be any number.
-        step : t, from 1. It must be given where the rule depends on it.
-        first : state that the rule alone has holds nothing yet, whatever is there: SGD's momentum
-            becomes the gradient.
-        gradient_format : `fp32`, `fp16` or `bf16`. None is that of g's dtype; `bf16` must be named,
-            and g be uint16 then.
-        gradient_scale : every gradient is multiplied by it, rounded to binary32 once, before
-            anything else. Other than 1 only where the kernel can (`gradient_scale=yes`). -1
-            maximizes.
-        copy_out : of the size of p, placed like p: it becomes the updated p, rounded to nearest
-            even to 16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
-        copy_out_format : `fp16` or `bf16`. None is that of copy_out's dtype; `bf16` must be named.
-        rounding : how states in bfloat16 are rounded; None to nearest even, else stochastically,
-            where the kernel can do that (`stochastic_rounding=yes`).
-        **hyper : hyper-parameters, those of `torch.optim` under their names; those not given have
-            the optimizer's defaults.
+            lanes), without overlap. States in 16 bits are float16, or uint16 for bfloat16; so may
+            `g` be if the kernel has the format. States in 8 bits are uint8, allocated by
+            `alloc_blockwise`. If the kernel has the form, `g` may be any number of `Pairs`.
+        step : t, from 1; required if the rule depends on it.
+        first : state of this rule alone is empty, whatever its contents: SGD's momentum is set to
+            the gradient.
+        gradient_format : `fp32`, `fp16` or `bf16`. None: that of g's dtype; `bf16` must be named,
+            with g in uint16.
+        gradient_scale : factor of every gradient, rounded to binary32 once, before the rule. Values
+            other than 1 need `gradient_scale=yes`. -1 maximizes.
+        copy_out : receives the updated p, rounded to nearest even to 16 bits; of the size and
+            channel of p. float16, or uint16 for bfloat16, if the kernel has the format.
+        copy_out_format : `fp16` or `bf16`. None: that of copy_out's dtype; `bf16` must be named.
+        rounding : of states in bfloat16; None: to nearest even; else stochastic, with
+            `stochastic_rounding=yes`.
+        **hyper : hyper-parameters, with the names of `torch.optim` and the optimizer's defaults.
 
         Raises
         ------
-        ArgumentError : an argument is wrong (AlignmentError, OverlapError, DtypeError, ShapeError,
-            ForeignBufferError, FreedBufferError), or the kernel does not have the rule, or computes
-            something else; the device was not touched.
+        ArgumentError : an argument is invalid (AlignmentError, OverlapError, DtypeError,
+            ShapeError, ForeignBufferError, FreedBufferError), or the kernel does not have the rule,
+            or has another version of its arithmetic; the device was not touched.
         ModeError : the channel is not in acceleration mode.
-        BusyError : the run before this one on the channel has not ended: one of this thread, or one
-            of another, for which it waited.
-        ResetNeededError : the device stopped at a fault before.
+        BusyError : the previous run on the channel, of this thread or, after a wait, of another
+            one, has not ended.
+        ResetNeededError : an earlier fault stopped the device.
         """
         known = self.optimizer(optimizer)
         arguments = rule_arguments(known, self.kernel_config.order, step=step, first=first, **hyper)
@@ -141,7 +138,7 @@ class UpdatingDevice(Device, ABC):
         copy_out_format: str | None = None,
         rounding: Rounding | None = None,
     ) -> UpdateRun:
-        """`update` with arguments that have been evaluated (`arguments`).
+        """Start `update` with evaluated arguments (`arguments`).
 
         Raises
         ------
@@ -171,12 +168,12 @@ class UpdatingDevice(Device, ABC):
     ) -> Buffer:
         """Allocate a state of `count` elements in 8 bits, in bytes of `nearstep.blockwise`.
 
-        Its contents are undefined.
+        Contents are undefined.
 
         Parameters
         ----------
-        channel, align, offset : as of `alloc`. On a DIMM arrays that are used together are fastest
-            with `stripe_align`, and offsets of once, twice `stripe_skew` and so on.
+        channel, align, offset : as of `alloc`. On a DIMM arrays of one run are fastest with
+            `stripe_align`, and offsets of once, twice `stripe_skew` and so on.
 
         Raises
         ------
@@ -193,11 +190,11 @@ class UpdatingDevice(Device, ABC):
         return self.alloc(nbytes, DTYPES[DYNAMIC8], channel=channel, align=align, offset=offset)
 
     def optimizer(self, optimizer: str | Optimizer) -> Optimizer:
-        """Find an optimizer by name: one that the kernel has, or one of nearstep.
+        """Find an optimizer of the kernel or of nearstep by name.
 
         Raises
         ------
-        ArgumentError : there is none of that name, or the device has no kernel.
+        ArgumentError : there is no such optimizer, or the device has no kernel.
         """
         if isinstance(optimizer, Optimizer):
             return optimizer
@@ -208,8 +205,8 @@ class UpdatingDevice(Device, ABC):
         return known[optimizer]
 
     def scan(self, g: Buffer, gradient_format: str | None = None) -> ScanRun:
-        """Start a scan of gradients, and return at once: whether all are finite, and their sum of
-        squares.
+        """Start a scan of gradients for infinities, NaNs and the sum of squares, and return at
+        once.
 
         Parameters
         ----------
@@ -303,7 +300,7 @@ class UpdatingDevice(Device, ABC):
                     reset=channel.reset_kernel,
                     lock=channel.lock,
                 )
-                channel.run = run  # before START: an interrupt must not lose a run
+                channel.run = run  # before START: an interrupt must not lose the run
                 channel.kernel.start.go = 1
             except (MemoryFaultError, ProtocolError) as fault:
                 raise reset_needed(action, fault) from fault
@@ -335,7 +332,7 @@ class UpdatingDevice(Device, ABC):
 
         Parameters
         ----------
-        named : its name in `rules=`, if it is one of a file.
+        named : its name in `rules=`, if it is from a file.
         """
         config = self.kernel_config
         names = config.rule_set.names
@@ -349,11 +346,11 @@ class UpdatingDevice(Device, ABC):
             except ConfigError as error:
                 advice = f"this device cannot have it as well ({error}): open another one with it"
         raise ArgumentError(
-            f"rule must be one that the kernel has ({', '.join(names)}), not {rule}: {advice}"
+            f"rule must be a rule of the kernel ({', '.join(names)}), not {rule}: {advice}"
         )
 
     def arguments(self, optimizer: str | Optimizer, **given: Any) -> RuleArguments:
-        """Evaluate what a run computes with, and check that the kernel can take it.
+        """Evaluate the arguments of a run, and check that the kernel supports them.
 
         Parameters
         ----------
@@ -362,7 +359,7 @@ class UpdatingDevice(Device, ABC):
 
         Raises
         ------
-        ArgumentError : the kernel does not have the rule, or registers do not hold the scalars.
+        ArgumentError : the kernel does not have the rule, or scalars do not fit registers.
         """
         found = rule_arguments(self.optimizer(optimizer), self.kernel_config.order, **given)
         self._check_form(found)
@@ -370,14 +367,14 @@ class UpdatingDevice(Device, ABC):
         return found
 
     def _check_form(self, arguments: RuleArguments) -> None:
-        """Raise unless the kernel has the rule, with the same arithmetic."""
+        """Raise an error unless the kernel has the rule, with the same arithmetic."""
         self.check_rule(arguments.rule)
         digest = self.kernel_config.programs[
             self.kernel_config.rule_set.names.index(arguments.rule)
         ]
         if digest != arguments.form.digest:
             raise ArgumentError(
-                f"{arguments.form.rule.location}: rule {arguments.rule} computes something else in "
+                f"{arguments.form.rule.location}: rule {arguments.rule} has another arithmetic in "
                 f"the kernel ({digest}) than here ({arguments.form.digest}): open the device again"
             )
 
@@ -407,7 +404,7 @@ class UpdatingDevice(Device, ABC):
         gradient: Gradient,
         copy_out: CopyOut,
     ) -> dict[str, Buffer]:
-        """The checked buffers of a run by array, p first, without those that are not used.
+        """Check and return the used buffers of a run by array, p first.
 
         Parameters
         ----------
@@ -439,7 +436,7 @@ class UpdatingDevice(Device, ABC):
     def close(self) -> None:
         super().close()
         for channel in self.channels:
-            channel.run = None  # which refers to this device: the last user's end is the memory's
+            channel.run = None  # which refers to this device: memory lives until its last user
 
     def reset(self) -> None:
         """Hard reset of the kernels and of their paths to memory.
@@ -455,9 +452,9 @@ class UpdatingDevice(Device, ABC):
 
 
 def reset_needed(action: str, fault: MemoryFaultError | ProtocolError) -> ResetNeededError:
-    """The error of an action after a fault of a kernel, at which an emulated device stops."""
+    """Make the error of an action after a kernel's fault, which stops an emulated device."""
     text = str(fault).partition("\n")[0]
     return ResetNeededError(
-        f"cannot {action}: the device stopped before and needs a reset(): {text}",
+        f"cannot {action}: an earlier fault stopped the device, which needs a reset(): {text}",
         transactions=fault.transactions,
     )

@@ -1,1 +1,1 @@
-"""What a step does, as a graph of operations; what runs it, and gives it time."""
+"""Graphs of the operations of a step, and their execution in device or modelled time."""

@@ -1,4 +1,4 @@
-"""One clock for several devices, and for what is only modelled."""
+"""One clock for several devices, and for modelled operations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ MODEL_HERTZ = 1e12
 """Without a device a cycle is a picosecond."""
 
 QUANTUM_CYCLES = 256
-"""Of several devices that work, none is ahead of another by more than it and one access."""
+"""Most cycles, beside one access, by which a working device is ahead of another."""
 
 
 class Clock:
-    """Device cycles of all devices that a graph runs on, which begin at 0 now.
+    """Device cycles of all devices of a graph, from 0 at construction.
 
-    The host does one thing after the other: what it does on one device takes time on all. So before
-    each command the devices that work are brought to the same cycle; one that has nothing to do is
-    not simulated meanwhile. Of a device without a clock the time to the next end counts as a cycle.
-    All devices have a cycle of the same length.
+    Commands of the host are sequential: a command to one device takes time on all. So before each
+    command all working devices are advanced to the same cycle; idle ones are not simulated. On a
+    device without a clock the time to the next end counts as a cycle. All devices have cycles of
+    the same length.
 
     Parameters
     ----------
-    hertz : cycles in a second, for durations of models. None: those can be had only without
+    hertz : cycles in a second, for modelled durations. None: these are allowed only without
         devices.
 
     Raises
@@ -45,17 +45,17 @@ class Clock:
 
     @property
     def now(self) -> int:
-        """Cycle of the device that is ahead, or of the model."""
+        """Cycle of the most advanced device, or of the model."""
         return max(self._now, *(hand.now for hand in self._hands), 0)
 
     @property
     def has_devices(self) -> bool:
-        """Whether time is that of devices, not of a model alone."""
+        """Whether time is that of devices, not only of a model."""
         return bool(self._hands)
 
     @property
     def is_timed(self) -> bool:
-        """Whether every device has a clock: then its cycles do not depend on the host's."""
+        """Whether every device has a clock, so that cycles do not depend on the host's time."""
         return not any(hand.steps for hand in self._hands)
 
     @property
@@ -64,33 +64,33 @@ class Clock:
         return "cycles" if self.is_timed else "steps"
 
     def cycles(self, seconds: float) -> int:
-        """The nearest number of cycles.
+        """Convert seconds to the nearest number of cycles.
 
         Raises
         ------
         ArgumentError : the clock has devices and no `hertz`.
         """
         if self.hertz is None:
-            raise ArgumentError("hertz must be given: what is modelled runs beside a device")
+            raise ArgumentError("hertz must be given: modelled operations run beside a device")
         return round(seconds * self.hertz)
 
     def check(self, completion: Completion) -> None:
-        """Raise `ArgumentError` unless it is on a device of this clock, or has ended."""
+        """Raise `ArgumentError` unless work is on a device of this clock, or has ended."""
         if completion.backend is not None:
             self._hand(completion.backend)
 
     def level(self, under_way: Sequence[Completion]) -> int:
-        """Bring all devices to the same cycle, and return it."""
+        """Advance all devices to the same cycle, and return it."""
         return self._reach(self.now, under_way)
 
     def after(self, begun: int, under_way: Sequence[Completion]) -> None:
-        """Bring all devices to the same cycle after commands of the host that began at `begun`:
-        those to one device and those to another took their time one after the other.
+        """Advance all devices to the same cycle after commands of the host that began at `begun`,
+        and whose times on several devices add up.
 
         Parameters
         ----------
         begun : from `level`.
-        under_way : what was before them.
+        under_way : work in flight before them.
         """
         self._reach(begun + sum(max(0, hand.now - begun) for hand in self._hands), under_way)
 
@@ -102,12 +102,12 @@ class Clock:
         return cycle
 
     def advance(self, limit: int | None, under_way: Sequence[Completion]) -> None:
-        """Let time pass until something may have ended, or to cycle `limit`: on several devices
-        at once, by `nearstep.threads.at_once`.
+        """Advance time until work may have ended, or to cycle `limit`, on several devices
+        concurrently, by `nearstep.threads.at_once`.
 
         Parameters
         ----------
-        under_way : what has not ended. If there is nothing, and no limit, no time passes.
+        under_way : unfinished work. Without any, and without a limit, no time passes.
         """
         self.level(under_way)
         busy = [hand for hand in self._hands if any(c.backend is hand.backend for c in under_way)]
@@ -134,7 +134,7 @@ class Clock:
 
 
 _SLICE = 1 << 20
-"""Cycles of an advance whose end nothing else decides; then it goes on."""
+"""Cycles of one advance without another bound."""
 
 
 class _Hand:
@@ -156,7 +156,7 @@ class _Hand:
         return self._own + self._offset
 
     def reach(self, cycle: int, *, busy: bool) -> None:
-        """Let a device that works do so until `cycle`; it may have been ahead."""
+        """Advance a working device to `cycle`, unless it is ahead."""
         behind = cycle - self.now
         if busy and not self.steps:
             while behind > 0:
@@ -166,18 +166,20 @@ class _Hand:
             self._offset += behind
 
     def advance(self, cycles: int | None, under_way: Sequence[Completion]) -> None:
-        """Let it work until something may have ended, or for so many cycles."""
+        """Advance until work may have ended, or for so many cycles."""
         bounds = [each.bound for each in under_way]
         known = [each for each in bounds if each is not None]
         longest = max(known) + 1 if len(known) == len(bounds) else _SLICE
         most = longest if cycles is None else cycles
         polls = _polls(under_way)
         self.backend.advance(most, polls)
-        if self.steps:  # how many of them it took it does not say
+        if self.steps:  # it does not report the number of cycles
             self._counted += min(most, 1) if self._met(polls, under_way) else most
 
     def _met(self, polls: Sequence[Poll], under_way: Sequence[Completion]) -> bool:
-        """Whether something may have ended. Whatever has is not asked: it might begin another."""
+        """Whether work may have ended. Ended work is not polled, because a poll might start another
+        run.
+        """
         return any(poll.holds(self.backend.read_register(poll.address)) for poll in polls) or any(
             not each.polls and each.ended for each in under_way
         )

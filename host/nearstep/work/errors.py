@@ -8,16 +8,16 @@ from nearstep.errors import Fielded, NearstepError
 
 
 class WorkError(NearstepError):
-    """An operation failed. None was started after it, those under way were waited for.
+    """An operation failed; no further one was started, and those in flight were waited for.
 
     The error of the operation is the `__cause__`.
 
     Attributes
     ----------
-    operation : that failed, with its number.
-    done : those that have completed, in the order of their ends.
-    failed : all that failed, the first one first: others can while it is waited for them.
-    not_run : those that have not been started, in program order.
+    operation : the failed one, with its number.
+    done : completed operations, in the order of their ends.
+    failed : all failed operations, in order: others can fail during the wait.
+    not_run : operations that were not started, in program order.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WorkError(NearstepError):
 
 
 class QueueThreadError(Fielded, NearstepError, RuntimeError):
-    """A queue, or memory that it uses, was used by another thread than the one that made it.
+    """A queue, or memory that it uses, was used by another thread than its owner.
 
     Attributes
     ----------
@@ -45,8 +45,8 @@ class QueueThreadError(Fielded, NearstepError, RuntimeError):
     """
 
     template = (
-        "work that goes on belongs to thread {expected}: thread {actual} can neither add to it nor "
-        "use the memory that it uses"
+        "unfinished work belongs to thread {expected}: thread {actual} can neither add to it nor "
+        "use its memory"
     )
     expected: int
     actual: int

@@ -1,4 +1,4 @@
-"""Runs a graph: on opened devices, on models of what there is none of, or on both."""
+"""Execution of a graph: on opened devices, on models, or on both."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from nearstep.work.timeline import Entry, Timeline
 
 
 def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
-    """Run a graph, and return when each operation was under way.
+    """Run a graph, and return the times of its operations.
 
-    An operation is started as soon as what it needs has ended and its resources are free; of
-    several that compete, by priority, then in program order. Where nothing can be started, time
-    passes as far as the next end. So the same graph on the same devices always takes the same
-    course, unless something works without any clock. Such a thing, as a drive, goes on meanwhile:
-    where nothing else is under way, the first that was started is waited for. Beside a device
-    without a clock it is looked at before time passes, too, and given more to do ahead of what
-    keeps this thread. Whatever else is raised meanwhile, such as by Ctrl-C, ends the operations
-    under way and has a note of what was not run.
+    An operation starts as soon as its dependencies have ended and its resources are free; competing
+    ones by priority, then in program order. If no operation can start, time advances to the next
+    end. So the same graph on the same devices always has the same schedule, unless some work has no
+    clock. Such work, e.g. of a drive, proceeds concurrently: if nothing else is in flight, the
+    first one started is waited for. Beside a device without a clock it is also polled before time
+    advances, and gets new work before operations that block this thread. Any other exception, such
+    as of Ctrl-C, ends the operations in flight and has a note of those not run.
 
     Parameters
     ----------
@@ -36,7 +35,7 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
     Raises
     ------
     ArgumentError : an operation is modelled beside a device on a clock without `hertz`, or two
-        transfers disagree on the rate of what they share. Nothing was started.
+        transfers have different rates of a shared link. Nothing was started.
     WorkError : an operation failed, when it was started or later.
     """
     execution = Execution(graph, Clock() if clock is None else clock)
@@ -51,8 +50,8 @@ class _InFlight:
     Attributes
     ----------
     start, started : cycles before and after the commands that start it.
-    due : cycle at which it ends by its model.
-    place : of all that were started.
+    due : cycle of its modelled end.
+    place : in the order of starts.
     """
 
     __slots__ = ("completion", "due", "operation", "place", "start", "started")
@@ -69,17 +68,17 @@ class _InFlight:
         return self.completion is None or self.completion.ended
 
     def overdue(self, now: int) -> bool:
-        """Whether it takes longer than it can."""
+        """Whether it exceeds its bound."""
         bound = None if self.completion is None else self.completion.bound
         return bound is not None and now - self.started > bound
 
 
 Key = tuple[int, int]
-"""Priority and number of an operation: of several the lowest goes first."""
+"""Priority and number of an operation; the lowest is started first."""
 
 
 class Execution:
-    """A graph that runs, and may grow meanwhile; `execute` says how.
+    """A running graph, which may grow; see `execute`.
 
     Parameters
     ----------
@@ -109,16 +108,16 @@ class Execution:
 
     @property
     def timeline(self) -> Timeline:
-        """Of what has ended."""
+        """Timeline of ended operations."""
         entries = [entry for entry in self._entries if entry is not None]
         return Timeline(entries, self._clock.hertz, self._clock.unit)
 
     def admit(self) -> None:
-        """Take operations that have been added to the graph, and start what can be.
+        """Admit operations that were added to the graph, and start those that can.
 
         Raises
         ------
-        ArgumentError : as of `execute`; none of them was taken.
+        ArgumentError : as of `execute`; none of them was admitted.
         """
         first = len(self._missing)
         new = self._graph[first:]
@@ -139,33 +138,34 @@ class Execution:
             self._start_all()
 
     def wait_for_one(self, groups: Sequence[Sequence[Operation]]) -> None:
-        """Let time pass until all of one of these groups have ended. Raises as `wait`."""
+        """Advance time until all of one of these groups have ended; errors as of `wait`."""
         wanted = [{each.index for each in group} for group in groups]
         self._guarded(lambda: self._pass_until(lambda: any(g <= self._ended for g in wanted)))
 
     def wait(self, operations: Iterable[Operation]) -> None:
-        """Let time pass until these have ended.
+        """Advance time until these have ended.
 
         Raises
         ------
-        WorkError : any operation failed. None is under way then, and none is started any more.
+        WorkError : any operation failed. No operation is in flight then, and none is started.
         """
         wanted = {each.index for each in operations}
         self._guarded(lambda: self._pass_until(lambda: wanted <= self._ended))
-        assert wanted <= self._ended, "nothing waits for what is not in the graph"
+        assert wanted <= self._ended, "only operations of the graph are waited for"
 
     def has_ended(self, operations: Iterable[Operation]) -> bool:
-        """Whether these have, without letting time pass."""
+        """Whether these have ended, without advancing time."""
         return all(each.index in self._ended for each in operations)
 
     def finish(self) -> None:
-        """Let time pass until all have ended. Raises as `wait`."""
+        """Advance time until all have ended; errors as of `wait`."""
         self._guarded(lambda: self._pass_until(lambda: False))
 
     @contextmanager
     def growing(self) -> Iterator[None]:
-        """While operations are added and admitted: whatever is raised meanwhile, such as by Ctrl-C,
-        ends the operations under way and has a note of what was not run."""
+        """Guard the admission of operations: any exception, such as of Ctrl-C, ends the operations
+        in flight and has a note of those not run.
+        """
         try:
             yield
         except WorkError:
@@ -177,7 +177,7 @@ class Execution:
             raise
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """End what is under way if anything but an operation fails."""
+        """End operations in flight on any exception other than an operation's failure."""
         with self.growing():
             work()
 
@@ -195,10 +195,10 @@ class Execution:
             raise WorkError(self._failed, self._done, self._not_run()) from first
 
     def _start_all(self) -> None:
-        """Start what can be.
+        """Start operations that can start.
 
-        An operation that is ready waits at one resource that is not free. When one gets free the
-        first that waits there is tried; if it has to wait at another, the next is.
+        A ready operation waits at one busy resource. When a resource is released, its first waiter
+        is tried; if that has to wait at another resource, the next one.
         """
         while self._ready and not self._failed:
             key = heapq.heappop(self._ready)
@@ -221,7 +221,7 @@ class Execution:
         self._left.discard(index)
         self._entries.append(None)
         under_way = _InFlight(operation, len(self._entries) - 1, clock.now)
-        self._starting = under_way  # nobody else knows of it yet
+        self._starting = under_way  # no other reference exists yet
         unclocked = False
         try:
             if operation.action is not None:
@@ -265,7 +265,7 @@ class Execution:
             self._blame(error)
 
     def _blame(self, error: Exception) -> None:
-        """A device failed: so did what says so when it is looked at; if nothing does, all."""
+        """Handle a device's failure: operations that report an error failed; if none does, all."""
         known = len(self._failed)
         for each in list(self._running.values()):
             try:
@@ -277,7 +277,7 @@ class Execution:
                 self._fail(each, error)
 
     def _look(self) -> None:
-        """End what has ended."""
+        """Retire ended operations."""
         now = self._clock.now
         for index, end in self._flows.advance(now):
             self._modelled[index].due = end
@@ -291,14 +291,14 @@ class Execution:
                 self._fail(each, error)
                 continue
             if ended and each.operation.index in self._modelled:
-                del self._running[each.operation.index]  # its transfer goes on
+                del self._running[each.operation.index]  # its transfer continues
             elif ended:
                 self._end(each)
             elif each.overdue(now):
                 self._end(each, 0)
 
     def _end_unclocked(self) -> bool:
-        """End what has ended of what has no clock; whether anything had, or failed."""
+        """Retire ended operations without a clock; return whether any ended or failed."""
         known = len(self._unclocked)
         for each in list(self._unclocked.values()):
             try:
@@ -311,13 +311,15 @@ class Execution:
         return len(self._unclocked) < known
 
     def _first_unclocked(self) -> _InFlight:
-        """Of what has no clock, what is to be waited for."""
+        """Select the operation without a clock to wait for."""
         every = self._unclocked.values()
         wanted = (e for e in every if e.completion is None or not e.completion.is_background)
         return next(wanted, next(iter(every)))
 
     def _end_modelled(self, each: _InFlight) -> None:
-        """Its time by a model is over, and with it what it is, unless a device goes on."""
+        """Note the end of its modelled time; the operation has ended unless its device
+        continues.
+        """
         if each.operation.index in self._running:
             del self._modelled[each.operation.index]
             each.due = None
@@ -325,7 +327,7 @@ class Execution:
             self._end(each)
 
     def _end(self, each: _InFlight, max_cycles: int | None = None) -> None:
-        """It has ended, or is to within `max_cycles`: take what became of it."""
+        """Retire an operation that has ended, or must end within `max_cycles`, with its outcome."""
         try:
             if each.completion is not None:
                 each.completion.wait(max_cycles)
@@ -347,7 +349,7 @@ class Execution:
                 heapq.heappush(self._ready, (self._graph[user].priority, user))
 
     def _waited(self, each: _InFlight, late: WaitTimeoutError) -> WaitTimeoutError:
-        """The error of a wait for what is overdue, with the cycles that went by since its start."""
+        """Make the error of a wait for an overdue operation, with the cycles since its start."""
         return WaitTimeoutError(
             late.waited_for,
             self._clock.now - each.started,
@@ -361,7 +363,7 @@ class Execution:
         known = index in self._running or index in self._unclocked or each is self._starting
         if each.completion is not None and known:
             try:
-                each.completion.abort()  # if it has ended, too: it may have more to end
+                each.completion.abort()  # even if it has ended: it may have more to end
             except Exception as second:
                 if str(second) != str(error):
                     error.add_note(f"then, when it was to be ended: {second}")
@@ -376,7 +378,7 @@ class Execution:
         self._try_next(each.operation.holds)
 
     def _abort(self, error: BaseException) -> None:
-        """End all that is under way, whatever happens meanwhile."""
+        """End all operations in flight, despite any exception."""
         every = self._running | self._unclocked | self._modelled
         if self._starting is not None and self._starting.completion is not None:
             every.setdefault(self._starting.operation.index, self._starting)
@@ -384,10 +386,10 @@ class Execution:
             while each.completion is not None:
                 try:
                     each.completion.abort()
-                except BaseException as second:  # Ctrl-C once more: the others still have to end
+                except BaseException as second:  # a second Ctrl-C: the others still have to end
                     error.add_note(f"then, when {each.operation} was to be ended: {second!r}")
                     if isinstance(second, KeyboardInterrupt) and each.completion.backend is None:
-                        continue  # nobody else keeps a drive from memory that is used next
+                        continue  # otherwise a drive could access memory that is used next
                 break
         names = [str(each.operation) for each in every.values()]
         error.add_note(f"under way: {some(names)}; not run: {some(self._not_run())}")

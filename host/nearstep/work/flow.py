@@ -1,13 +1,12 @@
 """Transfers that share links: a fluid model with max-min fair shares.
 
 A transfer waits for its latency, then its bytes flow at one rate over all links of its route. Rates
-are max-min fair: none can rise but at the cost of one that is not higher. They change where a
-transfer begins or ends, and between such events they are constant. Packets, windows and routing are
-no part of it.
+are max-min fair: none can rise except at the cost of one that is not higher. Rates change when a
+transfer begins or ends, and are constant in between. Packets, windows and routing are not modelled.
 
-*Numerics*: rates and bytes are exact fractions, so the result depends on no machine and on no order
-of the transfers. Events are at whole cycles: a transfer ends at the first cycle by which all of its
-bytes are through, and its share is free from there.
+*Numerics*: rates and bytes are exact fractions, so the result does not depend on the machine or the
+order of the transfers. Events are at whole cycles: a transfer ends at the first cycle by which all
+of its bytes have been moved, and its share is free from then on.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from nearstep.work.operation import Transfer
 
 
 def max_min(rates: Mapping[str, Fraction], uses: Sequence[Mapping[str, int]]) -> Sequence[Fraction]:
-    """The max-min fair rate of each flow, by progressive filling.
+    """Compute the max-min fair rate of each flow, by progressive filling.
 
-    All rates rise together; where a link is full those of its flows stay, and the others go on.
+    All rates rise together; when a link is full, the rates of its flows are fixed, and the others
+    continue.
 
     Parameters
     ----------
     rates : of each link, above 0.
-    uses : of each flow, how many times it takes its rate of each link; at least one.
+    uses : by flow and link, multiples of its rate that the flow uses; at least one.
     """
     left = dict(rates)
     flows: dict[str, list[int]] = {}
@@ -56,7 +56,7 @@ def max_min(rates: Mapping[str, Fraction], uses: Sequence[Mapping[str, int]]) ->
 
 
 class Flows:
-    """Transfers under way, and when each ends."""
+    """Transfers in flight, and their ends."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -71,7 +71,7 @@ class Flows:
         self._ends: dict[int, int] = {}  # and where they end by that
 
     def announce(self, transfers: Iterable[Transfer]) -> None:
-        """Say what will be started.
+        """Announce transfers.
 
         Raises
         ------
@@ -92,13 +92,13 @@ class Flows:
         self._rates = rates
 
     def start(self, number: int, transfer: Transfer, cycle: int) -> None:
-        """A transfer begins to wait for its latency.
+        """Start a transfer, which first waits for its latency.
 
         Parameters
         ----------
-        number : that no other has.
-        transfer : one of those that were announced.
-        cycle : not before any to which time went on.
+        number : unique.
+        transfer : an announced one.
+        cycle : not before the current time.
         """
         self._uses[number] = Counter(hop.lane for hop in transfer.route)
         self._left[number] = Fraction(int(transfer.nbytes))
@@ -107,16 +107,16 @@ class Flows:
 
     @property
     def next(self) -> int | None:
-        """Cycle at which the next one begins to flow or ends."""
+        """Cycle at which the next transfer begins to flow or ends."""
         begins = [self._waiting[0][0]] if self._waiting else []
         return min([*begins, *self._ends.values()], default=None)
 
     def advance(self, cycle: int) -> list[tuple[int, int]]:
-        """Let time go on to a cycle.
+        """Advance time to a cycle.
 
         Returns
         -------
-        list[tuple[int, int]] : number and last cycle of each that has ended, in their order.
+        list[tuple[int, int]] : number and last cycle of each ended transfer, in order.
         """
         ended: list[tuple[int, int]] = []
         while (event := self.next) is not None and event <= cycle:
@@ -124,11 +124,11 @@ class Flows:
         return ended
 
     def _pass(self, cycle: int) -> list[int]:
-        """Let bytes flow until an event, and share the links anew.
+        """Move bytes until an event, and recompute the rates.
 
         Returns
         -------
-        list[int] : those that have ended.
+        list[int] : ended transfers.
         """
         for number, share in self._shares.items():
             self._left[number] -= share * (cycle - self._at)

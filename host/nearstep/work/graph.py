@@ -13,10 +13,10 @@ from nearstep.work.operation import Action, Operation, Range, Transfer
 
 
 class Graph(Sequence[Operation]):
-    """Operations in program order: one needs those before it alone, so there is no cycle.
+    """Operations in program order: each depends only on earlier ones, so there is no cycle.
 
-    What is not said by `after` follows from the bytes: two operations that touch the same ones,
-    of which at least one writes, happen in the order in which they were added.
+    Dependencies other than `after` follow from the bytes: two operations that access the same
+    bytes, at least one as a writer, run in the order in which they were added.
     """
 
     def __init__(self) -> None:
@@ -40,20 +40,19 @@ class Graph(Sequence[Operation]):
         Parameters
         ----------
         name : for errors and pictures; need not be unique.
-        *holds : resources, each of which it has for itself.
-        after : operations of this graph that it needs for other reasons than bytes.
+        *holds : resources, each used exclusively.
+        after : dependencies on operations of this graph for other reasons than bytes.
         action : starts it on a device.
-        seconds : how long it takes by a model, whatever its action takes.
-        transfer : it takes as long as these bytes need on links that others share, whatever its
-            action takes. Such an operation may hold nothing.
-        priority : the lower, the earlier, of those that could be started.
+        seconds : modelled duration, independent of the action's.
+        transfer : bytes on shared links that determine the duration, independent of the action's.
+            Such an operation may hold nothing.
+        priority : of operations that could start, the lowest is first.
 
         Raises
         ------
-        ArgumentError : it holds nothing or something twice; a range ends before it begins, or
-            begins below 0; an operation is none of this graph; it has neither action nor duration
-            nor transfer, or the last two; the duration is negative or not finite. Nothing was
-            added.
+        ArgumentError : no resources, or one twice; a range that ends before it begins, or begins
+            below 0; an operation of another graph; neither action nor duration nor transfer, or the
+            last two; a negative or infinite duration. Nothing was added.
         """
         reads, writes, after = tuple(reads), tuple(writes), tuple(after)
         if not (holds or transfer) or len(set(holds)) != len(holds):
@@ -90,8 +89,9 @@ class Graph(Sequence[Operation]):
         return operation
 
     def conflicts(self, reads: Iterable[Range], writes: Iterable[Range]) -> list[Operation]:
-        """Operations that one which did this would have to wait for: waiting for these is waiting
-        for all that touch the same bytes."""
+        """Return the operations on which one with these accesses would depend, directly;
+        transitively they include all that access the same bytes.
+        """
         return [self._operations[index] for index in sorted(self._hazards.find(reads, writes))]
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Which earlier operations one has to wait for, because of the bytes that both touch."""
+"""Dependencies between operations that access the same bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Readers(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Bytes from where it is kept to the next piece, or without end.
+    """Bytes from its key to the next piece, or without end.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class _Space:
         self._pieces: SortedDict[int, _Piece] = SortedDict({0: _Piece(NOBODY, None)})
 
     def pieces(self, start: int, stop: int) -> list[_Piece]:
-        """Those that [start, stop), not empty, overlaps."""
+        """Return the pieces that overlap the non-empty range [start, stop)."""
         first = self._pieces.keys()[self._pieces.bisect_right(start) - 1]
         return [self._pieces[at] for at in self._pieces.irange(first, stop, (True, False))]
 
@@ -57,7 +57,7 @@ class _Space:
         self._pieces[start] = _Piece(index, None)
 
     def _cut(self, start: int, stop: int) -> list[int]:
-        """Cut pieces so that some are [start, stop), and return where these begin."""
+        """Cut pieces at start and stop, and return the keys of those between."""
         pieces = self._pieces
         for at in (start, stop):
             if at not in pieces:
@@ -68,20 +68,20 @@ class _Space:
 class Hazards:
     """Finds read-after-write, write-after-read and write-after-write, in program order.
 
-    A range is looked up in O(log n); the time then goes with the pieces that earlier operations
-    left there. Only the nearest hazards are told: the last writer of each byte and those that read
-    it since. Waiting for these is waiting for all.
+    A range is found in O(log n); the remaining time is proportional to the pieces that earlier
+    operations made there. Only the nearest hazards are returned: the last writer of each byte and
+    its readers since. These imply all others.
     """
 
     def __init__(self) -> None:
         self._spaces: dict[Hashable, _Space] = {}
 
     def add(self, index: int, reads: Iterable[Range], writes: Iterable[Range]) -> set[int]:
-        """Operations that this one, the next in the program, has to wait for.
+        """Return the operations on which the next one in the program depends.
 
         Parameters
         ----------
-        index : its number, above all before it.
+        index : its number, above all earlier ones.
         reads, writes : in any order, and overlapping as they like.
         """
         reads = [each for each in reads if each.start < each.stop]
@@ -94,7 +94,7 @@ class Hazards:
         return found
 
     def find(self, reads: Iterable[Range], writes: Iterable[Range]) -> set[int]:
-        """The same of an operation that is not in the program."""
+        """Return the same for an operation outside of the program."""
         found: set[int] = set()
         for each in reads:
             if each.start < each.stop:
@@ -117,7 +117,7 @@ class Hazards:
 
 
 def _distinct(readers: Iterable[_Readers | None]) -> Iterator[int]:
-    """Each operation of these lists; what they share is gone through once."""
+    """Yield each operation of these lists; shared lists are visited once."""
     seen: set[int] = set()  # by identity: lists live as long as the pieces
     for each in readers:
         while each is not None and id(each) not in seen:

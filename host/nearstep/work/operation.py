@@ -1,4 +1,4 @@
-"""Operations: what a graph of work consists of."""
+"""Operations of a graph of work."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from nearstep.buffer import Buffer
 
 Action = Callable[[], Completion | None]
-"""Starts an operation; None is returned by one that has ended by then."""
+"""Starts an operation; returns None if the operation has already ended."""
 
 
 class Range(NamedTuple):
-    """Bytes [start, stop) of a space. An empty one is part of no hazard.
+    """Bytes [start, stop) of a space. Empty ranges have no hazards.
 
     Attributes
     ----------
-    space : what the addresses are of: a device, a file, the host's memory by any name.
+    space : address space: a device, a file, the host's memory by any name.
     """
 
     space: Hashable
@@ -50,20 +50,20 @@ class Rate:
             raise ArgumentError(f"latency_s must be from 0 and finite, not {self.latency_s}")
 
     def seconds(self, nbytes: int) -> float:
-        """Time that a transfer of this size takes."""
+        """Return the time of a transfer of this size."""
         return self.latency_s + nbytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Bytes that go over links, which they share with other transfers.
+    """Bytes moved over links shared with other transfers.
 
-    It waits for the latencies of its route, then has its max-min fair share of each link until the
-    last byte is through (`nearstep.work.flow`).
+    A transfer waits for the latencies of its route, then has its max-min fair share of each link
+    until its last byte (`nearstep.work.flow`).
 
     Parameters
     ----------
-    route : at least one hop. A link that both ways share may be in it twice.
+    route : at least one hop. A half-duplex link may be in it twice.
 
     Raises
     ------
@@ -86,7 +86,7 @@ class Transfer:
 
     @classmethod
     def between(cls, platform: Platform, start: str, stop: str, nbytes: int) -> Transfer:
-        """Bytes from one part of a machine to another.
+        """Make a transfer from one part of a machine to another.
 
         Raises
         ------
@@ -103,20 +103,18 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Operation:
-    """One thing that a step does. Made by `nearstep.work.graph.Graph.add`.
+    """An operation of a step, made by `nearstep.work.graph.Graph.add`.
 
     Attributes
     ----------
-    index : place in the program.
-    holds : resources that nothing else has while it is under way, at least one; a transfer may have
-        none.
-    needs : operations that must have ended, ascending: those named, and those of its hazards.
+    index : position in the program.
+    holds : resources used exclusively, at least one; a transfer may have none.
+    needs : dependencies, ascending: named ones, and those of its hazards.
     action : starts it. None: nothing but time passes.
-    seconds : how long it takes by a model. None: as long as its transfer and the completion of its
-        action, where that is of a device with a clock.
-    transfer : what it brings over links.
-    priority : of two operations that could be started the one of the lower number is, and of equal
-        ones that which comes first in the program.
+    seconds : modelled duration. None: that of its transfer and of its action's completion, on a
+        device with a clock.
+    transfer : bytes over links.
+    priority : of operations that could start, the lowest is first, then program order.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""Work that goes on while the program that asks for it does other things."""
+"""Work that runs concurrently with the submitting program."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from nearstep.work.timeline import Timeline
 
 
 class Queue:
-    """Operations that a program adds one after the other, and waits for where it needs a result.
+    """Operations that a program adds one by one, and waits for when it needs a result.
 
-    As soon as one is added it is started, if it can be. Device time passes in `wait` and `finish`
-    alone: what is modelled beside, such as computation, goes on meanwhile, too.
+    An added operation is started at once if possible. Device time advances only in `wait` and
+    `finish`, together with modelled operations such as computation.
 
     Parameters
     ----------
-    failed : called before an error is raised, when nothing is under way any more.
-    overlaps : False waits for each operation before the program goes on.
+    failed : called before an error is raised, when nothing is in flight.
+    overlaps : False: wait for each operation at once.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Queue:
 
         Parameters
         ----------
-        after : operations of this queue; those that have ended do not matter.
+        after : operations of this queue; ended ones are ignored.
         **options : `reads`, `writes`, `action`, `seconds`, `transfer`, `priority`.
 
         Raises
         ------
-        ArgumentError : it cannot be; what was in the queue has ended.
-        QueueThreadError : another thread adds it, or waits.
-        Exception : without overlap, that of the operation.
+        ArgumentError : the operation is invalid; the operations in the queue have ended.
+        QueueThreadError : called by another thread.
+        Exception : without overlap, the operation's error.
         """
         self.check_thread()
         with self._lock:
@@ -78,12 +78,12 @@ class Queue:
         return operation
 
     def wait(self, operations: Iterable[Operation]) -> None:
-        """Let time pass until these have ended.
+        """Advance time until these have ended.
 
         Raises
         ------
-        Exception : that of the operation which failed first, with a note of what became of the
-            others; the queue is empty then.
+        Exception : of the operation that failed first, with a note on the others; the queue is
+            empty then.
         """
         here = self._here(operations)
         if here:
@@ -91,7 +91,7 @@ class Queue:
                 self._execution.wait(here)
 
     def wait_for_one(self, groups: Iterable[Sequence[Operation]]) -> None:
-        """Let time pass until all of one of these groups have ended.
+        """Advance time until all of one of these groups have ended.
 
         Raises
         ------
@@ -103,11 +103,11 @@ class Queue:
                 self._execution.wait_for_one(here)
 
     def has_ended(self, operations: Iterable[Operation]) -> bool:
-        """Whether these have, without letting time pass."""
+        """Whether these have ended, without advancing time."""
         return self._execution.has_ended(self._here(operations))
 
     def finish(self) -> Timeline:
-        """Let time pass until all have ended.
+        """Advance time until all have ended.
 
         Returns
         -------
@@ -125,19 +125,19 @@ class Queue:
         return found
 
     def keep(self, timeline: Timeline) -> None:
-        """Have `timeline` show this, too, which ran on the same clock."""
+        """Add operations that ran on the same clock to `timeline`."""
         if timeline.entries:
             self._timelines.append(Timeline.joined([timeline]))
 
     def settle(self, where: Range, *, changes: bool) -> None:
-        """Let end what somebody depends on who reads or changes bytes outside of the queue.
+        """Wait for the operations that an access to bytes outside of the queue depends on.
 
-        On devices with a clock that is all: their channels may belong to a kernel.
+        On devices with a clock these are all operations: a kernel may own their channels.
 
         Raises
         ------
         Exception : as of `wait`.
-        QueueThreadError : another thread asks, and the queue works on these bytes.
+        QueueThreadError : called by another thread, while the queue works on these bytes.
         """
         if self._is_others:
             if not self.has_ended(self._conflicts(where, changes=changes)):
@@ -155,8 +155,8 @@ class Queue:
             return self._graph.conflicts([] if changes else [where], [where] if changes else [])
 
     def settle_all(self) -> None:
-        """Let all end, unless an operation of the queue asks, or another thread, which takes turns
-        with it.
+        """Wait for all operations, unless called by an operation of the queue, or by another
+        thread, which is serialised with it.
 
         Raises
         ------
@@ -172,12 +172,12 @@ class Queue:
 
     @property
     def _is_others(self) -> bool:
-        """Whether another thread asks."""
+        """Whether another thread calls."""
         return threading.get_ident() != self._thread
 
     @property
     def timeline(self) -> Timeline:
-        """Of all that has ended before the last `finish`."""
+        """Timeline of all operations ended before the last `finish`."""
         if not self._timelines:
             return Timeline([], self.clock.hertz, self.clock.unit)
         return Timeline.joined(self._timelines)

@@ -1,4 +1,4 @@
-"""When each operation of a graph was under way."""
+"""Times of the operations of a graph."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Entry:
 
     Attributes
     ----------
-    start, end : from before the host gives the commands that start it, to where the host knows of
-        its end and what needs it may start.
-    cycles : that the device itself counted, if it has.
+    start, end : from before the host's commands that start it, to the detection of its end, when
+        its dependents may start.
+    cycles : counted by the device itself, if any.
     """
 
     operation: Operation
@@ -36,12 +36,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What became of a graph.
+    """The execution of a graph.
 
     Attributes
     ----------
     entries : in the order in which the operations were started.
-    hertz : cycles in a second, if that is known.
+    hertz : cycles in a second, if known.
     unit : `cycles`, or `steps` of a device without a clock.
     """
 
@@ -63,7 +63,7 @@ class Timeline:
 
     @property
     def lanes(self) -> dict[str, list[Entry]]:
-        """What each resource does, in order; resources in the order of their first use."""
+        """Operations of each resource, in order; resources in the order of their first use."""
         lanes: defaultdict[str, list[Entry]] = defaultdict(list)
         for entry in self.entries:
             for resource in entry.operation.holds:
@@ -77,7 +77,7 @@ class Timeline:
 
     @property
     def links(self) -> dict[str, list[Entry]]:
-        """Transfers on each link and way, in order; links in the order of their first use."""
+        """Transfers on each link and direction, in order; links in the order of their first use."""
         links: defaultdict[str, dict[int, Entry]] = defaultdict(dict)
         for entry, _, hop in self._hops():
             links[hop.lane][entry.operation.index] = entry  # once, if the route has it twice
@@ -85,8 +85,9 @@ class Timeline:
 
     @property
     def traffic(self) -> Mapping[tuple[str, int], int]:
-        """Bytes that went over each link, by its name and direction, also where both directions
-        share a rate; and those read (0) and written (1) at the ends of the routes."""
+        """Bytes moved over each link, by name and direction, also of half-duplex links; and those
+        read (0) and written (1) at the ends of the routes.
+        """
         counted: Counter[tuple[str, int]] = Counter()
         for _, transfer, hop in self._hops():
             counted[hop.link, hop.direction] += int(transfer.nbytes)
@@ -103,8 +104,9 @@ class Timeline:
 
     @property
     def limit(self) -> int:
-        """Cycles of the resource that is held longest, or of the link that has most to carry: no
-        makespan is shorter."""
+        """Cycles of the busiest resource, or of the link with the most bytes: a lower bound of the
+        makespan.
+        """
         held = [sum(entry.duration for entry in each) for each in self.lanes.values()]
         return max([*held, *self.least.values()], default=0)
 
@@ -114,9 +116,9 @@ class Timeline:
 
     @classmethod
     def joined(cls, timelines: Sequence[Timeline]) -> Timeline:
-        """Timelines of graphs that ran on one clock one after the other, at least one.
+        """Concatenate timelines of consecutive graphs on one clock, at least one.
 
-        It does not keep what started the operations, nor the data that it refers to.
+        Actions, and data that they refer to, are not kept.
         """
         entries: list[Entry] = []
         first = 0
@@ -134,7 +136,7 @@ class Timeline:
         return cls(entries, timelines[0].hertz, timelines[0].unit)
 
     def critical_path(self) -> Sequence[Entry]:
-        """Operations of which each needs the one before it, and that take longest together."""
+        """Return the longest chain of dependent operations."""
         entries = sorted(self.entries, key=lambda entry: entry.operation.index)
         place = {entry.operation.index: i for i, entry in enumerate(entries)}
         longest: list[int] = []

@@ -10,17 +10,19 @@ from nearstep.work.clock import MODEL_HERTZ
 from nearstep.work.timeline import Entry, Timeline
 
 LETTERS = 200
-"""Letters of a name that go into the width of a picture; a name has to fit its operation."""
+"""Letters that fit the width of a picture; a name has to fit its operation."""
 
 NARROW = 500
-"""Operations that go into the width of a picture with a white edge each; shorter ones have the
-edge in their own colour, or nothing of them would be seen."""
+"""Operations with white edges that fit the width of a picture; shorter ones have an edge in their
+own colour, to be visible.
+"""
 
 
 def rows(timeline: Timeline) -> dict[str, list[Entry]]:
-    """Operations that do not overlap, in rows of a picture: a row for each resource, and for each
-    link as many as it has transfers at once; none for one whose transfers are those in the row of
-    a resource, as of a DIMM's channel."""
+    """Rows of a picture, of operations that do not overlap: one for each resource, and one for each
+    concurrent transfer of a link; none for a link whose transfers are in the row of a resource,
+    such as a DIMM's channel.
+    """
     found = timeline.lanes
     held = [
         {each.operation.index for each in entries if each.operation.transfer is not None}
@@ -41,7 +43,7 @@ def rows(timeline: Timeline) -> dict[str, list[Entry]]:
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """The timeline as `chrome://tracing` and Perfetto read it: a thread for each row.
+    """Convert the timeline for `chrome://tracing` and Perfetto: a thread for each row.
 
     Times are microseconds, or one for each cycle if the clock has no frequency. An operation that
     holds several resources is in each of their threads, a transfer in those of its links.
@@ -85,7 +87,7 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def write_trace(timeline: Timeline, path: str | Path) -> None:
-    """Write `trace` as JSON; the same timeline is the same file."""
+    """Write `trace` as JSON; equal timelines give equal files."""
     Path(path).write_text(json.dumps(trace(timeline), indent=1) + "\n", encoding="utf-8")
 
 
@@ -94,10 +96,10 @@ def picture(timeline: Timeline, path: str | Path, title: str = "", *, links: boo
 
     Parameters
     ----------
-    title : its length, if there is none.
-    links : rows as `rows` has them; else those of resources in which time passes.
+    title : default: the length.
+    links : include rows of links, as `rows`; else only resources with a duration.
     """
-    from matplotlib.figure import Figure  # in the extra `torch`; a device needs none of it
+    from matplotlib.figure import Figure  # in the extra `torch`; devices do not need it
     from matplotlib.patches import Patch
     from matplotlib.ticker import EngFormatter
 

@@ -1,4 +1,4 @@
-"""Configuration of a whole DIMM, and where its registers are: plain data."""
+"""Configuration of a whole DIMM, and addresses of its registers: plain data."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -91,7 +91,7 @@ class DimmConfig:
 
     @property
     def refresh_bound(self) -> float:
-        """Part of the peak that refresh leaves a channel: one of two ranks moves data meanwhile."""
+        """Share of a channel's peak that refresh leaves: of two ranks, the other transfers data."""
         return self.timing.refresh_bound if self.ranks == 1 else 1.0
 
     @property

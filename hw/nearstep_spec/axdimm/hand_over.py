@@ -1,4 +1,4 @@
-"""How long a change of mode may take, as plain data: the bound that a driver waits for."""
+"""Longest change of mode, as plain data: the bound of a driver's wait."""
 
 from nearstep_spec.dram.geometry import RANKS
 from nearstep_spec.dram.latency import LOOKAHEAD, PHASES
@@ -17,14 +17,14 @@ __all__ = [
     "longest_to_normal",
 ]
 
-PATIENCE = 255  # cycles in which the host's rows are opened for it, while it goes on opening others
+PATIENCE = 255  # cycles in which the host's rows are opened, while the host opens others
 HURRY_CYCLES = 64  # beside tRFC or tZQoper: a hand-over and the controller's first refresh
 HOLD_INTERVALS = 2  # tREFI in which the mode does not become normal, see `RefreshDebt.o_hold`
 REGISTERS = 16  # cycles from the register bank to the pins, and back to the status
 
 
 def _cycles(clocks: int) -> int:
-    """Fabric cycles of a distance, whatever the phases of its ends."""
+    """Fabric cycles of a distance, for any phases of its ends."""
     return -(-(clocks + PHASES - 1) // PHASES)
 
 
@@ -35,10 +35,10 @@ def _close(timing: DramTiming) -> int:
 def longest_to_acceleration(timing: DramTiming, *, ranks: int = 1) -> int:
     """Most cycles from the request to acceleration mode.
 
-    If the DRAM must be refreshed soon the host's refresh comes first, and with seven due to a host
-    that postpones eight that takes two tREFI, and as long for the other rank if the host gives the
-    first at least four then; then tRFC, and all banks are precharged. A host that goes on giving
-    one at a time, with seven or eight due, keeps the channel.
+    If the DRAM is due for refresh, the host refreshes first. With seven refreshes due and a host
+    that postpones eight, this takes two tREFI, and the same again for the other rank if the host
+    then gives the first rank at least four; then follow tRFC and a precharge of all banks. A host
+    that gives one refresh at a time, with seven or eight due, keeps the channel.
     """
     wait = 2 * ranks * timing.t_refi // PHASES
     return wait + HURRY_CYCLES + _cycles(timing.t_rfc) + _close(timing) + REGISTERS
@@ -47,11 +47,11 @@ def longest_to_acceleration(timing: DramTiming, *, ranks: int = 1) -> int:
 def longest_to_normal(timing: DramTiming, *, restless: bool = True) -> int:
     """Most cycles from the request to normal mode.
 
-    In this order: every beat in the controller misses a row of one bank; the DRAM, that eight are
-    due to, follows a host that has pulled in eight, and whatever falls due meanwhile; two tREFI in
-    which the rate of refreshes is kept; a calibration, and one that the host gives meanwhile; the
-    host's rows are opened. A host that never rests
-    (`restless`) is given the channel at its next refresh, nine tREFI later at most.
+    The terms, in order: every beat in the controller misses a row of one bank; refreshes, with
+    eight due to the DRAM and eight pulled in by the host, and those that become due in the
+    meantime; two tREFI in which the refresh rate is limited; a calibration, and another one by the
+    host in the meantime; opening of the host's rows. A host that is never idle (`restless`) gets
+    the channel at its next refresh, at most nine tREFI later.
     """
     interval = timing.t_refi // PHASES
     beats = LOOKAHEAD * sum(
@@ -73,5 +73,6 @@ HAND_OVER_CYCLES = max(
     for density, width in PARTS
     for timing in [dram_timing("DDR4-1600", density, width)]
 )
-"""Bound for any change of mode of any part: a mode is reached before the change to the other
-begins, so a request may have to wait for both."""
+"""Bound for any change of mode of any part: a change completes before the opposite one begins, so a
+request may have to wait for both.
+"""

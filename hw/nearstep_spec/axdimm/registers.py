@@ -1,4 +1,4 @@
-"""Registers of a channel's arbiter, and where the host finds them, as plain data."""
+"""Registers of a channel's arbiter, and their addresses, as plain data."""
 
 from enum import IntEnum
 
@@ -26,7 +26,7 @@ VERSION = (1, 1)
 
 
 class Block(IntEnum):
-    """Register blocks of a channel, in the order in which they lie in the window."""
+    """Register blocks of a channel, in order of address."""
 
     ARBITER = 0
     KERNEL = 1
@@ -119,13 +119,13 @@ def _configuration(mapping: AddressMapping, read_latency: int, write_latency: in
 _MODE = register(
     "mode",
     Access.CONFIG,
-    "The mode that the host requests; status tells when it is there.",
+    "The mode that the host requests; status shows when it is reached.",
     ("acceleration", 0, 1, "1: the kernel owns the DRAM; 0: the host does."),
 )
 _CLEARS = "Clears the flags but unsupported_mode, refused_*, lost_*, and the longest hand-overs."
 _RESETS = (
-    "Takes the DRAM from the kernel whatever it does and resets it; the mode is then normal, until "
-    "mode is obeyed again."
+    "Takes the DRAM from the kernel and resets it at any time; the mode is then "
+    "normal, until mode is obeyed again."
 )
 _CONTROL = register(
     "control",
@@ -135,13 +135,13 @@ _CONTROL = register(
     ("kernel_reset", 1, 1, _RESETS),
 )
 _LOSES = (
-    "MRS of the host, or a command of the reserved code, came while not in normal mode, MRS of a "
-    "register that no DRAM has, or a burst of the window that did not begin with its first byte. "
-    "Nothing came of it, or another order of bytes."
+    "A command was lost: MRS of the host or the reserved code while not in normal"
+    " mode, or MRS of a register that no DRAM has; or a burst of the window, "
+    "which did not begin with its first byte, was reordered."
 )
 _UNSUPPORTED = (
-    "The host has set a mode register as the kernel cannot use it: the mode stays normal until it "
-    "is set otherwise. See mode_registers."
+    "A mode register has a value that the kernel does not support: the mode "
+    "remains normal until it is changed. See mode_registers."
 )
 _STATUS = register(
     "status",
@@ -149,10 +149,10 @@ _STATUS = register(
     "State of the channel.",
     ("acceleration", 0, 1, "The kernel owns the DRAM and may be started."),
     ("normal", 1, 1, "The host owns the DRAM."),
-    ("refused_access", 2, 1, "An access outside the window came while not in normal mode."),
-    ("refused_start", 3, 1, "START of the kernel came while not in acceleration mode."),
+    ("refused_access", 2, 1, "An access outside the window was received while not in normal mode."),
+    ("refused_start", 3, 1, "START of the kernel was received while not in acceleration mode."),
     ("refresh_overdue", 4, 1, "More refreshes than may be postponed were due to the DRAM."),
-    ("missing_data", 5, 1, "Data of a host write were not there when they were due."),
+    ("missing_data", 5, 1, "Data of a host write were missing when they were due."),
     ("lost_command", 6, 1, _LOSES),
     ("unsupported_mode", 7, 1, _UNSUPPORTED),
 )
@@ -160,10 +160,10 @@ _STATUS = register(
 
 def _refresh_debt(ranks: int) -> Register:
     rows: list[Row] = [
-        ("host", 0, 8, "By what the host has given."),
-        ("dram", 8, 8, "By what the DRAM has got."),
-        ("host1", 16, 8, "By what the host has given to rank 1."),
-        ("dram1", 24, 8, "By what rank 1 has got."),
+        ("host", 0, 8, "Counted by the host's refreshes."),
+        ("dram", 8, 8, "Counted by the DRAM's refreshes."),
+        ("host1", 16, 8, "Of rank 1, counted by the host's refreshes."),
+        ("dram1", 24, 8, "Of rank 1, counted by the DRAM's refreshes."),
     ]
     what = "Refreshes due, two's complement; negative when given in advance."
     return register("refresh_debt", Access.STATUS, what, *rows[: 2 * ranks])
@@ -175,7 +175,7 @@ _REFUSED = [
         "refused_access",
         Access.STATUS,
         "The first access refused since control.clear.",
-        ("write", 0, 1, "It was a write."),
+        ("write", 0, 1, "The access was a write."),
     ),
     value_register(
         "refused_address",
@@ -184,11 +184,9 @@ _REFUSED = [
         width=64,
     ),
 ]
-_MODES = "A bit for each of MR0 to MR6 that the kernel cannot work with, as it is now."
+_MODES = "A bit for each of MR0 to MR6 whose value the kernel does not support."
 _LOST = [
-    value_register(
-        "lost_count", Access.STATUS, "Host commands since control.clear that nothing came of."
-    ),
+    value_register("lost_count", Access.STATUS, "Host commands lost since control.clear."),
     register(
         "lost_command",
         Access.STATUS,
@@ -199,7 +197,7 @@ _LOST = [
     register(
         "mode_registers",
         Access.STATUS,
-        "The DRAM's mode registers, by the MRS of the host that reached it.",
+        "The DRAM's mode registers, from the host's executed MRS commands.",
         ("unsupported", 0, MODE_REGISTERS, _MODES),
     ),
 ]

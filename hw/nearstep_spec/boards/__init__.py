@@ -1,1 +1,1 @@
-"""Boards: what they are, their configuration and their own registers."""
+"""Boards: descriptions, configuration and registers."""

@@ -12,12 +12,12 @@ __all__ = ["BOARDS", "Board", "Clock"]
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """A frequency that a design can run at, and how an SDRAM is driven then.
+    """A frequency of a design, and the timing of an SDRAM at it.
 
     Attributes
     ----------
-    phase : degrees that the clock of an SDRAM comes behind that of the design.
-    late_reads : clocks that data of an SDRAM is taken later than by LiteDRAM's choice.
+    phase : degrees by which the clock of an SDRAM lags that of the design.
+    late_reads : clocks by which SDRAM data are sampled later than by LiteDRAM's choice.
     """
 
     hz: int
@@ -31,12 +31,12 @@ class Board:
 
     Attributes
     ----------
-    name, title : as it is asked for, and for people.
+    name, title : in options, and for people.
     platform : class of amaranth-boards, or derived from one: chip, package, pins, clock.
     device : chip, by the name that LiteX knows it by.
-    technology : that its datapaths are divided into stages for.
+    technology : determines the pipeline stages of datapaths.
     input_hz : of the oscillator on the board.
-    clocks : that the design, `sync` and the memory controller, can have; the first unless asked.
+    clocks : of the design, `sync` and the memory controller; the first is the default.
     memory : kind of DRAM.
     memory_module : part, by the name that LiteDRAM knows its timing by.
     memory_options : for LiteDRAM's generator, by name: resistances, swapped pins.
@@ -47,9 +47,9 @@ class Board:
     dfu : vendor and product of its loader in USB's Device Firmware Upgrade; None: it has none.
     links : pins of the connector `gpio` for each link of a COARSE device, those that it drives and
         those that it reads: strobe, first, data. None if there are too few.
-    button, light : of the platform: resets the board, and is on when memory is ready. A light may
-        be one of several: `rgb_led.g`.
-    source : where these figures stand.
+    button, light : of the platform; they reset the board, and show that memory is ready. A light
+        may be one of several: `rgb_led.g`.
+    source : of these figures.
     chosen : number of the clock in `clocks`.
     """
 
@@ -87,7 +87,7 @@ class Board:
         return self.clock.hz
 
     def at(self, hz: int) -> "Board":
-        """The board with another clock of the design.
+        """Return the board with another clock of the design.
 
         Raises
         ------
@@ -166,4 +166,4 @@ BOARDS = MappingProxyType(
         )
     }
 )
-"""Every board that a bitstream is made for, by name."""
+"""Every board with a bitstream, by name."""

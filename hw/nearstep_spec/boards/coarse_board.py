@@ -28,29 +28,29 @@ COARSE_OPTIONS: Mapping[str, Any] = MappingProxyType(
         "wire_formats": ("fp32",),
     }
 )
-"""The device of a board, unless it is given another: what an ECP5-85F holds."""
+"""Default device of a board: fits an ECP5-85F."""
 
 CLOCK = Clock(hz=25_000_000)
-"""That the device reaches, unlike those of a board with an SDRAM."""
+"""Clock that the device reaches, unlike those of a board with an SDRAM."""
 
 CLOCK_BAUD = 1_000_000
-"""Of the link to the host with that clock, which has no divisor near 3 Mbaud."""
+"""Rate of the link to the host with this clock, which has no divisor near 3 Mbaud."""
 
 MOST_MEMORY_BYTES = 256 << 10
-"""Of the 416 KiB of block RAM of an ECP5-85F, to leave room for buffers."""
+"""Largest memory: part of the 416 KiB of block RAM of an ECP5-85F, to leave room for buffers."""
 
 LINKED = tuple(name for name, board in BOARDS.items() if board.links)
-"""Boards with pins enough for the links."""
+"""Boards with enough pins for the links."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoarseBoardConfig(BoardDesign):
-    """What a bitstream holds: a COARSE device whose local DRAM is block RAM, a serial link to the
+    """Contents of a bitstream: a COARSE device whose local DRAM is block RAM, a serial link to the
     host, and links to two other boards, see `nearstep_spec.coarse.lanes`.
 
     Parameters
     ----------
-    design : tells this design from the others.
+    design : name of this design.
     board : name.
     clock_mhz : of the design; None: 25.
     baud : of the serial link; None: that of the board, with 25 MHz 1,000,000.

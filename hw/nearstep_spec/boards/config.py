@@ -27,7 +27,7 @@ UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
         "compression": ("fused",),
     }
 )
-"""The update kernel of a board, unless it is given another: what an ECP5-85F holds."""
+"""Default update kernel of a board: fits an ECP5-85F."""
 
 FIXED = ("memory_bytes", "subgroup_elements", "address_width", "technology")
 """Options of a card that follow from the board and its memory."""
@@ -42,7 +42,7 @@ def _card() -> SmartssdConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BoardConfig(BoardDesign):
-    """What a bitstream holds: the card of `nearstep_spec.smartssd`, a link, and a memory.
+    """Contents of a bitstream: the card of `nearstep_spec.smartssd`, a link, and a memory.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class BoardConfig(BoardDesign):
     memory : the DRAM of the board behind LiteDRAM, or block RAM alone.
     clock_mhz : of the design; None: the first of the board's clocks.
     baud : of the link; None: that of the board.
-    card : the card. Its `FIXED` options become those of the memory.
+    card : the card. Its `FIXED` options are replaced by those of the memory.
 
     Raises
     ------

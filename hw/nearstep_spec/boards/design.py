@@ -1,4 +1,4 @@
-"""What configurations of board designs have in common."""
+"""Base of the configurations of board designs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.updater.config import ConfigError
 
 MHZ = 1_000_000
-CLOCKS_A_BIT = 4  # at least, for the receiver to find the middle of a bit
+CLOCKS_A_BIT = 4  # minimum, for the receiver to sample the middle of a bit
 
 
 class BoardDesign(Protocol):
@@ -62,7 +62,7 @@ class BoardDesign(Protocol):
         return self.described.baud if self.baud is None else self.baud
 
     def check_board(self) -> None:
-        """Raise `ConfigError` unless board, clock and rate of the link go together."""
+        """Raise `ConfigError` unless board, clock and rate of the link fit each other."""
         if self.board not in BOARDS:
             raise ConfigError(f"board must be one of {tuple(BOARDS)}, not {self.board!r}")
         clocks = [clock.hz // MHZ for clock in self.clocks]

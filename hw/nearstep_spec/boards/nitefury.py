@@ -15,7 +15,7 @@ MEMORY_LANES = 4
 CHIP: Mapping[str, int] = MappingProxyType(
     {"lut": 134_600, "lut_memory": 46_200, "ff": 269_200, "dsp": 740, "bram36": 365}
 )
-"""What an XC7A200T has; `lut_memory` is a part of `lut`. Source: AMD DS180, table 5."""
+"""Resources of an XC7A200T; `lut_memory` is a part of `lut`. Source: AMD DS180, table 5."""
 
 UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
     {
@@ -28,8 +28,9 @@ UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
         "compression": ("fused",),
     }
 )
-"""The update kernel, unless it is given another. One unit takes a parameter a cycle, more than
-DDR3-800 on 16 pins brings: 28 bytes a parameter at 1.6 GB/s."""
+"""Default update kernel: one unit updates a parameter a cycle, more than DDR3-800 on 16 pins
+delivers: 28 bytes a parameter at 1.6 GB/s.
+"""
 
 
 def _card() -> SmartssdConfig:
@@ -38,7 +39,7 @@ def _card() -> SmartssdConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NitefuryConfig:
-    """What the project files are for: a card behind Gen2 x4.
+    """Configuration of the project files: a card behind Gen2 x4.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ _LINES = [
                 "reset",
                 0,
                 1,
-                "Resets the device and its path to memory; memory keeps what it holds.",
+                "Resets the device and its path to memory; memory contents are kept.",
             ),
             ("latch", 1, 1, "Captures all counters in one cycle."),
         )
@@ -42,12 +42,17 @@ _LINES = [
             Access.STATUS,
             "State of the board.",
             ("resetting", 0, 1, "The device is being reset: neither it nor memory may be used."),
-            ("memory_ready", 1, 1, "Memory can be used: the hardware says so, or memory.ready."),
+            (
+                "memory_ready",
+                1,
+                1,
+                "Memory can be used, according to the hardware or memory.ready.",
+            ),
         ),
         register(
             "memory",
             Access.CONFIG,
-            "What the host says of memory.",
+            "State of memory, set by the host.",
             ("ready", 0, 1, "The host has initialised the memory controller."),
         ),
     ],
@@ -56,7 +61,7 @@ _LINES = [
         *value_registers(
             Access.COUNTER,
             {
-                "dropped": "Frames that were damaged, too short or too long, or found no room.",
+                "dropped": "Frames dropped: damaged, too short, too long, or without room.",
                 "framing_errors": "Bytes without a stop bit on the line.",
             },
             width=32,

@@ -11,16 +11,16 @@ BEAT_BYTES = 64  # of the local DRAM's port
 BEAT_ELEMENTS = BEAT_BYTES // ELEMENT_BYTES
 PAGE_BYTES = 4096  # of a snapshot, and what no burst crosses
 BURST_BEATS = 16
-PAGE_COUNT_BITS = 12  # of counts of pages of a snapshot, which go round
-PHIT_BYTES = 16  # what a link moves in a cycle, in each direction
+PAGE_COUNT_BITS = 12  # of counts of pages of a snapshot, which wrap
+PHIT_BYTES = 16  # bytes that a link moves in a cycle, in each direction
 FRAME_PHITS = 2  # of a frame with an entry, beside the entry: header and trailer
 PORTS = 2  # links of a device
 MAX_GROUPS = 4  # acknowledgements and credits in a header
 MAX_DEVICES = 64
-LEAST_UPDATED_BYTES = 1 << 16  # the memory that an update kernel can address at the least
+LEAST_UPDATED_BYTES = 1 << 16  # smallest memory that an update kernel can address
 SEQUENCE_BITS = 6  # of entries, acknowledgements and credits: modulo 64
 ELEMENT_BITS = 32  # of the number of elements of a job
-TAG_BITS = 16  # of the number by which all devices know a job
+TAG_BITS = 16  # of the number of a job, equal on all devices
 WIRE_FORMATS = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Formats of elements on a link, and their bytes."""
 
@@ -31,25 +31,25 @@ _UPDATER = "_updater"
 class CoarseConfig:
     """Shape of a memory device: its sync cores, their buffers, its DRAM.
 
-    A tensor of fp32 is cut into chunks of one entry for each device of the ring; an entry is what
-    the ring buffers hold and what a link carries in one frame. A frame has two phits beside its
-    entry, so that with the defaults 128 of 130 phits are payload.
+    A tensor of fp32 is cut into chunks of one entry for each device of the ring; an entry is the
+    unit of the ring buffers and the payload of a frame. A frame has two phits beside its entry, so
+    that with the defaults 128 of 130 phits are payload.
 
     Parameters
     ----------
-    groups : sync cores, each of a ring of its own; adjacent rings run in opposite directions.
+    groups : sync cores, each in its own ring; adjacent rings run in opposite directions.
     alus : FP32 lanes of a sync core: elements that it adds in a cycle.
     entry_phits : payload of a full entry, in phits of 16 bytes; a power of two.
     buffer_entries : entries of each RecvBuf and each SendBuf; a power of two.
     local_beats : beats of each LocalBuf, 64 bytes each; a power of two.
-    chunks_ahead : chunks whose entries take turns, so that a link need not wait for an entry to
-        come round.
+    chunks_ahead : chunks with interleaved entries, so that a link does not wait for an entry to
+        pass the ring.
     queue_jobs : jobs that wait for each sync core; a power of two.
     snapshot_pages : most pages of a snapshot, 4096 bytes each; a power of two.
     memory_bytes : local DRAM; a power of two.
     wire_formats : formats that elements can have on a link, of fp32, fp16 and bf16.
     rules : update rules of the device's update kernel, as of `UpdateKernelConfig`; none: the device
-        has no kernel. With rules its memory is of 64 KiB at least.
+        has no kernel. With rules its memory must have at least 64 KiB.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class CoarseConfig:
     groups: Annotated[
         int,
         Option(
-            meaning="sync cores of a device, each of a ring of its own",
+            meaning="sync cores of a device, each in its own ring",
             allowed="a power of two from 1 to 4",
         ),
     ] = 2
@@ -91,7 +91,7 @@ class CoarseConfig:
     chunks_ahead: Annotated[
         int,
         Option(
-            meaning="chunks that take turns, so that a link need not wait",
+            meaning="interleaved chunks, so that a link does not wait",
             allowed="1 to 2 buffer_entries - 2",
         ),
     ] = 8
@@ -109,7 +109,7 @@ class CoarseConfig:
     memory_bytes: Annotated[
         int,
         Option(
-            meaning="of each device; the host's is taken as it is used",
+            meaning="of each device; host memory is allocated on first use",
             allowed="a power of two from 4096 to 2**40",
         ),
     ] = 64 << 20
@@ -140,7 +140,7 @@ class CoarseConfig:
         self._power_of_two("queue_jobs", 1, 256)
         self._power_of_two("snapshot_pages", 1, 1 << 20)
         self._power_of_two("memory_bytes", PAGE_BYTES, 1 << 40)
-        # What all entries of a turn take up on the way to the next core, and the job's description.
+        # Space of all entries of a turn on the way to the next core, and of the job's description.
         most = 2 * self.buffer_entries - 2
         if not 1 <= self.chunks_ahead <= most:
             raise ConfigError(
@@ -174,7 +174,7 @@ class CoarseConfig:
     def updater(self) -> UpdateKernelConfig | None:
         """The update kernel of the device.
 
-        Rules of a file are what it defined when this configuration was made.
+        Rules of a file are those defined when this configuration was made.
         """
         found: UpdateKernelConfig | None = vars(self)[_UPDATER]
         return found

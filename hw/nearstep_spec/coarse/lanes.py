@@ -11,15 +11,16 @@ PINS = 2 + LANES
 """In each direction: strobe, first, data."""
 
 TRANSFERS = 1 + PHIT_BYTES * 8 // LANES
-"""Of a phit: its data, and one that says whether it begins or ends a frame."""
+"""Of a phit: its data, and one that marks the beginning or end of a frame."""
 
 TRANSFER_CYCLES = 4
-"""The receiver samples with a clock of its own: so it finds each level several times."""
+"""The receiver samples with its own clock, each level several times."""
 
 PHIT_CYCLES = TRANSFERS * TRANSFER_CYCLES
 
 
 def round_trip_cycles(entry_phits: int) -> int:
-    """Cycles until the acknowledgement of an entry is there, at most, if nothing is lost: three of
-    the longest frames, and a phit on its way there and back."""
+    """Most cycles until the acknowledgement of an entry if nothing is lost: three of the longest
+    frames, and the round trip of a phit.
+    """
     return (3 * (entry_phits + FRAME_PHITS) + 2) * PHIT_CYCLES

@@ -16,11 +16,11 @@ DEVICE_IDENT = int.from_bytes(b"POOL", "big")
 VERSION = (1, 0)
 UPDATER = "updater"  # the block of the update kernel
 RETRY_CYCLES = 1 << 12
-"""After which entries are sent again, unless the host writes another number."""
+"""Default of `retry`: cycles after which entries are sent again."""
 
 
 class ErrorCause(NamedValue):
-    """`error.cause` of both blocks: what ended the jobs of a device."""
+    """`error.cause` of both blocks: the reason why the jobs of a device ended."""
 
     NONE = 0, "No error."
     READ_RESPONSE = 1, "A read of the local DRAM was answered other than OKAY."
@@ -30,13 +30,13 @@ class ErrorCause(NamedValue):
     OVERLAP = 5, "Source and destination overlap: the old values would be lost."
     UNSUPPORTED = 6, "An operation, wire format or ring that this device does not have."
     MISMATCH = 7, "The device before this one in the ring has another job."
-    SILENT = 8, "Nothing valid came from a link for longer than the limit."
-    PEER = 9, "Another device ended its jobs; error_link tells which, and why."
+    SILENT = 8, "No valid frame was received from a link for longer than the limit."
+    PEER = 9, "Another device ended its jobs; error_link has its number and the cause."
     ABORTED = 10, "The host ended the jobs."
 
 
 class Stream(NamedValue):
-    """`error.stream` of both blocks: where it happened."""
+    """`error.stream` of both blocks: the stream with the error."""
 
     NONE = 0, "No stream."
     SOURCE = 1, "Elements in."
@@ -63,7 +63,7 @@ class Wire(NamedValue):
 
 
 SYNC_COUNTERS = {
-    "cycles": "Cycles in which a job was in work.",
+    "cycles": "Cycles in which a job was running.",
     "beats": "Beats of the ALUs.",
     "stall_local": "Cycles in which the ALUs waited for elements of the local DRAM.",
     "stall_receive": "Cycles in which the ALUs waited for an entry.",
@@ -76,7 +76,7 @@ LINK_COUNTERS = {
     "replays": "Entries sent again.",
     "received_entries": "Entries accepted.",
     "bad_frames": "Frames with a wrong CRC, or cut short.",
-    "gaps": "Times that entries were lost before what came.",
+    "gaps": "Gaps: times that an entry was received after a lost one.",
     "duplicates": "Entries that had been accepted before.",
     "stall": "Cycles in which a phit waited for the link.",
 }
@@ -99,7 +99,7 @@ def sync_core_map(config: CoarseConfig) -> RegisterMap:
         configuration=[
             ("entry_phits", 0, 16, "Phits of a full entry.", config.entry_phits),
             ("buffer_entries", 16, 8, "Entries of each buffer.", config.buffer_entries),
-            ("chunks_ahead", 24, 8, "Chunks that take turns.", config.chunks_ahead),
+            ("chunks_ahead", 24, 8, "Interleaved chunks.", config.chunks_ahead),
         ],
         causes=ErrorCause,
         streams=Stream,
@@ -109,10 +109,11 @@ def sync_core_map(config: CoarseConfig) -> RegisterMap:
 
 
 def device_map(config: CoarseConfig) -> RegisterMap:
-    """The register map of what the sync cores of a device share: links, window and snapshot.
+    """The register map of the parts shared by the sync cores of a device: links, window and
+    snapshot.
 
-    START opens a snapshot. `control.abort` ends all jobs, forgets all entries and errors, and takes
-    the epoch; the snapshot stays.
+    START opens a snapshot. `control.abort` ends all jobs, clears all entries and errors, and adopts
+    the epoch; the snapshot is kept.
     """
     return block_map(
         "pool",
@@ -168,7 +169,7 @@ _JOB = [
         Access.CONFIG,
         {
             "source": "Byte address of this device's elements: fp32.",
-            "destination": "Byte address of the result; what lies at the source stays.",
+            "destination": "Byte address of the result; the source is not changed.",
         },
     ),
     value_register("elements", Access.CONFIG, "Elements; any number.", width=ELEMENT_BITS),
@@ -176,10 +177,10 @@ _JOB = [
     register(
         "job",
         Access.CONFIG,
-        "The rest of the job; all devices of a ring must have the same.",
-        ("operation", 0, 2, "What becomes of the elements of all devices.", Operation),
+        "Further fields of the job; equal on all devices of a ring.",
+        ("operation", 0, 2, "Operation on the elements of all devices.", Operation),
         ("wire", 2, 2, "Format on the links.", Wire),
-        ("tag", 16, 16, "Any number by which all devices know the job."),
+        ("tag", 16, 16, "Number of the job, equal on all devices."),
     ),
 ]
 _RING = register(
@@ -197,11 +198,11 @@ _QUEUE = [
         "jobs",
         Access.STATUS,
         "State of the queue.",
-        ("waiting", 0, 16, "Jobs in the queue, without the one in work."),
-        ("overflow", 16, 1, "A job came while the queue was full, and was dropped."),
-        ("tag", 17, 15, "Low bits of the tag of the job in work, or of the last."),
+        ("waiting", 0, 16, "Jobs in the queue, without the running one."),
+        ("overflow", 16, 1, "A job was dropped because the queue was full."),
+        ("tag", 17, 15, "Low bits of the tag of the running or last job."),
     ),
-    value_register("completed", Access.STATUS, "Jobs ended well since the last abort."),
+    value_register("completed", Access.STATUS, "Jobs completed since the last abort."),
 ]
 _WINDOW = {
     "base": "First byte that jobs may touch.",
@@ -211,9 +212,9 @@ _LINK = [
     register(
         "link",
         Access.CONFIG,
-        "Of both links.",
+        "Settings of both links.",
         ("device", 0, 8, "Number of this device, for error_link of others."),
-        ("epoch", 8, 4, "Frames of another epoch are dropped; taken at an abort."),
+        ("epoch", 8, 4, "Frames of another epoch are dropped; adopted at an abort."),
         ("used", 16, PORTS, "A bit for each link that has a peer."),
     ),
     value_register(
@@ -237,10 +238,10 @@ _LINK = [
     register(
         "error_link",
         Access.STATUS,
-        "Of the device that found the first fault.",
-        ("cause", 0, 8, "What it found.", ErrorCause),
+        "The device that detected the first fault.",
+        ("cause", 0, 8, "Cause of the fault.", ErrorCause),
         ("device", 8, 8, "Its number."),
-        ("port", 16, 1, "Its link, if it is about one."),
+        ("port", 16, 1, "Its link, if the fault is of one."),
     ),
 ]
 _SNAPSHOT = [
@@ -248,34 +249,35 @@ _SNAPSHOT = [
         Access.CONFIG,
         {
             "snapshot_base": "First byte frozen; starts a page.",
-            "snapshot_area": "Where a page goes before it changes, at its offset; starts a page.",
+            "snapshot_area": "Area to which a page is copied before it changes, "
+            "at its offset; starts a page.",
         },
     ),
     value_register("snapshot_pages", Access.CONFIG, "Pages frozen."),
     register(
         "snapshot_control",
         Access.PULSE,
-        "START opens a snapshot, this closes it.",
-        ("close", 0, 1, "Writing 1 closes it."),
+        "Closes a snapshot; START opens one.",
+        ("close", 0, 1, "Writing 1 closes the snapshot."),
     ),
     register(
         "snapshot",
         Access.STATUS,
         "State of the snapshot.",
         ("open", 0, 1, "Pages are copied before they change."),
-        ("failed", 1, 1, "A copy failed: the snapshot is not whole."),
+        ("failed", 1, 1, "A copy failed: the snapshot is incomplete."),
         ("taken", 4, PAGE_COUNT_BITS, "Pages marked in snapshot_copied; wraps."),
-        ("written", 16, PAGE_COUNT_BITS, "Of these, whole in the area; wraps."),
+        ("written", 16, PAGE_COUNT_BITS, "Of these, completely copied to the area; wraps."),
     ),
     register(
         "page",
         Access.CONFIG,
-        "Which pages snapshot_copied tells about.",
+        "The pages that snapshot_copied shows.",
         ("number", 0, 32, "Number of the first of them, divided by 32."),
     ),
     value_register(
         "snapshot_copied",
         Access.STATUS,
-        "Bit i: page 32 * page.number + i lies in the area, or will when written is at taken.",
+        "Bit i: page 32 * page.number + i is in the area, or will be when written equals taken.",
     ),
 ]

@@ -1,15 +1,15 @@
-"""The registers that every block begins with, and the verbs that every block understands.
+"""The common registers and commands of every block.
 
-Line 0 says what the block is, line 1 is START alone (a host that can only write whole 64-byte
-lines then never starts a block by accident), line 2 is CONTROL, line 3 STATUS and ERROR.
+Line 0 identifies the block, line 1 is START alone (so a host that can only write whole 64-byte
+lines never starts a block by accident), line 2 is CONTROL, line 3 STATUS and ERROR.
 
-What the hardware behind a bank owes to these registers:
+The hardware behind a bank must drive these registers as follows:
 
 - an accepted START raises `status.busy` from the next cycle on, for at least one cycle, even if
   the run has nothing to do or is refused for its arguments; it clears `done`, `error`, the error
   registers and the counters in the same cycle;
 - `done` or `error` is high from the first cycle in which `busy` is low again, until the next START;
-- counters stand still while `busy` is low. The bank captures them when `busy` falls.
+- counters do not change while `busy` is low. The bank captures them when `busy` falls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -139,8 +139,8 @@ def block_map(
     constants : more registers of constants.
     causes, streams : named values of `error.cause` and `error.stream`.
     lines : the block's own registers; each inner sequence starts a 64-byte line.
-    queued : START is taken while the block is busy, and so are the registers that it reads.
-        Counters run on from START to START, and errors stay until an abort.
+    queued : START, and writes to the registers that it reads, are accepted while the block is busy.
+        Counters continue from START to START, and errors are kept until an abort.
     """
     constant = Access.CONSTANT
     can = register("capabilities", constant, "What this instance can do.", *capabilities)
@@ -158,7 +158,7 @@ def block_map(
 
 
 def identity(ident: int, version: tuple[int, int], capabilities: Register) -> list[Register]:
-    """The registers by which a host knows a block.
+    """Return the registers that identify a block.
 
     Parameters
     ----------
@@ -172,8 +172,8 @@ def identity(ident: int, version: tuple[int, int], capabilities: Register) -> li
             "version",
             Access.CONSTANT,
             "Version of the register interface.",
-            ("minor", 0, 16, "Grows with compatible additions.", minor),
-            ("major", 16, 16, "Grows when old host code would misread.", major),
+            ("minor", 0, 16, "Incremented with compatible additions.", minor),
+            ("major", 16, 16, "Incremented when old host code would misread the block.", major),
         ),
         capabilities,
         value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
@@ -181,7 +181,7 @@ def identity(ident: int, version: tuple[int, int], capabilities: Register) -> li
 
 
 def _start(queued: bool) -> Register:
-    refused = "taken at any time" if queued else "refused while the block is busy"
+    refused = "accepted at any time" if queued else "refused while the block is busy"
     return register(
         "start",
         Access.PULSE,
@@ -205,7 +205,7 @@ def _outcome(causes: type[NamedValue], streams: type[NamedValue]) -> list[Regist
     status = fields(
         Access.STATUS,
         ("busy", 0, 1, "A run is in progress; configuration is locked."),
-        ("done", 1, 1, "The last run ended, and all it had to write is written."),
+        ("done", 1, 1, "The last run ended, and all its writes are complete."),
         ("error", 2, 1, "The last run ended, or is about to end, with an error."),
     )
     refused = fields(
@@ -222,7 +222,7 @@ def _outcome(causes: type[NamedValue], streams: type[NamedValue]) -> list[Regist
             Access.STATUS,
             "First error of the last run; all zero when there was none.",
             ("cause", 0, 8, "What went wrong.", causes),
-            ("stream", 8, 8, "Which stream it happened on.", streams),
+            ("stream", 8, 8, "The stream with the error.", streams),
             ("response", 16, 2, "The bus response, if the cause is one.", Response),
         ),
         value_register(

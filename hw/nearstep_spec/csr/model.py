@@ -23,7 +23,7 @@ BLOCK_BYTES = 4096  # address space of one block: a page, so that a board can ma
 ADDRESS_WIDTH = 12  # log2(BLOCK_BYTES)
 LONE_FIELD = "value"  # name of the field that is all of its register
 HANDLE_NAMES = frozenset({"address", "bits", "get", "name", "poll", "set"})
-"""Attributes that host code has on every register, and that a field therefore cannot be called."""
+"""Attributes of every register in host code, and therefore invalid names of fields."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
@@ -33,7 +33,7 @@ class RegisterMapError(NearstepError, ValueError):
 
 
 class Access(Enum):
-    """Who gives a field its value, and what software may do with it."""
+    """The source of a field's value, and permitted accesses of software."""
 
     CONSTANT = "constant"  # fixed when the hardware is generated
     MAP_HASH = "map_hash"  # fixed: `RegisterMap.hash()`
@@ -66,7 +66,7 @@ class NamedValue(IntEnum):
 
 
 class Kind(Enum):
-    """How the bits of a field are to be read."""
+    """Interpretation of a field's bits."""
 
     UINT = "uint"
     FLOAT32 = "float32"  # IEEE 754 binary32
@@ -117,8 +117,8 @@ class Register:
     offset : of the first word, in bytes from the start of the block.
     locked : a write is refused while the block is busy.
     doc : one sentence.
-    path : where hardware finds it among others of its kind, such as `("window", 0, "base")`; if
-        not given, by its name.
+    path : position among similar registers in hardware, such as `("window", 0, "base")`; default:
+        its name.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Register:
 
     @cached_property
     def kept_mask(self) -> int:
-        """Ones at the bits that keep what is written."""
+        """Mask of the writable bits."""
         return sum(field.mask for field in self.fields if field.access is Access.CONFIG)
 
     @property
@@ -151,7 +151,7 @@ class Register:
         return self.offset + self.width // 8
 
     def word_names(self) -> tuple[str, ...]:
-        """The name of each word: the register's, or with `_lo` and `_hi`."""
+        """The name of each word: the register's, with `_lo` and `_hi` for two."""
         return (self.name,) if self.words == 1 else (f"{self.name}_lo", f"{self.name}_hi")
 
     def field(self, name: str) -> Field:
@@ -276,7 +276,7 @@ class RegisterMap:
         return self.hash() if field.access is Access.MAP_HASH else field.reset
 
     def hash(self) -> int:
-        """32 bits that change with anything that software could notice; not with the prose."""
+        """32 bits that depend on everything visible to software, but not on the prose."""
         text = json.dumps(self._structure(), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
@@ -324,7 +324,7 @@ class RegisterMap:
 
 
 def nested(leaves: Iterable[tuple[Sequence[str | int], Any]]) -> dict[str | int, Any]:
-    """Leaves by path, as dictionaries of dictionaries: `nested(...)["window"][0]["base"]`.
+    """Convert leaves by path to dictionaries of dictionaries: `nested(...)["window"][0]["base"]`.
 
     Raises
     ------
@@ -344,7 +344,7 @@ def nested(leaves: Iterable[tuple[Sequence[str | int], Any]]) -> dict[str | int,
 
 
 def port_name(register: Register, field: Field) -> str | None:
-    """Name of a field's hardware port, without direction; None if the hardware does not see it.
+    """Return the name of a field's hardware port, without direction; None if there is no port.
 
     The register's name, then `_` and the field's unless that is `value`. In `CsrBank` the port is
     `i_<name>` for `STATUS` and `COUNTER`, `o_<name>` for `CONFIG` and `PULSE`.
@@ -356,14 +356,14 @@ def port_name(register: Register, field: Field) -> str | None:
 
 
 def lone_field(register: Register) -> bool:
-    """Whether the register is one field called `value`, and goes by the register's name."""
+    """Whether the register is one field called `value`, accessed by the register's name."""
     return register.fields[0].name == LONE_FIELD
 
 
 def place(lines: Sequence[Sequence[Register]]) -> tuple[Register, ...]:
-    """Give registers their offsets: each inner sequence starts a line and fills it in order.
+    """Assign offsets to registers: each inner sequence starts a line and fills it in order.
 
-    A pair of words is aligned to its size. A sequence longer than a line goes on in the next.
+    A pair of words is aligned to its size. A sequence longer than a line continues in the next.
     """
     placed = []
     offset = 0

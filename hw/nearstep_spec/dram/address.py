@@ -32,14 +32,14 @@ MAPPINGS = (
 DEFAULT_INTERLEAVE = 16384
 """Bytes in one rank before the other: a block of the update kernel, see docs/dram-controller.md."""
 
-LEAST_INTERLEAVE = 4096  # a burst of AXI stays inside a page of 4 KiB, and so inside a rank
+LEAST_INTERLEAVE = 4096  # an AXI burst is inside a page of 4 KiB, and so inside a rank
 
 _BEAT_SHIFT = BEAT_BYTES.bit_length() - 1
 _BURST_SHIFT = BURST_LENGTH.bit_length() - 1
 
 
 class AddressError(NearstepError, ValueError):
-    """An address outside the channel or not on a beat, or a mapping that is none."""
+    """An address outside the channel or not on a beat, or an invalid mapping."""
 
 
 class BitField(NamedTuple):
@@ -53,7 +53,7 @@ class BitField(NamedTuple):
 
 
 class DramAddress(NamedTuple):
-    """Where a beat is. `column` is the first of eight columns, a multiple of eight."""
+    """Coordinates of a beat. `column` is the first of eight columns, a multiple of eight."""
 
     bank_group: int
     bank: int
@@ -64,10 +64,10 @@ class DramAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class AddressMapping:
-    """How the bits of an address are dealt out.
+    """Assignment of the bits of an address.
 
-    With two ranks one bit of the address is the rank; without that bit, it is an address inside the
-    rank, which the order deals out.
+    With two ranks one bit of the address selects the rank; the remaining bits are an address inside
+    the rank, assigned by the order.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class AddressMapping:
 
     Raises
     ------
-    AddressError : the order is not these four words, or the interleaving cannot be.
+    AddressError : the order is not these four words, or the interleaving is invalid.
     """
 
     geometry: DramGeometry = field(default_factory=DramGeometry)
@@ -102,7 +102,7 @@ class AddressMapping:
 
     @property
     def rank(self) -> BitField:
-        """Bits of a byte address that are the rank; none with one rank."""
+        """Bits of a byte address that select the rank; none with one rank."""
         return BitField(self.interleave.bit_length() - 1, self.geometry.rank_bits)
 
     @property

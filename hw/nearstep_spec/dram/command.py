@@ -28,7 +28,7 @@ RAS_N = 1 << 16
 class Command(IntEnum):
     """Commands.
 
-    Whoever sets a mode register keeps the latencies of the timing table, see `mode_registers`.
+    Mode registers must be set to the latencies of the timing table, see `mode_registers`.
     """
 
     NOP = 0
@@ -46,7 +46,7 @@ class Command(IntEnum):
 
 
 class Pins(NamedTuple):
-    """One command slot. `cs_n` 1 deselects the rank; the other pins then mean nothing."""
+    """One command slot. `cs_n` 1 deselects the rank; the other pins are then ignored."""
 
     cs_n: int = 1
     act_n: int = 1
@@ -76,7 +76,7 @@ _CODES = {
 def encode(
     command: Command, *, bank_group: int = 0, bank: int = 0, row: int = 0, column: int = 0
 ) -> Pins:
-    """Pins of a command. Coordinates that it does not have are ignored."""
+    """Encode the pins of a command. Coordinates that the command does not use are ignored."""
     if command is Command.NOP:
         return DESELECT
     if command is Command.ACT:

@@ -11,7 +11,7 @@ from nearstep_spec.errors import NearstepError
 __all__ = ["BEAT_BYTES", "CHANNEL_BITS", "RANKS", "DramGeometry", "GeometryError"]
 
 CHANNEL_BITS = 64  # data pins of a channel, without the eight of an ECC module
-BEAT_BYTES = CHANNEL_BITS // 8 * BURST_LENGTH  # one column command moves this much
+BEAT_BYTES = CHANNEL_BITS // 8 * BURST_LENGTH  # bytes of one column command
 
 RANKS = (1, 2)  # that share the data pins of a channel
 
@@ -32,7 +32,7 @@ class DramGeometry:
     ----------
     density : bits of a part: 4Gb, 8Gb, 16Gb, or 32Gb of two dies.
     width : data pins of a part: x8 or x16; of 32Gb x16.
-    ranks : 1 or 2, each with a chip select of its own.
+    ranks : 1 or 2, each with its own chip select.
 
     Raises
     ------

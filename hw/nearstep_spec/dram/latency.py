@@ -24,11 +24,11 @@ PHASES = 4  # an 800 MHz DRAM clock on a 200 MHz fabric
 HOST_PHASES = 2  # the host's 400 MHz clock
 HOST_DATA_BYTES = BEAT_BYTES // 2  # a host burst takes two fabric cycles
 
-# Beats inside the controller: the way from a precharge after a write to the column, and 15 other
-# banks. When the channel is handed back they still get their commands.
+# Beats inside the controller: latency from a precharge after a write to the column, and 15 other
+# banks. When the channel is handed back their commands are still issued.
 LOOKAHEAD = 32
 
-# Fabric cycles that the PHY needs write data early; taken from the command path.
+# Fabric cycles by which the PHY needs write data early; subtracted from the command path.
 PHY_WRITE_DELAY = 0
 PHY_READ_DELAY = 2  # fabric cycles of input capture and clock crossing
 
@@ -54,10 +54,12 @@ HOST_READ_LATENCY = HOST_COMMAND_DELAY + TPHY_RDLAT + 1
 
 HOST_WRITE_LATENCY = TPHY_WRLAT
 """Fabric cycles from a write command of the host to the first half of its data. The second half
-comes a cycle later and is a register another cycle later, which is when the DRAM wants all of it:
-two cycles, the command's own delay."""
+arrives a cycle later and passes a register in another cycle, when the DRAM needs all data: two
+cycles, the command's own delay.
+"""
 
 
 HOST_WRITE_TO_READ = -(-dram_timing("DDR4-1600").write_to_read_other_rank * HOST_PHASES // PHASES)
 """Host clocks from a write to a read of another rank of its channel, at least: four of the DRAM's.
-By the latencies of its own bus a host would need none: there the write's data are long over."""
+On its own bus, with its latencies, a host needs none: the write's data have ended long before.
+"""

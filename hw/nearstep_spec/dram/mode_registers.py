@@ -1,4 +1,4 @@
-"""Mode registers: which settings a controller of fixed latencies works with, as plain data.
+"""Mode registers: settings that a controller with fixed latencies supports, as plain data.
 
 Ref: JESD79-4, "Programming the Mode Registers".
 """
@@ -44,19 +44,19 @@ _FIXED: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
 
 
 class Supported(NamedTuple):
-    """A register is as needed if the bits of `mask` are those of `value`."""
+    """A register is valid if its bits in `mask` equal those of `value`."""
 
     mask: int
     value: int
 
 
 def supported_modes(timing: DramTiming) -> tuple[Supported, ...]:
-    """What MR0 to MR6 must hold: bursts of eight, the latencies of `timing`, data masks, refresh in
-    the 1x mode, and nothing that shifts a command or data in time.
+    """Required values of MR0 to MR6: bursts of eight, the latencies of `timing`, data masks,
+    refresh in the 1x mode, and no setting that shifts a command or data in time.
 
     Other bits, such as drive strength, termination and write recovery, are free.
 
-    A latency that no code stands for gives a value that no setting has.
+    A latency without a code results in a value that no setting has.
     """
     registers = {number: dict(bits) for number, bits in _FIXED.items()}
     code = _CL_CODES.get(timing.cl)

@@ -1,8 +1,8 @@
 """DDR4 timing parameters, from the nanoseconds of the standard to whole clocks, as plain data.
 
-A part of 32Gb is a package: the standard has no die above 16Gb. What is here is that of the AXDIMM
-paper, K4ABG165WA-MC: x16, two dies of 16Gb x8 side by side, which share commands. So its banks, its
-pages and its refresh, 550 ns, are those of such a die.
+A part of 32Gb is a package, because the standard has no die above 16Gb. It is that of the AXDIMM
+paper, K4ABG165WA-MC: x16, two dies of 16Gb x8 side by side, which share commands. So banks, pages
+and refresh, 550 ns, are those of such a die.
 
 Ref: JESD79-4 (DDR4 SDRAM), "Timing Parameters by Speed Grade", "Refresh Parameters by Device
 Density" (tRFC1 of 16Gb: 550 ns; the same in JESD79-4C and in Ramulator 2's `DDR4.cpp`), "Speed
@@ -87,11 +87,11 @@ class Minimum:
     nck: int = 0
 
     def clocks(self, tck_ps: int) -> int:
-        """Whole clocks: truncate(ps / tCK + 0.974), as JEDEC rounds, but no fewer than `nck`."""
+        """Compute whole clocks: truncate(ps / tCK + 0.974), as in JEDEC, but at least `nck`."""
         return max(self.nck, (self.ps * 1000 // tck_ps + _ROUNDING_GUARD) // 1000)
 
     def arithmetic(self, tck_ps: int) -> str:
-        """How `clocks` comes about, to be read."""
+        """Format the computation of `clocks`."""
         parts = [f"{self.nck} nCK"] if self.nck else []
         if self.ps:
             ratio = self.ps / tck_ps
@@ -269,7 +269,7 @@ class DramTiming:
 
     @property
     def refresh_bound(self) -> float:
-        """Share of the time in which a rank that is refreshed on average can do anything else."""
+        """Share of the time in which a rank at the average refresh rate is not in refresh."""
         return 1 - self.t_rfc / self.t_refi
 
 
@@ -281,15 +281,15 @@ def dram_timing(
     cl: int | None = None,
     cwl: int | None = None,
 ) -> DramTiming:
-    """Timing of a part.
+    """Compute the timing of a part.
 
     Parameters
     ----------
     speed : a key of `SPEED_GRADES`.
     density : bits of a part: 4Gb, 8Gb, 16Gb, or 32Gb of two dies.
     width : data pins of a part: x8 or x16; of 32Gb x16.
-    cl, cwl : latencies in nCK, where they are not those of the grade: a module whose buffer takes
-        time shows its host longer ones.
+    cl, cwl : latencies in nCK, if other than those of the grade: a module with a buffer has longer
+        ones for its host.
 
     Raises
     ------

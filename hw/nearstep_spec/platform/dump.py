@@ -10,7 +10,7 @@ from nearstep_spec.platform.machine import Figure, Platform
 
 
 def dump(platform: Platform) -> str:
-    """The text of a description; sources stand at each figure."""
+    """Write the text of a description, with a source at each figure."""
     lines = [f"name = {_text(platform.name)}", f"title = {_text(platform.title)}"]
     if platform.switches:
         lines.append(f"switches = [{', '.join(map(_text, platform.switches))}]")

@@ -1,4 +1,4 @@
-"""What a layer of a model is to a planner: parameters, work, and what it keeps."""
+"""A layer of a model for a planner: parameters, work and activations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ class Layer:
     Attributes
     ----------
     parameters : shape of each tensor.
-    tied : tensors of an earlier layer that it uses, too, as `embedding.word`; their gradient is
-        complete when that layer's backward is.
+    tied : tensors shared with an earlier layer, such as `embedding.word`; their gradient is
+        complete after that layer's backward.
     forward_flops, backward_flops : of matrix products and convolutions, a multiplication and an
-        addition being two; nothing is computed again.
+        addition being two; without recomputation.
     activation_bytes : kept from forward for backward.
-    output_bytes : of what the next layer takes: all that is kept where activations are computed
-        again in backward.
+    output_bytes : of the next layer's input: the only activations that are kept with recomputation
+        in backward.
     """
 
     name: str
@@ -37,24 +37,24 @@ class Layer:
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all tensors; those of `tied` are not among them."""
+        """Elements of all tensors, without those of `tied`."""
         return sum(self.elements.values())
 
 
 class Model(Protocol):
-    """A shape, of which there are layers for any batch."""
+    """A shape that gives layers for any batch."""
 
     @property
     def name(self) -> str:
-        """As `nearstep_spec.platform.models` has it."""
+        """Name in `nearstep_spec.platform.models`."""
 
     @property
     def source(self) -> str:
-        """Where the shape stands."""
+        """Source of the shape."""
 
     @property
     def stated(self) -> float:
-        """Parameters as the source says, rounded as it does."""
+        """Parameters according to the source, with its rounding."""
 
     def layers(self, batch: int, sequence: int, element_bytes: int = 2) -> Sequence[Layer]:
         """The layers of one pass.
@@ -67,7 +67,7 @@ class Model(Protocol):
 
         Raises
         ------
-        ValueError : a number is none that the model takes.
+        ValueError : a number is invalid for the model.
         """
 
 
@@ -77,11 +77,11 @@ def parameter_count(layers: Sequence[Layer]) -> int:
 
 
 def check(name: str, value: int, least: int, most: int | None = None) -> None:
-    """Refuse what is no number of something.
+    """Refuse an invalid count.
 
     Raises
     ------
-    ValueError : it is not whole or out of bounds.
+    ValueError : the count is not an integer, or out of bounds.
     """
     bad = isinstance(value, bool) or not isinstance(value, int)
     if bad or value < least or (most is not None and value > most):

@@ -1,8 +1,8 @@
-"""Descriptions of machines in TOML: reading, checking, and those that come with the package.
+"""Descriptions of machines in TOML: reading, checking, and the descriptions of the package.
 
 A figure is `{ value = 12e9, origin = "datasheet", source = "v100" }`, where `source` is a key of
-the table `sources` or a text. A name such as `ssd{0..9}` stands for ten; of a link its ends go with
-it. An error names the file and the line.
+the table `sources` or a text. A name such as `ssd{0..9}` stands for ten parts, and the ends of such
+a link are numbered alike. Errors name file and line.
 """
 
 import re
@@ -38,10 +38,10 @@ THIS = "this"
 
 MAY_BE_ZERO = ("latency_s", "read_latency_s", "write_latency_s")
 MOST = 1e30
-"""A figure above is none; nor is infinity."""
+"""Largest valid figure; infinity is invalid."""
 
 MOST_NAMES = 1024
-"""Parts that a range may stand for."""
+"""Most parts of a range."""
 
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -50,13 +50,13 @@ EntryPath = tuple[str, ...]
 
 
 def shipped() -> tuple[str, ...]:
-    """Names of the machines that come with the package."""
+    """List the machines of the package."""
     folder = files("nearstep_spec.platform") / "machines"
     return tuple(sorted(each.name[:-5] for each in folder.iterdir() if each.name.endswith(".toml")))
 
 
 def measured_path() -> Path:
-    """Where the description of this machine is kept once it is measured.
+    """Return the path of the measured description of this machine.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def measured_path() -> Path:
 
 
 def load(name: str | Path) -> Platform:
-    """The machine of a name, or in a file.
+    """Load a machine by name, or from a file.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def load(name: str | Path) -> Platform:
 
     Raises
     ------
-    PlatformError : there is none, or it is wrong: with file, line and entry.
+    PlatformError : there is none, or it is invalid: with file, line and entry.
     """
     known = shipped()
     if isinstance(name, str) and name in known:
@@ -94,7 +94,7 @@ def load(name: str | Path) -> Platform:
 
 
 def parse(text: str, where: str) -> Platform:
-    """The machine that a TOML text describes.
+    """Parse a TOML text that describes a machine.
 
     Parameters
     ----------
@@ -112,11 +112,11 @@ def parse(text: str, where: str) -> Platform:
 
 
 def expand(name: str) -> list[str]:
-    """Names that a name with a range stands for, or itself: `ssd{0..2}` is three.
+    """Expand a name with a range: `ssd{0..2}` is three names.
 
     Raises
     ------
-    ValueError : the range ends before it begins, or is of more than `MOST_NAMES`.
+    ValueError : the range ends before it begins, or has more than `MOST_NAMES` names.
     """
     found = _RANGE.search(name)
     if found is None:
@@ -130,7 +130,7 @@ def expand(name: str) -> list[str]:
 
 
 class _Reader:
-    """Makes a machine of a table, and knows which line an entry stands in."""
+    """Makes a machine of a table, and finds the line of an entry."""
 
     def __init__(self, text: str, where: str) -> None:
         self.where = where
@@ -146,7 +146,7 @@ class _Reader:
                 self.lines.setdefault((*table, *_keys(f"{key[1]}=0")), number)
 
     def fail(self, path: EntryPath, reason: str) -> PlatformError:
-        """An error about an entry, with the line of it or of what it should be in."""
+        """Make an error about an entry, with its line or that of the enclosing entry."""
         inner = path
         while inner and inner not in self.lines:
             inner = inner[:-1]
@@ -165,7 +165,7 @@ class _Reader:
         switches = table.get("switches", [])
         if not isinstance(switches, list) or not all(isinstance(each, str) for each in switches):
             raise self.fail(("switches",), f"must be a list of names, not {switches!r}")
-        of: dict[EntryPath, EntryPath] = {}  # entries as they are written, of those made of them
+        of: dict[EntryPath, EntryPath] = {}  # written entries, by the expanded ones
         parts: dict[str, dict[str, Any]] = {key: {} for key in PARTS}
         for key, kind in PARTS.items():
             for name, entries in self.table(table, key).items():
@@ -190,7 +190,7 @@ class _Reader:
             raise self.fail(path, str(error)) from None
 
     def expanded(self, path: EntryPath, part: Any) -> Iterator[tuple[str, Any]]:
-        """The parts that one with a range in its name stands for."""
+        """Expand a part with a range in its name."""
         names = self.names(path, path[1])
         if not isinstance(part, Link):
             yield from ((name, part) for name in names)
@@ -284,7 +284,9 @@ class _Reader:
 
 
 def _keys(line: str) -> EntryPath:
-    """Keys that a line of TOML names, as `[links."a.b"]` two; none if it alone is not TOML."""
+    """Return the keys in a line of TOML, such as two in `[links."a.b"]`; none if the line is
+    invalid by itself.
+    """
     try:
         inner: Any = tomllib.loads(line)
     except tomllib.TOMLDecodeError:

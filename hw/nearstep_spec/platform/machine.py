@@ -1,6 +1,6 @@
-"""What a machine consists of, as plain data.
+"""The parts of a machine, as plain data.
 
-Every figure says where it comes from: a paper, a datasheet, a measurement, or a fit.
+Every figure has an origin: a paper, a datasheet, a measurement, or a fit.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ MOST_CHANNELS = 64
 
 
 class PlatformError(NearstepError, ValueError):
-    """A description that contradicts itself or lacks something; the message names the entry.
+    """A description that contradicts itself or is incomplete; the message names the entry.
 
     Attributes
     ----------
-    path : of the entry that is wrong, such as `("links", "pcie", "ends")`; empty if it is none.
+    path : of the invalid entry, such as `("links", "pcie", "ends")`; empty if there is none.
     """
 
     def __init__(self, message: str, path: tuple[str, ...] = ()) -> None:
@@ -37,13 +37,13 @@ class PlatformError(NearstepError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A number and where it comes from.
+    """A number and its origin.
 
     Attributes
     ----------
     value : in bytes, seconds, or so many a second.
     origin : one of `ORIGINS`.
-    source : where it stands.
+    source : document or measurement.
     """
 
     value: float
@@ -56,14 +56,14 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """What computes: a GPU, a CPU, or the FPGA of a card. What is not known is None.
+    """A GPU, a CPU, or the FPGA of a card. Unknown figures are None.
 
     Attributes
     ----------
     flops : floating-point operations a second, by dtype; of dense matrices.
     memory_bytes : of its own memory.
     memory_bytes_per_s : reads and writes together.
-    adam_params_per_s : parameters that it updates in a second, in its own memory.
+    adam_params_per_s : parameters updated in a second, in its own memory.
     """
 
     title: str
@@ -96,13 +96,13 @@ class Dimm:
 
 @dataclass(frozen=True, kw_only=True)
 class Drive:
-    """An SSD. What is not known is None: then the links bound it alone.
+    """An SSD. Unknown figures are None: then only links bound its transfers.
 
     Attributes
     ----------
     read_bytes_per_s, write_bytes_per_s : of long sequential transfers; one does not slow the other.
     read_latency_s, write_latency_s : of one block at queue depth 1.
-    queue_depth : requests under way that the rates need.
+    queue_depth : requests in flight that the rates need.
     """
 
     title: str
@@ -122,8 +122,8 @@ class Link:
     ----------
     ends : two names of parts or switches.
     bytes_per_s : each way, or of both together if half duplex.
-    back_bytes_per_s : from the second end to the first, if another.
-    latency_s : None if not known, which counts as none.
+    back_bytes_per_s : from the second end to the first, if different.
+    latency_s : None if unknown, which counts as zero.
     duplex : `half` if both ways share the rate.
     """
 
@@ -136,14 +136,14 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
-    """A link, or the memory at an end of a route, as one transfer goes through it.
+    """A link, or the memory at an end of a route, used by one transfer.
 
     Attributes
     ----------
     link : name of the link, of a processor's `NAME memory`, of a channel or of a drive.
-    direction : of a link 0 from its first end to the second, 1 back; of what stands at an end 0 if
-        it is read, 1 if it is written.
-    lane : what the rate is of: transfers with the same lane share it.
+    direction : of a link 0 from its first end to the second, 1 back; of an end 0 for a read, 1 for
+        a write.
+    lane : transfers with the same lane share a rate.
     """
 
     link: str
@@ -164,8 +164,8 @@ class Platform:
 
     Raises
     ------
-    PlatformError : a link ends at no node or has rates that contradict its duplex, a name stands
-        for two, channels are no whole number, a latency of a drive has no rate, or a part cannot be
+    PlatformError : a link ends at no node or has rates that contradict its duplex, a name is used
+        twice, channels are no integer, a latency of a drive has no rate, or a part cannot be
         reached.
     """
 
@@ -189,7 +189,7 @@ class Platform:
                     f"must be a whole number to {MOST_CHANNELS}, not {dimm.channels.value!r}",
                     ("dimms", name, "channels"),
                 )
-        import networkx as nx  # only where a machine is: it takes a while to load
+        import networkx as nx  # imported late: it loads slowly
 
         lone = [name for name in names if name not in self._graph]
         if len(names) > 1 and lone:
@@ -199,7 +199,7 @@ class Platform:
             raise PlatformError(f"there must be a route from {first[0]} to {last[0]}", ("links",))
 
     def _check_names(self) -> dict[str, str]:
-        """Names of all nodes, and the table that each stands in."""
+        """Map the names of all nodes to their tables."""
         names: dict[str, str] = {}
         for table in ("processors", "dimms", "drives", "switches"):
             for name in getattr(self, table):
@@ -241,11 +241,12 @@ class Platform:
         return graph
 
     def route(self, start: str, stop: str) -> tuple[Hop, ...]:
-        """What bytes go through from one part to another.
+        """Return the lanes of a transfer from one part to another.
 
         The memory or the drive at the start, the fewest links, and the memory or the drive at the
-        stop. A processor on the way is a root of links: its memory takes no part. Of equal routes
-        it is the one whose nodes come first by name, and between two nodes the link declared first.
+        stop. A processor on the way is a root of links: its memory is not used. Among equal routes
+        the one with the first nodes by name is taken, and between two nodes the link declared
+        first.
 
         Parameters
         ----------
@@ -265,7 +266,7 @@ class Platform:
         return (*self._port(start, 0), *between, *self._port(stop, 1))
 
     def _node(self, end: str) -> str:
-        """The node at which a part or a channel is."""
+        """Return the node of a part or a channel."""
         nodes = {name: name for name in self.processors}
         for name, dimm in self.dimms.items():
             nodes |= {f"{name}.{channel}": name for channel in range(int(dimm.channels.value))}
@@ -289,7 +290,7 @@ class Platform:
         )
 
     def _port(self, end: str, direction: int) -> tuple[Hop, ...]:
-        """The memory, the channel or the drive at an end of a route, if its rate is known."""
+        """Yield the memory, the channel or the drive at an end of a route, if its rate is known."""
         latency: Figure | None = None
         if end in self.processors:
             name = lane = f"{end} memory"

@@ -1,8 +1,8 @@
 """Models that the four papers train, by name.
 
-Of some a paper prints the size alone (Smart-Infinity's GPT-2 of 1.16, 4.0, 16.6 and 33.0 billion
-parameters, BLOOM and ViT; MemFerry's Transformer-XL): those are here only where a shape of that
-family is published, under the name that it has there.
+For some a paper prints only the size (Smart-Infinity's GPT-2 of 1.16, 4.0, 16.6 and 33.0 billion
+parameters, BLOOM and ViT; MemFerry's Transformer-XL): these are included only if a shape of the
+family is published, under its published name.
 """
 
 from collections.abc import Mapping

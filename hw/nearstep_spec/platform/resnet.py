@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from nearstep_spec.platform.layer import Layer, check
 
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
-"""Blocks of each stage, and channels of their convolution of 3 x 3; four times as many leave."""
+"""Blocks of each stage, and channels of their convolution of 3 x 3; the output has four times as
+many.
+"""
 
 EXPANSION = 4
 
@@ -44,10 +46,10 @@ class ResNet50:
 
     Attributes
     ----------
-    source : where the shape stands.
-    stated : parameters as they are published.
+    source : of the shape.
+    stated : published number of parameters.
     image : pixels on a side, a multiple of 32.
-    batch : that the source trains with, or 0.
+    batch : of the source's training, or 0.
     """
 
     name: str
@@ -57,9 +59,9 @@ class ResNet50:
     batch: int = 0
 
     def layers(self, batch: int, sequence: int = 0, element_bytes: int = 4) -> Sequence[Layer]:
-        """Stem, blocks and classifier, for a pass over `batch` images.
+        """List stem, blocks and classifier, for a pass over `batch` images.
 
-        What is kept is each convolution's input, each normalisation's input and the maxima of the
+        Activations are each convolution's input, each normalisation's input and the maxima of the
         pooling (8 bytes each, an index of torch).
 
         Parameters
@@ -69,7 +71,7 @@ class ResNet50:
 
         Raises
         ------
-        ValueError : a number is none that the model takes.
+        ValueError : a number is invalid for the model.
         """
         check("batch", batch, 1)
         check("sequence", sequence, 0, 0)
@@ -84,7 +86,7 @@ class ResNet50:
             name="stem",
             parameters=stem.parameters,
             forward_flops=batch * stem.flops,
-            backward_flops=batch * stem.flops,  # of an image no gradient is needed
+            backward_flops=batch * stem.flops,  # an image needs no gradient
             activation_bytes=batch * (kept * element_bytes + 8 * pooled),
             output_bytes=batch * pooled * element_bytes,
         )
@@ -125,7 +127,7 @@ class ResNet50:
 
 @dataclass(frozen=True)
 class _Block:
-    """Three convolutions, and one beside them where channels or sizes differ."""
+    """Yield three convolutions, and a parallel one if channels or sizes differ."""
 
     name: str
     convolutions: Sequence[_Convolution]

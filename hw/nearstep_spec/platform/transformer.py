@@ -16,8 +16,8 @@ class Transformer:
 
     Attributes
     ----------
-    source : where the shape stands.
-    stated : parameters as the source says.
+    source : of the shape.
+    stated : number of parameters according to the source.
     blocks, hidden, heads : of the source; `hidden` divides by `heads`.
     vocabulary : rows of the word embedding, or 0 for images.
     positions : rows of the position embedding, or 0 if there is none. A longer sequence is refused.
@@ -26,14 +26,14 @@ class Transformer:
     head : `tied` multiplies by the word embedding, `pooler` is a matrix on the first token,
         `classes` one from that to the classes.
     patch, image, classes : pixels on a side of a patch and of the image, and classes, of a ViT.
-    batch, sequence : those that the source trains with, or 0.
+    batch, sequence : of the source's training, or 0.
 
     Raises
     ------
     ValueError : numbers contradict each other.
 
-    Ref: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models,
-        section 4.1, for what a block keeps.
+    Ref: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, section
+    4.1, for the activations of a block.
     """
 
     name: str
@@ -66,11 +66,11 @@ class Transformer:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image, with the one of the class; 0 of a model for text."""
+        """Tokens of an image, including the class token; 0 for text."""
         return (self.image // self.patch) ** 2 + 1 if self.patch else 0
 
     def layers(self, batch: int, sequence: int, element_bytes: int = 2) -> Sequence[Layer]:
-        """Embedding, blocks and head, for a pass over `batch` sequences.
+        """List embedding, blocks and head, for a pass over `batch` sequences.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class Transformer:
 
         Raises
         ------
-        ValueError : a number is none that the model takes.
+        ValueError : a number is invalid for the model.
         """
         check("batch", batch, 1)
         check("element_bytes", element_bytes, 1)
@@ -115,7 +115,7 @@ class Transformer:
             name="embedding",
             parameters=parameters,
             forward_flops=flops,
-            backward_flops=flops,  # of an image no gradient is needed
+            backward_flops=flops,  # an image needs no gradient
             activation_bytes=kept,
             output_bytes=size.output_bytes,
         )
@@ -161,8 +161,9 @@ class _Pass:
         return self.batch * self.sequence * self.hidden * self.element_bytes
 
     def block(self, name: str, heads: int) -> Layer:
-        """One block: it keeps the inputs of each product, of both normalisations, of GELU and of
-        softmax's gradient, and the masks of three dropouts, a byte an element."""
+        """Make one block; its activations are the inputs of each product, of both normalisations,
+        of GELU and of softmax's gradient, and the masks of three dropouts, a byte an element.
+        """
         hidden, tokens = self.hidden, self.batch * self.sequence
         scores = self.batch * heads * self.sequence**2
         flops = 24 * tokens * hidden**2 + 4 * tokens * self.sequence * hidden

@@ -46,7 +46,7 @@ def adagrad_scalars(
 ) -> dict[str, float | int]:
     """The registers of `ADAGRAD` for one step.
 
-    The sum of squares `v` starts at the initial accumulator value, which is the host's to write.
+    The sum of squares `v` starts at the initial accumulator value, which the host writes.
 
     Parameters
     ----------

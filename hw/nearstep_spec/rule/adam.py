@@ -37,7 +37,7 @@ def _moments(
     decoupled: Condition,
     m_from_g: Condition,
 ) -> tuple[Value, Value, Value]:
-    """p, decayed if that is decoupled, and the new m and v."""
+    """Return p, decayed if decay is decoupled, and the new m and v."""
     # One unit serves both modes, because fma(decay, p, -0) is decay * p.
     decayed = fma(decay, p, select(decoupled, -0.0, g))
     p = select(decoupled, decayed, p)
@@ -88,7 +88,7 @@ def _adam_amsgrad(
 ) -> Mapping[str, Value]:
     """The same with `amsgrad=True`."""
     p, m, v = _moments(p, g, m, v, decay, m_weight, v_weight, v_decay, decoupled, m_from_g)
-    # Of two zeros torch's vectorised maximum gives the second, v, whose sign may be -.
+    # Of two zeros torch's vectorised maximum returns the second, v, whose sign may be -.
     v_max = select(equal(v_max, v), v, maximum(v_max, v))
     denominator = sqrt(v_max) / v_correction + eps
     return {"p": p + step_size * m / denominator, "m": m, "v": v, "v_max": v_max}
@@ -156,7 +156,7 @@ ADAM_PAPER = Rule(
 
 
 def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, int]:
-    # Without decay, AdamW's form leaves p and g as they are: p * 1.
+    # Without decay, AdamW's form does not change p and g: p * 1.
     if weight_decay == 0.0:
         return 1.0, 1
     return (1.0 - lr * weight_decay, 1) if decoupled else (weight_decay, 0)

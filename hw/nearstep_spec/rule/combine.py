@@ -26,28 +26,30 @@ _SEED = 1
 
 
 def selector(rule: Rule) -> str:
-    """Name of the switch that chooses `rule` in a combination; the first rule has none."""
+    """Return the name of the switch that selects `rule` in a combination; the first rule
+    has none.
+    """
     return f"is_{rule.name}"
 
 
 def combine(name: str, rules: Sequence[Rule]) -> Rule:
-    """One rule that is any of `rules`, by switches.
+    """Combine `rules` into one rule with switches that select one of them.
 
-    With all switches 0 it is the first rule; with the `selector` of another it is that one,
-    bit for bit. Arrays, scalars and switches of one name are shared. An array that the chosen rule
-    does not have is neither needed nor meaningful.
+    With all switches 0 the combination computes the first rule; with the `selector` of another
+    rule, that rule, bit for bit. Arrays, scalars and switches of one name are shared. An array that
+    the selected rule does not have is ignored.
 
-    Operations of different rules are put on one unit where that costs less than a unit each, with
-    the operands selected: a - b becomes a + (-b), and an fma stands in for a product (with an
-    addend of -0) or for a sum (with a factor of 1), which round the same. Which ones is found by
-    aligning the operations of each rule, in an order of dependence, with those before it, so that
-    no cycle can come about; of several orders the cheapest is taken, always the same.
+    Operations of different rules share a unit with selected operands where that costs less than
+    separate units: a - b is a + (-b), and an fma replaces a product (with an addend of -0) or a sum
+    (with a factor of 1), which round the same. The operations of each rule, in an order of
+    dependence, are aligned with those of earlier rules, so that no cycle can arise; the cheapest of
+    several orders is taken, deterministically.
 
     Raises
     ------
     ValueError : fewer than two rules, or two of one name.
-    RuleError : rules list their arrays in orders that contradict each other, or a name means
-        different things, or has different formats, in two rules.
+    RuleError : rules list their arrays in contradictory orders, or a name has different meanings or
+        formats in two rules.
     """
     if len(rules) < 2:
         raise ValueError(f"A combination must be of at least two rules, not {len(rules)}")
@@ -76,7 +78,7 @@ def combine(name: str, rules: Sequence[Rule]) -> Rule:
 
 
 def _kinds(rules: Sequence[Rule]) -> dict[str, str]:
-    """What each name is; switches that choose a rule last."""
+    """Return the kind of each name; switches that select a rule last."""
     kinds: dict[str, str] = {}
     arrays = _union(rules)
     written = {state for rule in rules for state in rule.states}
@@ -137,7 +139,7 @@ def _built(
 
 
 def _formats(rules: Sequence[Rule]) -> dict[str, str]:
-    """Formats of the states, in which rules that share one agree."""
+    """Return the formats of the states; rules that share a state must agree."""
     found: dict[str, str] = {}
     for rule in rules:
         for state in rule.states:
@@ -151,7 +153,7 @@ def _formats(rules: Sequence[Rule]) -> dict[str, str]:
 
 
 def _union(rules: Sequence[Rule]) -> tuple[str, ...]:
-    """Arrays of all rules, in an order that agrees with each of them."""
+    """Order the arrays of all rules consistently with each rule."""
     before: dict[str, set[str]] = {}
     for rule in rules:
         for index, name in enumerate(rule.arrays_in):
@@ -181,7 +183,9 @@ def _kind(op: str) -> str:
 
 
 def _joined(one: str, other: str) -> str | None:
-    """The unit that does both, or None: fma(a, b, -0) is a * b, and fma(1, a, b) is a + b."""
+    """Return the unit that computes both, or None: fma(a, b, -0) is a * b, and fma(1, a, b) is a +
+    b.
+    """
     if one == other:
         return one
     if {one, other} <= {"fma", "mul", "add"} and "fma" in (one, other):
@@ -190,7 +194,9 @@ def _joined(one: str, other: str) -> str | None:
 
 
 def _order(program: Program, rng: random.Random | None) -> list[int]:
-    """The arithmetic operations of a program: as they stand, or in another order of dependence."""
+    """List the arithmetic operations of a program: as written, or in another order of
+    dependence.
+    """
     needs: list[set[int]] = []
     for each in program.operations:
         below: set[int] = set()
@@ -211,7 +217,7 @@ def _order(program: Program, rng: random.Random | None) -> list[int]:
 
 
 def _merged(slots: list[_Slot], program: Program, number: int, order: list[int]) -> list[_Slot]:
-    """`slots` and the operations of one more rule, both in their order, at the least cost."""
+    """Align `slots` and the operations of one more rule, both in their order, at the least cost."""
     kinds = [_kind(program.operations[k].op) for k in order]
     best: dict[tuple[int, int], tuple[int, str]] = {(0, 0): (0, "")}
     for i in range(len(slots) + 1):
@@ -254,7 +260,7 @@ def _cycles(program: Program) -> int:
 
 
 class _Builder:
-    """Expressions of the common datapath, slot by slot."""
+    """Build the expressions of the common datapath, slot by slot."""
 
     def __init__(self, rules: Sequence[Rule], slots: list[_Slot], leaves: Mapping[str, Expression]):
         self.rules = rules
@@ -268,7 +274,7 @@ class _Builder:
         return self.constants.setdefault(bits, Value("constant", bits=bits))
 
     def value(self, number: int, index: int) -> Expression:
-        """What the operation `index` of a rule gives; its arithmetic is in earlier slots."""
+        """Return the value of operation `index` of a rule, whose arithmetic is in earlier slots."""
         known = self.values[number]
         if index not in known:
             each = self.rules[number].program.operations[index]
@@ -283,7 +289,7 @@ class _Builder:
         return known[index]
 
     def choose(self, by_rule: Mapping[int, Expression]) -> Expression:
-        """The value of the rule that runs; of rules not named, that of any."""
+        """Select the value of the running rule; unlisted rules may have any value."""
         numbers = sorted(by_rule)
         chosen = by_rule[numbers[0]]
         for number in numbers[1:]:
@@ -300,7 +306,7 @@ class _Builder:
         }
         first = next(iter(operands.values()))
         for given in operands.values():
-            # The first two operands of a sum, a product or an fma may change places.
+            # The first two operands of a sum, a product or an fma commute.
             swapped = [given[1], given[0], *given[2:]] if slot.kind in _COMMUTE else given
             same = [sum(a is b for a, b in zip(each, first, strict=True)) for each in
                     (given, swapped)]  # fmt: skip

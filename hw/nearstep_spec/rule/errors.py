@@ -20,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Location:
-    """A line of the source in which a rule is written."""
+    """A line in the source of a rule."""
 
     file: str
     line: int
@@ -65,7 +65,7 @@ class UnusedNameError(RuleError):
 
 
 class MissingParameterError(RuleError):
-    """A declared name that the definition does not take."""
+    """A declared name that is no parameter of the definition."""
 
     def __init__(self, name: str, taken: Iterable[str], location: Location) -> None:
         self.name = name

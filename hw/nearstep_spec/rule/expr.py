@@ -1,4 +1,4 @@
-"""Symbolic binary32 values: what the arithmetic of an update rule is written with."""
+"""Symbolic binary32 values for the arithmetic of an update rule."""
 
 import math
 import struct
@@ -35,9 +35,9 @@ def _here() -> Location:
 
 
 def float32_bits(number: float) -> int:
-    """The binary32 pattern nearest to `number`, ties to even; overflow gives infinity.
+    """Return the binary32 pattern nearest to `number`, ties to even; overflow results in infinity.
 
-    A NaN gives the quiet default 0x7FC00000.
+    A NaN results in the quiet default 0x7FC00000.
     """
     if math.isnan(number):
         return 0x7FC0_0000
@@ -56,7 +56,7 @@ class Expression:
     operands : those of the operation.
     name : of an array, a scalar or a switch; empty for everything else.
     bits : pattern of a constant; 0 for everything else.
-    location : the line which wrote this expression; of a parameter, that of the rule's function.
+    location : the line of this expression; of a parameter, that of the rule's function.
     """
 
     __slots__ = ("bits", "location", "name", "op", "operands")
@@ -81,10 +81,10 @@ class Expression:
 
 
 class Value(Expression):
-    """A binary32 value that every element has, or that a register holds.
+    """A binary32 value of each element, or of a register.
 
-    `+ - * /`, unary `-` and `abs()` round once each, to nearest even, as IEEE 754 says; a NaN that
-    an arithmetic operation gives is 0x7FC00000. Negation, `abs` and `select` move bits only.
+    `+ - * /`, unary `-` and `abs()` round once each, to nearest even, as IEEE 754 says; a NaN
+    result of an arithmetic operation is 0x7FC00000. Negation, `abs` and `select` move bits only.
     `< <= > >=` are false when an operand is NaN; see `equal` for equality.
     """
 
@@ -185,7 +185,7 @@ def fma(a: ValueLike, b: ValueLike, c: ValueLike) -> Value:
 
 
 def sqrt(a: ValueLike) -> Value:
-    """Square root; of -0 it is -0, of anything less NaN."""
+    """Square root; -0 for -0, NaN for smaller numbers."""
     return Value("sqrt", _value(a))
 
 
@@ -220,8 +220,8 @@ def not_equal(a: ValueLike, b: ValueLike) -> Condition:
 
 
 def next_value(name: str) -> Value:
-    """The value that this rule returns for the state or output `name`, before it is written down.
+    """Refer to the value that this rule returns for the state or output `name`.
 
-    A value that depends on itself that way is a `RuleCycleError`.
+    A value that depends on itself is a `RuleCycleError`.
     """
     return Value("next", name=name)

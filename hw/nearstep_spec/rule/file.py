@@ -1,4 +1,4 @@
-"""Rules and optimizers from a file of the user's, with errors that name the line at fault."""
+"""Rules and optimizers from a user's file, with errors that name the line at fault."""
 
 import hashlib
 import importlib.util
@@ -22,18 +22,18 @@ ORDER_HINT = "; the old value of a state is its parameter, the new one next_valu
 
 
 class RuleFileError(NearstepError, ValueError):
-    """A file gives no rule; the message begins with the file, and the line where there is one."""
+    """A file has no such rule; the message begins with the file, and the line if known."""
 
 
 def is_in_file(name: str) -> bool:
-    """Whether a name of a rule or an optimizer is one of a file: `FILE.py:NAME`."""
+    """Whether the name of a rule or an optimizer refers to a file: `FILE.py:NAME`."""
     return ":" in name or name.endswith(SUFFIX)
 
 
 def load(name: str) -> Optimizer:
-    """The optimizer that `FILE.py:NAME` is; of a rule `.Optimizer.of_rule`.
+    """Load the optimizer `FILE.py:NAME`; a rule is converted by `.Optimizer.of_rule`.
 
-    The file is run, once for what it contains.
+    The file is executed, once for the same contents.
 
     Raises
     ------
@@ -44,10 +44,11 @@ def load(name: str) -> Optimizer:
 
 
 def load_with_digest(name: str) -> tuple[Optimizer, str]:
-    """The same, and what its steps depend on besides the programs of its rules: SHA-256 of the
-    file's text, in hex, since `scalars` may call anything in it; empty of a rule, which has none.
+    """Load the same with a digest of everything that its steps depend on besides the programs of
+    its rules: SHA-256 of the file's text, in hex, since `scalars` may call anything in it; empty
+    for a rule, which has none.
 
-    Modules that the file imports are not looked at.
+    Modules that the file imports are not included.
 
     Raises
     ------
@@ -68,9 +69,9 @@ def load_with_digest(name: str) -> tuple[Optimizer, str]:
 
 
 def definitions(name: str, what: str) -> tuple[Path, str, bytes, Mapping[str, object]]:
-    """The file and the name of `FILE.py:NAME`, the file's content, and all that it defines.
+    """Split `FILE.py:NAME` into file and name, and return the file's contents and definitions.
 
-    The file is run, once for what it contains; `what` is what it is looked into for.
+    The file is executed, once for the same contents; `what` names the wanted object in errors.
 
     Raises
     ------
@@ -86,15 +87,15 @@ def definitions(name: str, what: str) -> tuple[Path, str, bytes, Mapping[str, ob
 
 @lru_cache(maxsize=64)
 def _names(resolved: Path, path: Path, content: bytes) -> Mapping[str, object]:
-    """What a file with this content defines; `path` is what it is called in errors."""
+    """Execute a file with this content and return its definitions; `path` is its name in errors."""
     return _run(path)
 
 
 def load_rules(path: Path) -> dict[str, Rule]:
-    """Every rule that the Python file at `path` makes, by its name: those that it gives a name,
-    those of its optimizers, and those in its lists, tuples and dicts.
+    """Collect every rule of the Python file at `path`, by name: named ones, those of its
+    optimizers, and those in its lists, tuples and dicts.
 
-    The file is run. Rules that it imports are left out: those that have a name in another module.
+    The file is executed. Imported rules, which have a name in another module, are omitted.
 
     Raises
     ------
@@ -104,7 +105,7 @@ def load_rules(path: Path) -> dict[str, Rule]:
 
 
 def _run(path: Path) -> dict[str, object]:
-    """What the names of a file are once it has run."""
+    """Execute a file and return its names."""
     if path.is_dir():
         raise RuleFileError(f"{path}: a rule is written in a Python file, not in a directory")
     if not path.is_file():
@@ -115,7 +116,7 @@ def _run(path: Path) -> dict[str, object]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        # Not by the loader: its cache takes a file for unchanged that has its size and its second.
+        # Not by the loader, whose cache ignores a change within a second that keeps the size.
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except RuleError as error:
         elsewhere = Path(error.location.file).resolve() != path.resolve()
@@ -135,7 +136,7 @@ def _run(path: Path) -> dict[str, object]:
 
 
 def _last_line(path: Path, error: BaseException) -> str:
-    """The last line of the file at `path` that ran: whatever it does wrong is told by that."""
+    """Return the last executed line of the file at `path`, for errors."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -176,7 +177,7 @@ def _own(path: Path, names: dict[str, object]) -> dict[str, Rule]:
 
 
 def _rules_in(value: object) -> Iterator[Rule]:
-    """Rules in lists, tuples and dicts, and in those that they hold."""
+    """Yield rules in lists, tuples and dicts, recursively."""
     pending, seen = deque([value]), set[int]()
     while pending:
         each = pending.popleft()

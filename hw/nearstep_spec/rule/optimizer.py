@@ -23,7 +23,7 @@ STEP = "step"
 DEFAULT_ORDER = "default"
 
 Conflict = tuple[str, str]
-"""Name of a hyper-parameter, and what it must be."""
+"""Name of a hyper-parameter, and its valid values."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Number:
 
     Parameters
     ----------
-    default : None: it must be given.
-    allowed : what the bounds mean, if not what they say.
+    default : None: the value must be given.
+    allowed : text for the bounds, if the default text does not fit.
     """
 
     default: float | None = None
@@ -42,12 +42,12 @@ class Number:
     allowed: str = ""
 
     def holds(self, value: float) -> bool:
-        """Whether it may be `value`."""
+        """Whether `value` is valid."""
         return math.isfinite(value) and self.low <= value < self.below
 
     @property
     def expected(self) -> str:
-        """What it must be, as text."""
+        """Describe the valid values."""
         if self.allowed:
             return self.allowed
         if math.isinf(self.below):
@@ -61,7 +61,7 @@ class Numbers(Number):
 
     Parameters
     ----------
-    default : as many as there are.
+    default : determines the number of values.
     """
 
     default: tuple[float, ...] = ()  # type: ignore[assignment]
@@ -84,11 +84,11 @@ class Form:
 
     Parameters
     ----------
-    scalars : gives every register of the rule, rounded to binary32 afterwards. Its parameters are
-        names of hyper-parameters, and where it needs them `step` (t, from 1) and `first` (state
-        that this form alone has holds nothing yet).
-    when : the form is taken if this hyper-parameter is not 0. Of several the last.
-    orders : the same with another order of the arithmetic, by its name in configurations.
+    scalars : computes every register of the rule, rounded to binary32 afterwards. Its parameters
+        are names of hyper-parameters, and optionally `step` (t, from 1) and `first` (state of this
+        form alone is empty).
+    when : the form is selected if this hyper-parameter is not 0; among several the last.
+    orders : variants with another order of the arithmetic, by name in configurations.
     """
 
     rule: Rule
@@ -103,22 +103,24 @@ class Form:
 
     @property
     def starts(self) -> bool:
-        """Whether its first step makes its state, whatever that held."""
+        """Whether the first step initialises the state."""
         return FIRST in self.takes
 
     @cached_property
     def digest(self) -> str:
-        """Of what the rule computes."""
+        """Digest of the rule's arithmetic."""
         return self.rule.digest
 
     def ordered(self, order: str) -> Form:
-        """This one, with the arithmetic in an order; a form without orders has any."""
+        """Return this form with the arithmetic in an order; a form without orders accepts any."""
         return self.orders.get(order, self)
 
     def registers(
         self, values: Mapping[str, Any], step: int, first: bool
     ) -> dict[str, float | int]:
-        """Registers of a step: scalars as floats that binary32 holds, switches as 0 or 1."""
+        """Compute the registers of a step: scalars as floats exact in binary32, switches as
+        0 or 1.
+        """
         known = {**values, STEP: step, FIRST: first}
         made = self.scalars(**{name: known[name] for name in self.takes})
         self.rule.check_scalars(made)
@@ -130,26 +132,26 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What an optimizer is.
+    """An optimizer.
 
     Parameters
     ----------
-    rule, scalars : as of `Form`: the form that is taken unless another one is.
+    rule, scalars : as of `Form`: the default form.
     hyper : hyper-parameters, in their order.
-    state : what torch keeps of a parameter: array by key. Arrays that not every form has may be
-        missing.
-    name : that of the rule unless given.
+    state : torch's keys of a parameter's state, with the array of each. Arrays that not every form
+        has may be missing.
+    name : default: that of the rule.
     forms : other forms.
     orders : as of `Form`.
     counts : torch keeps a `step`.
-    initial : hyper-parameter that an array starts with, where that is not 0.
+    initial : hyper-parameter that is the initial value of an array, if not 0.
     from_start : torch makes state in the constructor, not in the first step.
-    conflict : what is wrong with hyper-parameters that are right one by one; None if nothing is.
+    conflict : returns the error of a combination of valid hyper-parameters, or None.
 
     Raises
     ------
-    RuleError : one of its subclasses, naming the line of the rule: names do not fit together, or
-        `scalars` does not give the rule's registers.
+    RuleError : one of its subclasses, naming the line of the rule: names contradict each other, or
+        `scalars` does not return the rule's registers.
     """
 
     rule: Rule
@@ -189,7 +191,7 @@ class Optimizer:
         self._check_registers()
 
     def _check_registers(self) -> None:
-        """Compute the registers of a step with the defaults, if there are all."""
+        """Compute the registers of a step with the defaults, if all exist."""
         values = self.defaults
         if None not in values.values():
             for form in self.all_forms:
@@ -197,24 +199,26 @@ class Optimizer:
 
     @property
     def all_forms(self) -> tuple[Form, ...]:
-        """Every form, other orders of the arithmetic among them; the first is the usual one."""
+        """List every form, including other orders of the arithmetic; the first is the default."""
         main = Form(rule=self.rule, scalars=self.scalars, orders=self.orders)
         return (main, *self.forms, *self.orders.values())
 
     @cached_property
     def by_rule(self) -> Mapping[str, Form]:
-        """Forms by the name that their rule has in configurations."""
+        """Map names of rules in configurations to forms."""
         main = Form(rule=self.rule, scalars=self.scalars, orders=self.orders)
         return {each.rule.name: each for each in (main, *self.forms)}
 
     @cached_property
     def choices(self) -> tuple[Form, ...]:
-        """Forms in the order in which they are asked for: the usual one is the last."""
+        """List forms in the order in which their conditions are checked: the default is the
+        last.
+        """
         return tuple(self.by_rule.values())[::-1]
 
     @cached_property
     def extra(self) -> Mapping[str, tuple[str, ...]]:
-        """Of the state that a form updates what not every form has, by the name of its rule."""
+        """Map the name of each form's rule to its state that not every form has."""
         return {
             name: tuple(key for key in self.keys(form) if key in self.optional)
             for name, form in self.by_rule.items()
@@ -232,16 +236,18 @@ class Optimizer:
         return frozenset(key for key, array in self.state.items() if array not in shared)
 
     def form(self, values: Mapping[str, Any]) -> Form:
-        """The form that these hyper-parameters ask for."""
+        """Select the form for these hyper-parameters."""
         return next(each for each in self.choices if not each.when or values[each.when])
 
     def keys(self, form: Form) -> tuple[str, ...]:
-        """Keys of the state that a form updates."""
+        """List the keys of the state that a form updates."""
         return tuple(key for key, array in self.state.items() if array in form.rule.states)
 
     @classmethod
     def of_rule(cls, rule: Rule) -> Optimizer:
-        """A rule alone: its registers are the hyper-parameters, and have no defaults."""
+        """Make an optimizer of a rule alone: its registers are the hyper-parameters, without
+        defaults.
+        """
 
         def scalars(**values: float) -> Mapping[str, float]:
             return values

@@ -63,7 +63,7 @@ class Operation:
     operands : indices of earlier operations of the same program.
     name : of an array, a scalar or a switch; else empty.
     bits : pattern of a constant; else 0.
-    location : the line of the rule that asked for it first.
+    location : the first line of the rule that uses the operation.
     """
 
     op: str
@@ -77,7 +77,7 @@ class Program:
     """The operations that a set of results needs, each once.
 
     Equal operations on equal operands are one operation (a commutative one in either order).
-    Arithmetic on constants is done here. No identity is used that could change a bit of any result.
+    Constants are folded. No identity is used that could change a bit of any result.
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ class Program:
 
     Attributes
     ----------
-    operations : a tuple. Operands always come before their use.
-    results : index of the operation that gives each result.
+    operations : a tuple. Operands always precede their use.
+    results : index of the operation of each result.
 
     Raises
     ------
@@ -123,7 +123,7 @@ class Program:
         return {op: count[op] for op in OPERATIONS if count[op]}
 
     def digest(self) -> str:
-        """Hexadecimal digest of what is computed; where it is written does not matter."""
+        """Hexadecimal digest of the arithmetic, independent of source locations."""
         parts = [(each.op, each.operands, each.name, each.bits) for each in self.operations]
         text = repr((parts, sorted(self.results.items())))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -237,7 +237,7 @@ class _Builder:
 
 
 def _fold_fma(a: int, b: int, c: int) -> int | None:
-    """a * b + c of finite constants, where the sum is not zero; None leaves it to the hardware."""
+    """Fold a * b + c of finite constants if the sum is not zero; None leaves it to the hardware."""
     numbers = [float(np.uint32(each).view(np.float32)) for each in (a, b, c)]
     if not all(math.isfinite(number) for number in numbers):
         return None
@@ -248,6 +248,6 @@ def _fold_fma(a: int, b: int, c: int) -> int | None:
     nearest = float(exact)
     error = exact - Fraction(nearest)
     if error and not np.float64(nearest).view(np.uint64) & np.uint64(1):
-        # Round to odd in binary64, so that the one rounding to binary32 sees that more follows.
+        # Round to odd in binary64, so that the final rounding to binary32 is correct.
         nearest = math.nextafter(nearest, math.inf if error > 0 else -math.inf)
     return float32_bits(nearest)

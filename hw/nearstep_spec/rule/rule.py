@@ -32,8 +32,8 @@ class Rule:
     """One definition of an optimizer's arithmetic.
 
     The function `definition` is called once, with a symbolic value for each name, and returns the
-    new value of every state and output. RTL, golden models and registers are made from what it
-    returns::
+    new value of every state and output. RTL, golden models and registers are made from the returned
+    expressions::
 
         def _sgd(p, g, *, step_size):
             return {"p": fma(step_size, g, p)}
@@ -50,17 +50,17 @@ class Rule:
     outputs : arrays only written.
     scalars : binary32 registers, constant during a run.
     switches : one-bit registers, constant during a run.
-    formats : how states lie in memory that are not binary32 there: `fp16` or `bf16`, which are
-        widened before the arithmetic, always binary32, and rounded once after it, to nearest even;
-        or in 8 bits with a scale for each 256 elements, see `nearstep_spec.blockwise`: `dynamic8`,
-        and `dynamic8u` of what is never negative. `p` has none of the latter.
+    formats : formats in memory of states other than binary32: `fp16` or `bf16`, which are widened
+        before the arithmetic, always binary32, and rounded once after it, to nearest even; or in 8
+        bits with a scale for each 256 elements, see `nearstep_spec.blockwise`: `dynamic8`, or
+        `dynamic8u` if never negative. `p` cannot have 8 bits.
 
     Attributes
     ----------
     arrays_in, arrays_out : ports in order: states and inputs as `definition` lists them; states in
         that order, then outputs.
-    program : what `definition` computes.
-    location : where `definition` is written.
+    program : the arithmetic of `definition`.
+    location : line of `definition`.
 
     Raises
     ------
@@ -189,7 +189,7 @@ class Rule:
 
     @property
     def digest(self) -> str:
-        """Of what the rule computes, and of the formats of its states."""
+        """Digest of the arithmetic, and of the formats of the states."""
         arithmetic = self.program.digest()
         if not self.formats:
             return arithmetic
@@ -205,7 +205,7 @@ class Rule:
         return {**dict.fromkeys(self.scalars, 32), **dict.fromkeys(self.switches, 1)}
 
     def check_scalars(self, values: Mapping[str, float]) -> None:
-        """Make sure that `values` has each scalar and switch, and nothing else.
+        """Check that `values` has exactly the scalars and switches.
 
         Raises
         ------

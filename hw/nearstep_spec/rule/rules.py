@@ -1,7 +1,7 @@
-"""The optimizers that kernels are built for, and their rules, by name: plain data.
+"""The optimizers of the package, and their rules, by name: plain data.
 
-An optimizer of the package stands in `OPTIMIZERS` of a module beside this one; there is no other
-list of them. One of a user is named `FILE.py:NAME`.
+An optimizer of the package is in `OPTIMIZERS` of a module beside this one; there is no other list.
+A user's optimizer is named `FILE.py:NAME`.
 """
 
 import importlib
@@ -37,8 +37,8 @@ NEVER_NEGATIVE = frozenset({"v", "v_max", "d"})
 """States of rules of the package that are means, sums or maxima of squares."""
 
 ARRAYS = (PARAMETERS, "g", "m", "v")
-"""Arrays of Adam: parameters, gradients, first and second moments. Of others, a rule has some of
-them, or more."""
+"""Arrays of Adam: parameters, gradients, first and second moments. Other rules have fewer, or more.
+"""
 
 
 def _declared() -> dict[str, Optimizer]:
@@ -77,7 +77,7 @@ class UnknownRuleError(NearstepError, ValueError):
 
 
 def optimizer_named(name: str) -> Optimizer:
-    """The optimizer of a name: of the package, or `FILE.py:NAME`.
+    """Find an optimizer by name: one of the package, or `FILE.py:NAME`.
 
     Raises
     ------
@@ -91,8 +91,7 @@ def optimizer_named(name: str) -> Optimizer:
 
 
 def optimizer_of(name: str) -> Optimizer:
-    """The optimizer that a name in `rules=` stands for: that of a rule of the package, or
-    `FILE.py:NAME`.
+    """Find the optimizer of a name in `rules=`: that of a rule of the package, or `FILE.py:NAME`.
 
     Raises
     ------
@@ -106,29 +105,29 @@ def optimizer_of(name: str) -> Optimizer:
 
 
 class RuleSet:
-    """The rules that one kernel has, and the rule that is all of them.
+    """The rules of one kernel, and their combination.
 
     Parameters
     ----------
     names : at least one; the first is index 0. `FILE.py:NAME` is every rule of an optimizer.
     order : of Adam's arithmetic.
     scaled : whether gradients are multiplied by a scalar first, see `.scale.scaled`.
-    parameter_format, state_format : how `p`, and other states, lie in memory, see `Rule`. `fp32`
-        leaves formats to the rules; `dynamic8` of a state of the package that is never negative is
-        `dynamic8u`.
+    parameter_format, state_format : formats in memory of `p`, and of other states, see `Rule`.
+        `fp32` leaves formats to the rules; for states of the package that are never negative
+        `dynamic8` is `dynamic8u`.
 
     Attributes
     ----------
     names : of every rule, a tuple; the same in every order.
     optimizers : that of each rule.
     whole : the one rule, or the combination.
-    digests : of what each rule computes, unscaled; of the formats that it has itself, too.
+    digests : of the arithmetic of each rule, unscaled, and of its own formats.
 
     Raises
     ------
     UnknownRuleError, RuleFileError
-    RuleError : rules of one name, or that cannot be combined or scaled; or formats are given to one
-        that has its own.
+    RuleError : two rules of one name, rules that cannot be combined or scaled, or formats for a
+        rule with its own.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class RuleSet:
             for _, optimizer, form in forms
         )
         self._scaled = scaled
-        # An optimizer that has orders has this one, unless it is the usual one, for all its rules.
+        # An optimizer with orders uses this one, unless it is the default, for all its rules.
         self.unordered = tuple(
             name
             for name, optimizer, form in forms
@@ -178,19 +177,19 @@ class RuleSet:
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """Switches of the whole rule that choose rules 1, 2 and so on."""
+        """Switches of the combination that select rules 1, 2 and so on."""
         return tuple(selector(rule) for rule in self.rules[1:])
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Switches of the whole rule that are the rules' own."""
+        """Switches of the combination that belong to the rules."""
         return tuple(name for name in self.whole.switches if name not in self.selectors)
 
 
 def _stored(
     rule: Rule, parameter_format: str, state_format: str, never_negative: frozenset[str]
 ) -> Rule:
-    """`rule` with its states in these formats."""
+    """Return `rule` with its states in these formats."""
     wanted = {
         each: parameter_format if each == PARAMETERS else state_format for each in rule.states
     }

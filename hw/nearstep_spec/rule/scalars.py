@@ -1,11 +1,11 @@
-"""Numbers that the host computes once a step and the device keeps in registers."""
+"""Numbers that the host computes once a step, for registers of the device."""
 
 import numpy as np
 
 __all__ = ["LARGEST", "float32"]
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Of the finite numbers that a register holds."""
+"""Largest finite number of a register."""
 
 
 def float32(number: float) -> float:

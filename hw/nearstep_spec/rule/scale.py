@@ -15,14 +15,14 @@ GRADIENT_SCALE = "gradient_scale"
 
 
 def scaled(rule: Rule) -> Rule:
-    """`rule`, of the same name, with every gradient multiplied by a scalar first.
+    """Return `rule`, of the same name, with every gradient multiplied by a scalar first.
 
-    The product is rounded once, before anything else is done with it. A factor of 1.0 changes no
-    number; a NaN becomes the default NaN.
+    The product is rounded once, before any other operation. A factor of 1.0 changes no number; a
+    NaN becomes the default NaN.
 
     Parameters
     ----------
-    rule : one with an array `g`, and no scalar `gradient_scale`.
+    rule : must have an array `g`, and no scalar `gradient_scale`.
 
     Raises
     ------

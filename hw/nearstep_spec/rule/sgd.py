@@ -36,7 +36,7 @@ def _sgd_momentum(
     first: Condition,
     nesterov: Condition,
 ) -> Mapping[str, Value]:
-    """The same with a momentum buffer; what it held does not matter when `first` is set."""
+    """The same with a momentum buffer, whose contents are ignored when `first` is set."""
     g = select(decays, fma(decay, p, g), g)
     m = select(first, g, fma(m_weight, g, m_decay * m))
     update = select(nesterov, fma(m_decay, m, g), m)
@@ -85,7 +85,7 @@ def sgd_momentum_scalars(
     ----------
     lr, momentum, dampening, weight_decay : a momentum of 0 is `SGD` in torch, which then keeps no
         buffer.
-    first : the buffer holds nothing yet: it becomes the gradient, without dampening.
+    first : the buffer is empty: it is set to the gradient, without dampening.
 
     Returns
     -------

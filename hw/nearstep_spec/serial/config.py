@@ -16,6 +16,6 @@ class EndpointConfig:
         int, Option(meaning="bits of a memory beat", choices=(32, 64, 128, 256, 512, 1024))
     ] = 128
     address_width: Annotated[int, Option(meaning="bits of a memory address", low=16, high=48)] = 32
-    window: Annotated[int, Option(meaning="requests that are held", low=1, high=255)] = 7
+    window: Annotated[int, Option(meaning="capacity of the request queue", low=1, high=255)] = 7
     timeout_cycles: Annotated[int, Option(meaning="cycles that an access may take", low=1)] = 65536
-    manifest: Annotated[str, Option(meaning="what the board says of itself, JSON")] = ""
+    manifest: Annotated[str, Option(meaning="description of the board, JSON")] = ""

@@ -2,8 +2,8 @@
 
 A frame is its bytes and their CRC, least significant byte first, between two flags. A flag or an
 escape among them is sent as an escape and the byte with bit 5 inverted. One flag may end a frame
-and begin the next. What is damaged, too short, or too long, is dropped without an answer: that
-something is missing is found by sequence numbers, and by waiting.
+and begin the next. Frames that are damaged, too short, or too long are dropped without an answer;
+sequence numbers and timeouts detect the loss.
 
 Ref: RFC 1662, sections 4 and C.3.
 """
@@ -23,7 +23,7 @@ _ESCAPED = re.compile(rb"\x7d(.)", re.DOTALL)
 
 
 def to_frame(body: bytes) -> bytes:
-    """The bytes on the line for one frame, with a flag at each end."""
+    """Encode one frame, with a flag at each end."""
     whole = body + crc32(body).to_bytes(CRC_BYTES, "little")
     stuffed = whole.replace(b"\x7d", b"\x7d\x5d").replace(b"\x7e", b"\x7d\x5e")
     return bytes([FLAG]) + stuffed + bytes([FLAG])
@@ -31,7 +31,7 @@ def to_frame(body: bytes) -> bytes:
 
 @dataclass
 class Deframer:
-    """Finds frames in what comes from a line, in pieces of any size.
+    """Finds frames in bytes from a line, in pieces of any size.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Deframer:
     _too_long: bool = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Bodies of the frames that these bytes complete, in order."""
+        """Return the bodies of the frames that these bytes complete, in order."""
         *whole, rest = data.split(_FLAG)
         for part in whole:
             self._hold(part)
@@ -56,7 +56,7 @@ class Deframer:
         self._hold(rest)
 
     def _hold(self, part: bytes) -> None:
-        """Keep a part of a frame; of one that is too long in any case nothing."""
+        """Store a part of a frame, unless the frame is too long."""
         if not self._started:
             return
         self._held += part
@@ -65,7 +65,7 @@ class Deframer:
             self._held.clear()
 
     def _end(self) -> bytes | None:
-        """The body of the frame that a flag ends, if it is whole; begin the next."""
+        """Return the body of the frame that a flag ends, if intact, and begin the next."""
         held, too_long = bytes(self._held), self._too_long
         self._held.clear()
         self._too_long = False
@@ -82,7 +82,7 @@ class Deframer:
 
 
 def _unescaped(held: bytes) -> bytes | None:
-    """What was sent between two flags; None if an escape is escaped, or nothing."""
+    """Decode the bytes between two flags; None if an escape is followed by an escape or nothing."""
     if _ESCAPE not in held:
         return held
     pairs = _ESCAPED.findall(held)

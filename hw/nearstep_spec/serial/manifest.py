@@ -1,7 +1,7 @@
-"""What a board says of itself: the text behind `Space.MANIFEST`.
+"""The description of a board: the text behind `Space.MANIFEST`.
 
-Compact JSON in UTF-8: the family whose driver it needs, the configuration as the codec writes it,
-the hash of every register map, and what no configuration of the family knows.
+Compact JSON in UTF-8: the family of its driver, the configuration as written by the codec, the hash
+of every register map, and properties outside of the family's configuration.
 """
 
 import json
@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 class ManifestError(NearstepError, ValueError):
-    """A text that is no manifest of this format."""
+    """A text is no manifest of this format."""
 
 
 class Step(NamedTuple):
@@ -24,7 +24,7 @@ class Step(NamedTuple):
     Attributes
     ----------
     address : in `Space.CONTROLLER`.
-    cycles : of the device that have to pass before the next step, at least.
+    cycles : least number of device cycles before the next step.
     """
 
     address: int
@@ -34,24 +34,24 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a board is.
+    """A description of a board.
 
     Attributes
     ----------
-    board : name, such as `ulx3s_85f`; for an emulated device the name it was opened by.
+    board : name, such as `ulx3s_85f`; for an emulated device its device name.
     family : of the driver: `smartssd`.
     config : of the family, see `nearstep_spec.codec.to_json`.
     map_hashes : of each register block, by name.
     memory_bytes : of the device.
     regions : first byte and bytes of each memory channel.
     clock_hz : of device cycles; 0 if there is no clock.
-    controller : what the memory controller behind `Space.CONTROLLER` needs before memory can be
-        used, `none` for nothing.
-    controller_steps : in their order, what is to be written to it first.
-    controller_data : addresses of its registers and other numbers, by name, if there is more to do.
+    controller : initialisation of the memory controller behind `Space.CONTROLLER`, `none` if not
+        needed.
+    controller_steps : first writes to the controller, in order.
+    controller_data : addresses of its registers and other numbers for further steps, by name.
     package : version of nearstep that made it.
-    digest : of the configuration, `nearstep_spec.codec.digest`, where it was made from files whose
-        names alone do not tell what is in them; otherwise empty.
+    digest : of the configuration, `nearstep_spec.codec.digest`, if it was made from files whose
+        names do not identify their contents; otherwise empty.
     format : of this text.
     """
 
@@ -74,11 +74,11 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
-        """The manifest that a text is.
+        """Parse a manifest.
 
         Raises
         ------
-        ManifestError : it is none, or of another format.
+        ManifestError : the text is no manifest, or has another format.
         """
         try:
             found = json.loads(text)

@@ -1,7 +1,7 @@
-"""Requests and answers on the link to a board: what stands in the frames of `framing`.
+"""Requests and answers on the link to a board: the contents of the frames of `framing`.
 
-The host asks, and the board carries requests out and answers them one after the other, in the order
-in which they came. Numbers are little-endian. A request is
+The host sends requests, and the board executes and answers them one after the other, in order of
+arrival. Numbers are little-endian. A request is
 
     u8 op | space << 4, u8 sequence, u16 length, u48 address, and of a write `length` bytes
 
@@ -9,47 +9,46 @@ and an answer
 
     u8 op | space << 4 | 0x80, u8 sequence, u8 status, u8 0, u16 length, `length` bytes
 
-*Validity*: a body that is too short for a header, has an op or a space that nobody knows, or
-bit 7 of the other direction, is dropped and has no effect; so a line may echo. An answer belongs to
-a request if op, space and sequence are the same and it has a form that this request can have, see
-`Answer.answers`; else it is dropped. A frame ends with its closing flag, which is sent at once.
-Nothing is carried out before its CRC is checked, and no answer to a read begins before all of its
-data are there. A line may lose, damage and repeat bytes and frames; that it repeats a stretch of
-two whole frames or more is taken not to happen.
+*Validity*: a body that is too short for a header, has an unknown op or space, or bit 7 of the other
+direction, is dropped without effect; so a line may echo. An answer belongs to a request if op,
+space and sequence are equal and its form is valid for the request, see `Answer.answers`; otherwise
+the answer is dropped. A frame ends with its closing flag, which is sent at once. A request is
+executed only after its CRC is checked, and an answer to a read begins only when all of its data are
+available. A line may lose, damage and repeat bytes and frames; it is assumed not to repeat a
+sequence of two or more whole frames.
 
-*Sessions*: one begins with SYNC, whose address is a number that the host has chosen at random and
-that the answer repeats. It has sequence 0, and is sent alone, each time with a new number: only the
-answer to the newest counts. The first request behind it has sequence 1. SYNC has its turn like any
-request, and resets nothing but the record below; with the number of the session that is it changes
+*Sessions*: a session begins with SYNC, whose address is a random number of the host that the answer
+repeats. SYNC has sequence 0, and is sent alone, each time with a new number: only the answer to the
+newest counts. The first request behind it has sequence 1. SYNC is executed in order like any
+request, and resets only the record below; with the number of the current session it changes
 nothing. After its own reset a board has no session, and answers every request but SYNC with
-NO_SESSION, badly formed or not: what registers held is gone, and the host must know. The reset of
-the device through `Space.BOARD` does not end a session.
+NO_SESSION, malformed or not, because its registers were lost. The reset of the device through
+`Space.BOARD` does not end a session.
 
-*Losses*: whoever waits in vain sends the request again, with its sequence number. Reads have
-no side effects, and a write of memory has the same effect twice. A write of registers has not: the
-board keeps a record of the last request that was carried out, whatever it was and however it ended
-(with any status but BAD_REQUEST and NO_SESSION), and a write of registers whose op, space, sequence
-and address are those of the record when its turn comes is not carried out again; its answer, an
-error and its address too, is that of the first time. (Not of the last write, however long ago:
-numbers come again after 256 requests.) Registers are those of every space but memory and the
-manifest.
+*Losses*: after a timeout a request is sent again, with its sequence number. Reads have no side
+effects, and writes of memory are idempotent. Writes of registers are not: the board keeps a record
+of the last executed request of any kind (with any status but BAD_REQUEST and NO_SESSION), and a
+write of registers whose op, space, sequence and address equal those of the record is not executed
+again; its answer, including an error and its address, is repeated. (The record is not that of the
+last write, however long ago: sequence numbers repeat after 256 requests.) Registers are those of
+every space but memory and the manifest.
 
-*Waits*: they double with every time that a request is sent again, and stay as long until a request
-that was sent once is answered, which shows how long an answer takes. Who gives up on a request has
-no session: it is unknown whether it was carried out, and nothing but SYNC is sent after it.
+*Waits*: the timeout doubles with every retransmission, until a request that was sent once is
+answered, which shows the time of an answer. Giving up a request ends the session: the request may
+have been executed, and only SYNC is sent after it.
 
-*Ahead*: a board holds `window` requests, and drops what is beyond whole. The next sequence number
-less that of the oldest request without an answer is at most `window`, and `MOST_AHEAD`. A write of
-registers is sent alone: nothing before it is unanswered, and nothing follows before its answer. Of
-two requests without an answer that share a byte of memory none is a write.
+*Ahead*: a board holds `window` requests, and drops any more. The next sequence number less that of
+the oldest request without an answer is at most `window`, and `MOST_AHEAD`. A write of registers is
+sent alone: nothing before it is unanswered, and nothing follows before its answer. Of two requests
+without an answer that share a byte of memory none is a write.
 
-*Limits*: a request has at most `MOST_DATA` bytes and stays within one page of 4 KiB. Those of
-registers are whole, aligned words. What breaks a rule of `Request.check` is answered with
-BAD_REQUEST. No bit of an address is ignored: one that a space does not have is answered with
-DECERR, as is a part of the manifest beyond its end. Words are accessed in ascending order, and
-memory in ascending bursts; the first that fails ends a request, what was written before it stays,
-and the answer tells its address. After BUS_TIMEOUT requests of that space end likewise until the
-late response has come, and was thrown away, or the device was reset.
+*Limits*: a request has at most `MOST_DATA` bytes within one page of 4 KiB. Those of registers are
+whole, aligned words. A request that violates `Request.check` is answered with BAD_REQUEST. No bit
+of an address is ignored: an invalid address is answered with DECERR, as is one beyond the end of
+the manifest. Words are accessed in ascending order, and memory in ascending bursts; the first
+failure ends a request, earlier writes remain, and the answer has the address of the failure. After
+BUS_TIMEOUT requests of that space fail in the same way until the late response has been received
+and dropped, or the device was reset.
 """
 
 import struct
@@ -61,7 +60,7 @@ from nearstep_spec.csr.model import WORD_BYTES
 from nearstep_spec.errors import NearstepError
 
 VERSION = 1
-"""Of this protocol; the answer to SYNC tells that of the board."""
+"""Version of this protocol; the answer to SYNC has the board's version."""
 
 MOST_DATA = 1024
 """Bytes of data in a request or an answer."""
@@ -70,11 +69,12 @@ PAGE_BYTES = 4096
 """No request crosses a multiple of this."""
 
 MOST_AHEAD = 64
-"""Requests in a row of which the first is not answered, at most: a late answer is never taken for
-that of a later request with the same number."""
+"""Most requests in a row with the first unanswered: a late answer is never mistaken for that of a
+later request with the same number.
+"""
 
 ANSWER_BIT = 1 << 7
-"""Of the first byte of an answer. Requests have a 0 there."""
+"""Bit 7 of the first byte: 1 in answers, 0 in requests."""
 
 ADDRESS_BYTES = 6
 _REQUEST = struct.Struct("<BBH6s")
@@ -88,7 +88,7 @@ MOST_ANSWER = ANSWER_BYTES + MOST_DATA
 
 
 class Op(IntEnum):
-    """What a request asks for."""
+    """Operation of a request."""
 
     SYNC = 0
     READ = 1
@@ -96,9 +96,9 @@ class Op(IntEnum):
 
 
 class Space(IntEnum):
-    """What an address is of."""
+    """Address space of a request."""
 
-    REGISTERS = 0  # of the device, as its driver knows them
+    REGISTERS = 0  # registers of the device, for its driver
     MEMORY = 1
     BOARD = 2  # registers of the board itself: `nearstep_spec.boards.registers`
     CONTROLLER = 3  # registers of the memory controller
@@ -106,7 +106,7 @@ class Space(IntEnum):
 
 
 class Status(IntEnum):
-    """How a request ended. Those below 4 are responses of the bus, see `Response`."""
+    """Result of a request. Values below 4 are responses of the bus, see `Response`."""
 
     OK = 0
     SLVERR = 2
@@ -117,11 +117,11 @@ class Status(IntEnum):
 
 
 FAILED = (Status.SLVERR, Status.DECERR, Status.BUS_TIMEOUT)
-"""How a request ends that the board's bus did not carry out; its answer tells the address."""
+"""Results of requests that failed on the board's bus; the answer has the address."""
 
 
 class MessageError(NearstepError, ValueError):
-    """Bytes of a whole frame that are no request, or no answer."""
+    """The bytes of a frame are no request, or no answer."""
 
 
 def _kind(byte: int, direction: int) -> tuple[Op, Space]:
@@ -136,7 +136,7 @@ def _kind(byte: int, direction: int) -> tuple[Op, Space]:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the host asks.
+    """A request of the host.
 
     Attributes
     ----------
@@ -166,11 +166,11 @@ class Request:
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """What the body of a frame asks for, whether it may be carried out or not.
+        """Parse the body of a frame, valid for execution or not.
 
         Raises
         ------
-        MessageError : it is no request, and to be dropped.
+        MessageError : the body is no request, and must be dropped.
         """
         if len(body) < REQUEST_BYTES:
             raise MessageError(f"a request has at least {REQUEST_BYTES} bytes, not {len(body)}")
@@ -187,7 +187,7 @@ class Request:
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """As `parse`, of a request that a board has to carry out.
+        """Parse a request that a board must execute.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Request:
         return found
 
     def check(self) -> None:
-        """Raise `MessageError` unless a board has to carry it out."""
+        """Raise `MessageError` unless a board must execute the request."""
         expected = self.length if self.op is Op.WRITE else 0
         if len(self.data) != expected:
             raise MessageError(f"data must be {expected} bytes, not {len(self.data)}")
@@ -219,13 +219,13 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the board answers.
+    """An answer of the board.
 
     Attributes
     ----------
     op, space, sequence : of the request.
-    data : what was read, or after an error of the bus the address where it failed: see
-        `failed_at`; of SYNC see `Hello`.
+    data : of a read; or after an error of the bus the failed address, see `failed_at`; of SYNC see
+        `Hello`.
     """
 
     op: Op
@@ -241,7 +241,7 @@ class Answer:
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """The answer in the body of a frame.
+        """Parse the answer in the body of a frame.
 
         Raises
         ------
@@ -263,10 +263,10 @@ class Answer:
         return cls(op=op, space=space, sequence=sequence, status=ended, data=data)
 
     def answers(self, request: Request) -> bool:
-        """Whether it belongs to the request: another one is dropped.
+        """Whether the answer belongs to the request; others are dropped.
 
-        With OK a read has exactly the bytes that were asked for, SYNC repeats its number, and a
-        write has no data; with `FAILED` there is an address; with any other status nothing.
+        With OK the answer to a read has exactly the requested bytes, SYNC repeats its number, and a
+        write has no data; with `FAILED` there is an address; with other statuses no data.
         """
         if (self.op, self.space, self.sequence) != (request.op, request.space, request.sequence):
             return False
@@ -279,12 +279,14 @@ class Answer:
 
     @property
     def failed_at(self) -> int:
-        """Address of the first word, or of the burst, that the bus answered with an error."""
+        """Return the address of the first word, or of the burst, that the bus answered with an
+        error.
+        """
         return int.from_bytes(_FAILURE.unpack(self.data)[0], "little")
 
     @staticmethod
     def failure(address: int) -> bytes:
-        """The data of an answer to a request that failed at `address`."""
+        """Encode the data of an answer to a request that failed at `address`."""
         return _FAILURE.pack(address.to_bytes(ADDRESS_BYTES, "little"))
 
 
@@ -311,11 +313,11 @@ class Hello:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The greeting in the data of an answer to SYNC.
+        """Parse the data of an answer to SYNC.
 
         Raises
         ------
-        MessageError : it does not have the length, or is of another version.
+        MessageError : the data have another length or version.
         """
         if len(data) < ADDRESS_BYTES + 1:
             raise MessageError(f"the answer to SYNC has {_HELLO.size} bytes, not {len(data)}")

@@ -1,4 +1,4 @@
-"""Configuration of several equal SmartSSD cards, and where their registers are: plain data."""
+"""Configuration of several equal SmartSSD cards, and addresses of their registers: plain data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_CARDS = 64
 class ArrayConfig:
     """Cards that own equal shares of an optimizer's elements, by block.
 
-    Each has BARs of its own. Here they follow one another: card i has registers from
+    Each has its own BARs, in consecutive address ranges: card i has registers from
     `i * card.register_bytes`, and memory from `i * card.memory_bytes`.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Configuration of a SmartSSD card, and where its registers are: plain data."""
+"""Configuration of a SmartSSD card, and addresses of its registers: plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,25 +24,25 @@ UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
     }
 )
 UPDATER = UpdateKernelConfig(**UPDATER_OPTIONS)
-"""The update kernel of a card, unless it is given another: one general updater of four rules."""
+"""Default update kernel of a card: one general updater of four rules."""
 
 PAGE_BYTES = 4096  # smallest part of a memory BAR
-SUBGROUPS_HELD = 2  # one is updated while the other is moved
-LARGEST_SUBGROUP = 1 << 20  # elements, of a card of which nothing is said
+SUBGROUPS_HELD = 2  # one is updated while the other is transferred
+LARGEST_SUBGROUP = 1 << 20  # default number of elements
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmartssdConfig:
-    """Shape of a card: its update kernel, its DRAM, and the unit in which storage is moved.
+    """Shape of a card: its update kernel, its DRAM, and the unit of transfers of storage.
 
-    The host updates an optimizer's state in subgroups, two of which lie in the card's DRAM: while
-    one is updated, the other goes to or comes from the drive. Within a subgroup the kernel loads
+    The host updates an optimizer's state in subgroups, two of which fit the card's DRAM: while one
+    is updated, the other is written to or read from the drive. Within a subgroup the kernel loads
     chunks (its blocks), again two of each array.
 
     Parameters
     ----------
     kernel : the update kernel. A chunk is one of its blocks.
-    memory_bytes : DRAM of the card; a power of two, because a BAR shows it to the host.
+    memory_bytes : DRAM of the card; a power of two, because it is a BAR.
     subgroup_elements : elements of a subgroup, in whole chunks; None: 2**20, or the whole chunks
         that fit into the memory twice if that is less, each array on a page of its own, and a
         copy of the parameters beside them, where there is room for that.
@@ -60,14 +60,14 @@ class SmartssdConfig:
     memory_bytes: Annotated[
         int,
         Option(
-            meaning="DRAM of the card; the host's is taken as it is used",
+            meaning="DRAM of the card; host memory is allocated on first use",
             allowed="a power of two from 4096 to 16GiB that holds two subgroups",
         ),
     ] = 4 << 30
     subgroup_elements: Annotated[
         int | None,
         Option(
-            meaning="elements that are updated while as many others are moved",
+            meaning="elements that are updated while as many others are transferred",
             allowed="whole chunks",
             unset="2**20, or what fits",
         ),
@@ -145,18 +145,18 @@ class AxpbyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralUpdaterConfig:
-    """Shape of the general updater by itself, without a kernel around it."""
+    """Shape of the general updater alone, without a kernel."""
 
     lanes: Annotated[int, Option(meaning="fp32 elements of a beat", choices=LANES)] = 16
     rules: Annotated[
         tuple[str, ...],
-        Option(
-            meaning="update rules that it has", choices=tuple(BY_RULE), allowed="or FILE.py:NAME"
-        ),
+        Option(meaning="its update rules", choices=tuple(BY_RULE), allowed="or FILE.py:NAME"),
     ] = UPDATER_OPTIONS["rules"]
     order: Annotated[
         Literal["default", "paper"],
-        Option(meaning="of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"),
+        Option(
+            meaning="order of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"
+        ),
     ] = "default"
 
     def __post_init__(self) -> None:

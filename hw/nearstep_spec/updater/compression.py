@@ -1,4 +1,4 @@
-"""Names of what compressed gradients are made of, and of what can be wrong with them."""
+"""Formats of compressed gradients, and their errors."""
 
 from enum import IntEnum
 
@@ -14,9 +14,9 @@ class ValueFormat(IntEnum):
 
 
 class PairCause(IntEnum):
-    """What ended a decompression early."""
+    """Error that ended a decompression."""
 
     NONE = 0
     TRUNCATED = 1  # a stream ended before the announced number of pairs
     RANGE = 2  # an index is not below the number of elements
-    ORDER = 3  # an index came too late: fused, it is below the one before; scatter, its chunk is
+    ORDER = 3  # an index out of order: fused, below the previous one; scatter, in an earlier chunk

@@ -35,7 +35,7 @@ _LOADED, _DECOMPRESSOR = "_rule_set", "_decompressor"
 
 
 class ConfigError(NearstepError, ValueError):
-    """A configuration value, or a combination of values, that the hardware cannot have."""
+    """A configuration value, or a combination of values, that the hardware does not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,34 +47,34 @@ class UpdateKernelConfig:
     lanes : FP32 elements in a memory beat: 1, 2, 4, 8 or 16.
     functional_units : update units; divides `lanes`, and a beat takes `lanes / functional_units`
         cycles. None means one for each lane.
-    block_bytes : bytes loaded from one array before the next array has its turn; a power of two.
+    block_bytes : bytes loaded from one array before those of the next array; a power of two.
     address_width : bits of a memory address; 34 is 16 GiB.
     order : order of the arithmetic: `default` agrees with torch bit for bit, `paper` is
         Algorithm 1.
-    rules : update rules that the kernel has: of the package (`adam`, `sgd_momentum`), or of an
-        optimizer in a file (`FILE.py:NAME`). Which one a run uses is a register, and they share
-        their arithmetic units. `adam_amsgrad` has a fifth array, and the default order alone.
-    gradient_formats : formats that gradients may have in memory, of `fp32`, `fp16` and `bf16`;
-        `fp32` is one of them. Which one a run uses is a register.
-    gradient_scale : every gradient is multiplied by a register before anything else is done.
-    parameter_format, state_format : how parameters, and the other states of the rules, lie in
-        memory: `fp32`, `fp16` or `bf16`. They are widened before the arithmetic and rounded once
+    rules : update rules of the kernel: of the package (`adam`, `sgd_momentum`), or of an optimizer
+        in a file (`FILE.py:NAME`). A register selects the rule of a run; rules share arithmetic
+        units. `adam_amsgrad` has a fifth array, and only the default order.
+    gradient_formats : formats of gradients in memory, `fp32` and any of `fp16` and `bf16`. A
+        register selects the format of a run.
+    gradient_scale : every gradient is first multiplied by a register.
+    parameter_format, state_format : formats in memory of parameters, and of the other states of the
+        rules: `fp32`, `fp16` or `bf16`. They are widened before the arithmetic and rounded once
         after it. Other states can be `dynamic8`, too: 8 bits and a scale for each 256 elements, see
-        `nearstep_spec.blockwise`; a block has 256 elements a lane at most. A rule of a file that
-        names formats of its own has those.
-    stochastic_rounding : a run can have its states in bfloat16 rounded stochastically, see
-        `nearstep_spec.rounding`; which ones, seed and step are registers.
+        `nearstep_spec.blockwise`; a block has at most 256 elements a lane. A rule of a file with
+        its own formats keeps those.
+    stochastic_rounding : a run can round its states in bfloat16 stochastically, see
+        `nearstep_spec.rounding`; registers select states, seed and step.
     copy_out_formats : formats of a copy of the updated parameters that a run can write beside
         them, of `fp16` and `bf16`.
-    scan : gradients can be read alone, for whether they are finite and the sum of their squares.
-    compression : forms in which gradients may come as pairs of index and value: `fused` has sorted
-        indices, `scatter` groups them by block, in any order within one. Or a decompressor in a
-        file (`FILE.py:NAME`), alone.
-    windows : address windows that the host can grant; 1 to 8. None: one for each array that a run
-        can have, at least 4.
+    scan : runs can read gradients alone, to check that they are finite and sum their squares.
+    compression : forms of gradients as pairs of index and value: `fused` has sorted indices,
+        `scatter` groups them by block, in any order within a block. Or a decompressor in a file
+        (`FILE.py:NAME`), alone.
+    windows : address windows that the host can grant; 1 to 8. None: one for each array of a run, at
+        least 4.
     bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
         bounds it as well.
-    technology : FPGAs that the pipelines of the functional units are divided for; results are the
+    technology : FPGAs that determine the pipeline stages of the functional units; results are the
         same, some cycles later.
 
     Raises
@@ -99,21 +99,23 @@ class UpdateKernelConfig:
     block_bytes: Annotated[
         int,
         Option(
-            meaning="bytes loaded from one array before the next has its turn",
+            meaning="bytes loaded from one array before those of the next",
             allowed="a power of two from eight beats (512 with 16 lanes) to 1MiB",
         ),
     ] = 16384
     address_width: Annotated[
         int,
         Option(
-            meaning="bits of a memory address; a channel of DDR4 needs all of its own",
+            meaning="bits of a memory address; a channel of DDR4 needs all its address bits",
             low=16,
             high=64,
         ),
     ] = 34
     order: Annotated[
         Literal["default", "paper"],
-        Option(meaning="of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"),
+        Option(
+            meaning="order of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"
+        ),
     ] = "default"
     rules: Annotated[
         tuple[str, ...],
@@ -122,12 +124,12 @@ class UpdateKernelConfig:
         ),
     ] = ("adam",)
     programs: tuple[str, ...] = field(init=False, repr=False)
-    """Digest of what each rule computes: part of what tells configurations, and builds, apart."""
+    """Digest of each rule's arithmetic, which distinguishes configurations and builds."""
 
     gradient_formats: Annotated[
         tuple[str, ...],
         Option(
-            meaning="formats that gradients may have",
+            meaning="formats of gradients",
             choices=GRADIENT_FORMATS,
             allowed="fp32 among them",
         ),
@@ -191,7 +193,7 @@ class UpdateKernelConfig:
     technology: Annotated[
         str,
         Option(
-            meaning="FPGAs that the functional units are divided into stages for",
+            meaning="FPGAs that determine the pipeline stages of the functional units",
             choices=TECHNOLOGIES,
         ),
     ] = TECHNOLOGIES[0]
@@ -266,7 +268,7 @@ class UpdateKernelConfig:
         )
 
     def _load_rules(self) -> None:
-        """Find the rules, and see that a kernel can have them."""
+        """Find the rules, and check that a kernel supports them."""
         try:
             rules = self.rule_set
             for name, rule in zip(rules.names, rules.rules, strict=True):
@@ -299,11 +301,11 @@ class UpdateKernelConfig:
 
     @property
     def decompressor(self) -> Decompressor | None:
-        """The user's decompressor, as its file was when this configuration was made."""
+        """The user's decompressor, from the file's contents when this configuration was made."""
         if not self.decompressors:
             return None
         known: Decompressor | None = vars(self).get(_DECOMPRESSOR)
-        if known is None:  # it came by pickle
+        if known is None:  # unpickled
             known = load_decompressor(self.compression[0])
             if known.digest != self.decompressors[0]:
                 raise ConfigError(
@@ -315,12 +317,14 @@ class UpdateKernelConfig:
 
     @property
     def cut(self) -> bool:
-        """Whether the shell's long paths are cut by registers: for FPGAs slower than the first."""
+        """Whether registers cut the long paths around the units: for FPGAs slower than the
+        first.
+        """
         return self.technology != TECHNOLOGIES[0]
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules. Those of a file are what it defined when this configuration was made."""
+        """The rules. Those of a file are as defined when this configuration was made."""
         formats = (self.parameter_format, self.state_format)
         if not any(map(is_in_file, self.rules)):
             return _rule_set(self.rules, self.order, self.gradient_scale, *formats)
@@ -338,8 +342,9 @@ class UpdateKernelConfig:
 
     @property
     def stochastic(self) -> tuple[str, ...]:
-        """States that a run can have rounded stochastically, if the kernel can do that at all:
-        those in bfloat16."""
+        """States that a run can round stochastically, if the kernel supports it: those in
+        bfloat16.
+        """
         formats = self.rule_set.whole.formats
         return tuple(name for name in self.states if formats.get(name) == "bf16")
 
@@ -351,7 +356,7 @@ class UpdateKernelConfig:
 
     @property
     def block_layout(self) -> BlockLayout:
-        """How states in 8 bits lie in memory, if there are any."""
+        """Layout of states in 8 bits, if there are any."""
         return BlockLayout(self.block_elements, self.beat_bytes)
 
     def __getstate__(self) -> dict[str, object]:
@@ -447,7 +452,7 @@ def _rule_set(
 
 
 def _check_rule(name: str, rule: Rule) -> None:
-    """Raise unless a kernel has registers and streams for a rule."""
+    """Raise an error unless a kernel has registers and streams for a rule."""
     where = f"{rule.location}: rule {name!r}"
     if "p" not in rule.states or rule.inputs != (GRADIENT,) or rule.outputs:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Decompressors from a file of the user's: what becomes of a gradient, and what turns it back."""
+"""Decompressors from a user's file: compression of a gradient, and its inverse."""
 
 import hashlib
 from collections.abc import Callable
@@ -19,31 +19,31 @@ NAMED_BYTES = 4  # of the digest, that a register of the kernel shows
 
 
 class DecompressorError(NearstepError, ValueError):
-    """A function of a decompressor gave what its contract does not allow."""
+    """A function of a decompressor returned a value that violates its contract."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Decompressor:
     """A form of compressed gradients: records of a 32-bit word and a value.
 
-    What a record means is free; the kernel moves words and values, widens the values to binary32,
-    and gives both to `unit`, whose output it takes for the gradient.
+    The decompressor defines the meaning of a record; the kernel moves words and values, widens the
+    values to binary32, and passes both to `unit`, whose output is the gradient.
 
     Parameters
     ----------
     compress : (gradient, share) to (words, values): float32 of shape (n,) and a number above 0 and
-        at most 1 to uint32 and float32 of one shape (records,). It loses nothing of what
-        `decompress` gave for the same share: of that, from any multiple of 16 elements on, with
-        zeros behind, it gives records that mean the same bits.
+        at most 1 to uint32 and float32 of one shape (records,). A result of `decompress` for the
+        same share must be preserved: from any multiple of 16 elements on, padded with zeros, its
+        records represent the same bits.
     decompress : (words, values, count) to the gradient: uint32 of shape (records,), values as
-        patterns of binary32, to patterns of binary32 of shape (count,). For any records that are
-        not `wrong`, of any number.
-    unit : (lanes=, records=) to an Amaranth component that gives the bits of `decompress`; its
-        ports are those of `nearstep_hw.updater.pairs.user.UserUnit`.
+        patterns of binary32, to patterns of binary32 of shape (count,). For any number of records
+        that are not `wrong`.
+    unit : (lanes=, records=) to an Amaranth component with the bits of `decompress`; its ports are
+        those of `nearstep_hw.updater.pairs.user.UserUnit`.
     elements_per_record : n elements have at most ceil(n / this) records.
-    wrong : (word, number, count) to whether record `number` (from 0) cannot be, of a gradient of
-        `count` elements. It is applied to numpy arrays (int64) and to Amaranth values, so it is
-        written with operators alone. None: every word is allowed, and any number of records.
+    wrong : (word, number, count) to whether record `number` (from 0) is invalid in a gradient of
+        `count` elements. Applied to numpy arrays (int64) and to Amaranth values, so it must use
+        operators only. None: every word is valid, and any number of records.
 
     Attributes
     ----------
@@ -77,19 +77,19 @@ class Decompressor:
 
     @property
     def mark(self) -> int:
-        """The 32 bits of the digest that a kernel shows in a register."""
+        """The 32 bits of the digest in a kernel's register."""
         return int.from_bytes(bytes.fromhex(self.digest)[:NAMED_BYTES], "big")
 
     def most(self, count: int) -> int:
-        """Records that `count` elements have at most."""
+        """Most records of `count` elements."""
         return -(-count // self.elements_per_record)
 
     def records(self, gradient: Floats, share: float) -> tuple[Words, Floats]:
-        """Words and values of a gradient of shape (n,).
+        """Compress a gradient of shape (n,) to words and values.
 
         Raises
         ------
-        DecompressorError : `compress` gave other types or shapes, or too many.
+        DecompressorError : `compress` returned other types or shapes, or too many records.
         """
         words, values = self.compress(gradient, share)
         given = [f"{np.asarray(each).dtype} {np.shape(each)}" for each in (words, values)]
@@ -107,12 +107,12 @@ class Decompressor:
         return words, values
 
     def dense(self, words: Words, values: Words, count: int) -> Words:
-        """Patterns of the gradient that records stand for, of shape (count,); values as patterns of
+        """Decompress records to patterns of the gradient, of shape (count,); values are patterns of
         binary32.
 
         Raises
         ------
-        DecompressorError : `decompress` gave another type or shape.
+        DecompressorError : `decompress` returned another type or shape.
         """
         found = self.decompress(words, values, count)
         if found.dtype != np.uint32 or found.shape != (count,):
@@ -123,7 +123,7 @@ class Decompressor:
         return found
 
     def first_wrong(self, words: Words, count: int) -> int | None:
-        """Number of the first record that cannot be; None if there is none."""
+        """Return the number of the first invalid record; None if there is none."""
         if self.wrong is None or not words.size:
             return None
         numbers = np.arange(words.size, dtype=np.int64)
@@ -132,7 +132,7 @@ class Decompressor:
 
 
 def load(name: str) -> Decompressor:
-    """The decompressor that `FILE.py:NAME` is. The file is run, once for what it contains.
+    """Load the decompressor `FILE.py:NAME`; the file is executed once for the same contents.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Arrays of the runs of a kernel: what movers, checks, golden model and host know of each."""
+"""Arrays of the runs of a kernel, for movers, checks, golden model and host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ FP32 = "fp32"
 
 @dataclass(frozen=True)
 class Operand:
-    """An array that a run can have.
+    """An array of a run.
 
     Parameters
     ----------
     name : the register of its address is `<name>_address`.
-    formats : of its elements in memory. Of several a register names the one of a run.
-    read, write : streams of the kernel that move it; NONE where none does.
-    paired : it has an element for each pair, if gradients come as pairs.
+    formats : of its elements in memory; a register selects among several.
+    read, write : streams of the kernel that move it, or NONE.
+    paired : whether it has an element for each pair, if gradients are pairs.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Operand:
 
     @property
     def format(self) -> str:
-        """The one that it has unless a register says otherwise."""
+        """The default format."""
         return FP32 if FP32 in self.formats else self.formats[0]
 
     @property
@@ -51,24 +51,24 @@ class Operand:
 
     @property
     def has_8_bits(self) -> bool:
-        """Whether its elements have 8 bits, and a scale for some of them."""
+        """Whether its elements have 8 bits, with scales of groups."""
         return self.format in SIGNED
 
     @property
     def stream(self) -> NamedValue:
-        """Stream that an error of its address names."""
+        """Stream in an error of its address."""
         return self.read or self.write
 
 
 def element_bytes(form: str) -> int:
-    """Bytes of an element of a format; in 8 bits, of its code."""
+    """Return the bytes of an element of a format; in 8 bits, of its code."""
     if form in SIGNED:
         return CODE_BYTES
     return ELEMENT_BYTES if form == FP32 else HALF_BYTES
 
 
 def array_bytes(config: UpdateKernelConfig, form: str, count: int) -> int:
-    """Bytes of an array of `count` elements of a format, scales included."""
+    """Compute the bytes of an array of `count` elements of a format, scales included."""
     if form in SIGNED:
         return config.block_layout.nbytes(count)
     return count * element_bytes(form)
@@ -76,8 +76,9 @@ def array_bytes(config: UpdateKernelConfig, form: str, count: int) -> int:
 
 @cache
 def operands(config: UpdateKernelConfig) -> Mapping[str, Operand]:
-    """Arrays that runs of a kernel can have, by name, in the order in which they are checked: the
-    rules', then indices of pairs and the copy of the parameters, where the kernel has them."""
+    """Return the arrays of a kernel's runs, by name, in the order of their checks: the rules', then
+    indices of pairs and the copy of the parameters, if the kernel has them.
+    """
     formats, named = config.rule_set.whole.formats, streams(config)
     found = [
         Operand(

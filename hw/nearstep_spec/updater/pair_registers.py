@@ -9,7 +9,7 @@ __all__ = ["Compression", "UserForm", "decompressor_registers", "form_value", "p
 
 
 class Compression(NamedValue):
-    """`compression.form`: how the gradients of a run lie in memory."""
+    """`compression.form`: form of the gradients of a run in memory."""
 
     NONE = 0, "Every element, at g_address."
     FUSED = 1, "Pairs, indices sorted: values at g_address, indices at index_address."
@@ -24,12 +24,12 @@ class UserForm(NamedValue):
 
 
 def form_value(form: str) -> int:
-    """`compression.form` for `none`, or for a form that a kernel has."""
+    """Return `compression.form` for `none`, or for a form of a kernel."""
     return UserForm.USER if is_in_file(form) else Compression[form.upper()]
 
 
 def decompressor_registers(config: UpdateKernelConfig) -> list[Register]:
-    """The constant that tells which decompressor of a user's there is, if there is one."""
+    """Yield the constant that identifies the user's decompressor, if any."""
     found = config.decompressor
     if found is None:
         return []
@@ -39,7 +39,7 @@ def decompressor_registers(config: UpdateKernelConfig) -> list[Register]:
 
 
 def pair_registers(config: UpdateKernelConfig) -> list[Register]:
-    """What a run with pairs is told, of a kernel that takes them."""
+    """Yield the registers of a run with pairs, if the kernel supports pairs."""
     forms = UserForm if config.decompressors else Compression
     form: Row = ("form", 0, 4, "Form of the gradients.", forms)
     return [

@@ -38,8 +38,8 @@ COUNTERS = {
 
 
 def counters(config: UpdateKernelConfig) -> dict[str, str]:
-    """Counters of a kernel, and what they count."""
-    duplicates = {"duplicates": "Pairs of index and value that lost against a later one."}
+    """Return the counters of a kernel, and their meaning."""
+    duplicates = {"duplicates": "Pairs of index and value overridden by a later one."}
     return {**COUNTERS, **(duplicates if config.compression else {})}
 
 
@@ -59,25 +59,25 @@ SWITCHES = {
     "decoupled": "AdamW: weight decay acts on the parameter instead of the gradient.",
     "m_from_g": "First moment interpolated from the gradient's side, for 1 - beta1 >= 0.5.",
     "decays": "Weight decay is not 0.",
-    "first": "The first step of a momentum buffer: it becomes the gradient.",
+    "first": "First step of a momentum buffer, which is set to the gradient.",
     "nesterov": "Nesterov momentum.",
 }
 
 
 class ErrorCause(NamedValue):
-    """`error.cause`: what ended a run early."""
+    """`error.cause`: reason of an early end of a run."""
 
     NONE = 0, "No error."
     READ_RESPONSE = 1, "A read was answered other than OKAY."
     WRITE_RESPONSE = 2, "A write was answered other than OKAY."
-    WINDOW = 3, "A burst lies outside the granted windows; it was not issued."
+    WINDOW = 3, "A burst is outside the granted windows; it was not issued."
     ALIGNMENT = 4, "An array does not start on a memory beat."
     ADDRESS_RANGE = 5, "An array wraps, or ends beyond the memory address space."
     UNSUPPORTED = 6, "A rule, format, scale or copy-out that this kernel does not have."
     OVERLAP = 7, "Two arrays share bytes."
     ABORTED = 8, "The run was ended by control.abort."
     PAIR_RANGE = 9, "An index is not below count; nothing was written."
-    PAIR_ORDER = 10, "An index comes too late for its form of compression; nothing was written."
+    PAIR_ORDER = 10, "An index is out of order for its form of compression; nothing was written."
 
 
 class Stream(NamedValue):
@@ -98,19 +98,19 @@ class Stream(NamedValue):
 
 
 STREAMS = 16
-"""Numbers that a stream can have, 0 among them."""
+"""Number of stream numbers, including 0."""
 
 STOCHASTIC_BIT = 31
 """Of the register of the formats of states."""
 
 FIVE_ARRAYS = frozenset({Stream.V_MAX_READ, Stream.V_MAX_WRITE})
-"""Streams that only the map of a kernel with a fifth array lists."""
+"""Streams listed only in the map of a kernel with a fifth array."""
 
 
 class Order(NamedValue):
     """`capabilities.order`: order of the arithmetic, named as in the configuration."""
 
-    DEFAULT = 0, "That of torch.optim's fused Adam."
+    DEFAULT = 0, "Order of torch.optim's fused Adam."
     PAPER = 1, "Algorithm 1 of the paper."
 
 
@@ -144,7 +144,7 @@ class Operation(NamedValue):
     """`operation.kind`."""
 
     UPDATE = 0, "The update rule."
-    SCAN = 1, "Reads the gradients alone, as the register scan and sum_of_squares tell."
+    SCAN = 1, "Reads the gradients alone, with results in scan and sum_of_squares."
 
 
 @cache
@@ -156,7 +156,7 @@ def streams(config: UpdateKernelConfig) -> type[NamedValue]:
     if "v_max" not in config.arrays:
         for each in FIVE_ARRAYS:
             del listed[each.name]
-    if own:  # they have the numbers of arrays that the kernel lacks
+    if own:  # they use the numbers of arrays that the kernel does not have
         for name in {"m", "v"}.difference(config.states):
             del listed[f"{name.upper()}_READ"], listed[f"{name.upper()}_WRITE"]
     elif "v_max" in config.arrays:
@@ -179,8 +179,8 @@ def adam_kernel_map(config: UpdateKernelConfig) -> RegisterMap:
     """The register map of one Adam kernel.
 
     The scalar registers and the bits of `mode` are those of the update rule. The map is called
-    `adam`, or `updater` if the kernel has another rule: its exports go beside those of an Adam
-    kernel.
+    `adam`, or `updater` if the kernel has another rule, so that exports of both can be used
+    together.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def _kernel_map(config: UpdateKernelConfig) -> RegisterMap:
 
 
 def _doc(config: UpdateKernelConfig) -> str:
-    """What a kernel is."""
+    """Describe a kernel."""
     if config.rules == ("adam",):
         return "An Adam/AdamW kernel near the memory (AXDIMM paper, section 3.3)."
     rules = ", ".join(config.rule_set.names)
@@ -285,7 +285,7 @@ def _arrays(config: UpdateKernelConfig) -> list[Register]:
 
 
 def _state_formats(config: UpdateKernelConfig) -> list[Register]:
-    """How states lie in memory, if some of them are not binary32 there."""
+    """Return the register of state formats, if some are not binary32."""
     formats = update_rule(config).formats
     if not formats:
         return []
@@ -346,7 +346,7 @@ def _rule_registers(config: UpdateKernelConfig) -> list[Register]:
 
 
 def _rounding(config: UpdateKernelConfig) -> list[Register]:
-    """How states in bfloat16 are rounded, see `nearstep_spec.rounding`."""
+    """Return registers for rounding states in bfloat16, see `nearstep_spec.rounding`."""
     begins = alignment(config.lanes)
     stream = "Stream of random bits of {}; 0 rounds to nearest even."
     rows: list[Row] = [
@@ -360,7 +360,7 @@ def _rounding(config: UpdateKernelConfig) -> list[Register]:
     index = f"Index of the run's first element; a multiple of {begins} below 2**{INDEX_BITS}."
     place = {
         "element_within": f"Its place in its block; a multiple of {begins}.",
-        "element_skip": "Elements that lie on other channels between two blocks of this one.",
+        "element_skip": "Elements on other channels between two blocks of this one.",
     }
     return [
         register("rounding", Access.CONFIG, what, *rows, locked=True),
@@ -371,7 +371,7 @@ def _rounding(config: UpdateKernelConfig) -> list[Register]:
 
 
 def _operation() -> list[Register]:
-    kind: Row = ("kind", 0, 4, "What START begins.", Operation)
+    kind: Row = ("kind", 0, 4, "Kind of run that START begins.", Operation)
     found: Row = ("found_inf", 0, 1, "A gradient is infinite or NaN.")
     squares = "Of the gradients of the last run, if it was a scan: binary64."
     return [
@@ -392,7 +392,7 @@ def _window(index: int) -> list[Register]:
             "What the window grants.",
             ("read", 0, 1, "The kernel may read here."),
             ("write", 1, 1, "The kernel may write here."),
-            ("valid", 2, 1, "The window is in force."),
+            ("valid", 2, 1, "The window is valid."),
             locked=True,
             path=(*path, "permissions"),
         ),

@@ -136,8 +136,8 @@ REFUSED = {
         "sim:axdimm --sizes many": "many",
         "sim:axdimm --steps 0": "steps must be",
         "sim:axdimm --optimizer RMSprop": "optimizer must be of",
-        "sim:axdimm --sizes 1000000000000": "sizes must be such that torch allocates",
-        "sim:axdimm --sizes 1000000000000000000000000000000": "sizes must be such that torch",
+        "sim:axdimm --sizes 1000000000000": "torch must be able to allocate sizes",
+        "sim:axdimm --sizes 1000000000000000000000000000000": "torch must be able to allocate",
     },
     "open": {
         "golden:axdimm?lanes=3": "lanes must be one of",

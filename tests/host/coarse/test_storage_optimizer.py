@@ -150,7 +150,7 @@ def test_what_is_refused_touches_nothing() -> None:
         free = pool.device.free_bytes
         for arguments, options, kind, text in (
             ((first,), {"clients": 3}, ArgumentError, "clients must be from 1 to 2"),
-            ((first, "adagrad"), {}, ArgumentError, "rule must be one that the kernel has"),
+            ((first, "adagrad"), {}, ArgumentError, "rule must be a rule of the kernel"),
             ((first, "none"), {}, ArgumentError, "optimizer must be of"),
             ((first, "adamw"), {"momentum": 1}, ArgumentError, "no hyper-parameter 'momentum'"),
             ((first.astype(np.float64),), {}, DtypeError, "float32"),

@@ -263,7 +263,7 @@ LACKING: list[tuple[str, *Case]] = [  # type: ignore[valid-type]
         for name in "pmv"
         for dtype in (np.float32, np.float16)
     ],
-    (OF_FILE, other_program, ArgumentError, "computes something else in the kernel"),
+    (OF_FILE, other_program, ArgumentError, "has another arithmetic in the kernel"),
     *[
         (ROUNDED, {"rounding": rounding}, ArgumentError, text)
         for rounding, text in (

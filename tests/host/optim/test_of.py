@@ -254,7 +254,7 @@ def test_a_file_that_changed_since_the_device_was_opened_is_found(tmp_path: Path
         changed = nearstep.optim.from_rule(f"{path}:LION", given, device=device)
         give_gradients(given, 0)
         before = bits(given[0].detach()).copy()
-        with pytest.raises(ArgumentError, match=r"mine.py:\d+: rule lion computes something else"):
+        with pytest.raises(ArgumentError, match=r"mine.py:\d+: rule lion has another arithmetic"):
             changed.step()
         assert np.array_equal(bits(given[0].detach()), before)
 
@@ -267,9 +267,9 @@ def test_a_rule_of_a_file_is_not_taken_for_that_of_nearstep_with_its_name(tmp_pa
         device.update("sgd_momentum", {"p": p, "g": g, "m": m}, lr=0.5)
         optimizer = nearstep.optim.SGD(parameters(16), momentum=0.9, device=device)
         give_gradients(optimizer.param_groups[0]["params"], 0)
-        with pytest.raises(ArgumentError, match="sgd_momentum computes something else"):
+        with pytest.raises(ArgumentError, match="sgd_momentum has another arithmetic"):
             optimizer.step()
-        with pytest.raises(ArgumentError, match="sgd_momentum computes something else"):
+        with pytest.raises(ArgumentError, match="sgd_momentum has another arithmetic"):
             device.update("sgd", {"p": p, "g": g, "m": m}, momentum=0.9)
 
 
@@ -471,7 +471,7 @@ def test_the_rules_that_an_error_advises_open_a_device_with_the_rule(tmp_path: P
         (LION, ""), (LION, "&rules=adam,sgd"), ("sgd", f"&rules={LION}"), ("rmsprop", ""),
     ):  # fmt: skip
         given = parameters(32)
-        refused = pytest.raises(ArgumentError, match="must be one that the kernel has")
+        refused = pytest.raises(ArgumentError, match="must be a rule of the kernel")
         with nearstep.open(GOLDEN + query) as device, refused as caught:
             nearstep.optim.from_rule(name, given, device=device)
         advised = str(caught.value).partition("name it in the device's ")[2]

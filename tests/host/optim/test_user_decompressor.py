@@ -140,7 +140,7 @@ def test_a_wrong_record_stops_a_run_before_anything_is_written(url: str) -> None
         assert run.counters["read_beats"] == 3 * arrays_read + 3 * words_read
         assert run.duplicates == 0
         assert np.flatnonzero(p.read() != 0.5).tolist() == [0, 16, 33, 64, 80, 96]
-        with pytest.raises(ArgumentError, match="form of pairs must be one that the kernel has"):
+        with pytest.raises(ArgumentError, match="form of pairs must be a form of the kernel"):
             device.update("adam", arrays | {"g": nearstep.Pairs(words, values)}, step=1)
 
 

@@ -15,4 +15,4 @@ FORMATS: dict[str, Callable[[RegisterMap], str]] = {
     "c": to_c_header,
     "md": to_markdown,
 }
-"""What writes each format, by the name that the command line uses."""
+"""The writer of each format, by its name on the command line."""

@@ -9,8 +9,8 @@ from nearstep_spec.csr.model import WORD_BYTES, Access, RegisterMap
 def to_c_header(register_map: RegisterMap) -> str:
     """The map as a header for C11 and C++11: offsets, masks, named values and a struct.
 
-    The struct is checked against the offsets by the compiler. Headers of blocks of different names
-    go into one file; two of one name only if they say the same, or the compiler stops.
+    The compiler checks the struct against the offsets. Headers of blocks with different names can
+    be included together; two of one name only if they are equal, otherwise the compiler stops.
     """
     return "\n".join(_lines(register_map)) + "\n"
 

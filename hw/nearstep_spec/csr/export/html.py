@@ -62,6 +62,6 @@ def write_html(texts: Sequence[str], folder: Path, title: str) -> None:
             compiler = RDLCompiler()
             compiler.compile_file(str(path))
             tops.append(compiler.elaborate().top)
-        # By default its links hold the time of the run, and each page a link to its source.
+        # By default links contain the time of the run, and each page a link to its source.
         exporter = HTMLExporter(user_context={"build_ts": 0}, generate_source_links=False)
         exporter.export(tops, str(folder), title=title)

@@ -27,8 +27,8 @@ PREFACE = (
     "Words of 32 bits, little endian. A register of 64 bits is a pair of words, the low one first. "
     "Reads have no side effects. A register marked *locked* refuses writes while the block is "
     "busy: nothing changes, the bus answers with an error, and a sticky bit is set. Counters are "
-    "captured together, when a run ends and on command; a read gives what was captured. Accesses "
-    "of part of a word, of an address that is not listed, and writes of a read-only register are "
+    "captured together, when a run ends and on command; a read returns the captured value. "
+    "Accesses to part of a word or to an unlisted address, and writes to a read-only register are "
     "answered with an error."
 )
 

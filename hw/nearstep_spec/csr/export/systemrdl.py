@@ -37,24 +37,24 @@ ACCESS = {
 }
 
 LOCKED, BINARY32 = "Locked: writes are refused while the block is busy.", "A binary32."
-"""What SystemRDL has no word for, at the end of a `desc`."""
+"""Properties unknown to SystemRDL, at the end of a `desc`."""
 
 
 def to_systemrdl(register_map: RegisterMap) -> str:
     """The map as a SystemRDL 2.0 `addrmap`.
 
-    A register that is locked while the block is busy, and a field that is binary32, say so in
-    their `desc`: a user-defined property may be declared only once, so that no two files that need
-    it could go into one compiler.
+    The `desc` states that a register is locked while the block is busy, and that a field is
+    binary32: a user-defined property may be declared only once, so two files with such a property
+    could not be compiled together.
     """
     return "\n".join(_lines(register_map)) + "\n"
 
 
 def to_systemrdl_space(name: str, doc: str, blocks: Mapping[str, tuple[int, RegisterMap]]) -> str:
-    """All register blocks of a design as SystemRDL 2.0: an `addrmap` `name` that declares their
-    maps and has each block at its address.
+    """Write all register blocks of a design as SystemRDL 2.0: an `addrmap` `name` that declares
+    their maps and places each block at its address.
 
-    Spaces of several names go into one compiler.
+    Spaces of different names can be compiled together.
 
     Parameters
     ----------

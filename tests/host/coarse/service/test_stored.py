@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused_and_the_job_goes_on(serve) -> None:
     def action(client: Client) -> list[str]:
         found = []
         for options, kind, text in (
-            (("adagrad", {}), RefusedError, "rule must be one that the kernel has"),
+            (("adagrad", {}), RefusedError, "rule must be a rule of the kernel"),
             (("adamw", {"lr": -1.0}), RefusedError, "lr must be finite and not negative"),
             (("adamw", {"lr": client.rank}), UnlikeError, "for adamw"),
         ):
