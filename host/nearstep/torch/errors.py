@@ -11,15 +11,12 @@ LOWEST = (2, 11)
 """The first release of torch whose fused steps are known to have the bits of a device's."""
 
 
-class TorchVersionError(NearstepError, ImportError):
+class TorchVersionError(Fielded, NearstepError, ImportError):
     """A release of torch that is too old."""
 
-    def __init__(self, version: str) -> None:
-        self.expected = ".".join(map(str, LOWEST))
-        self.actual = version
-        super().__init__(
-            f"torch must be {self.expected} or newer, not {version}: pip install 'nearstep[torch]'"
-        )
+    template = "torch must be {expected} or newer, not {actual}: pip install 'nearstep[torch]'"
+    expected: str
+    actual: str
 
 
 def check_torch(version: str) -> None:
@@ -31,7 +28,7 @@ def check_torch(version: str) -> None:
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is not None and (int(found[1]), int(found[2])) < LOWEST:
-        raise TorchVersionError(version)
+        raise TorchVersionError(".".join(map(str, LOWEST)), version)
 
 
 class UnsupportedOptionError(Fielded, ArgumentError):

@@ -116,13 +116,13 @@ class Cut(NamedTuple):
     stop: int
     parts: Sequence[Sending]
 
-    def data(self, channel: int) -> NDArray[Any]:
-        """A channel's share of the range, to be read only; padding is 0."""
+    def data(self, channel: int, count: int) -> NDArray[Any]:
+        """The first elements of a channel's share of the range, to be read only; padding is 0."""
         stripes = self.segment.stripes
         if stripes.channels == 1 and len(self.parts) == 1:
             extent, _, array, _ = self.parts[0]
             if extent.start <= self.start and self.stop <= extent.start + extent.count:
-                return array.reshape(-1)[self.start - extent.start : self.stop - extent.start]
+                return array.reshape(-1)[self.start - extent.start :][:count]
         first, last = stripes.span(self.start, self.stop, channel)
         data = np.zeros(last - first, self.segment.dtype_of(self.array))
         for extent, _, array, _ in self.parts:
@@ -131,7 +131,7 @@ class Cut(NamedTuple):
             at = stripes.before(start, channel) - first
             ours = stripes.gather(part, start, channel)
             data[at : at + ours.size] = ours
-        return data
+        return data[:count]
 
 
 class Sends:

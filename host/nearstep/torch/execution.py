@@ -246,7 +246,7 @@ class StepGraph:
         for cut in self._sends.cut(block.launch.segment, block.start, block.stop):
             room = self._room(share, cut.array, cut.start, cut.stop)
             if room.size:
-                data = partial(_first, cut.data, share.channel, room.size)
+                data = partial(cut.data, share.channel, room.size)
                 self._write(f"{cut.array} {name}", share, room, data)
         pairs = self._listed(share)
         if pairs is not None and not self._lists_sent:
@@ -431,10 +431,6 @@ def kernel_cycles(timeline: Timeline, channels: int) -> int:
 
 def _key(block: Block) -> RunKey:
     return cast(RunKey, block.launch.key)
-
-
-def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDArray[Any]:
-    return data(channel)[:count]
 
 
 class StepExecutor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nearstep.deepspeed.config import LossScaling
-from nearstep.errors import NearstepError
+from nearstep.errors import Fielded, NearstepError
 from nearstep.torch.optimizer import DeviceOptimizer
 
 
@@ -51,15 +51,14 @@ class GradScaler(torch.amp.GradScaler):
         return by_device
 
 
-class LossScaleError(NearstepError, ArithmeticError):
+class LossScaleError(Fielded, NearstepError, ArithmeticError):
     """An overflow at the least scale: the gradients are infinite or NaN whatever the scale."""
 
-    def __init__(self, least: float) -> None:
-        self.least = least
-        super().__init__(
-            f"the loss scale must be at least {least:g}, and gradients overflow with it: the step "
-            "was skipped"
-        )
+    template = (
+        "the loss scale must be at least {least:g}, and gradients overflow with it: the step was "
+        "skipped"
+    )
+    least: float
 
 
 class LossScaler(GradScaler):

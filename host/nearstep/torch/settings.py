@@ -24,7 +24,6 @@ from nearstep.torch.convert import NAMES
 from nearstep.torch.dtensor import is_sharded, is_spread
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.updater.checks import is_real, real
-from nearstep.updater.rounding import Numbering, Rounding
 from nearstep_spec.blockwise import DYNAMIC8, SIGNED
 from nearstep_spec.rounding import WORD_BITS
 from nearstep_spec.rule.rules import PARAMETERS
@@ -266,12 +265,6 @@ class Settings:
             stochastic=rounding == "stochastic",
             rounding_seed=rounding_seed,
         )
-
-    def rounding_of(self, numbering: Numbering) -> Rounding | None:
-        """How states of a run on elements with these indices are rounded."""
-        if not self.stochastic:
-            return None
-        return Rounding(seed=self.rounding_seed, numbering=numbering)
 
     @property
     def has_residual(self) -> bool:

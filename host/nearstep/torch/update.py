@@ -29,7 +29,7 @@ from nearstep.torch.step import Arrays, Gradient, RunKey, Scaling, StepInputs, S
 from nearstep.torch.table import Groups, Owner, States, StateTable
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
-from nearstep.updater.rounding import Numbering
+from nearstep.updater.rounding import Numbering, Rounding
 
 
 class Stepper:
@@ -360,13 +360,14 @@ def _start(
     numbering: Numbering,
 ) -> Callable[[], Run]:
     """As of `Start`."""
-    found = arguments[key.group, key.phase]
+    found, settings = arguments[key.group, key.phase], table.settings
     wanted = {name: arrays[name] for name in found.form.rule.arrays_in}
     options: dict[str, Any] = {
         "gradient_format": key.gradient_format,
         "gradient_scale": -factor if key.negate else factor,
-        "rounding": table.settings.rounding_of(numbering),
     }
+    if settings.stochastic:
+        options["rounding"] = Rounding(seed=settings.rounding_seed, numbering=numbering)
     if key.copy_format is not None:
         options["copy_out"] = arrays[copy_array(key.copy_format)]
         options["copy_out_format"] = key.copy_format

@@ -91,7 +91,11 @@ def unpack(
         for p, name in keys(groups).items()
         if name in meta["states"]
     }
-    return [_unlisted(each) for each in meta["groups"]], states
+    options = [
+        {k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}
+        for each in meta["groups"]
+    ]  # JSON has lists alone
+    return options, states
 
 
 def digest(rule: Optimizer, source: str) -> str:
@@ -133,11 +137,6 @@ def _plain(value: Any, where: str, key: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise StateError(where, f"have an option {key!r} that drives can keep", value)
-
-
-def _unlisted(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with tuples where JSON has lists."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
 
 
 CARRIED_ELEMENTS = 1 << 20

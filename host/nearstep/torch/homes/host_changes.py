@@ -7,20 +7,19 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from nearstep.backends.base import Completion
-from nearstep.errors import NearstepError
+from nearstep.errors import Fielded, NearstepError
 from nearstep.torch.convert import PartSums
 
 
-class ChangedParameterError(NearstepError):
+class ChangedParameterError(Fielded, NearstepError):
     """A parameter is not as the last step left it: the step begins anew, with what it is now.
 
     Nothing that it has written counts, and nothing of it has reached the host. Users never see
     this.
     """
 
-    def __init__(self, parameter: str) -> None:
-        self.parameter = parameter
-        super().__init__(f"{parameter} must be as the last step left it, but was changed")
+    template = "{parameter} must be as the last step left it, but was changed"
+    parameter: str
 
 
 class Expected(NamedTuple):

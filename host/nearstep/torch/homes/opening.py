@@ -83,7 +83,8 @@ class OpenStore:
             others = _drives_of(options.others) if options.others else self._left
             if others:
                 self.source = self._at_agreed(lambda number: _opened(others, owner, number))
-            kept = moments + (residual or _has_residual(self.source))
+            there = () if self.source is None else self.source.tensors
+            kept = moments + (residual or any(HELD_BACK in name for name in there))
             self.store = self._open(drives, owner, kept, block, extent_bytes)
         except BaseException:
             self._close_source()
@@ -236,24 +237,16 @@ def _opened(places: Sequence[Path], owner: str, generation: int | None) -> Store
     return store
 
 
-def _has_residual(source: Store | None) -> bool:
-    return source is not None and any(HELD_BACK in name for name in source.tensors)
-
-
 def given_groups(params: ParamsT) -> Any:
     """The parameters of an optimizer, so that they can be looked at twice."""
     if isinstance(params, Tensor):
         return params  # torch says what is wrong
     return [
-        {**each, "params": _listed(each["params"])}
-        if isinstance(each, dict) and "params" in each
+        {**each, "params": list(each["params"])}
+        if isinstance(each, dict) and "params" in each and not isinstance(each["params"], Tensor)
         else each
         for each in params
     ]
-
-
-def _listed(params: Any) -> Any:
-    return params if isinstance(params, Tensor) else list(params)
 
 
 def tensors_of(groups: Any) -> list[Tensor]:

@@ -192,6 +192,8 @@ class PeerHome(DurableHome[ShardedSegment]):
         self.alone_from = None
         self._naive = naive
         self._is_timed = device.cycles is not None
+        assert isinstance(device.backend, PeerBackend), "the device is of cards"
+        self._backend = device.backend
         self._peer = PeerToPeer(device.backend, opened.store)
         self.prefetcher = Prefetcher(self._peer, traffic)
         self.checks = HostChangeChecks()
@@ -210,9 +212,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         return self._slots.elements * self._device.channel_count
 
     def clock(self) -> Clock:
-        backend = self._device.backend
-        assert isinstance(backend, PeerBackend)
-        return Clock([backend], backend.hertz)
+        return Clock([self._backend], self._backend.hertz)
 
     def pieces(self, launches: Sequence[Launch], *, whole: bool) -> Sequence[Sequence[Piece]]:
         return [list(subgroups(launches, self.cut))] * self._device.channel_count
@@ -348,9 +348,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         return (f"dma {channel} {'down' if down else 'up'}",)
 
     def transfer(self, channel: int, room: Buffer, *, down: bool) -> Transfer | None:
-        backend = self._device.backend
-        assert isinstance(backend, PeerBackend)
-        route = backend.links.route(channel, 0 if down else 1)
+        route = self._backend.links.route(channel, 0 if down else 1)
         return Transfer(nbytes=room.nbytes, route=route) if route else None
 
     def write(self, room: Buffer, data: NDArray[Any]) -> Completion | None:
