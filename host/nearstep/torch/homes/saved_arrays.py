@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.storage.generation_view import GenerationView
+from nearstep.storage.generation import GenerationView
 from nearstep.stripes import Stripes
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.parameter import DeviceParameter
