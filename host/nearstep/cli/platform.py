@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
-from nearstep.measure.errors import MeasureError
+from nearstep.measure.drives import MeasureError
 from nearstep_spec.cache import cache_dir, make_folder
 from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
 from nearstep_spec.platform.machine import ORIGINS, Figure, Platform, PlatformError

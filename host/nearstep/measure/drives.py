@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import errno
 import itertools
-import mmap
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from nearstep.errors import ArgumentError
+import numpy as np
+
+from nearstep.errors import ArgumentError, Fielded, NearstepError
 from nearstep.measure.clocked import seconds
-from nearstep.measure.errors import MeasureError
+from nearstep.storage.aligned import aligned_bytes
 
 DEPTHS = (1, 2, 4, 8, 16)
 """Requests in flight."""
@@ -32,6 +33,14 @@ ENOUGH = 0.95
 
 BlockCopy = Callable[[int, int], None]
 """Transfers block `i` with the buffer of thread `j`."""
+
+
+class MeasureError(Fielded, NearstepError):
+    """The drive of a folder cannot be measured."""
+
+    template = "{directory}: {reason}"
+    directory: Path
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,8 @@ def drive_rates(
     if free < 2 * file_bytes:
         raise MeasureError(directory, f"has {free} bytes free, not {2 * file_bytes}")
     blocks = file_bytes // BLOCK_BYTES
-    with _direct(directory) as file, _buffers(max(DEPTHS)) as buffers:
+    buffers = [_buffer() for _ in range(max(DEPTHS))]
+    with _direct(directory) as file:
 
         def write(block: int, thread: int) -> None:
             _whole(os.pwritev(file, [buffers[thread]], block * BLOCK_BYTES))
@@ -95,12 +105,12 @@ def drive_rates(
                 report(f"drive: {name} at queue depth {depth}")
                 rates[name][depth] = file_bytes / _time(transfer, blocks, depth)
         report("drive: latency")
-        with _buffers(1, PAGE_BYTES) as (page,):
-            places = itertools.cycle(range(0, file_bytes, max(PAGE_BYTES, file_bytes // 64)))
-            latency = {
-                "write": seconds(lambda: os.pwritev(file, [page], next(places)), runs=LATENCY_RUNS),
-                "read": seconds(lambda: os.preadv(file, [page], next(places)), runs=LATENCY_RUNS),
-            }
+        page = buffers[0][:PAGE_BYTES]
+        places = itertools.cycle(range(0, file_bytes, max(PAGE_BYTES, file_bytes // 64)))
+        latency = {
+            "write": seconds(lambda: os.pwritev(file, [page], next(places)), runs=LATENCY_RUNS),
+            "read": seconds(lambda: os.preadv(file, [page], next(places)), runs=LATENCY_RUNS),
+        }
     return DriveRates(rates["read"], rates["write"], latency["read"], latency["write"])
 
 
@@ -128,37 +138,26 @@ def _whole(moved: int) -> None:
         raise OSError(errno.EIO, f"{moved} of {BLOCK_BYTES} bytes were moved")
 
 
-@contextmanager
-def _buffers(count: int, size: int = BLOCK_BYTES) -> Iterator[list[mmap.mmap]]:
-    """Buffers on page boundaries, with bytes that no drive can compress."""
-    buffers = [mmap.mmap(-1, size) for _ in range(count)]
-    try:
-        for each in buffers:
-            each.write(os.urandom(size))
-        yield buffers
-    finally:
-        for each in buffers:
-            each.close()
+def _buffer() -> memoryview:
+    """A buffer on a page boundary, with bytes that no drive can compress."""
+    made = aligned_bytes(BLOCK_BYTES)
+    made[:] = np.frombuffer(os.urandom(BLOCK_BYTES), np.uint8)
+    return made.data
 
 
 @contextmanager
 def _direct(directory: Path) -> Iterator[int]:
     """Open a new file past the system's cache, and remove it at the end."""
-    try:
-        handle, name = tempfile.mkstemp(prefix="nearstep-", dir=directory)
-    except OSError as error:
-        raise MeasureError(directory, f"cannot be written: {error.strerror}") from None
-    os.close(handle)
-    try:
+    with ExitStack() as stack:
+        fault = "cannot be written"
         try:
+            handle, name = tempfile.mkstemp(prefix="nearstep-", dir=directory)
+            stack.callback(os.unlink, name)
+            os.close(handle)
+            fault = "does not support O_DIRECT"
             file = os.open(name, os.O_RDWR | os.O_DIRECT)
-        except OSError as error:
-            raise MeasureError(directory, f"does not support O_DIRECT: {error.strerror}") from None
-        try:
+            stack.callback(os.close, file)
+            fault = "failed"
             yield file
         except OSError as error:
-            raise MeasureError(directory, f"failed: {error.strerror}") from error
-        finally:
-            os.close(file)
-    finally:
-        os.unlink(name)
+            raise MeasureError(directory, f"{fault}: {error.strerror}") from error

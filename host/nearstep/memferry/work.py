@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nearstep.errors import ArgumentError
 from nearstep.memferry.cost import GFGB, Costs, Decision, Mode
@@ -160,21 +160,21 @@ class Iterations:
         return Range(("host parameters", layer), 0, 1)
 
     def _load(self, layer: int, after: Sequence[Operation]) -> Operation:
-        name, reads = f"load {self._names[layer]}", [self._place(layer)]
-        if self._shared is not None:
-            transfer = self._transfer(0, self._costs.profile.layers[layer].parameter_bytes)
-            return self.graph.add(name, LOADS, reads=reads, after=after, transfer=transfer)
-        seconds = int(self._costs.load[layer]) / 1e12
-        return self.graph.add(name, LOADS, reads=reads, after=after, seconds=seconds)
+        nbytes = self._costs.profile.layers[layer].parameter_bytes
+        time = self._time(0, nbytes, self._costs.load[layer])
+        reads = [self._place(layer)]
+        return self.graph.add(f"load {self._names[layer]}", LOADS, reads=reads, after=after, **time)
 
     def _send(self, layer: int, after: Operation) -> Operation:
-        name = f"send {self._names[layer]}"
-        if self._shared is not None:
-            transfer = self._transfer(1, self._costs.profile.layers[layer].gradient_bytes)
-            return self.graph.add(name, SENDS, after=[after], transfer=transfer)
-        return self.graph.add(
-            name, SENDS, after=[after], seconds=int(self._costs.send[layer]) / 1e12
-        )
+        nbytes = self._costs.profile.layers[layer].gradient_bytes
+        time = self._time(1, nbytes, self._costs.send[layer])
+        return self.graph.add(f"send {self._names[layer]}", SENDS, after=[after], **time)
+
+    def _time(self, way: int, nbytes: int, ticks: int) -> dict[str, Any]:
+        """Time of a copy: that of the cost model, or its bytes on the shared link."""
+        if self._shared is None:
+            return {"seconds": int(ticks) / 1e12}
+        return {"transfer": self._transfer(way, nbytes)}
 
     def _compute(self, kind: str, layer: int, ticks: int, after: Sequence[Operation]) -> Operation:
         """Compute a layer on the GPU.

@@ -227,17 +227,15 @@ class Evaluation:
 
     def figure_17(self) -> Iterator[Row]:
         where = "V-E, figure 17"
-        for name, paper, pick in (("least", 18.0, min), ("most", 20.0, max)):
-            more = pick(-self.less_blocked(layout) for layout in T4)
-            yield row(f"T4, BERT: more blocked, {name}", where, "%", paper, more)
+        more = [-self.less_blocked(layout) for layout in T4]
+        yield from spread("T4, BERT: more blocked", where, 18.0, 20.0, more, "%")
         yield row("P100, BERT: less blocked", where, "%", 28.0, self.less_blocked(P100))
         for title, low, high, layouts in (
             ("V100, BERT: less blocked", 20.0, 42.0, (V100, V100_SHARED)),
             ("V100, one and two nodes: less blocked", 23.0, 46.0, (V100, TWO_NODES)),
         ):
             found = [self.less_blocked(layout) for layout in layouts]
-            yield row(f"{title}, least", where, "%", low, min(found))
-            yield row(f"{title}, most", where, "%", high, max(found))
+            yield from spread(title, where, low, high, found, "%")
         for title, case in (("AllReduce", self.all_reduce), ("COARSE", self.coarse)):
             worst = max(
                 case(BERT, layout).blocked / self.dense(BERT, layout).blocked

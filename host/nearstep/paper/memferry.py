@@ -15,7 +15,7 @@ from typing import Any
 
 from nearstep.memferry.work import Iterations, Shared, native, steady
 from nearstep.paper.memferry_case import BUCKET_ELEMENTS, MemferryCase, Options, sized
-from nearstep.paper.rows import Row, row
+from nearstep.paper.rows import Row, row, spread
 from nearstep.work.executor import execute
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.models import MODELS
@@ -83,14 +83,12 @@ class Evaluation:
         ):
             cases = [self.named(name) for name in models]
             values = [100 * (v - 1) for each in cases for v in (each.speedup, each.native_speedup)]
-            yield row(f"{title}: speed, least", where, "%", low, min(values))
-            yield row(f"{title}: speed, most", where, "%", high, max(values))
+            yield from spread(f"{title}: speed", where, low, high, values, "%")
         every = [self.named(name) for name in MODELS_OF_FIGURE_9]
         fastest = max(each.speedup for each in every)
         yield row("MemFerry, up to", "abstract", "x", 1.68, fastest)
         slower = [100 * _slower(each) for each in every]
-        yield row("Backward by DHA, slower, least", "III-B", "%", 5.0, min(slower))
-        yield row("Backward by DHA, slower, most", "III-B", "%", 10.0, max(slower))
+        yield from spread("Backward by DHA, slower", "III-B", 5.0, 10.0, slower, "%")
 
     def utilisation(self) -> Iterator[Row]:
         busy = self.named("gpt2-medium").busy
@@ -175,15 +173,9 @@ class Evaluation:
 
     def rows(self) -> Iterator[Row]:
         """Model all rows."""
-        for each in (
-            self.figure_9,
-            self.utilisation,
-            self.memory,
-            self.v100,
-            self.sizes,
-            self.gpus,
-        ):
-            yield from each()
+        parts = (self.figure_9, self.utilisation, self.memory, self.v100, self.sizes, self.gpus)
+        for part in parts:
+            yield from part()
 
 
 def _slower(case: MemferryCase) -> float:

@@ -112,9 +112,11 @@ class Table:
         return Table(np.concatenate(parts))
 
     def summed(self, crcs: Mapping[Run, int]) -> Table:
-        """This table with CRCs of some of its extents."""
+        """This table with the CRCs of extents that have none."""
         rows = self.rows.copy()
-        rows["crc"] = [crcs.get(each.run, each.crc) for each in self.extents()]
+        new = np.flatnonzero((rows["crc"] == 0) & (rows["drive"] != HOLE))
+        runs = [Run(drive, block, blocks) for block, blocks, drive, _ in rows[new].tolist()]
+        rows["crc"][new] = [crcs.get(run, 0) for run in runs]
         return Table(rows)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.backends.base import Completion
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES, Blocks
 from nearstep.storage.checksum import crc32
@@ -59,6 +60,43 @@ class Generation:
         return np.concatenate(
             [rows_of(self.index_runs), *(each.table.rows for each in self.tensors.values())]
         )
+
+
+Submit = Callable[[Generation, str, Any, int], Completion]
+"""Begins to read a tensor of a generation into an array, from a byte offset on."""
+
+
+class GenerationView:
+    """A generation of a store, for reading: one before the last until the next commit.
+
+    Parameters
+    ----------
+    submit : begins a read of the store.
+
+    Attributes
+    ----------
+    tensors : by name.
+    """
+
+    def __init__(self, generation: Generation, submit: Submit) -> None:
+        self._generation = generation
+        self._submit = submit
+        self.number = generation.number
+        self.meta = generation.meta
+        self.tensors = generation.tensors
+
+    def submit_read(self, name: str, out: Any, offset: int = 0) -> Completion:
+        """Begin to read a tensor of the generation, as `Store.submit_read`.
+
+        Raises
+        ------
+        NoGenerationError : a commit has replaced the generation.
+        """
+        return self._submit(self._generation, name, out, offset)
+
+    def read(self, name: str, out: Any, offset: int = 0) -> None:
+        """Read a tensor of the generation: `submit_read`, then wait."""
+        self.submit_read(name, out, offset).wait()
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from nearstep.storage.drive_errors import (
 from nearstep.storage.drive_set import EXTENT_BYTES, DriveLike, create_set, open_set
 from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
 from nearstep.storage.extents import Run, Table, Tensor, blocks_of, parts_of
-from nearstep.storage.generation import Generation, Slot, find
-from nearstep.storage.generation_view import GenerationView
+from nearstep.storage.generation import Generation, GenerationView, Slot, find
 from nearstep.storage.in_flight import InFlight
 from nearstep.storage.index import checked_json, checked_tensor, pack_index
 from nearstep.storage.superblock import (

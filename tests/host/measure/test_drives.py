@@ -10,8 +10,7 @@ import pytest
 
 from nearstep.errors import ArgumentError
 from nearstep.measure import clocked, drives
-from nearstep.measure.drives import BLOCK_BYTES, DEPTHS, DriveRates, drive_rates
-from nearstep.measure.errors import MeasureError
+from nearstep.measure.drives import BLOCK_BYTES, DEPTHS, DriveRates, MeasureError, drive_rates
 
 
 def direct_or_skip(folder: Path) -> None:

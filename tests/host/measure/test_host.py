@@ -9,8 +9,7 @@ import torch
 
 from nearstep.measure import host
 from nearstep.measure.arithmetic import copy_bytes_per_s, dtypes_of, matmul_flops
-from nearstep.measure.drives import BLOCK_BYTES
-from nearstep.measure.errors import MeasureError
+from nearstep.measure.drives import BLOCK_BYTES, MeasureError
 from nearstep.measure.host import Sizes, gpus, keep, measure, steps
 from nearstep_spec.cache import clear
 from nearstep_spec.platform.dump import dump

@@ -267,6 +267,33 @@ def test_space_in_pieces_is_used_to_the_last_block(rng) -> None:
     assert bytes(out) == data
 
 
+def test_a_table_never_changes_and_writes_under_way_stand_while_extents_are_cut(rng) -> None:
+    store = new(drives=1, blocks=96)
+    store.add("p", 10 * EXTENT)
+    for number in range(84):
+        store.add(f"t{number}", BLOCK_BYTES)
+        store.write(f"t{number}", bytes(BLOCK_BYTES))
+    for number in range(0, 84, 2):
+        store.remove(f"t{number}")
+    data = bytearray(10 * EXTENT)
+    tables = [store.tensors["p"].table]
+    before = [tables[0].rows.copy()]
+    for at in [EXTENT * int(each) for each in rng.permutation(10)] + [5_000, 30_000, 70_001]:
+        part = random_bytes(rng, EXTENT)
+        data[at : at + EXTENT] = part
+        store.submit_write("p", part, at)
+        tables.append(store.tensors["p"].table)
+        before.append(tables[-1].rows.copy())
+    assert len(tables[-1]) > 10
+    assert contents(store)["p"] == data
+    store.commit()
+    for table, rows in zip(tables, before, strict=True):
+        assert not table.rows.flags.writeable
+        assert np.array_equal(table.rows, rows)
+    assert contents(again(store))["p"] == data
+    assert len(tables) == 14
+
+
 def test_drives_of_different_sizes_are_filled(rng) -> None:
     from nearstep.storage.drive_set import create_set
     from nearstep_sim.models.drive import MemoryBlocks

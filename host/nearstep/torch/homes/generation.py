@@ -14,7 +14,7 @@ from torch import Tensor
 from nearstep.backends.base import Completion
 from nearstep.placement import Extent
 from nearstep.storage.aligned import AlignedPool
-from nearstep.storage.generation_view import GenerationView
+from nearstep.storage.generation import GenerationView
 from nearstep.stripes import Stripes
 from nearstep.torch import convert
 from nearstep.torch.errors import StateError
