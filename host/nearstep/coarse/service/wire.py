@@ -166,6 +166,7 @@ class Connection:
     is_shared : whether both ends are on this machine and can share memory.
     deadline : of all that is received, if there is one.
     heard : when the last message came.
+    missing : bytes of the payload that is being received.
     meanwhile : called while `send` waits, and when there is something to receive.
     on_backlog : called when posts begin to wait for the socket, and when they no longer do.
     """
@@ -180,6 +181,9 @@ class Connection:
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self.descriptors: list[int] = []
         self.heard = time.monotonic()
+        self.missing = 0
+        self._whole: Any = None
+        self._failure: Exception | None = None
         self._control_bytes = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if self.is_shared else 0
         self._landing: Landing = lambda message: None
         self._ahead = bytearray()
@@ -225,7 +229,7 @@ class Connection:
                     self.on_backlog(True)
 
     def flush(self) -> None:
-        """Send what was posted, as far as the socket takes it."""
+        """Send what was posted, as far as the socket takes it; a loop or `drain` calls it."""
         with self._lock:
             self._flush()
             if not self._left:
@@ -244,6 +248,31 @@ class Connection:
     def is_finished(self) -> bool:
         """Whether it has ended."""
         return self._closed
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that were posted and that the socket has not taken."""
+        return sum(map(len, self._left))
+
+    def drain(self) -> None:
+        """Send all that was posted, and wait for the socket; in a thread."""
+        while self._left and not self._closed:
+            with contextlib.suppress(ConnectionResetError, ValueError):  # ended meanwhile
+                if self._await(select.POLLOUT, None):
+                    self.flush()
+
+    def fill(self) -> None:
+        """Receive until a payload that has begun is whole: `take` gives its message, or raises.
+
+        In a thread, while no other receives.
+        """
+        try:
+            while self.missing:
+                self._whole = self._next()
+                if self._whole is None:
+                    self._await(select.POLLIN, self._begun)
+        except Exception as error:
+            self._failure, self.missing = error, 0
 
     @property
     def has_ahead(self) -> bool:
@@ -330,10 +359,20 @@ class Connection:
     def take(self, landing: Landing) -> Any:
         """Return the next message, or None while not all of it is there; raises as `receive`."""
         self._landing = landing
-        try:
-            return next(self._incoming)
-        except StopIteration:  # it has failed before
-            raise EOFError("the other end has closed the connection") from None
+        if (message := self._whole) is None:
+            message = self._next()
+        self._whole = None
+        return message
+
+    def _next(self) -> Any:
+        """Receive what is there; what fails once fails again."""
+        if self._failure is None:
+            try:
+                return next(self._incoming)
+            except Exception as error:
+                self._failure = error
+                self.missing = 0
+        raise self._failure
 
     def await_input(self, seconds: float) -> bool:
         """Wait so long for something to receive; whether there is something."""
@@ -379,8 +418,9 @@ class Connection:
         count = min(len(room), len(self._ahead))
         room[:count] = self._ahead[:count]
         del self._ahead[:count]
-        while count < len(room):
-            count += yield from self._receive_into(room[count:])
+        self.missing = len(room) - count
+        while self.missing:
+            self.missing -= yield from self._receive_into(room[-self.missing :])
 
     def _receive_into(self, room: memoryview) -> Generator[None, None, int]:
         """Receive some bytes, when there are any."""
