@@ -109,6 +109,7 @@ class Sockets:
         self.peers: dict[int, Peer] = {}
         self._heard = heard
         self._turning = threading.Lock()
+        self._changing = threading.Lock()
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -125,7 +126,9 @@ class Sockets:
 
     def wake(self) -> None:
         """Let a turn that waits end; from any thread."""
-        os.eventfd_write(self._wake, 1)
+        with self._changing:
+            if not self._epoll.closed:
+                os.eventfd_write(self._wake, 1)
 
     def turn(self, seconds: float) -> None:
         """Take what has come and send what was posted; wait so long if there is nothing."""
@@ -148,7 +151,7 @@ class Sockets:
             if (peer := self.peers.get(number)) is not None:
                 if events & select.EPOLLOUT:
                     peer.connection.flush()
-                if events & ~select.EPOLLOUT:
+                if events & ~select.EPOLLOUT and not peer.filling:
                     self._take(peer)
             elif (listener := self._listening.get(number)) is not None:
                 self._accept(listener)
@@ -156,21 +159,25 @@ class Sockets:
                 os.eventfd_read(self._wake)
         while self._filled:
             peer = self._filled.popleft()
-            peer.filling = False
-            self._arm(peer)
-            self._take(peer)
+            if peer.connection.sock.fileno() in self.peers:
+                self._arm(peer, filling=False)
+                self._take(peer)
 
-    def _arm(self, peer: Peer) -> None:
-        """Wait for what the loop does with a connection."""
-        events = (0 if peer.filling else select.EPOLLIN) | (select.EPOLLOUT if peer.waiting else 0)
-        self._epoll.modify(peer.connection.sock, events)
+    def _arm(self, peer: Peer, *, filling: bool | None = None, waiting: bool | None = None) -> None:
+        """Change what the loop does with a connection; from any thread."""
+        with self._changing:
+            peer.filling = peer.filling if filling is None else filling
+            peer.waiting = peer.waiting if waiting is None else waiting
+            events = 0 if peer.filling else select.EPOLLIN
+            self._epoll.modify(
+                peer.connection.sock, events | (select.EPOLLOUT if peer.waiting else 0)
+            )
 
     def _backlog(self, peer: Peer, waits: bool) -> None:
         """Something that was posted has to wait, or need not any more."""
         bulk = waits and peer.connection.left_bytes >= BULK_BYTES
         if not (bulk and _in_thread(peer.connection.drain)) and peer.waiting != waits:
-            peer.waiting = waits
-            self._arm(peer)
+            self._arm(peer, waiting=waits)
 
     def _fill(self, peer: Peer) -> None:
         """Receive the rest of a payload, in a thread."""
@@ -238,11 +245,9 @@ class Sockets:
                 message = connection.take(_nowhere if session is None else session.landing)
                 if message is None:
                     if connection.missing >= BULK_BYTES:
-                        peer.filling = True
-                        self._arm(peer)
+                        self._arm(peer, filling=True)
                         if not _in_thread(partial(self._fill, peer)):
-                            peer.filling = False
-                            self._arm(peer)
+                            self._arm(peer, filling=False)
                     return
                 if session is not None:
                     session.note(message)
@@ -326,8 +331,9 @@ class Sockets:
                 self._turn(TICK_S)
             for peer in list(self.peers.values()):
                 self._drop(peer, "was ended")
-            self._epoll.close()
-            os.close(self._wake)
+            with self._changing:
+                self._epoll.close()
+                os.close(self._wake)
 
 
 def _in_thread(action: Callable[[], None]) -> bool:

@@ -193,6 +193,7 @@ class Connection:
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
         self._left: deque[memoryview] = deque()
+        self._rights: Sequence[int] = ()  # descriptors beside the first byte of what is left
         self._taken = time.monotonic()  # when the socket last took something that was posted
         self._finishing = False
         self._closed = False
@@ -204,16 +205,32 @@ class Connection:
         payload: NDArray[np.uint8] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send a frame."""
+        """Send a frame, and wait until the socket has taken all of it."""
         with self._lock:
             if self._closed:
                 raise ConnectionResetError("closed")
-            self._send(self._frame(message, payload), descriptors)
+            self._send_left()  # so that descriptors are beside their own message
+            self._left.extend(self._frame(message, payload))
+            self._rights = descriptors
+            self._send_left()
+
+    def _send_left(self) -> None:
+        """Wait until the socket has taken all that is left."""
+        self._taken = time.monotonic()
+        self._flush()
+        while self._left:
+            event = select.POLLOUT | (0 if self.meanwhile is None else select.POLLIN)
+            self._await(event, self._taken)
+            if self.meanwhile is not None:
+                self.meanwhile()
+                if time.monotonic() - self._taken > self.silence_s:
+                    raise StalledError(self.silence_s)
+            self._flush()
 
     def post(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
         """Send a frame without waiting; `flush` sends what the socket does not take at once.
 
-        The payload must not change until then.
+        The payload must not change until then. A connection that is gone is ended.
         """
         with self._lock:
             if self._closed or self._finishing:
@@ -224,14 +241,14 @@ class Connection:
                 self.end()
             elif not waited:
                 self._taken = time.monotonic()
-                self._flush()
+                self._flush_or_end()
                 if self._left:
                     self.on_backlog(True)
 
     def flush(self) -> None:
         """Send what was posted, as far as the socket takes it; a loop or `drain` calls it."""
         with self._lock:
-            self._flush()
+            self._flush_or_end()
             if not self._left:
                 self.on_backlog(False)
                 if self._finishing:
@@ -296,13 +313,19 @@ class Connection:
         return [head] if not size or payload is None else [head, payload.data]
 
     def _flush(self) -> None:
-        """Send what the socket takes at once; end if the connection is gone."""
-        try:
+        """Send what the socket takes at once."""
+        with contextlib.suppress(BlockingIOError):
             while self._left:
-                self._drop(self._left, self._sendmsg([*islice(self._left, MAX_PARTS)]))
-                self._taken = time.monotonic()
-        except BlockingIOError:
-            pass
+                sent = self._sendmsg([*islice(self._left, MAX_PARTS)], self._rights)
+                self._taken, self._rights = time.monotonic(), ()
+                while self._left and sent >= len(self._left[0]):
+                    sent -= len(self._left.popleft())
+                if sent:
+                    self._left[0] = self._left[0][sent:]
+
+    def _flush_or_end(self) -> None:
+        try:
+            self._flush()
         except OSError:
             self._left.clear()
             self.end()
@@ -313,14 +336,6 @@ class Connection:
         control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
         return self.sock.sendmsg(parts, control)
 
-    @staticmethod
-    def _drop(parts: deque[memoryview], nbytes: int) -> None:
-        """Remove bytes that were sent."""
-        while parts and nbytes >= len(parts[0]):
-            nbytes -= len(parts.popleft())
-        if nbytes:
-            parts[0] = parts[0][nbytes:]
-
     def send_if_free(self, message: Message) -> None:
         """Send a frame unless that would block: what is on its way is a sign of life, too."""
         if not self._lock.acquire(blocking=False):
@@ -328,27 +343,15 @@ class Connection:
         try:
             if self._closed:
                 raise ConnectionResetError("closed")
-            poll = select.poll()
-            poll.register(self.sock, select.POLLOUT)
-            if not self._left and poll.poll(0):
-                self._send(self._frame(message, None))
+            waited = bool(self._left)
+            if not waited:
+                self._left.extend(self._frame(message, None))
+                self._taken = time.monotonic()
+            self._flush()
+            if self._left and not waited:
+                self.on_backlog(True)
         finally:
             self._lock.release()
-
-    def _send(self, frame: Sequence[memoryview], descriptors: Sequence[int] = ()) -> None:
-        parts, last = deque(frame), time.monotonic()
-        while parts:
-            try:
-                self._drop(parts, self._sendmsg([*parts], descriptors))
-                descriptors, last = (), time.monotonic()
-            except BlockingIOError:
-                if self.meanwhile is None:
-                    self._await(select.POLLOUT, last)
-                else:
-                    self._await(select.POLLOUT | select.POLLIN, last)
-                    self.meanwhile()
-                    if time.monotonic() - last > self.silence_s:
-                        raise StalledError(self.silence_s) from None
 
     def receive(self, landing: Landing) -> Any:
         """Wait for the next message; its payload lies where `landing` says."""
