@@ -13,9 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from nearstep.coarse.device import CoarseDevice
-from nearstep.coarse.event import Event
 from nearstep.coarse.optimizer import StorageOptimizer
-from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.pool import CoarsePool, Event
 from nearstep.coarse.tensor import PoolTensor
 
 if TYPE_CHECKING:

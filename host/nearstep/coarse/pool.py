@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.counters import PoolCounters, read_counters
 from nearstep.coarse.device import CoarseDevice
-from nearstep.coarse.errors import QueueFullError, TensorMismatchError
-from nearstep.coarse.event import Event
+from nearstep.coarse.errors import QueueFullError, RingError, TensorMismatchError
 from nearstep.coarse.frozen import Frozen
-from nearstep.coarse.rings import Rings
+from nearstep.coarse.rings import Pending, RingJob, Rings
 from nearstep.coarse.split import Part, split
 from nearstep.coarse.tensor import PoolTensor, as_array, is_shape
 from nearstep.device import open_device
@@ -30,6 +29,29 @@ OPERATIONS = {each.name.lower(): each for each in Operation}
 WIRES = {each.name.lower(): each for each in Wire}
 
 SILENCE_CYCLES = 1 << 16
+
+
+class Event(Pending):
+    """The end of a reduction that was begun by `CoarsePool.submit`."""
+
+    def __init__(self, rings: Rings, tensor: PoolTensor, jobs: Sequence[RingJob]) -> None:
+        super().__init__(rings, jobs)
+        self.tensor = tensor
+
+    def result(self, max_cycles: int | None = None) -> PoolTensor:
+        """The tensor, when it has been summed. Raises as `wait` does."""
+        return self.wait(max_cycles).tensor
+
+    def begin(self) -> None:
+        self.tensor.begin(self)
+
+    def end(self, error: RingError | None) -> None:
+        super().end(error)
+        self.tensor.end(succeeded=error is None)
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else "in work"
+        return f"<reduction of {self.tensor!r}, {state}>"
 
 
 class CoarsePool:

@@ -144,6 +144,6 @@ def row(
 def spread(
     name: str, section: str, low: float, high: float, found: Sequence[float], unit: str = "x"
 ) -> Iterator[Row]:
-    """Make the rows of a printed range: the least and the most of some figures; `x` are speedups."""
+    """Make the rows of a range: the least and the most of some figures; `x` are speedups."""
     for end, paper, pick in (("least", low, min), ("most", high, max)):
         yield row(f"{name}, {end}", section, unit, paper, pick(found), speedup=unit == "x")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 import nearstep
-from nearstep.coarse import CoarseDevice, CoarsePool
+from nearstep.coarse import CoarseDevice, CoarsePool, PoolTensor
 from nearstep.coarse.errors import TensorMismatchError
 from nearstep.errors import (
     ArgumentError,
@@ -39,24 +41,6 @@ def test_dtypes_that_differ_are_told_for_every_device(pool) -> None:
         pool.tensor(arrays)
 
 
-def test_only_float32_is_taken(pool) -> None:
-    with pytest.raises(DtypeError):
-        pool.tensor([np.zeros(8)] * 4)
-    tensor = pool.tensor(8)
-    with pytest.raises(DtypeError):
-        tensor.write(0, np.zeros(8))
-    with pytest.raises(ShapeError):
-        tensor.write(0, np.zeros(9, np.float32))
-    with pytest.raises(DtypeError):
-        tensor.read(0, np.zeros(8))
-    assert compare(tensor, np.zeros(8, np.float32)) == 32
-
-
-def test_one_array_for_each_device(pool) -> None:
-    with pytest.raises(ArgumentError, match="4 arrays, not 3"):
-        pool.tensor([np.zeros(8, np.float32)] * 3)
-
-
 def test_tensors_of_torch_are_taken_without_a_copy(pool) -> None:
     arrays = [torch.full((3, 4), float(device)) for device in range(4)]
     tensor = pool.tensor(arrays)
@@ -70,21 +54,130 @@ def test_tensors_of_torch_are_taken_without_a_copy(pool) -> None:
         tensor.write(0, [[1.0] * 4] * 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"op": "product"}, "op must be one of sum, average, max"),
-        ({"wire": "fp8"}, "wire must be one of fp32, fp16, bf16"),
-        ({"group": 2}, "group must be from 0 to 1"),
-        ({"group": True}, "group must be"),
-    ],
-)
-def test_options_that_do_not_exist(pool, options, error) -> None:
+Call = Callable[[CoarsePool, PoolTensor], object]
+
+
+def read_frozen(tensor: object, device: object) -> Call:
+    def call(pool: CoarsePool, mine: PoolTensor) -> None:
+        with pool.freeze([mine]) as frozen:
+            frozen.read(tensor, device)  # type: ignore[arg-type]
+
+    return call
+
+
+def fixed(size: int) -> np.ndarray:
+    array = np.zeros(size, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+F32, F64 = np.zeros(8, np.float32), np.zeros(8)
+REFUSED: list[tuple[type[Exception], str, list[Call]]] = [
+    (DtypeError, "float32", [lambda p, t: p.tensor([F64] * 4), lambda p, t: t.write(0, F64)]),
+    (DtypeError, "PoolTensor", [lambda p, t: t.read(0, F64)]),
+    (ShapeError, "shape", [lambda p, t: t.write(0, np.zeros(9, np.float32))]),
+    (ArgumentError, "must be writable", [lambda p, t: t.read(0, fixed(8))]),
+    (ArgumentError, "4 arrays, not 3", [lambda p, t: p.tensor([F32] * 3)]),
+    (ArgumentError, "sum, average, max", [lambda p, t: p.all_reduce(t, op="product")]),
+    (ArgumentError, "fp32, fp16, bf16", [lambda p, t: p.all_reduce(t, wire="fp8")]),
+    (
+        ArgumentError,
+        "group must be from 0 to 1",
+        [lambda p, t, g=g: p.all_reduce(t, group=g) for g in (2, True)],
+    ),
+    (ArgumentError, "once each", [lambda p, t: p.all_reduce([t, t])]),
+    (ArgumentError, "must be a PoolTensor", [lambda p, t: p.all_reduce([F32])]),
+    (
+        ArgumentError,
+        "device must be from 0 to 3",
+        [lambda p, t: t.read(4), lambda p, t: t.write(-1, t.read(0))]
+        + [lambda p, t, d=d: emulated(p).kill(d) for d in (-1, 4, 1.5, "a", True, np.True_)]
+        + [lambda p, t, d=d: emulated(p).revive(d) for d in (-1, 4)],
+    ),
+    (ArgumentError, "negative", [lambda p, t, s=s: p.tensor(s) for s in (-1, (-1,))]),
+    (
+        ArgumentError,
+        "array",
+        [
+            lambda p, t, a=a: p.tensor(a)
+            for a in (3.5, [], True, np.array(7), [True, 3], None, "four")
+        ],
+    ),
+    (
+        OutOfDeviceMemoryError,
+        "bytes",
+        [lambda p, t, n=n: p.tensor(n) for n in (10**12, 1 << 62, 10**30)]
+        + [lambda p, t: p.tensor(p.device.config.memory_bytes // 4 // 2)],
+    ),
+    (
+        ArgumentError,
+        "elements must be a whole number",
+        [lambda p, t, n=n: p.split(n) for n in (-5, 1.5, "a", True)],
+    ),
+    (
+        ArgumentError,
+        "path must",
+        [
+            lambda p, t, m=m, path=path: getattr(p, m)(path, [t])
+            for path in ("", ".", "/", "a\0b", 7)
+            for m in ("snapshot", "restore")
+        ],
+    ),
+    (
+        ArgumentError,
+        "must be a sequence of PoolTensor",
+        [
+            lambda p, t: p.snapshot("s", t),
+            lambda p, t: p.freeze(t).__enter__(),
+            lambda p, t: p.restore("s", t),
+            lambda p, t: p.all_reduce(each for each in [t]),
+            lambda p, t: p.all_reduce(None),
+        ],
+    ),
+    (
+        ArgumentError,
+        "max_cycles",
+        [
+            lambda p, t, n=n, many=many: p.all_reduce([t] if many else t, max_cycles=n)
+            for n in (-1, 1.5, "x")
+            for many in (False, True)
+        ],
+    ),
+    (
+        ArgumentError,
+        "must be from 0 to",
+        [read_frozen(*each) for each in ((1, 0), (0, 4), (-1, 0), (0, -1), (0.0, 0))],
+    ),
+]
+
+
+def test_what_cannot_be_is_refused_before_a_device_is_touched(pool, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     tensor = pool.tensor(8)
-    with pytest.raises(ArgumentError, match=error):
-        pool.all_reduce(tensor, **options)
-    assert tensor.event is None
+    free, checked = pool.device.free_bytes, 0
+    for kind, text, calls in REFUSED:
+        for call in calls:
+            with pytest.raises(kind, match=text):
+                call(pool, tensor)
+            assert (tensor.event, pool.device.free_bytes) == (None, free), text
+            checked += 1
+    assert checked == sum(len(calls) for *_, calls in REFUSED)
+    assert not [*tmp_path.iterdir()]
     assert all(node.sync0.completed.value == 0 for node in pool.device.nodes)
+    assert compare(tensor, F32) == 32
+
+
+def test_a_tensor_of_another_pool_and_a_wait_without_a_bound(pool) -> None:
+    with (
+        CoarsePool.open(URLS["golden"]) as other,
+        pytest.raises(ArgumentError, match="must be of"),
+    ):
+        pool.all_reduce(other.tensor(8))
+    event = pool.submit(pool.tensor(8))
+    for bound in (-1, 1.5, "1"):
+        with pytest.raises(ArgumentError):
+            event.wait(bound)
+    event.wait()
 
 
 def test_a_wire_format_that_the_devices_do_not_have() -> None:
@@ -93,48 +186,6 @@ def test_a_wire_format_that_the_devices_do_not_have() -> None:
         pool.all_reduce(tensor, wire="bf16")
         with pytest.raises(ArgumentError, match="fp32, bf16"):
             pool.all_reduce(tensor, wire="fp16")
-
-
-def test_tensors_of_another_pool_or_given_twice(pool) -> None:
-    with CoarsePool.open(URLS["golden"]) as other:
-        foreign = other.tensor(8)
-        with pytest.raises(ArgumentError, match="must be of"):
-            pool.all_reduce(foreign)
-    tensor = pool.tensor(8)
-    with pytest.raises(ArgumentError, match="once each"):
-        pool.all_reduce([tensor, tensor])
-    with pytest.raises(ArgumentError, match="must be a PoolTensor"):
-        pool.all_reduce([np.zeros(8, np.float32)])
-
-
-def test_devices_and_shapes_that_do_not_exist(pool) -> None:
-    tensor = pool.tensor((2, 3))
-    for action in (lambda: tensor.read(4), lambda: tensor.write(-1, tensor.read(0))):
-        with pytest.raises(ArgumentError, match="device must be from 0 to 3"):
-            action()
-    for device in (-1, 4):
-        for method in (emulated(pool).kill, emulated(pool).revive):
-            with pytest.raises(ArgumentError, match="device must be from 0 to 3"):
-                method(device)
-    with pytest.raises(ArgumentError, match="negative"):
-        pool.tensor(-1)
-    with pytest.raises(ArgumentError, match=r"a shape, or an array for each device, not 3\.5"):
-        pool.tensor(3.5)
-
-
-def test_memory_that_is_full_leaves_nothing_behind(pool) -> None:
-    free = pool.device.free_bytes
-    with pytest.raises(OutOfDeviceMemoryError):
-        pool.tensor(pool.device.config.memory_bytes // 4 // 2)
-    assert pool.device.free_bytes == free
-
-
-def test_bounds_of_waits(pool) -> None:
-    event = pool.submit(pool.tensor(8))
-    for bound in (-1, 1.5, "1"):
-        with pytest.raises(ArgumentError):
-            event.wait(bound)
-    event.wait()
 
 
 def test_a_closed_pool(pool) -> None:
@@ -249,88 +300,9 @@ def test_another_register_map_is_refused(golden_pool) -> None:
         CoarseDevice(device.backend, "golden:coarse")
 
 
-@pytest.mark.parametrize(
-    "arrays", [[], True, np.array(7), [True, 3], (-1,), None, "four"], ids=repr
-)
-def test_what_is_neither_a_shape_nor_an_array_for_each_device(golden_pool, arrays) -> None:
-    free = golden_pool.device.free_bytes
-    with pytest.raises(ArgumentError):
-        golden_pool.tensor(arrays)
-    assert golden_pool.device.free_bytes == free
-
-
-@pytest.mark.parametrize("elements", [10**12, 1 << 62, 10**30])
-def test_a_tensor_that_no_host_has_memory_for(golden_pool, elements) -> None:
-    free = golden_pool.device.free_bytes
-    with pytest.raises(OutOfDeviceMemoryError):
-        golden_pool.tensor(elements)
-    assert golden_pool.device.free_bytes == free
-
-
-@pytest.mark.parametrize("elements", [-5, 1.5, "a", True])
-def test_only_a_number_of_elements_is_split(golden_pool, elements) -> None:
-    with pytest.raises(ArgumentError, match="elements must be a whole number"):
-        golden_pool.split(elements)
-
-
-@pytest.mark.parametrize("path", ["", ".", "/", "a\0b", 7])
-def test_only_a_path_of_a_file_is_taken(golden_pool, path) -> None:
-    tensor = golden_pool.tensor(8)
-    for action in (
-        lambda: golden_pool.snapshot(path, [tensor]),
-        lambda: golden_pool.restore(path, [tensor]),
-    ):
-        with pytest.raises(ArgumentError, match="path must"):
-            action()
-
-
-def test_tensors_are_a_sequence(golden_pool, tmp_path) -> None:
-    pool, tensor = golden_pool, golden_pool.tensor(8)
-    for action in (
-        lambda: pool.snapshot(tmp_path / "s", tensor),
-        lambda: pool.freeze(tensor).__enter__(),
-        lambda: pool.restore(tmp_path / "s", tensor),
-        lambda: pool.all_reduce(each for each in [tensor]),
-        lambda: pool.all_reduce(None),
-    ):
-        with pytest.raises(ArgumentError, match="must be a sequence of PoolTensor"):
-            action()
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("max_cycles", [-1, 1.5, "x"])
-def test_a_wrong_bound_is_found_before_a_job_is_sent(pool, max_cycles) -> None:
-    tensors = [pool.tensor(64) for _ in range(2)]
-    for what in (tensors[0], tensors):
-        with pytest.raises(ArgumentError, match="max_cycles"):
-            pool.all_reduce(what, max_cycles=max_cycles)
-        assert [tensor.event for tensor in tensors] == [None, None]
-
-
-@pytest.mark.parametrize(("tensor", "device"), [(1, 0), (0, 4), (-1, 0), (0, -1), (0.0, 0)])
-def test_only_a_frozen_tensor_is_read(golden_pool, tensor, device) -> None:
-    with (
-        golden_pool.freeze([golden_pool.tensor(8)]) as frozen,
-        pytest.raises(ArgumentError, match="must be from 0 to"),
-    ):
-        frozen.read(tensor, device)
-
-
-def test_out_is_writable_and_of_float32(golden_pool) -> None:
-    tensor = golden_pool.tensor(8)
-    fixed = np.zeros(8, np.float32)
-    fixed.flags.writeable = False
-    with pytest.raises(ArgumentError, match=r"PoolTensor.* must be writable"):
-        tensor.read(0, fixed)
-    with pytest.raises(DtypeError, match="PoolTensor"):
-        tensor.read(0, np.zeros(8))
-
-
 @pytest.mark.parametrize("url", URLS.values(), ids=URLS)
-def test_only_a_device_is_killed(url) -> None:
+def test_no_device_of_a_closed_pool_is_killed(url) -> None:
     with CoarsePool.open(url) as pool:
-        for device in (1.5, "a", 4, -1, True, np.True_):
-            with pytest.raises(ArgumentError, match="device must be from 0 to 3"):
-                emulated(pool).kill(device)
+        pass
     with pytest.raises(ClosedDeviceError):
         emulated(pool).kill(0)

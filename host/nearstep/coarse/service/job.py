@@ -13,7 +13,7 @@ import numpy as np
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
-from nearstep.coarse.service.key_value import KeptValues, hyper_of
+from nearstep.coarse.service.key_value import KeyValueStore, hyper_of
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,
@@ -80,14 +80,14 @@ class TrainingJob:
     _opening: dict[int, dict[int, Open]] = field(default_factory=dict)
     _exchanges: dict[int, DeviceExchange] = field(default_factory=dict)
     _closing: dict[int, set[int]] = field(default_factory=dict)
-    _values: KeptValues = field(init=False)
+    _values: KeyValueStore = field(init=False)
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
     _turns: dict[int, Turn] = field(default_factory=dict)
     _waiting: dict[str, list[tuple[Session, Get]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._values = KeptValues(self.pool, self.snapshots)
+        self._values = KeyValueStore(self.pool, self.snapshots)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
         """Take a client in, or refuse it; when all are there they begin."""

@@ -21,7 +21,7 @@ from nearstep.storage.errors import SnapshotError
 from nearstep.storage.snapshot_file import Arrays, as_path, load, save
 
 
-class KeptValues:
+class KeyValueStore:
     """Bytes under names, on every device. A value that is written again is another version of it.
 
     Parameters

@@ -9,8 +9,10 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from nearstep.coarse.service.errors import FrameError, HandshakeError, StalledError
@@ -40,6 +42,9 @@ MAX_STRANGERS = 64
 PATIENCE_S = 2.0
 """After which a stranger gives way to another one."""
 
+BULK_BYTES = 1 << 18
+"""From which on the rest of a payload is moved in a thread, while the loop goes on."""
+
 TICK_S = 0.1
 """Seconds between looks for connections that stand still."""
 
@@ -63,12 +68,16 @@ class Peer:
     since : when the connection was accepted.
     greeting : what is left of the handshake; takes messages, and returns the session.
     session : None of a stranger.
+    filling : whether a thread receives a payload.
+    waiting : whether the loop sends what was posted.
     """
 
     connection: Connection
     since: float
     greeting: Greeting
     session: Session | None = None
+    filling: bool = False
+    waiting: bool = False
 
 
 class Sockets:
@@ -100,9 +109,11 @@ class Sockets:
         self.peers: dict[int, Peer] = {}
         self._heard = heard
         self._turning = threading.Lock()
+        self._changing = threading.Lock()
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
+        self._filled: deque[Peer] = deque()
         self._listening: dict[int, socket.socket] = {}
         self._ticked = 0.0
         for each in listeners:
@@ -115,7 +126,9 @@ class Sockets:
 
     def wake(self) -> None:
         """Let a turn that waits end; from any thread."""
-        os.eventfd_write(self._wake, 1)
+        with self._changing:
+            if not self._epoll.closed:
+                os.eventfd_write(self._wake, 1)
 
     def turn(self, seconds: float) -> None:
         """Take what has come and send what was posted; wait so long if there is nothing."""
@@ -138,19 +151,47 @@ class Sockets:
             if (peer := self.peers.get(number)) is not None:
                 if events & select.EPOLLOUT:
                     peer.connection.flush()
-                if events & ~select.EPOLLOUT:
+                if events & ~select.EPOLLOUT and not peer.filling:
                     self._take(peer)
             elif (listener := self._listening.get(number)) is not None:
                 self._accept(listener)
             elif number == self._wake:
                 os.eventfd_read(self._wake)
+        while self._filled:
+            peer = self._filled.popleft()
+            if peer.connection.sock.fileno() in self.peers:
+                self._arm(peer, filling=False)
+                self._take(peer)
+
+    def _arm(self, peer: Peer, *, filling: bool | None = None, waiting: bool | None = None) -> None:
+        """Change what the loop does with a connection; from any thread."""
+        with self._changing:
+            peer.filling = peer.filling if filling is None else filling
+            peer.waiting = peer.waiting if waiting is None else waiting
+            events = 0 if peer.filling else select.EPOLLIN
+            self._epoll.modify(
+                peer.connection.sock, events | (select.EPOLLOUT if peer.waiting else 0)
+            )
+
+    def _backlog(self, peer: Peer, waits: bool) -> None:
+        """Something that was posted has to wait, or need not any more."""
+        bulk = waits and peer.connection.left_bytes >= BULK_BYTES
+        if not (bulk and _in_thread(peer.connection.drain)) and peer.waiting != waits:
+            self._arm(peer, waiting=waits)
+
+    def _fill(self, peer: Peer) -> None:
+        """Receive the rest of a payload, in a thread."""
+        peer.connection.fill()
+        self._filled.append(peer)
+        self.wake()
 
     def _tick(self) -> None:
         """End connections that stand still; accept others while there is room for strangers."""
         self._ticked = time.monotonic()
         for peer in list(self.peers.values()):
             try:
-                peer.connection.check_moving()
+                if not peer.filling:
+                    peer.connection.check_moving()
             except StalledError as error:
                 self._refuse(peer, error)
         self._make_room()
@@ -187,12 +228,10 @@ class Sockets:
         connection = Connection(sock, FromClient, self.silence_s)
         connection.deadline = time.monotonic() + min(self.silence_s, HANDSHAKE_S)
         connection.max_message_bytes = MAX_STRANGER_BYTES
-        connection.on_backlog = lambda waits: self._epoll.modify(
-            sock, select.EPOLLIN | (select.EPOLLOUT if waits else 0)
-        )
         greeting = self._greet(connection)
         next(greeting)
-        self.peers[sock.fileno()] = Peer(connection, time.monotonic(), greeting)
+        peer = self.peers[sock.fileno()] = Peer(connection, time.monotonic(), greeting)
+        connection.on_backlog = partial(self._backlog, peer)
         self._epoll.register(sock, select.EPOLLIN)
         self._make_room()
         return None
@@ -205,6 +244,10 @@ class Sockets:
                 session = peer.session
                 message = connection.take(_nowhere if session is None else session.landing)
                 if message is None:
+                    if connection.missing >= BULK_BYTES:
+                        self._arm(peer, filling=True)
+                        if not _in_thread(partial(self._fill, peer)):
+                            self._arm(peer, filling=False)
                     return
                 if session is not None:
                     session.note(message)
@@ -288,8 +331,18 @@ class Sockets:
                 self._turn(TICK_S)
             for peer in list(self.peers.values()):
                 self._drop(peer, "was ended")
-            self._epoll.close()
-            os.close(self._wake)
+            with self._changing:
+                self._epoll.close()
+                os.close(self._wake)
+
+
+def _in_thread(action: Callable[[], None]) -> bool:
+    """Begin something in a thread, if there can be one more."""
+    try:
+        threading.Thread(target=action, name="coarse bulk", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _nowhere(_: Message) -> None:

@@ -166,6 +166,7 @@ class Connection:
     is_shared : whether both ends are on this machine and can share memory.
     deadline : of all that is received, if there is one.
     heard : when the last message came.
+    missing : bytes of the payload that is being received.
     meanwhile : called while `send` waits, and when there is something to receive.
     on_backlog : called when posts begin to wait for the socket, and when they no longer do.
     """
@@ -180,6 +181,9 @@ class Connection:
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self.descriptors: list[int] = []
         self.heard = time.monotonic()
+        self.missing = 0
+        self._whole: Any = None
+        self._failure: Exception | None = None
         self._control_bytes = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if self.is_shared else 0
         self._landing: Landing = lambda message: None
         self._ahead = bytearray()
@@ -189,6 +193,7 @@ class Connection:
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
         self._left: deque[memoryview] = deque()
+        self._rights: Sequence[int] = ()  # descriptors beside the first byte of what is left
         self._taken = time.monotonic()  # when the socket last took something that was posted
         self._finishing = False
         self._closed = False
@@ -200,16 +205,32 @@ class Connection:
         payload: NDArray[np.uint8] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send a frame."""
+        """Send a frame, and wait until the socket has taken all of it."""
         with self._lock:
             if self._closed:
                 raise ConnectionResetError("closed")
-            self._send(self._frame(message, payload), descriptors)
+            self._send_left()  # so that descriptors are beside their own message
+            self._left.extend(self._frame(message, payload))
+            self._rights = descriptors
+            self._send_left()
+
+    def _send_left(self) -> None:
+        """Wait until the socket has taken all that is left."""
+        self._taken = time.monotonic()
+        self._flush()
+        while self._left:
+            event = select.POLLOUT | (0 if self.meanwhile is None else select.POLLIN)
+            self._await(event, self._taken)
+            if self.meanwhile is not None:
+                self.meanwhile()
+                if time.monotonic() - self._taken > self.silence_s:
+                    raise StalledError(self.silence_s)
+            self._flush()
 
     def post(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
         """Send a frame without waiting; `flush` sends what the socket does not take at once.
 
-        The payload must not change until then.
+        The payload must not change until then. A connection that is gone is ended.
         """
         with self._lock:
             if self._closed or self._finishing:
@@ -220,14 +241,14 @@ class Connection:
                 self.end()
             elif not waited:
                 self._taken = time.monotonic()
-                self._flush()
+                self._flush_or_end()
                 if self._left:
                     self.on_backlog(True)
 
     def flush(self) -> None:
-        """Send what was posted, as far as the socket takes it."""
+        """Send what was posted, as far as the socket takes it; a loop or `drain` calls it."""
         with self._lock:
-            self._flush()
+            self._flush_or_end()
             if not self._left:
                 self.on_backlog(False)
                 if self._finishing:
@@ -244,6 +265,31 @@ class Connection:
     def is_finished(self) -> bool:
         """Whether it has ended."""
         return self._closed
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that were posted and that the socket has not taken."""
+        return sum(map(len, self._left))
+
+    def drain(self) -> None:
+        """Send all that was posted, and wait for the socket; in a thread."""
+        while self._left and not self._closed:
+            with contextlib.suppress(ConnectionResetError, ValueError):  # ended meanwhile
+                if self._await(select.POLLOUT, None):
+                    self.flush()
+
+    def fill(self) -> None:
+        """Receive until a payload that has begun is whole: `take` gives its message, or raises.
+
+        In a thread, while no other receives.
+        """
+        try:
+            while self.missing:
+                self._whole = self._next()
+                if self._whole is None:
+                    self._await(select.POLLIN, self._begun)
+        except Exception as error:
+            self._failure, self.missing = error, 0
 
     @property
     def has_ahead(self) -> bool:
@@ -267,13 +313,19 @@ class Connection:
         return [head] if not size or payload is None else [head, payload.data]
 
     def _flush(self) -> None:
-        """Send what the socket takes at once; end if the connection is gone."""
-        try:
+        """Send what the socket takes at once."""
+        with contextlib.suppress(BlockingIOError):
             while self._left:
-                self._drop(self._left, self._sendmsg([*islice(self._left, MAX_PARTS)]))
-                self._taken = time.monotonic()
-        except BlockingIOError:
-            pass
+                sent = self._sendmsg([*islice(self._left, MAX_PARTS)], self._rights)
+                self._taken, self._rights = time.monotonic(), ()
+                while self._left and sent >= len(self._left[0]):
+                    sent -= len(self._left.popleft())
+                if sent:
+                    self._left[0] = self._left[0][sent:]
+
+    def _flush_or_end(self) -> None:
+        try:
+            self._flush()
         except OSError:
             self._left.clear()
             self.end()
@@ -284,14 +336,6 @@ class Connection:
         control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
         return self.sock.sendmsg(parts, control)
 
-    @staticmethod
-    def _drop(parts: deque[memoryview], nbytes: int) -> None:
-        """Remove bytes that were sent."""
-        while parts and nbytes >= len(parts[0]):
-            nbytes -= len(parts.popleft())
-        if nbytes:
-            parts[0] = parts[0][nbytes:]
-
     def send_if_free(self, message: Message) -> None:
         """Send a frame unless that would block: what is on its way is a sign of life, too."""
         if not self._lock.acquire(blocking=False):
@@ -299,27 +343,15 @@ class Connection:
         try:
             if self._closed:
                 raise ConnectionResetError("closed")
-            poll = select.poll()
-            poll.register(self.sock, select.POLLOUT)
-            if not self._left and poll.poll(0):
-                self._send(self._frame(message, None))
+            waited = bool(self._left)
+            if not waited:
+                self._left.extend(self._frame(message, None))
+                self._taken = time.monotonic()
+            self._flush()
+            if self._left and not waited:
+                self.on_backlog(True)
         finally:
             self._lock.release()
-
-    def _send(self, frame: Sequence[memoryview], descriptors: Sequence[int] = ()) -> None:
-        parts, last = deque(frame), time.monotonic()
-        while parts:
-            try:
-                self._drop(parts, self._sendmsg([*parts], descriptors))
-                descriptors, last = (), time.monotonic()
-            except BlockingIOError:
-                if self.meanwhile is None:
-                    self._await(select.POLLOUT, last)
-                else:
-                    self._await(select.POLLOUT | select.POLLIN, last)
-                    self.meanwhile()
-                    if time.monotonic() - last > self.silence_s:
-                        raise StalledError(self.silence_s) from None
 
     def receive(self, landing: Landing) -> Any:
         """Wait for the next message; its payload lies where `landing` says."""
@@ -330,10 +362,20 @@ class Connection:
     def take(self, landing: Landing) -> Any:
         """Return the next message, or None while not all of it is there; raises as `receive`."""
         self._landing = landing
-        try:
-            return next(self._incoming)
-        except StopIteration:  # it has failed before
-            raise EOFError("the other end has closed the connection") from None
+        if (message := self._whole) is None:
+            message = self._next()
+        self._whole = None
+        return message
+
+    def _next(self) -> Any:
+        """Receive what is there; what fails once fails again."""
+        if self._failure is None:
+            try:
+                return next(self._incoming)
+            except Exception as error:
+                self._failure = error
+                self.missing = 0
+        raise self._failure
 
     def await_input(self, seconds: float) -> bool:
         """Wait so long for something to receive; whether there is something."""
@@ -379,8 +421,9 @@ class Connection:
         count = min(len(room), len(self._ahead))
         room[:count] = self._ahead[:count]
         del self._ahead[:count]
-        while count < len(room):
-            count += yield from self._receive_into(room[count:])
+        self.missing = len(room) - count
+        while self.missing:
+            self.missing -= yield from self._receive_into(room[-self.missing :])
 
     def _receive_into(self, room: memoryview) -> Generator[None, None, int]:
         """Receive some bytes, when there are any."""

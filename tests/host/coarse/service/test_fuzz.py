@@ -169,6 +169,7 @@ def hear(client: Rogue) -> bool:
         nbytes = getattr(message, "nbytes", 0)
         return np.empty(nbytes, np.uint8) if nbytes else None
 
+    time.sleep(0.001)  # the service is a thread of this process
     with contextlib.suppress(BlockingIOError):
         while client.connection.has_ahead or client.connection.sock.recv(1, socket.MSG_PEEK):
             if isinstance(client.connection.receive(landing), Failed):
@@ -243,5 +244,6 @@ def test_what_clients_say_is_felt_in_their_jobs_alone(serve, tmp_path, caplog, c
     service.wait_idle()
     check_left(service, before)
     assert sent >= count
+    print(f"{told} of {jobs} jobs told")
     assert jobs > told > 0  # how many depends on who is first
     assert not caplog.records  # nothing that the service did not expect

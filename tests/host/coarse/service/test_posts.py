@@ -7,12 +7,15 @@ import socket
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
 from nearstep.coarse.service.errors import JobError
-from nearstep.coarse.service.messages import Done, FromService, Summed
-from nearstep.coarse.service.wire import Connection
+from nearstep.coarse.service.messages import Done, FromService, Put, Summed
+from nearstep.coarse.service.wire import HEADER, MAGIC, Connection
+
+from .dying import Left, beside, check_left, recorded
 
 FRAMES, NBYTES = 40, 1 << 20
 
@@ -67,6 +70,40 @@ def test_an_end_that_never_reads_is_given_up() -> None:
     ours.post(Done(1))  # nobody gets that, and nothing waits
     ours.close()
     theirs.close()
+
+
+def test_long_payloads_arrive_and_one_that_stops_ends_its_job_alone(serve) -> None:
+    """They are moved in threads, beside the loop."""
+    service = serve(2, tcp=True, silence_s=1.5, beat_s=0.2)
+    before = Left.of(service)
+    sent = np.arange(NBYTES, dtype=np.uint32).view(np.uint8)[:NBYTES]
+
+    def good(client) -> int:
+        client.keep("a" if client.rank else "b", sent)
+        found = np.zeros_like(sent)
+        client.get("b" if client.rank else "a", found)
+        return int((found == sent).sum())
+
+    def stops(client) -> tuple[int, ...]:
+        client.barrier()
+        if client.rank == 0:
+            connection = client._replies.connection
+            place = client._arena.take(NBYTES)
+            body = msgspec.msgpack.encode(Put(1, "a", place.segment, NBYTES, place.offset))
+            frame = HEADER.pack(MAGIC, len(body), NBYTES) + body + b"x" * (NBYTES // 2)
+            with connection._lock:  # so that no sign of life is sent within the frame
+                connection.sock.setblocking(True)
+                connection.sock.sendall(frame)
+                time.sleep(3)
+        with pytest.raises(JobError) as caught:
+            client.barrier()
+        return tuple(caught.value.ranks)
+
+    with recorded(), beside(service):
+        assert service.run(2, good) == [NBYTES, NBYTES]
+        assert service.run(2, stops)[1] == (0,)
+    assert service.run(2, good) == [NBYTES, NBYTES]
+    check_left(service, before)
 
 
 def test_a_timeout_names_who_has_not_come(serve) -> None:
