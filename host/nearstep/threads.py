@@ -70,8 +70,9 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
     errors: dict[int, Exception] = {}
 
     def work() -> None:
-        before, _share.threads = _share.threads, max(1, total // threads)
+        before = _share.threads
         try:
+            _share.threads = max(1, total // threads)
             while waiting:
                 try:
                     index, call = waiting.popleft()

@@ -98,8 +98,10 @@ def unpack(
     ResumeError : it is of no optimizer, or of another one, or of one that computed something else.
     """
     owner = _owner(title, groups)
-    if meta.get("version") != VERSION or meta.get("owner") != owner:
+    if meta.get("owner") != owner:
         raise ResumeError(f"a step of {owner}", str(meta.get("owner")))
+    if meta.get("version") != VERSION:
+        raise ResumeError(f"a step in version {VERSION}", f"version {meta.get('version')}")
     found = meta.get("rule")
     if found != arithmetic:
         expected = f"a step of {title} that computes {arithmetic}"
