@@ -1,20 +1,21 @@
-"""Ctrl-C at any bytecode of a change of mode: the host has the channel behind it."""
+"""Ctrl-C at any bytecode of a run and its changes of mode: the host has the channel behind it."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
+import pytest
 
 import nearstep
 
 from ...interrupts import Interrupts
 
 URL = "golden:axdimm?channels=2&memory_bytes=1MiB"
-CHANNEL = "/axdimm/channel.py"
 
 
-def test_a_change_of_mode_that_is_interrupted_is_undone() -> None:
+@pytest.mark.parametrize("within", ["/axdimm/channel.py", "/updater/golden_command.py"])
+def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
     seed = 5
     print(f"seed {seed}")
     with nearstep.open(URL) as dimm:
@@ -24,26 +25,27 @@ def test_a_change_of_mode_that_is_interrupted_is_undone() -> None:
             with dimm.acceleration(0):
                 dimm.update("adam", arrays, step=1).wait()
 
-        def fill(value: float) -> None:
-            for each in arrays.values():
-                each.write(np.full(64, value, np.float32))
+        def fill() -> None:
+            for name, each in arrays.items():
+                each.write(np.full(64, 1.0 if name in "pg" else 0.0, np.float32))
 
-        fill(0.0)
-        whole = Interrupts(within=CHANNEL)
+        fill()
+        whole = Interrupts(within=within)
         with whole.armed():
             update()
-        places = random.Random(seed).sample(range(1, whole.count + 1), 40)
+        expected = arrays["p"].read()
+        assert not np.array_equal(expected, np.ones(64, np.float32))
+        places = random.Random(seed).sample(range(1, whole.count + 1), 60)
         found = set()
         for at in places:
-            interrupts = Interrupts(at, within=CHANNEL)
+            interrupts = Interrupts(at, within=within)
             try:
                 with interrupts.armed():
                     update()
             except KeyboardInterrupt:
                 found.add(at)
-            fill(at)
-            assert not dimm.channels[0].accelerated, interrupts.where
-            for each in arrays.values():
-                assert np.array_equal(each.read(), np.full(64, at, np.float32)), interrupts.where
+            fill()
+            assert np.array_equal(arrays["p"].read(), np.ones(64, np.float32)), interrupts.where
             update()
+            assert np.array_equal(arrays["p"].read(), expected), interrupts.where
         assert found == set(places)
