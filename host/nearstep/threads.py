@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from nearstep.errors import ArgumentError
 
@@ -47,7 +49,16 @@ def shared(threads: int) -> int:
     return threads if _share.threads is None else min(threads, _share.threads)
 
 
-def at_once(calls: Sequence[Callable[[], None]]) -> None:
+def once(call: Callable[[], object]) -> Callable[[], object]:
+    """A function that makes a call the first time, and then does nothing.
+
+    Ctrl-C does not separate the call from the note of it, if the call is of compiled code: what was
+    interrupted can be made whole by calling all of it again.
+    """
+    return partial(next, map(operator.call, [call]), None)
+
+
+def at_once(calls: Sequence[Callable[[], object]]) -> None:
     """Make calls that do not touch each other, and return when all have.
 
     All are made even if one raises; then the first error, in the order of the calls, is raised.
@@ -59,8 +70,9 @@ def at_once(calls: Sequence[Callable[[], None]]) -> None:
     errors: dict[int, Exception] = {}
 
     def work() -> None:
-        before, _share.threads = _share.threads, max(1, total // threads)
+        before = _share.threads
         try:
+            _share.threads = max(1, total // threads)
             while waiting:
                 try:
                     index, call = waiting.popleft()
@@ -73,8 +85,10 @@ def at_once(calls: Sequence[Callable[[], None]]) -> None:
         finally:
             _share.threads = before
 
-    helpers = [_helpers().submit(work) for _ in range(threads - 1)]
+    helpers: list[Future[None]] = []
     try:
+        for _ in range(threads - 1):
+            helpers.append(_helpers().submit(work))
         work()
     finally:
         waiting.clear()

@@ -71,13 +71,15 @@ class Channel(KernelChannel):
         """
         if self.arbiter is not None:
             self._check_mode_registers(self.arbiter)
+        self.accelerated = True  # before it is: what interrupts the change has `leave` undo it
+        if self.arbiter is not None:
             self.arbiter.mode.set(acceleration=1)
             try:
                 self._await("acceleration")
             except WaitTimeoutError:
                 self.arbiter.mode.set(acceleration=0)
+                self.accelerated = False
                 raise
-        self.accelerated = True
 
     def leave(self, *, failed: bool) -> None:
         """Take the memory back: wait for the run, or abort it if something `failed`.

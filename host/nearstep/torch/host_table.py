@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -145,10 +146,8 @@ class HostTable(StateTable):
                     found[phase] = self.arguments(group, phase)
                 update = HostUpdate(name, found[phase], group["maximize"], p, gradient, state)
                 updates += [update] * len(positions)
-        self._home.update(updates, scaling.scale)
-        for p, state in fresh.items():
-            if state:
-                states[p] = state
+        kept = {p: state for p, state in fresh.items() if state}
+        self._home.update(updates, scaling.scale, partial(states.update, kept))
         self.traffic.steps += 1
         self.traffic.elements += sum(each.parameter.numel() for each in updates)
         return True

@@ -99,10 +99,10 @@ class KernelDevice(UpdatingDevice):
                 for channel in chosen:
                     channel.enter()
                 yield
-            except BaseException as error:
+                self._leave(chosen, region, None)
+            except BaseException as error:  # of that, too: channels that are left stay so
                 self._leave(chosen, region, error)
                 raise
-            self._leave(chosen, region, None)
 
     def accelerated(self, channel: int, start: Callable[[], Run]) -> AcceleratedRuns:
         """Give a channel to its kernel, start a run there, and return at once; a wait for the run

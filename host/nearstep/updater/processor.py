@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,16 +57,17 @@ class Processor(ABC):
         """
 
     @abstractmethod
-    def run_blocks(
+    def blocks(
         self,
         arguments: RuleArguments,
         counts: NDArray[np.uint64],
         rows: NDArray[np.uint64],
         gradient_scale: float = 1.0,
-    ) -> None:
-        """Run a rule once on each of many blocks, in place.
+    ) -> Callable[[], None]:
+        """What runs a rule once on each of many blocks, in place.
 
-        Addresses are not checked.
+        Addresses are not checked. Called again after Ctrl-C, it runs the rule on what was left out;
+        otherwise it does nothing then.
 
         Parameters
         ----------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nearstep.backends.options import HOST, Family, Variant, open_family
 from nearstep.errors import ArgumentError
-from nearstep.threads import at_once, shared, simulation_threads
+from nearstep.threads import at_once, once, shared, simulation_threads
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.checks import real
 from nearstep.updater.processor import Processor
@@ -102,15 +102,15 @@ class HostProcessor(Processor):
         except ArrayMismatchError as error:
             raise ArgumentError(str(error)) from error
         rows = np.array([[each.ctypes.data for each in ordered]], np.uint64)
-        self.run_blocks(arguments, np.array([ordered[0].size], np.uint64), rows, gradient_scale)
+        self.blocks(arguments, np.array([ordered[0].size], np.uint64), rows, gradient_scale)()
 
-    def run_blocks(
+    def blocks(
         self,
         arguments: RuleArguments,
         counts: NDArray[np.uint64],
         rows: NDArray[np.uint64],
         gradient_scale: float = 1.0,
-    ) -> None:
+    ) -> Callable[[], None]:
         chosen = _kernel(arguments.form.rule)
         arguments.check()
         factor = real(GRADIENT_SCALE, gradient_scale)
@@ -122,7 +122,7 @@ class HostProcessor(Processor):
         parts = min(shared(self._threads or simulation_threads()), -(-total // PART))
         edges = [total * part // parts // ALIGNED * ALIGNED for part in range(parts)] + [total]
         run = partial(chosen.of_blocks, words, ends, rows)
-        at_once([partial(run, begin, end) for begin, end in pairwise(edges)])
+        return partial(at_once, [once(run(begin, end)) for begin, end in pairwise(edges)])
 
 
 @cache

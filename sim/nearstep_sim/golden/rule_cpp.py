@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -360,10 +360,10 @@ class Kernel:
         rows: NDArray[np.uint64],
         begin: int,
         end: int,
-    ) -> None:
-        """Run the rule on elements `begin` to `end` of blocks that are counted through.
+    ) -> Callable[[], None]:
+        """What runs the rule on elements `begin` to `end` of blocks that are counted through.
 
-        Nothing is checked.
+        Nothing is checked. No code of Python runs in it, which Ctrl-C could interrupt.
 
         Parameters
         ----------
@@ -372,7 +372,8 @@ class Kernel:
         rows : addresses of its arrays, of shape (blocks, arrays): states and inputs, then outputs.
             No two elements that are written may share memory.
         """
-        self._of_blocks(begin, end, words.ctypes.data, ends.ctypes.data, rows.ctypes.data)
+        pointers = [each.ctypes.data_as(ctypes.c_void_p) for each in (words, ends, rows)]
+        return partial(self._of_blocks, begin, end, *pointers)  # a pointer keeps its array
 
     def of_pairs(
         self,

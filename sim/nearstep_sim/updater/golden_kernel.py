@@ -147,10 +147,13 @@ class GoldenKernel:
         if fault is not None or not command.count:
             self._finish()
             return
-        self.busy = True
         self._areas = command.areas()
-        if command.scans:
-            return
+        if not command.scans:
+            self._prepare(command)
+        self.busy = True  # last: Ctrl-C before it has started nothing
+
+    def _prepare(self, command: Command) -> None:
+        """What an update needs."""
         if command.form != Compression.NONE:
             kind = GoldenPairs if self.config.decompressor is None else GoldenRecords
             self._pairs = kind(command, self._areas, self.port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import BusResponseError, BusyError, DeviceError, WaitTimeoutError
 from nearstep.torch.errors import InterruptedStepError
 
+from ...interrupts import Interrupts
 from .conftest import like_torch
 
 URLS = [
@@ -149,3 +151,65 @@ def test_a_step_that_could_not_start_may_be_repeated(
     before.optimizer.step()
     before.reference.step()
     assert_equal_bits(before.ours, before.theirs, before.optimizer, before.reference)
+
+
+def _groups(parameters):
+    a, b, c = parameters
+    return [{"params": [a]}, {"params": [b, c], "lr": 2e-2}]
+
+
+@like_torch
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("layout", ["dense", "strided"])
+def test_ctrl_c_leaves_the_old_step_or_the_new_one_on_the_host(first, layout, make_parameters):
+    seed = 11
+    print(f"seed {seed}")
+    shapes = [(16, 16), (48,), (32, 4)]
+
+    def begin(made, **on):
+        parameters = make_parameters(shapes)
+        if layout == "strided" and made is nearstep.optim.AdamW:
+            wide = [torch.stack([p.detach(), p.detach()], -1) for p in parameters]
+            parameters = [torch.nn.Parameter(each[..., 0]) for each in wide]
+        return parameters, made(_groups(parameters), lr=1e-2, **on)
+
+    def step(parameters, optimizer, number):
+        generator = torch.Generator().manual_seed(number)
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step()
+
+    def found(parameters, optimizer):
+        states = [optimizer.state.get(p, {}) for p in parameters]
+        tensors = [*parameters, *(s[k] for s in states for k in ("step", "exp_avg") if k in s)]
+        return [each.detach().contiguous().numpy().tobytes() for each in tensors]
+
+    reference = begin(torch.optim.AdamW, fused=True)
+    expected = [found(*reference)]
+    for number in range(4):
+        step(*reference, number)
+        expected.append(found(*reference))
+    before = 0 if first else 1
+
+    def run(at):
+        ours = begin(nearstep.optim.AdamW)
+        for number in range(before):
+            step(*ours, number)
+        interrupts = Interrupts(at)
+        try:
+            with interrupts.armed():
+                step(*ours, before)
+        except KeyboardInterrupt:
+            pass
+        made = expected.index(found(*ours))
+        assert made in (before, before + 1), interrupts.where
+        for number in range(made, 4):
+            step(*ours, number)
+        assert found(*ours) == expected[4], interrupts.where
+        return interrupts, made
+
+    whole, _ = run(0)
+    late = range(whole.count - 2_500, whole.count)  # where tensors are changed
+    ends = [run(at) for at in [whole.count // 3, *random.Random(seed).sample(late, 30)]]
+    assert all(interrupts.where for interrupts, _ in ends)
+    assert {made for _, made in ends} == {before, before + 1}

@@ -112,7 +112,7 @@ def test_blocks_are_counted_through_and_any_part_of_them_can_be_run() -> None:
         joined = {name: np.concatenate([b[name] for b in blocks]) for name in "pgmv"}
         kernel(ADAM)({name: array[begin:end] for name, array in joined.items()}, SCALARS)
         rows = np.array([[b[name].ctypes.data for name in "pgmv"] for b in blocks], np.uint64)
-        kernel(ADAM).of_blocks(words, ends, rows, begin, end)
+        kernel(ADAM).of_blocks(words, ends, rows, begin, end)()
         for name, expected in joined.items():
             found = np.concatenate([b[name] for b in blocks])
             assert (found.view(np.uint32) == expected.view(np.uint32)).all()

@@ -78,8 +78,10 @@ def unpack(
     ResumeError : it is of no optimizer, or of another one, or of one that computed something else.
     """
     groups, named = owner.param_groups, _name(owner)
-    if meta.get("version") != VERSION or meta.get("owner") != named:
+    if meta.get("owner") != named:
         raise ResumeError(f"a step of {named}", str(meta.get("owner")))
+    if meta.get("version") != VERSION:
+        raise ResumeError(f"a step in version {VERSION}", f"version {meta.get('version')}")
     found = meta.get("rule")
     if found != owner.computes:
         expected = f"a step of {owner.title} that computes {owner.computes}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearstep.errors import ArgumentError
+from nearstep.threads import once
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, shares_memory
 from nearstep.torch.convert import mark_changed
 from nearstep.torch.dtensor import local, redistributed
@@ -107,14 +109,20 @@ class HostHome:
         moments = {key: torch.full_like(parameter, value) for key, value in first.items()}
         return {"step": zero, **moments} if self.layout.counts else moments
 
-    def update(self, updates: Sequence[HostUpdate], scale: float = 1.0) -> None:
+    def update(
+        self,
+        updates: Sequence[HostUpdate],
+        scale: float = 1.0,
+        keep: Callable[[], object] = int,
+    ) -> None:
         """Make a step, and add 1 to the step counts; all is checked before anything changes.
 
-        A step that is interrupted leaves some tensors new, as one of torch does.
+        A step that is interrupted by Ctrl-C is made all the same, or not at all.
 
         Parameters
         ----------
         scale : gradients are divided by it first, in place, as by torch's fused steps.
+        keep : called when all has been checked, perhaps twice: keeps the states.
 
         Raises
         ------
@@ -126,19 +134,22 @@ class HostHome:
         for each in updates:
             same.setdefault((id(each.arguments), each.negate), []).append(each)
         runs = [self._checked(each) for each in same.values()]
-        divided = {} if scale == 1.0 else _divided(updates, scale)
+        divided, changes = ({}, []) if scale == 1.0 else _divided(updates, scale)
+        changes.append(keep)
         for run in runs:
             for each in run.alone:
                 gradient = divided.get(id(each.gradient), each.gradient)
-                self._update_alone(each._replace(gradient=gradient))
+                changes.append(self._alone(each._replace(gradient=gradient)))
             if run.joined:
-                self._run(run.first, run.counts, run.rows)
+                changes.append(self._run(run.first, run.counts, run.rows))
                 written = _written(run.first)
                 changed = [tensors[index] for tensors in run.joined for index in written]
-                torch.autograd.graph.increment_version(changed)
+                changes.append(partial(torch.autograd.graph.increment_version, changed))
         counts = [each.state["step"] for each in updates] if self.layout.counts else []
         if counts:  # without alpha torch would make each its own tensor of 1
-            torch._foreach_add_(counts, torch.ones((), device="cpu"), alpha=1)
+            one = torch.ones((), device="cpu")
+            changes.append(once(partial(torch._foreach_add_, counts, one, alpha=1)))
+        _make(changes)
 
     def _checked(self, updates: Sequence[HostUpdate]) -> _Run:
         """Updates with the same arguments as a run."""
@@ -198,8 +209,19 @@ class HostHome:
             if not _is_here(moment) or shares_memory(local(moment)):
                 raise StateError(name, f"have {key!r} {EXPECTED}", _described(moment))
 
-    def _update_alone(self, update: HostUpdate) -> None:
-        """Update a parameter of any layout."""
+    def _alone(self, update: HostUpdate) -> Callable[[], None]:
+        """What updates a parameter of any layout; called again, it does what was left out."""
+        changes: list[Callable[[], object]] = []
+
+        def make() -> None:
+            changes.extend(() if changes else self._changes(update))
+            for each in changes:
+                each()
+
+        return make
+
+    def _changes(self, update: HostUpdate) -> list[Callable[[], object]]:
+        """What changes tensors of any layout, as they are now, each once."""
         gradient = redistributed(update.gradient, update.parameter)
         tensors = self._tensors(update._replace(gradient=gradient))
         strides = local(update.parameter).stride()
@@ -208,17 +230,29 @@ class HostHome:
         ready = [each.resolve_neg().contiguous() for each in views]
         if _overlap(*_memory([ready])):  # of the gradient with another tensor
             ready = [each.clone() for each in ready]
-        self._run(update, *_memory([ready]))
+        run = self._run(update, *_memory([ready]))
+        changes: list[Callable[[], object]] = [run, partial(tuple, ready)]  # keeps their memory
         for index in _written(update):
             if ready[index].data_ptr() != views[index].data_ptr():
-                views[index].copy_(ready[index])
-            mark_changed(tensors[index])
+                changes.append(once(partial(views[index].copy_, ready[index])))
+            changes.append(partial(mark_changed, tensors[index]))
+        return changes
 
     def _run(
         self, update: HostUpdate, counts: NDArray[np.uint64], rows: NDArray[np.uint64]
-    ) -> None:
+    ) -> Callable[[], None]:
         factor = -1.0 if update.negate else 1.0
-        self.processor.run_blocks(update.arguments, counts, rows, factor)
+        return self.processor.blocks(update.arguments, counts, rows, factor)
+
+
+def _make(changes: Sequence[Callable[[], object]]) -> None:
+    try:
+        for each in changes:
+            each()
+    except BaseException:
+        for each in changes:  # Ctrl-C: those that were made are not made again
+            each()
+        raise
 
 
 def _written(update: HostUpdate) -> list[int]:
@@ -254,18 +288,21 @@ def _overlap(counts: NDArray[np.uint64], rows: NDArray[np.uint64]) -> bool:
     return bool((starts[order][1:] < reached[:-1]).any())
 
 
-def _divided(updates: Iterable[HostUpdate], scale: float) -> dict[int, Tensor]:
-    """Divide gradients, in place unless their elements share memory; gradients by `id` of those
-    that there were."""
+def _divided(
+    updates: Iterable[HostUpdate], scale: float
+) -> tuple[dict[int, Tensor], list[Callable[[], object]]]:
+    """What divides gradients, in place unless their elements share memory; gradients by `id` of
+    those that there were."""
     divided: dict[int, Tensor] = {}
+    changes: list[Callable[[], object]] = []
     for each in updates:
         gradient = each.gradient
         if id(gradient) in divided:
             continue
         if is_plain(gradient) or not shares_memory(local(gradient)):
             divided[id(gradient)] = gradient
-            local(gradient).div_(scale)
+            changes.append(once(partial(local(gradient).div_, scale)))
         else:
             divided[id(gradient)] = gradient / scale
-            each.parameter.grad = divided[id(gradient)]
-    return divided
+            changes.append(partial(setattr, each.parameter, "grad", divided[id(gradient)]))
+    return divided, changes

@@ -1,0 +1,51 @@
+"""Ctrl-C at any bytecode of a run and its changes of mode: the host has the channel behind it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import nearstep
+
+from ...interrupts import Interrupts
+
+URL = "golden:axdimm?channels=2&memory_bytes=1MiB"
+
+
+@pytest.mark.parametrize("within", ["/axdimm/channel.py", "/updater/golden_command.py"])
+def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
+    seed = 5
+    print(f"seed {seed}")
+    with nearstep.open(URL) as dimm:
+        arrays = {name: dimm.alloc(64, np.float32, channel=0) for name in "pgmv"}
+
+        def update() -> None:
+            with dimm.acceleration(0):
+                dimm.update("adam", arrays, step=1).wait()
+
+        def fill() -> None:
+            for name, each in arrays.items():
+                each.write(np.full(64, 1.0 if name in "pg" else 0.0, np.float32))
+
+        fill()
+        whole = Interrupts(within=within)
+        with whole.armed():
+            update()
+        expected = arrays["p"].read()
+        assert not np.array_equal(expected, np.ones(64, np.float32))
+        places = random.Random(seed).sample(range(1, whole.count + 1), 60)
+        found = set()
+        for at in places:
+            interrupts = Interrupts(at, within=within)
+            try:
+                with interrupts.armed():
+                    update()
+            except KeyboardInterrupt:
+                found.add(at)
+            fill()
+            assert np.array_equal(arrays["p"].read(), np.ones(64, np.float32)), interrupts.where
+            update()
+            assert np.array_equal(arrays["p"].read(), expected), interrupts.where
+        assert found == set(places)
