@@ -32,7 +32,7 @@ class TensorCut(wiring.Component):
     o_chunk_beats : memory beats of a full chunk.
     o_tail_beats : memory beats of an entry of the last chunk.
     o_tail_exist : memory beats of the last chunk that exist.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     latency = BEAT_BITS + 2

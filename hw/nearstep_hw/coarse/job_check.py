@@ -37,7 +37,7 @@ class JobCheck(wiring.Component):
     o_done : pulse.
     o_cause : an `ErrorCause`; NONE for a job that can be done.
     o_stream, o_address : where.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     latency = 3

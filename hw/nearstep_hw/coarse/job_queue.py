@@ -24,7 +24,7 @@ class JobQueue(wiring.Component):
     o : the jobs.
     o_waiting : jobs in the queue.
     o_overflow : a job was dropped since `i_clear`.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, *, address_width: int, depth: int) -> None:

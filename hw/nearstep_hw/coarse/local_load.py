@@ -36,7 +36,7 @@ class LocalLoad(wiring.Component):
     fault : a beat was answered other than OKAY; the address is its burst's.
     i_stop : asks for nothing more.
     o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when idle.
+    i_clear : clears all state; only when idle.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -25,7 +25,7 @@ class ReceiveBeats(wiring.Component):
     i : phits.
     o : beats; elements of 16 bits in the lower half.
     i_halves : elements have 16 bits; else 32.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, alus: int) -> None:
@@ -79,7 +79,7 @@ class SendPhits(wiring.Component):
     i : beats; elements of 16 bits in the lower half.
     o : phits.
     i_halves : elements have 16 bits; else 32.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, alus: int) -> None:

@@ -24,7 +24,7 @@ class RangeBursts(wiring.Component):
     -------
     i : ranges.
     o : their bursts; `run_last` is that of a range whose last beat ends the tensor.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

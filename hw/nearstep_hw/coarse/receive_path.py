@@ -33,7 +33,7 @@ class ReceivePath(wiring.Component):
     i_stop : takes nothing.
     o : beats of the ALUs.
     o_mismatch : the device before has another job.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -63,7 +63,7 @@ class Reduce(wiring.Component):
     write : beats for memory.
     o_end : the beat that ends the job has gone.
     o_wait_send, o_wait_write : nothing moves because of that one.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     _WIDE = half.DEPTH

@@ -32,7 +32,7 @@ class SendPath(wiring.Component):
     o : phits.
     o_described : the description is taken.
     o_idle : all entries have gone, from their last beat on.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

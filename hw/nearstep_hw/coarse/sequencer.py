@@ -26,7 +26,7 @@ class StepSequencer(wiring.Component):
     o : beats for the ALUs.
     writes : steps that write something, each with its first beat.
     o_stall_local, o_stall_receive, o_stall_write : there is no beat because of that one.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -63,7 +63,7 @@ class SyncCore(wiring.Component):
     o_error_response, o_error_address : of the local DRAM, and where.
     i_halt : begins nothing; bursts that were announced are completed.
     o_idle : nothing is outstanding at the local DRAM.
-    i_clear : forgets everything; only while halted and idle.
+    i_clear : clears all state; only while halted and idle.
     o_beat : the ALUs take a beat.
     o_stall_local, o_stall_receive, o_stall_send, o_stall_write : what the ALUs wait for; they
         count only while a job is in work.

@@ -33,7 +33,7 @@ class EntryWalker(wiring.Component):
     i_members, i_position : of the ring, held.
     i_chunks, i_entry_beats, i_chunk_beats, i_tail_beats, i_tail_exist : from `TensorCut`, held.
     o : the steps.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig, *, loads: bool) -> None:

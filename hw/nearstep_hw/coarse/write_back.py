@@ -39,7 +39,7 @@ class WriteBack(wiring.Component):
     i_stop : announces nothing more.
     o_idle : all steps taken are written and acknowledged.
     o_bus_idle : nothing is outstanding.
-    i_clear : forgets everything; only when nothing is outstanding.
+    i_clear : clears all state; only when nothing is outstanding.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

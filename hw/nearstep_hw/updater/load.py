@@ -25,28 +25,28 @@ from nearstep_spec.updater.registers import ErrorCause, GradientFormat
 class LoadPath(wiring.Component):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
-    Elements of 16 or 8 bits lie in memory and in their FIFO as they are, in fewer beats, and become
-    binary32 behind it.
+        Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats, and
+    are converted to binary32 behind the FIFO.
 
-    Parameters
-    ----------
-    config : of the kernel.
+        Parameters
+        ----------
+        config : of the kernel.
 
-    Members
-    -------
-    bus : AR and R.
-    window : the windows, see `window_port`.
-    i_base, i_beats : of the arrays; held while `o_idle` is low.
-    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
-        all.
-    i_format : of the gradients; held while `o_idle` is low. If they have a choice.
-    i_launch : begins.
-    o_<array> : beats.
-    i_taken : a beat of every output is taken in this cycle.
-    o_fault : a fault in this cycle; cause 0 is none.
-    i_stop : issues nothing more.
-    o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when `o_idle`.
+        Members
+        -------
+        bus : AR and R.
+        window : the windows, see `window_port`.
+        i_base, i_beats : of the arrays; held while `o_idle` is low.
+        i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
+            all.
+        i_format : of the gradients; held while `o_idle` is low. If the kernel has several.
+    i_launch : starts loading.
+        o_<array> : beats.
+        i_taken : a beat of every output is taken in this cycle.
+        o_fault : a fault in this cycle; cause 0 is none.
+        i_stop : issues nothing more.
+        o_idle : nothing is outstanding.
+        i_clear : clears all state; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:
@@ -153,7 +153,7 @@ class LoadPath(wiring.Component):
                 gained = mover.i_gain_own[self.own.index(index)]
                 m.d.comb += gained.eq(fifo.o.valid & fifo.o.ready)
             m.d.comb += [
-                # The landing space is reserved: ready is high whenever a beat lands.
+                # Space for the data is reserved: ready is high at every beat.
                 fifo.i.valid.eq(mover.o_landed[index]),
                 fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),
@@ -171,11 +171,11 @@ class LoadPath(wiring.Component):
         return m
 
     def _widen(self, m: Module, operand: Operand, fifo: StreamFifo, beats: object) -> ValueLike:
-        """Take elements from the FIFO, widened, to the output; gives their `GradientFormat`."""
+        """Connect the FIFO, through a widener, to the output; return the `GradientFormat`."""
         several = len(operand.formats) > 1
         form = self.i_format if several else GradientFormat[operand.format.upper()]
         widen = Widen(lanes=self.config.lanes, formats=operand.formats)
-        # Widening does not wait for what the functional units do in the same cycle.
+        # Widening does not depend on the functional units in the same cycle.
         cut = StreamSlice(self.config.data_width)
         m.submodules[f"widen_{operand.name}"] = widen
         m.submodules[f"widened_{operand.name}"] = ResetInserter(self.i_clear)(cut)
@@ -186,7 +186,7 @@ class LoadPath(wiring.Component):
         return form
 
     def _dequantize(self, m: Module, operand: Operand, fifo: StreamFifo, beats: object) -> None:
-        """Take blocks from the FIFO, as binary32, to the output."""
+        """Connect the FIFO, through a converter to binary32, to the output."""
         dequantize = Dequantize(BlockwiseShape.of(self.config, operand))
         m.submodules[f"dequantize_{operand.name}"] = dequantize
         wiring.connect(m, fifo.o, dequantize.i)

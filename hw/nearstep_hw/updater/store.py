@@ -30,35 +30,35 @@ PARAMETERS = ARRAYS[0]
 class StorePath(wiring.Component):
     """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
 
-    A copy of the parameters in 16 bits has its turn behind the arrays. Elements of 16 or 8 bits
-    take fewer beats, and are made in front of their FIFO.
+        A copy of the parameters in 16 bits is stored after the arrays. Elements of 16 or 8 bits
+    take fewer beats, and are converted in front of their FIFO.
 
-    Parameters
-    ----------
-    config : of the kernel.
+        Parameters
+        ----------
+        config : of the kernel.
 
-    Members
-    -------
-    bus : AW, W and B.
-    window : the windows, see `window_port`.
-    i_base, i_beats : of the arrays; held while `o_idle` is low. The copy's base is the last.
-    i_tail : byte strobes of the last beat of arrays of binary32.
-    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
-        all.
-    i_narrow_tail, i_coded_tail : of arrays with elements of 16 bits, and of codes of 8 bits. If
-        there are any.
-    i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
-    i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
-        held while `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for
-        each.
-    i_launch : begins.
-    i_<array> : beats.
-    i_made : a beat of every input is put in this cycle.
-    o_block_done : a bit for each array: a block of it is written and acknowledged.
-    o_fault : a fault in this cycle; cause 0 is none.
-    i_stop : announces nothing more.
-    o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when `o_idle`.
+        Members
+        -------
+        bus : AW, W and B.
+        window : the windows, see `window_port`.
+        i_base, i_beats : of the arrays; held while `o_idle` is low. The copy's base is the last.
+        i_tail : byte strobes of the last beat of arrays of binary32.
+        i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
+            all.
+        i_narrow_tail, i_coded_tail : of arrays with elements of 16 bits, and of codes of 8 bits. If
+            there are any.
+        i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
+        i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
+            held while `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for
+            each.
+        i_launch : starts storing.
+        i_<array> : beats.
+        i_made : a beat of every input is put in this cycle.
+        o_block_done : a bit for each array: a block of it is written and acknowledged.
+        o_fault : a fault in this cycle; cause 0 is none.
+        i_stop : issues no more bursts.
+        o_idle : nothing is outstanding.
+        i_clear : clears all state; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:
@@ -204,7 +204,7 @@ class StorePath(wiring.Component):
         return m
 
     def _narrow(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
-        """Narrow what goes to a FIFO; give the stream in front."""
+        """Put a narrower in front of a FIFO; return the stream in front of it."""
         stochastic = operand.name in self.stochastic
         narrow = Narrow(
             lanes=self.config.lanes,
@@ -230,7 +230,7 @@ class StorePath(wiring.Component):
         return cut.i
 
     def _quantize(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
-        """Make blocks in 8 bits of what goes to a FIFO; give the stream in front."""
+        """Put a quantizer in front of a FIFO; return the stream in front of it."""
         quantize = Quantize(BlockwiseShape.of(self.config, operand), beats_width=len(self.i_beats))
         m.submodules[f"quantize_{operand.name}"] = quantize
         wiring.connect(m, quantize.o, fifo.i)
@@ -242,7 +242,7 @@ class StorePath(wiring.Component):
         return quantize.i
 
     def _round(self, m: Module, name: str, narrow: Narrow) -> None:
-        """Give an array random bits to be rounded with, if a run wants that."""
+        """Connect random bits to the narrower of an array, for runs that round stochastically."""
         config = self.config
         random = RandomBits(
             lanes=config.lanes,
@@ -264,12 +264,12 @@ class StorePath(wiring.Component):
         ]
 
     def _copy(self, m: Module, parameters: object, copies: object) -> None:
-        """Give what goes to the parameters to their copy as well, if it is wanted."""
+        """Pass the parameters to their copy as well, if the run has one."""
         given = getattr(self, f"i_{PARAMETERS}")
         wanted = Signal()
         m.d.comb += [
             wanted.eq(self.i_use[len(self.config.states)]),
-            # A beat is given when every output has room: both take it in the same cycle.
+            # A beat is output when every sink has room: both accept it in the same cycle.
             given.ready.eq(parameters.ready & (copies.ready | ~wanted)),
             parameters.valid.eq(given.valid),
             parameters.payload.eq(given.payload),

@@ -31,37 +31,35 @@ CAUSES = {
 class PairLoad(wiring.Component):
     """Loads indices and values, burst by burst, and decompresses them.
 
-    Loads by itself, beside the arrays: pairs are consumed at a rate that depends on them, and a
-    burst of pairs that had to wait in line with the arrays could wait for ever. Each of the two has
-    a FIFO of two bursts.
+        Separate from the loader of the arrays: the rate at which pairs are consumed depends on their
+    indices, and bursts of pairs in one order with the arrays could deadlock. Indices and values each
+    have a FIFO of two bursts.
+    The decompressor is in the clock domain `pairs`: its clock is that of `sync`, or is gated
+    outside of runs with pairs.
+    A dry run loads only indices and has no output: `o_verified` or a fault is the outcome.
 
-    The decompressor is in the clock domain `pairs`: a clock that is that of `sync`, or is at rest
-    while no run with pairs goes on.
+        Parameters
+        ----------
+        config : of the kernel.
 
-    A dry run loads indices alone and gives nothing: `o_verified` or a fault tells the outcome.
-
-    Parameters
-    ----------
-    config : of the kernel.
-
-    Members
-    -------
-    bus : AR and R; stream 0 is indices, stream 1 values.
-    window : the windows, see `window_port`.
-    i_base : of indices and values.
-    i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle` is
-        low or beats are wanted.
-    i_format : `GradientFormat` of the values. If they have a choice.
-    i_scatter : pairs are grouped by block; else sorted. If the kernel knows both.
+        Members
+        -------
+        bus : AR and R; stream 0 is indices, stream 1 values.
+        window : the windows, see `window_port`.
+        i_base : of indices and values.
+        i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle` is
+            low or beats are wanted.
+        i_format : `GradientFormat` of the values. If the kernel has several.
+    i_scatter : pairs are grouped by block; else sorted. If the kernel has both forms.
     i_dry : the run is dry.
-    i_launch : begins.
-    o : dense beats of binary32, as many as the elements need.
-    o_verified : of a dry run, all indices are right, and nothing is outstanding.
-    o_duplicates, o_counted : pairs that lost against a later one; this is final.
-    o_fault : a fault in this cycle, of the bus or of the pairs; cause 0 is none.
-    i_stop : issues nothing more.
-    o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when `o_idle`.
+    i_launch : starts loading.
+        o : dense beats of binary32, as many as the elements need.
+        o_verified : in a dry run, all indices are valid, and nothing is outstanding.
+    o_duplicates, o_counted : pairs overridden by a later one; `o_duplicates` is final.
+        o_fault : a fault in this cycle, of the bus or of the pairs; cause 0 is none.
+        i_stop : issues nothing more.
+        o_idle : nothing is outstanding.
+        i_clear : clears all state; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:
@@ -155,7 +153,7 @@ class PairLoad(wiring.Component):
                 config.data_width, depth=2 * config.burst_beats
             )
             m.d.comb += [
-                # The landing space is reserved: ready is high whenever a beat lands.
+                # Space for the data is reserved: ready is high at every beat.
                 fifo.i.valid.eq(mover.o_landed[index]),
                 fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),

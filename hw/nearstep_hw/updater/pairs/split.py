@@ -11,20 +11,19 @@ __all__ = ["PairSplit"]
 
 
 class PairSplit(wiring.Component):
-    """Gives a beat of pairs in parts, the first pairs first.
+    """Splits a beat of pairs into parts, the first pairs first.
+    Parts without pairs, except the first, are omitted; the end of a run, its cause and position
+    are in the last part.
 
-    Parts without pairs are left out, but for the first; the end of a run, its cause and position
-    come with the last part that is given.
+        *Timing*: combinational; one part a cycle.
 
-    *Timing*: combinational; one part a cycle.
+        Parameters
+        ----------
+        pairs, part : pairs of a beat, and at most of a part.
 
-    Parameters
-    ----------
-    pairs, part : pairs of a beat, and at most of a part.
-
-    Members
-    -------
-    i, o : streams of `PairLayout`.
+        Members
+        -------
+        i, o : streams of `PairLayout`.
     """
 
     def __init__(self, *, pairs: int, part: int) -> None:
