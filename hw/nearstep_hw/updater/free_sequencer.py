@@ -25,20 +25,20 @@ def results_depth(config: UpdateKernelConfig) -> int:
 class FreeSequencer(UnitSequencer):
     """A `UnitSequencer` that enables the functional units always.
 
-        One enable for all registers of the pipelines is a long net in a chip, behind all the logic that
-    it depends on. Here a beat is fed when a FIFO behind the units has room for its results, so that
-    the FIFO always accepts them; missing beats are gaps in the pipelines.
+    One enable for all registers of the pipelines is a long net in a chip, behind all the logic
+    that it depends on. Here a beat is fed when a FIFO behind the units has room for its
+    results, so that the FIFO always accepts them; missing beats are gaps in the pipelines.
 
-        *Timing*: nothing combinational from the FIFOs through the units; a part every cycle, and four
-        cycles more than with `UnitSequencer` from a beat to its results.
+    *Timing*: nothing combinational from the FIFOs through the units; a part every cycle, and
+    four cycles more than with `UnitSequencer` from a beat to its results.
 
-        Parameters
-        ----------
-        config, unit, inputs, outputs, beats_width, optional : as of `UnitSequencer`.
+    Parameters
+    ----------
+    config, unit, inputs, outputs, beats_width, optional : as of `UnitSequencer`.
 
-        Members
-        -------
-        all : as of `UnitSequencer`; `o_made` if a beat of every output leaves the FIFO.
+    Members
+    -------
+    all : as of `UnitSequencer`; `o_made` if a beat of every output leaves the FIFO.
     """
 
     def elaborate(self, platform: object) -> Elaboratable:

@@ -25,8 +25,8 @@ from nearstep_spec.updater.registers import ErrorCause, GradientFormat
 class LoadPath(wiring.Component):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
-        Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats, and
-    are converted to binary32 behind the FIFO.
+        Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats,
+        and are converted to binary32 behind the FIFO.
 
         Parameters
         ----------
@@ -37,8 +37,8 @@ class LoadPath(wiring.Component):
         bus : AR and R.
         window : the windows, see `window_port`.
         i_base, i_beats : of the arrays; held while `o_idle` is low.
-        i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
-            all.
+        i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
+            have all.
         i_format : of the gradients; held while `o_idle` is low. If the kernel has several.
     i_launch : starts loading.
         o_<array> : beats.

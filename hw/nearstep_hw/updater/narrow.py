@@ -24,8 +24,8 @@ class Narrow(wiring.Component):
         The first beat fills the low half. The last beat of a run is output alone if it has no
     partner; its high half is undefined then.
 
-        *Timing*: a beat in every cycle; a beat out `latency + 1` cycles after the second of its two.
-        The pipeline stalls while a beat waits at the output.
+        *Timing*: a beat in every cycle; a beat out `latency + 1` cycles after the second of its
+        two. The pipeline stalls while a beat waits at the output.
 
         *Numerics*: rounded once, to nearest even; a NaN becomes the default NaN of the format. Or
         stochastically, to bfloat16: see `nearstep_spec.rounding`.

@@ -15,8 +15,8 @@ class RunControl(wiring.Component):
     fault or an abort stops the run: no burst is issued any more, and once no burst is outstanding
     the kernel is idle again, with the error shown and `o_done` low. START clears the error.
 
-        *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and `o_clear`
-        are registers or states.
+        *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and
+        `o_clear` are registers or states.
 
         Parameters
         ----------

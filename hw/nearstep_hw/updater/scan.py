@@ -20,14 +20,14 @@ PARTIALS = 8
 class PartialSums(wiring.Component):
     """Adds binary64 numbers to the partial sums in turn, and at the end the partial sums.
 
-        *Timing*: a number a cycle. `o_done` follows PARTIALS + 2 + (PARTIALS - 1) (PARTIALS + 1) cycles
-    after `i_end`. `rst` restarts.
+    *Timing*: a number a cycle. `o_done` follows PARTIALS + 2 + (PARTIALS - 1) (PARTIALS + 1)
+    cycles after `i_end`. `rst` restarts.
 
-        Members
-        -------
-        i_valid, i_value : a number; not below zero, and +0 if zero.
-        i_end : no number follows.
-        o_done, o_sum : the sum of the partial sums, in their order.
+    Members
+    -------
+    i_valid, i_value : a number; not below zero, and +0 if zero.
+    i_end : no number follows.
+    o_done, o_sum : the sum of the partial sums, in their order.
     """
 
     def __init__(self) -> None:
@@ -90,16 +90,17 @@ class PartialSums(wiring.Component):
 
 
 class GradientScan(wiring.Component):
-    """Scans gradients: whether any is infinite or NaN, and the sum of their squares.
-    *Timing*: one beat a cycle, never stalled. `o_done` follows `latency` cycles after the last beat.
+    """Scans gradients: whether any is infinite or NaN, and the sum of their squares. *Timing*: one
+    beat a cycle, never stalled. `o_done` follows `latency` cycles after the last beat.
 
-        *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are rounded
-        to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The sum of beat n
-        is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial sums are added in
-        their order. All terms are positive, so that the relative error is at most that of the binary32
-        part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal range of binary32: above
-        1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the absolute error of a beat is
-        at most lanes 2**-150. Equal, bit for bit, to `nearstep_sim.golden.scan.scan`.
+        *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are
+        rounded to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The
+        sum of beat n is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial
+        sums are added in their order. All terms are positive, so that the relative error is at most
+        that of the binary32 part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal
+        range of binary32: above 1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the
+        absolute error of a beat is at most lanes 2**-150. Equal, bit for bit, to
+        `nearstep_sim.golden.scan.scan`.
 
         Parameters
         ----------
@@ -118,7 +119,8 @@ class GradientScan(wiring.Component):
         ----------
         latency : cycles.
 
-        Ref: Smart-Infinity, IV-C: NaN and Inf must be checked, and the norm known, before an update.
+        Ref: Smart-Infinity, IV-C: NaN and Inf must be checked, and the norm known, before an
+        update.
     """
 
     def __init__(self, *, lanes: int = 16) -> None:

@@ -32,8 +32,8 @@ class UnitSequencer(wiring.Component):
         -------
         i_<array>, o_<array> : beats in, beats out.
         unit : the functional units.
-        i_use_in, i_use_out : a bit for each array that the run has; the others transfer no beats. If
-    `optional`.
+        i_use_in, i_use_out : a bit for each array that the run has; the others transfer no beats.
+            If `optional`.
         i_launch : a run of `i_beats` beats begins.
         i_stop : feeds no more parts, and discards the results.
         o_taken : a beat of every input was taken.

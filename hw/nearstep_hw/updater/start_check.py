@@ -62,8 +62,8 @@ class StartCheck(wiring.Component):
     are read for reading, then the arrays that are written for writing. Arrays that the run does not
     have are ignored. A run with a bad array accesses no memory.
 
-        *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for Adam's.
-        With `config.cut` each condition takes three cycles, and one for each window.
+        *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for
+        Adam's. With `config.cut` each condition takes three cycles, and one for each window.
 
         Parameters
         ----------
@@ -76,7 +76,8 @@ class StartCheck(wiring.Component):
         i_address : byte address of each of `operands`.
         i_use : a bit for each array that the run has. If not all runs have all.
         i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; stable before `i_start`.
-        i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not have.
+        i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not
+            have.
         i_copy_out : not 0 if a copy-out address is set.
         window : the windows, see `window_port`.
         o_done : the checks are over, in this cycle.

@@ -15,42 +15,42 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 class UpdateKernel(wiring.Component):
     """The Adam kernel with AXI4-Lite registers: what is synthesised.
 
-        Flat Verilog ports, with W = 32 `config.units`:
+    Flat Verilog ports, with W = 32 `config.units`:
 
-        - `clk`, `rst` (synchronous, active high).
-        - `s_axil__awaddr awprot awvalid awready wdata wstrb wvalid wready bresp bvalid bready araddr
-          arprot arvalid arready rdata rresp rvalid rready`, each with the prefix.
-        - `m_axi__arvalid arready arid[1:0] araddr arlen[7:0] arsize[2:0] arburst[1:0]`,
-          `m_axi__rvalid rready rid rdata rresp[1:0] rlast`,
-          `m_axi__awvalid awready awid[1:0] awaddr awlen awsize awburst`,
-          `m_axi__wvalid wready wdata wstrb wlast`, `m_axi__bvalid bready bid bresp`.
+    - `clk`, `rst` (synchronous, active high).
+    - `s_axil__awaddr awprot awvalid awready wdata wstrb wvalid wready bresp bvalid bready
+      araddr arprot arvalid arready rdata rresp rvalid rready`, each with the prefix.
+    - `m_axi__arvalid arready arid[1:0] araddr arlen[7:0] arsize[2:0] arburst[1:0]`,
+      `m_axi__rvalid rready rid rdata rresp[1:0] rlast`,
+      `m_axi__awvalid awready awid[1:0] awaddr awlen awsize awburst`,
+      `m_axi__wvalid wready wdata wstrb wlast`, `m_axi__bvalid bready bid bresp`.
 
-        With the functional units outside, also:
+    With the functional units outside, also:
 
-        - `fu__i_en`, `fu__i_valid`: outputs, to every unit.
-        - `fu__i_p`, `fu__i_g`, `fu__i_m`, `fu__i_v`: outputs, W bits; unit k has bits
-          32 k to 32 k + 31.
-        - `fu__s_<scalar>`: outputs, 32 bits (1 bit for a switch), to every unit.
-        - `fu__o_valid`: input, from unit 0.
-        - `fu__o_p`, `fu__o_m`, `fu__o_v`: inputs, W bits.
+    - `fu__i_en`, `fu__i_valid`: outputs, to every unit.
+    - `fu__i_p`, `fu__i_g`, `fu__i_m`, `fu__i_v`: outputs, W bits; unit k has bits
+      32 k to 32 k + 31.
+    - `fu__s_<scalar>`: outputs, 32 bits (1 bit for a switch), to every unit.
+    - `fu__o_valid`: input, from unit 0.
+    - `fu__o_p`, `fu__o_m`, `fu__o_v`: inputs, W bits.
 
-        `fu__i_en` depends combinationally on `fu__o_valid`, and on no other input.
+    `fu__i_en` depends combinationally on `fu__o_valid`, and on no other input.
 
-        Parameters
-        ----------
-        config : of the kernel.
-        unit : makes a functional unit for the rule: any component with its ports. None: the units are
-    outside.
+    Parameters
+    ----------
+    config : of the kernel.
+    unit : makes a functional unit for the rule: any component with its ports. None: the units
+        are outside.
 
-        Members
-        -------
-        s_axil : AXI4-Lite registers, see `adam_kernel_map`.
-        m_axi : AXI4 to memory.
-        fu : the functional units, if they are outside.
-        i_pairs_clk, o_pairs_enable : see `KernelCore`; if the units are outside and the kernel takes
-            pairs.
+    Members
+    -------
+    s_axil : AXI4-Lite registers, see `adam_kernel_map`.
+    m_axi : AXI4 to memory.
+    fu : the functional units, if they are outside.
+    i_pairs_clk, o_pairs_enable : see `KernelCore`; if the units are outside and the kernel
+        takes pairs.
 
-        Ref: AXDIMM paper, section 3.3 and figure 3.
+    Ref: AXDIMM paper, section 3.3 and figure 3.
     """
 
     def __init__(

@@ -29,29 +29,30 @@ BLOCKS_AHEAD = 2
 class Quantize(wiring.Component):
     """Makes blocks of scales and codes of beats of binary32, see `nearstep_spec.blockwise`.
 
-        A group of elements waits for its largest magnitude and is divided by it; the codes of a block
-    wait until its scales, which precede them, are known. The last block of a run has as
+    A group of elements waits for its largest magnitude and is divided by it; the codes of a
+    block wait until its scales, which precede them, are known. The last block of a run has as
     many codes as there are elements; the rest of their beat is undefined.
 
-        *Timing*: `ways` elements a cycle. A beat waits for the rest of its block, and `latency` cycles.
+    *Timing*: `ways` elements a cycle. A beat waits for the rest of its block, and `latency`
+    cycles.
 
-        *Numerics*: the quotient is rounded once, then coded as the nearest entry.
+    *Numerics*: the quotient is rounded once, then coded as the nearest entry.
 
-        Parameters
-        ----------
-        beats_width : bits of `i_beats`.
+    Parameters
+    ----------
+    beats_width : bits of `i_beats`.
 
-        Members
-        -------
-        i : beats of binary32.
-        o : beats as in memory.
-        i_beats : beats of the run; held while anything is inside.
-        i_tail : a bit for each element of the last beat: the element exists; held likewise.
-        i_clear : clears all state.
+    Members
+    -------
+    i : beats of binary32.
+    o : beats as in memory.
+    i_beats : beats of the run; held while anything is inside.
+    i_tail : a bit for each element of the last beat: the element exists; held likewise.
+    i_clear : clears all state.
 
-        Attributes
-        ----------
-        latency : from an element with its scale to its code.
+    Attributes
+    ----------
+    latency : from an element with its scale to its code.
     """
 
     def __init__(self, shape: BlockwiseShape, *, beats_width: int) -> None:

@@ -16,8 +16,8 @@ class PairCheck(wiring.Component):
     The beat with that pair keeps the pairs before it, ends the run and has cause and position.
     Nothing passes after an end until reset.
 
-        *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at the
-    output.
+        *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at
+        the output.
 
         Parameters
         ----------

@@ -69,8 +69,8 @@ class PairReader(wiring.Component):
     *Timing*: one beat a cycle, `latency` cycles. The pipeline stalls while a beat waits at the
     output.
 
-        *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass as
-        they are.
+        *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass
+        as they are.
 
         Parameters
         ----------

@@ -31,12 +31,11 @@ CAUSES = {
 class PairLoad(wiring.Component):
     """Loads indices and values, burst by burst, and decompresses them.
 
-        Separate from the loader of the arrays: the rate at which pairs are consumed depends on their
-    indices, and bursts of pairs in one order with the arrays could deadlock. Indices and values each
-    have a FIFO of two bursts.
-    The decompressor is in the clock domain `pairs`: its clock is that of `sync`, or is gated
-    outside of runs with pairs.
-    A dry run loads only indices and has no output: `o_verified` or a fault is the outcome.
+        Separate from the loader of the arrays: the rate at which pairs are consumed depends on
+        their indices, and bursts of pairs in one order with the arrays could deadlock. Indices and
+        values each have a FIFO of two bursts. The decompressor is in the clock domain `pairs`: its
+        clock is that of `sync`, or is gated outside of runs with pairs. A dry run loads only
+        indices and has no output: `o_verified` or a fault is the outcome.
 
         Parameters
         ----------
@@ -47,8 +46,8 @@ class PairLoad(wiring.Component):
         bus : AR and R; stream 0 is indices, stream 1 values.
         window : the windows, see `window_port`.
         i_base : of indices and values.
-        i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle` is
-            low or beats are wanted.
+        i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle`
+            is low or beats are wanted.
         i_format : `GradientFormat` of the values. If the kernel has several.
     i_scatter : pairs are grouped by block; else sorted. If the kernel has both forms.
     i_dry : the run is dry.

@@ -128,8 +128,8 @@ class PairScatter(wiring.Component):
         return m
 
     def _selected(self, m: Module, chosen: Value, cells: list[Value], name: str) -> Value:
-        """The cell selected by the one bit of `chosen`; undefined if no bit is set.
-        Selects by the bit's number: a multiplexer of four bits is one LUT, a sum of four products two.
+        """The cell selected by the one bit of `chosen`; undefined if no bit is set. Selects by the
+        bit's number: a multiplexer of four bits is one LUT, a sum of four products two.
         """
         number = Signal(range(len(cells)), name=f"number_{name}")
         for each in range(len(number)):

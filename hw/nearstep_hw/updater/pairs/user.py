@@ -18,18 +18,18 @@ __all__ = ["RecordCheck", "UnitSignature", "UserStage", "UserUnit"]
 class UnitSignature(wiring.Signature):
     """Ports of a user's unit.
 
-        Parameters
-        ----------
-        lanes : elements of a dense beat.
-        records : of a beat.
+    Parameters
+    ----------
+    lanes : elements of a dense beat.
+    records : of a beat.
 
-        Members
-        -------
-        i : In(stream of `PairLayout`): records in order, `index` is the word, `value` is binary32. The
-    last beat has `end`; records not in `keep` are undefined. A run without records is one
-    empty beat with `end`. All records are valid.
-        o : Out(stream): the gradient in order, element k of a beat in bits 32 k to 32 k + 31.
-        i_count : elements of the run, 1 or more; stable during a run.
+    Members
+    -------
+    i : In(stream of `PairLayout`): records in order, `index` is the word, `value` is binary32.
+        The last beat has `end`; records not in `keep` are undefined. A run without records is
+        one empty beat with `end`. All records are valid.
+    o : Out(stream): the gradient in order, element k of a beat in bits 32 k to 32 k + 31.
+    i_count : elements of the run, 1 or more; stable during a run.
     """
 
     def __init__(self, *, lanes: int, records: int) -> None:
