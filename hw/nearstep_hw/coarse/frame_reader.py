@@ -44,7 +44,8 @@ class FrameReader(wiring.Component):
         o_heard, o_received, o_consumed : pulse: a header, and its numbers of each group.
     o_told, o_passed, o_accepted : with the header, of this one group.
         o_begin, o_sequence, o_serial : pulse of its group: an entry begins.
-        o_probe, o_answer : pulse of its group: a control frame has `o_serial`; it requests an answer.
+        o_probe, o_answer : pulse of its group: a control frame has `o_serial`; it requests an
+            answer.
         o_write, o_index, o_data : a phit of it, for its group.
         o_end, o_length : pulse: the entry was correct, of `o_length + 1` phits.
     o_fail : pulse: the entry was damaged.

@@ -33,14 +33,14 @@ PROBE_CYCLES = 64
 class FrameWriter(wiring.Component):
     """Frames of one port.
 
-        The next frame is an ABORT frame if one is due; else an entry, from the
-    groups in turn; else a control frame if an entry is lost, or the peer lacks half of its
-    credits, or unreported numbers have changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for
-    `i_keepalive` cycles, or for `PROBE_CYCLES` while a group waits for the peer. Every header except
-    that of an ABORT has the current numbers of all groups, and the missing entries of one group, in
-    turn: first of groups with `i_asks`.
-    *Timing*: the header is at `o` two cycles after the decision, which is made while the trailer
-    of the previous entry is sent: a phit a cycle, without a gap between entries.
+        The next frame is an ABORT frame if one is due; else an entry, from the groups in turn; else
+        a control frame if an entry is lost, or the peer lacks half of its credits, or unreported
+        numbers have changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for `i_keepalive` cycles,
+        or for `PROBE_CYCLES` while a group waits for the peer. Every header except that of an ABORT
+        has the current numbers of all groups, and the missing entries of one group, in turn: first
+        of groups with `i_asks`. *Timing*: the header is at `o` two cycles after the decision, which
+        is made while the trailer of the previous entry is sent: a phit a cycle, without a gap
+        between entries.
 
         Parameters
         ----------

@@ -32,7 +32,8 @@ class JobCheck(wiring.Component):
         i_start : pulse; the other inputs hold from then on.
         i_job : the job.
         i_members, i_position : of the ring.
-        i_window_base, i_window_limit : first byte that jobs may access, and first byte behind those.
+        i_window_base, i_window_limit : first byte that jobs may access, and first byte behind
+            those.
         o_done : pulse.
         o_cause : an `ErrorCause`; NONE for a valid job.
     o_stream, o_address : of the error.

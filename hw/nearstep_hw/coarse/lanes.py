@@ -64,19 +64,19 @@ class LaneTransmitter(wiring.Component):
 class LaneReceiver(wiring.Component):
     """Phits from the pins of a link, sampled with the receiver's own clock.
 
-        A transfer is taken in the first sample with another level of the strobe. With wires of equal
-    length, data may be a cycle late and two cycles early. The clocks of the two ends may differ
-    by far more than oscillators do: each level of the strobe must be sampled once.
-    The CRCs of frames detect lost and changed transfers: a phit with too few transfers when the
-    next phit begins is dropped, and so are transfers behind the last one of a phit.
-    Undriven pins that keep a level are no transfers.
+    A transfer is taken in the first sample with another level of the strobe. With wires of
+    equal length, data may be a cycle late and two cycles early. The clocks of the two ends may
+    differ by far more than oscillators do: each level of the strobe must be sampled once. The
+    CRCs of frames detect lost and changed transfers: a phit with too few transfers when the
+    next phit begins is dropped, and so are transfers behind the last one of a phit. Undriven
+    pins that keep a level are no transfers.
 
-        *Timing*: a phit is at `o` five cycles after the last change of the strobe, at most.
+    *Timing*: a phit is at `o` five cycles after the last change of the strobe, at most.
 
-        Members
-        -------
-        i : pins; synchronised here.
-        o : phits.
+    Members
+    -------
+    i : pins; synchronised here.
+    o : phits.
     """
 
     i: In(LanesLayout)

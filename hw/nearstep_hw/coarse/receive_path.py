@@ -14,25 +14,25 @@ from nearstep_spec.coarse.config import CoarseConfig
 class ReceivePath(wiring.Component):
     """Compares the first phit of a job with its description, and makes beats of all others.
 
-        The previous device may be a job ahead: its next description waits outside until `i_restart`. A
-    description is the only entry of one phit.
-    *Timing*: a phit a cycle; a beat is output three cycles after its last phit.
+    The previous device may be a job ahead: its next description waits outside until
+    `i_restart`. A description is the only entry of one phit. *Timing*: a phit a cycle; a beat
+    is output three cycles after its last phit.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        i : phits.
-        i_compare : the first phit may be taken and compared.
-        i_description : the job's.
-        i_halves : its elements have 16 bits on the wire; else 32.
-        i_restart : the job has ended.
-        i_stop : accepts nothing.
-        o : beats of the ALUs.
-        o_mismatch : the previous device has another job.
-        i_clear : clears all state.
+    Members
+    -------
+    i : phits.
+    i_compare : the first phit may be taken and compared.
+    i_description : the job's.
+    i_halves : its elements have 16 bits on the wire; else 32.
+    i_restart : the job has ended.
+    i_stop : accepts nothing.
+    o : beats of the ALUs.
+    o_mismatch : the previous device has another job.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -11,12 +11,12 @@ from nearstep_spec.coarse.config import SEQUENCE_BITS
 class RecvFlow(wiring.Component):
     """Sequence numbers of the receiving side of a group, modulo `2 ** sequence_bits`.
 
-        Accepts missing entries in any order if their place is free: numbers from
-    `o_received`, the first missing, up to `depth` after `o_consumed`. `o_accepted` marks the present
-    ones. `o_received` advances over them, one a cycle.
-    Every transmission of an entry has a new serial number, so that a step of more than one reveals a
-    lost transmission, first or repeated. All transmissions up to `o_passed` have been received or
-    lost: an entry last sent under that serial number or an earlier one, and not accepted, is lost.
+        Accepts missing entries in any order if their place is free: numbers from `o_received`, the
+        first missing, up to `depth` after `o_consumed`. `o_accepted` marks the present ones.
+        `o_received` advances over them, one a cycle. Every transmission of an entry has a new
+        serial number, so that a step of more than one reveals a lost transmission, first or
+        repeated. All transmissions up to `o_passed` have been received or lost: an entry last sent
+        under that serial number or an earlier one, and not accepted, is lost.
 
         Parameters
         ----------
@@ -25,8 +25,8 @@ class RecvFlow(wiring.Component):
 
         Members
         -------
-        i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends the one before, if that has
-            not ended.
+        i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends the one before, if that
+            has not ended.
         i_end : the entry that began last is whole.
         i_fail : the entry is damaged. May be set with `i_begin` of the next.
     i_probe : the peer has sent all up to `i_serial`; with `i_answer` it requests an answer.

@@ -44,10 +44,10 @@ class Reduce(wiring.Component):
     *Timing*: a beat a cycle, `latency` cycles. The pipeline stalls while a destination of the beat
     at its end is not ready.
 
-        *Numerics*: received + local in binary32; times `i_scale` for the last of an average; rounded to
-        the wire format. Elements that are not combined pass unchanged in binary32. The maximum with a
-        NaN is the default NaN, that of zeros of both signs is +0. The elements written to memory are
-        those sent on the wire, widened.
+        *Numerics*: received + local in binary32; times `i_scale` for the last of an average;
+        rounded to the wire format. Elements that are not combined pass unchanged in binary32. The
+        maximum with a NaN is the default NaN, that of zeros of both signs is +0. The elements
+        written to memory are those sent on the wire, widened.
 
         Parameters
         ----------

@@ -29,8 +29,8 @@ class SendRing(wiring.Component):
         i : entries of up to `entry_phits` phits.
         o_offer : the entry `o_sequence` of `o_length + 1` phits may be sent; `i_take` begins it.
         o_data : phit of the entry that was taken last; `i_advance` selects the next.
-        i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`, and
-            so are `o_serial`, `o_waits`, `o_replay`.
+        i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`,
+            and so are `o_serial`, `o_waits`, `o_replay`.
 
         Ref: COARSE paper, section IV-A and figure 11.
     """

@@ -39,13 +39,13 @@ class Wire(enum.Enum, shape=2):
 class JobLayout(data.StructLayout):
     """A job of a sync core.
 
-        `source` and `destination` are byte addresses, `scale` the factor of an average (fp32), `tag`
-    any number that identifies the job to all devices. `beyond` has a bit for each address that
-    exceeds `address_width`: it is outside every window.
+    `source` and `destination` are byte addresses, `scale` the factor of an average (fp32),
+    `tag` any number that identifies the job to all devices. `beyond` has a bit for each address
+    that exceeds `address_width`: it is outside every window.
 
-        Parameters
-        ----------
-        address_width : bits of a byte address.
+    Parameters
+    ----------
+    address_width : bits of a byte address.
     """
 
     def __init__(self, *, address_width: int) -> None:

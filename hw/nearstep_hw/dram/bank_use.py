@@ -1,4 +1,4 @@
-"""Which banks the beats on the way to the DRAM still need."""
+"""Banks that beats in flight to the DRAM still need."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import wiring
@@ -8,24 +8,23 @@ from amaranth.utils import bits_for
 
 
 class BankUse(wiring.Component):
-    """Tells for every bank whether a beat that entered and has not left needs it.
+    """Tracks for every bank whether a beat that entered and has not left needs it.
+    Beats leave in the order in which they entered. A bank is in use until its
+    last beat leaves: the number of the last beat is stored for each bank, not a count.
 
-    Beats leave in the order in which they entered. A bank is in use from the first such beat until
-    the last one leaves: the number of the last beat is kept for each bank, not a count.
+        *Timing*: outputs are registers.
 
-    *Timing*: outputs are registers.
+        Parameters
+        ----------
+        banks : number of banks.
+        beats : most beats inside.
 
-    Parameters
-    ----------
-    banks : number of banks.
-    beats : most beats inside.
-
-    Members
-    -------
-    i_enter, i_enter_bank : a beat enters.
-    i_leave, i_leave_bank : the oldest beat leaves.
-    o_used : a bit for each bank.
-    o_beats : beats inside.
+        Members
+        -------
+        i_enter, i_enter_bank : a beat enters.
+        i_leave, i_leave_bank : the oldest beat leaves.
+        o_used : a bit for each bank.
+        o_beats : beats inside.
     """
 
     def __init__(self, *, banks: int, beats: int) -> None:

@@ -1,4 +1,4 @@
-"""What the bursts that wait in a queue mean for each rank."""
+"""Prediction of each rank's use from the bursts in a queue."""
 
 from itertools import pairwise
 
@@ -8,25 +8,24 @@ from amaranth.lib.wiring import In, Out
 
 
 class Foresight(wiring.Component):
-    """Follows a queue of bursts: which ranks they are for, and how soon.
+    """Tracks the ranks of the bursts in a queue, and how soon each rank is needed.
+    Only a burst with all the beats of a page counts as long.
 
-    A burst counts as long if it has all the beats of a page; shorter ones say too little.
+        *Timing*: outputs follow the queue, whose level changes in the cycle after `i_enter` or
+        `i_leave`.
 
-    *Timing*: outputs follow the queue, whose level changes in the cycle after `i_enter` or
-    `i_leave`.
+        Parameters
+        ----------
+        ranks : of the channel.
+        bursts : places of the queue.
+        enough : long bursts that must precede the first of a rank.
 
-    Parameters
-    ----------
-    ranks : of the channel.
-    bursts : places of the queue.
-    enough : long bursts that have to come before the first of a rank.
-
-    Members
-    -------
-    i_enter, i_rank, i_long : a burst enters the queue.
-    i_leave : the oldest leaves it.
-    o_waiting : a burst of this rank is in the queue, a bit for each.
-    o_ahead : at least `enough` long bursts are in it before the first of this rank, a bit for each.
+        Members
+        -------
+        i_enter, i_rank, i_long : a burst enters the queue.
+        i_leave : the oldest leaves it.
+        o_waiting : a burst of this rank is in the queue, a bit for each.
+        o_ahead : at least `enough` long bursts are in it before the first of this rank, a bit for each.
     """
 
     def __init__(self, *, ranks: int, bursts: int, enough: int) -> None:
@@ -49,7 +48,7 @@ class Foresight(wiring.Component):
         rank = [Signal.like(self.i_rank, name=f"rank{place}") for place in range(self.bursts + 1)]
         long = Signal(self.bursts + 1)
         level = Signal(range(self.bursts + 1))
-        at = Signal.like(level)  # where the next one goes
+        at = Signal.like(level)  # place of the next burst
 
         m.d.comb += at.eq(level - self.i_leave)
         m.d.sync += level.eq(level + self.i_enter - self.i_leave)

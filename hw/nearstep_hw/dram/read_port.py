@@ -12,29 +12,28 @@ from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 
 class ReadPort(wiring.Component):
-    """Queues read bursts, hands their data back, and answers those that cannot be served.
+    """Queues read bursts, returns their data, and answers bursts that cannot be served.
+    Data of all IDs are in the order of AR. A refused burst waits until all bursts before it are
+    answered, gets the requested number of beats, and issues no command.
 
-    Data of all IDs come in the order of AR. A refused burst waits until all bursts before it are
-    answered, gets as many beats as it asked for, and becomes no command.
+        *Timing*: a burst is offered one cycle after ARVALID, a beat two cycles after its data.
 
-    *Timing*: a burst is offered one cycle after ARVALID, a beat two cycles after its data.
+        Parameters
+        ----------
+        geometry : of the channel.
+        address_width, id_width : of the AXI port, bits.
+        bursts : that wait for their turn.
+        places : see `ReadReturn`.
 
-    Parameters
-    ----------
-    geometry : of the channel.
-    address_width, id_width : of the AXI port, bits.
-    bursts : that wait for their turn.
-    places : see `ReadReturn`.
+        Members
+        -------
+        bus : AR and R.
+        o : bursts, in order.
+        i_reserve, o_space, i_issue, i_id, i_last, i_valid, i_data, o_idle : see `ReadReturn`.
 
-    Members
-    -------
-    bus : AR and R.
-    o : bursts, in order.
-    i_reserve, o_space, i_issue, i_id, i_last, i_valid, i_data, o_idle : see `ReadReturn`.
-
-    Attributes
-    ----------
-    queue : the bursts that wait, to be looked at.
+        Attributes
+        ----------
+        queue : the waiting bursts, for inspection.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ReadPort(wiring.Component):
         m.submodules.queue = queue = self.queue
         m.submodules.returns = returns = ReadReturn(id_width=self.id_width, places=self.places)
         asked, head = queue.i.payload, queue.o.payload
-        # The last beat of a burst that was taken has a place, but for one burst.
+        # The last beat of an accepted burst has a place, except for one burst.
         unanswered = Signal(range(self.places + 2))
         left = Signal.like(head.last)
         answered = Signal()
