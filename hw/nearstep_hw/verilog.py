@@ -78,11 +78,11 @@ def to_verilog(
 ) -> str:
     """Verilog of a component; the top module is called `name`, its ports as in `flat_ports`.
 
-        Those of AXI4 have the names of AMBA: `m_axi__awvalid`.
+    Those of AXI4 have the names of AMBA: `m_axi__awvalid`.
 
-        The text is the same for the same component and tools.
+    The text is the same for the same component and tools.
 
-        `modules`, by name, are appended: modules that the component has instances of. `pads` are
+    `modules`, by name, are appended: modules that the component has instances of. `pads` are
     ports of the component without a signal, by name.
     The text is Verilog of IEEE 1364-2005 and behaves equally as SystemVerilog: each
     `always @*` runs at time 0 (`START`).

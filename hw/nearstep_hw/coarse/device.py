@@ -36,40 +36,40 @@ HOST_ID_WIDTH = 4  # bits of an ID of the host's window
 class MemoryDevice(wiring.Component):
     """A device of the pool.
 
-        The host can access all of the local DRAM through its window at any time; sync cores read
-        and write it for jobs; the update kernel, if there is one, updates parameters in it; the
-        snapshot copies pages before any of these changes them. All share the memory burst by burst.
+    The host can access all of the local DRAM through its window at any time; sync cores read
+    and write it for jobs; the update kernel, if there is one, updates parameters in it; the
+    snapshot copies pages before any of these changes them. All share the memory burst by burst.
 
-        Flat Verilog ports, with the defaults:
+    Flat Verilog ports, with the defaults:
 
-        - `clk`, `rst` (synchronous, active high).
-        - `csr__address[13:0] read write write_data[31:0] write_mask[3:0] ack error
-          read_data[31:0]`: registers, see `nearstep_spec.coarse.registers.device_maps`.
-        - `s_axi__...`: the host's window, 512 bit, IDs of 4 bits; RREADY and BREADY are always
-          high.
-        - `m_axi__...`: to the local DRAM.
-        - `link_out__0__valid ready payload[129:0]`, `link_in__0__valid payload[129:0]`; and 1.
-        - `o_interrupt`.
-        - `fu__...`, if the functional units are outside: see `UpdateKernel`.
+    - `clk`, `rst` (synchronous, active high).
+    - `csr__address[13:0] read write write_data[31:0] write_mask[3:0] ack error
+      read_data[31:0]`: registers, see `nearstep_spec.coarse.registers.device_maps`.
+    - `s_axi__...`: the host's window, 512 bit, IDs of 4 bits; RREADY and BREADY are always
+      high.
+    - `m_axi__...`: to the local DRAM.
+    - `link_out__0__valid ready payload[129:0]`, `link_in__0__valid payload[129:0]`; and 1.
+    - `o_interrupt`.
+    - `fu__...`, if the functional units are outside: see `UpdateKernel`.
 
-        Parameters
-        ----------
-        config : of the device.
-        unit : makes a functional unit for the rules of the update kernel: any component with its
-            ports. None: the units are outside.
+    Parameters
+    ----------
+    config : of the device.
+    unit : makes a functional unit for the rules of the update kernel: any component with its
+        ports. None: the units are outside.
 
-        Members
-        -------
-        csr : registers.
-        s_axi : AXI4 of the host's window. Its RREADY and BREADY are always high.
-        m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are of the window, as many
-    above them, of reads, are of copies of pages.
+    Members
+    -------
+    csr : registers.
+    s_axi : AXI4 of the host's window. Its RREADY and BREADY are always high.
+    m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are of the window, as many
+        above them, of reads, are of copies of pages.
     link_out, link_in : phits of each link; received phits are always accepted.
     o_interrupt : high for a cycle if a job has completed, all jobs have ended with an error, or a
-    run of the update kernel has ended or failed.
-        fu : the functional units, if there is an update kernel and they are outside.
+        run of the update kernel has ended or failed.
+    fu : the functional units, if there is an update kernel and they are outside.
 
-        Ref: COARSE paper, section IV-A and figure 11.
+    Ref: COARSE paper, section IV-A and figure 11.
     """
 
     def __init__(self, config: CoarseConfig, *, unit: UnitMaker | None = FunctionalUnit) -> None:

@@ -18,20 +18,20 @@ def max_entry_beats(config: CoarseConfig) -> int:
 class StepLayout(data.StructLayout):
     """Operations of a core on one entry.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        at : first memory beat of the entry, from the start of the tensor.
+    Members
+    -------
+    at : first memory beat of the entry, from the start of the tensor.
     beats : memory beats of the entry that exist; the others are zeros.
     wire_beats : memory beats of the entry on the wire.
     receive, local : the entry is received from the ring; the device's own values are combined.
     send, write : the result is sent; the result is written.
     final : after this step the values of all devices are combined.
     tail : the last beat of the tensor is in the entry.
-        end : no step of the job follows.
+    end : no step of the job follows.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -19,29 +19,30 @@ ORIGIN = data.StructLayout({"cause": 8, "device": MEMBER_BITS, "port": ceil_log2
 
 
 class FaultControl(wiring.Component):
-    """Holds the first fault of a device, ends all its jobs and reports to the neighbours, until an
-    abort. An abort by the host also ends all jobs; when nothing is outstanding at the memory, it
+    """Holds the first fault of a device, ends its jobs and informs neighbours, until an abort.
+
+    An abort by the host also ends all jobs; when nothing is outstanding at the memory, it
     clears sync cores, queues and links in one cycle, in which the new epoch takes effect.
 
-        Parameters
-        ----------
-        groups : sync cores.
+    Parameters
+    ----------
+    groups : sync cores.
 
-        Members
-        -------
-        i_core : fault of each sync core; `i_core_valid` has a bit for each.
-        i_silent : a bit for each link: its peer is dead.
-        i_peer, i_peer_origin : a neighbour ended its jobs, and the first fault that it reports.
-        i_device, i_epoch : as the host has written them.
-        i_abort : pulse.
-        i_idle : nothing of the sync cores is outstanding at the memory.
-        o_epoch : in force.
-        o_halt : sync cores end their jobs.
+    Members
+    -------
+    i_core : fault of each sync core; `i_core_valid` has a bit for each.
+    i_silent : a bit for each link: its peer is dead.
+    i_peer, i_peer_origin : a neighbour ended its jobs, and the first fault that it reports.
+    i_device, i_epoch : as the host has written them.
+    i_abort : pulse.
+    i_idle : nothing of the sync cores is outstanding at the memory.
+    o_epoch : in force.
+    o_halt : sync cores end their jobs.
     o_clear : pulse: clear all state.
     o_failed : there was a fault; the neighbours must be informed.
-        o_fault, o_origin : the first.
+    o_fault, o_origin : the first.
 
-        Ref: COARSE paper, section IV-A.
+    Ref: COARSE paper, section IV-A.
     """
 
     def __init__(self, *, groups: int) -> None:

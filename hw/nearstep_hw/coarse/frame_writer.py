@@ -33,37 +33,37 @@ PROBE_CYCLES = 64
 class FrameWriter(wiring.Component):
     """Frames of one port.
 
-        The next frame is an ABORT frame if one is due; else an entry, from the groups in turn; else
-        a control frame if an entry is lost, or the peer lacks half of its credits, or unreported
-        numbers have changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for `i_keepalive` cycles,
-        or for `PROBE_CYCLES` while a group waits for the peer. Every header except that of an ABORT
-        has the current numbers of all groups, and the missing entries of one group, in turn: first
-        of groups with `i_asks`. *Timing*: the header is at `o` two cycles after the decision, which
-        is made while the trailer of the previous entry is sent: a phit a cycle, without a gap
-        between entries.
+    The next frame is an ABORT frame if one is due; else an entry, from the groups in turn; else
+    a control frame if an entry is lost, or the peer lacks half of its credits, or unreported
+    numbers have changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for `i_keepalive` cycles,
+    or for `PROBE_CYCLES` while a group waits for the peer. Every header except that of an ABORT
+    has the current numbers of all groups, and the missing entries of one group, in turn: first
+    of groups with `i_asks`. *Timing*: the header is at `o` two cycles after the decision, which
+    is made while the trailer of the previous entry is sent: a phit a cycle, without a gap
+    between entries.
 
-        Parameters
-        ----------
-        groups : sync cores.
+    Parameters
+    ----------
+    groups : sync cores.
 
-        Members
-        -------
-        o : to the link.
-        i_used : this port has a peer. Else no new frame is sent.
-        i_offer, i_sequence, i_length : of each group, an entry that it may send on this port.
-        i_serial, i_waits : of each group, the number of entries sent; it waits for the peer on this
-            port.
-        o_take : to the group whose entry begins; `o_advance` asks for its next phit.
-        o_group, i_data : the group whose entry is being sent, and its phit.
-        i_mine : groups that receive on this port.
-        i_received, i_consumed : of each of them; 0 for others.
-        i_passed, i_accepted, i_asks : of each group; a header has those of one group in `i_mine`.
+    Members
+    -------
+    o : to the link.
+    i_used : this port has a peer. Else no new frame is sent.
+    i_offer, i_sequence, i_length : of each group, an entry that it may send on this port.
+    i_serial, i_waits : of each group, the number of entries sent; it waits for the peer on this
+        port.
+    o_take : to the group whose entry begins; `o_advance` asks for its next phit.
+    o_group, i_data : the group whose entry is being sent, and its phit.
+    i_mine : groups that receive on this port.
+    i_received, i_consumed : of each of them; 0 for others.
+    i_passed, i_accepted, i_asks : of each group; a header has those of one group in `i_mine`.
     i_changed, i_urgent : the peer does not know the numbers, and needs them.
     o_report, o_told : the current numbers are being sent; and all of this group.
-        i_epoch, i_keepalive : for headers; cycles, 0: never.
-        i_abort, i_cause, i_device, i_port : send ABORT frames only, at once and as keepalive.
-        o_sent, o_payload, o_stall : strobes: a phit was sent; a phit of an entry was queued; a phit
-    had to wait.
+    i_epoch, i_keepalive : for headers; cycles, 0: never.
+    i_abort, i_cause, i_device, i_port : send ABORT frames only, at once and as keepalive.
+    o_sent, o_payload, o_stall : strobes: a phit was sent; a phit of an entry was queued; a phit
+        had to wait.
     """
 
     def __init__(self, *, groups: int) -> None:

@@ -18,26 +18,27 @@ from nearstep_spec.coarse.registers import ErrorCause, Stream
 
 class JobCheck(wiring.Component):
     """Checks a job before it reads or writes memory.
+
     In this order: unknown operation, wire format or ring; unaligned addresses;
     ranges outside the window; overlapping ranges. A tensor occupies whole beats.
 
-        *Timing*: `o_done` `latency` cycles after `i_start`; the results hold.
+    *Timing*: `o_done` `latency` cycles after `i_start`; the results hold.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        i_start : pulse; the other inputs hold from then on.
-        i_job : the job.
-        i_members, i_position : of the ring.
-        i_window_base, i_window_limit : first byte that jobs may access, and first byte behind
-            those.
-        o_done : pulse.
-        o_cause : an `ErrorCause`; NONE for a valid job.
+    Members
+    -------
+    i_start : pulse; the other inputs hold from then on.
+    i_job : the job.
+    i_members, i_position : of the ring.
+    i_window_base, i_window_limit : first byte that jobs may access, and first byte behind
+        those.
+    o_done : pulse.
+    o_cause : an `ErrorCause`; NONE for a valid job.
     o_stream, o_address : of the error.
-        i_clear : clears all state.
+    i_clear : clears all state.
     """
 
     latency = 3

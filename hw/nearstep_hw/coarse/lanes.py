@@ -16,15 +16,16 @@ high in the first one of a phit."""
 class LaneTransmitter(wiring.Component):
     """Phits onto the pins of a link, `LANES` bits a transfer, lowest bits first.
 
-        Data change half a transfer before the strobe and are held half a transfer after it. The
+    Data change half a transfer before the strobe and are held half a transfer after it. The
     strobe keeps its level in a reset, which therefore is no transfer.
+
     *Timing*: a phit in `PHIT_CYCLES` = 68 cycles, without a gap; the first change of the strobe
     is three cycles after the phit was accepted.
 
-        Members
-        -------
-        i : phits.
-        o : pins; registers.
+    Members
+    -------
+    i : phits.
+    o : pins; registers.
     """
 
     i: In(stream.Signature(LinkPhit))

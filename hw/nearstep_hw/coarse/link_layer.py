@@ -23,43 +23,43 @@ LinkEvents = data.StructLayout(dict.fromkeys(LINK_COUNTERS, 1))
 class LinkLayer(wiring.Component):
     """Moves entries between the sync cores of adjacent devices, over links that lose frames.
 
-        Each group sends on one port and receives on one, perhaps the same. Every entry that a core
-        sends is delivered to that group's core of the next device exactly once and in order, though
-        links lose, duplicate, delay or corrupt frames. CRC, sequence and serial numbers detect
-        loss; the entries that the peer reports as missing are sent again (selective repeat), see
-        `SendFlow`. A core that accepts nothing blocks only its own group.
+    Each group sends on one port and receives on one, perhaps the same. Every entry that a core
+    sends is delivered to that group's core of the next device exactly once and in order, though
+    links lose, duplicate, delay or corrupt frames. CRC, sequence and serial numbers detect
+    loss; the entries that the peer reports as missing are sent again (selective repeat), see
+    `SendFlow`. A core that accepts nothing blocks only its own group.
 
-        *Timing*: on an idle link, the first phit of an entry is at `receive` 7 cycles, the phits of
-        the entry and the link's latency after its last phit was at `send`. A phit a cycle on each
-        port in each direction, of which all but `FRAME_PHITS` a frame are of entries, as long as
-        `buffer_entries` entries take longer than one of them, its acknowledgement and the place
-        that it frees. `i_retry` has to be longer than three of the longest frames and twice the
-        latency.
+    *Timing*: on an idle link, the first phit of an entry is at `receive` 7 cycles, the phits of
+    the entry and the link's latency after its last phit was at `send`. A phit a cycle on each
+    port in each direction, of which all but `FRAME_PHITS` a frame are of entries, as long as
+    `buffer_entries` entries take longer than one of them, its acknowledgement and the place
+    that it frees. `i_retry` has to be longer than three of the longest frames and twice the
+    latency.
 
-        Parameters
-        ----------
-        config : its `groups`, `buffer_entries` and `entry_phits`.
+    Parameters
+    ----------
+    config : its `groups`, `buffer_entries` and `entry_phits`.
 
-        Members
-        -------
-        send, receive : entries of each group's core.
-        link_out, link_in : of each port.
-        i_send_port, i_receive_port : of each group. Change only with `i_clear`.
-        i_epoch : of all frames; those of another are dropped. Change only with `i_clear`.
-        i_used : ports that have a peer. Nothing is sent on others, and phits from them are dropped.
+    Members
+    -------
+    send, receive : entries of each group's core.
+    link_out, link_in : of each port.
+    i_send_port, i_receive_port : of each group. Change only with `i_clear`.
+    i_epoch : of all frames; those of another are dropped. Change only with `i_clear`.
+    i_used : ports that have a peer. Nothing is sent on others, and phits from them are dropped.
     i_watch, i_silence_limit, o_silent : level of each port: no valid frame for more than so
-    many cycles of `i_watch`; 0: never.
-        i_keepalive : cycles without a frame after which one is sent; 0: never.
-        i_retry : cycles without progress after which entries are sent again; 0: never.
-        i_abort, i_abort_cause, i_abort_device, i_abort_port : level: send only ABORT frames with
-            these contents, on every port: one at once (behind the current frame) and one every
-            `i_keepalive` cycles. o_peer_abort, o_peer_cause, o_peer_device, o_peer_port : pulse:
-            the first ABORT frame since `i_clear`, and its contents. i_clear : clears all entries
-            and numbers. The current frame ends without its trailer, and a phit that waits for the
-            link is withdrawn.
-        o_events : of each port, what happened in this cycle, a bit for each of `LINK_COUNTERS`.
+        many cycles of `i_watch`; 0: never.
+    i_keepalive : cycles without a frame after which one is sent; 0: never.
+    i_retry : cycles without progress after which entries are sent again; 0: never.
+    i_abort, i_abort_cause, i_abort_device, i_abort_port : level: send only ABORT frames with
+        these contents, on every port: one at once (behind the current frame) and one every
+        `i_keepalive` cycles. o_peer_abort, o_peer_cause, o_peer_device, o_peer_port : pulse:
+        the first ABORT frame since `i_clear`, and its contents. i_clear : clears all entries
+        and numbers. The current frame ends without its trailer, and a phit that waits for the
+        link is withdrawn.
+    o_events : of each port, what happened in this cycle, a bit for each of `LINK_COUNTERS`.
 
-        Ref: COARSE paper, sections III-D and IV-A.
+    Ref: COARSE paper, sections III-D and IV-A.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -12,18 +12,19 @@ from nearstep_spec.coarse.config import BEAT_BYTES, BURST_BEATS, CoarseConfig
 
 class RangeBursts(wiring.Component):
     """Splits ranges into bursts that end at multiples of the longest burst.
+
     *Timing*: a burst a cycle, the first one cycle after its range was accepted; a range may be
     accepted with the last burst of the previous range.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        i : ranges.
-        o : their bursts; `run_last` is that of a range whose last beat ends the tensor.
-        i_clear : clears all state.
+    Members
+    -------
+    i : ranges.
+    o : their bursts; `run_last` is that of a range whose last beat ends the tensor.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

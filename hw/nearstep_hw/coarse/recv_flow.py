@@ -11,35 +11,35 @@ from nearstep_spec.coarse.config import SEQUENCE_BITS
 class RecvFlow(wiring.Component):
     """Sequence numbers of the receiving side of a group, modulo `2 ** sequence_bits`.
 
-        Accepts missing entries in any order if their place is free: numbers from `o_received`, the
-        first missing, up to `depth` after `o_consumed`. `o_accepted` marks the present ones.
-        `o_received` advances over them, one a cycle. Every transmission of an entry has a new
-        serial number, so that a step of more than one reveals a lost transmission, first or
-        repeated. All transmissions up to `o_passed` have been received or lost: an entry last sent
-        under that serial number or an earlier one, and not accepted, is lost.
+    Accepts missing entries in any order if their place is free: numbers from `o_received`, the
+    first missing, up to `depth` after `o_consumed`. `o_accepted` marks the present ones.
+    `o_received` advances over them, one a cycle. Every transmission of an entry has a new
+    serial number, so that a step of more than one reveals a lost transmission, first or
+    repeated. All transmissions up to `o_passed` have been received or lost: an entry last sent
+    under that serial number or an earlier one, and not accepted, is lost.
 
-        Parameters
-        ----------
-        depth : entries of the RecvBuf, a power of two.
-        sequence_bits : of a number; more than those of `depth`.
+    Parameters
+    ----------
+    depth : entries of the RecvBuf, a power of two.
+    sequence_bits : of a number; more than those of `depth`.
 
-        Members
-        -------
-        i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends the one before, if that
-            has not ended.
-        i_end : the entry that began last is whole.
-        i_fail : the entry is damaged. May be set with `i_begin` of the next.
+    Members
+    -------
+    i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends the one before, if that
+        has not ended.
+    i_end : the entry that began last is whole.
+    i_fail : the entry is damaged. May be set with `i_begin` of the next.
     i_probe : the peer has sent all up to `i_serial`; with `i_answer` it requests an answer.
-        i_consume : the core has read the oldest entry. Only while `o_available`.
-        i_report : the numbers are sent to the peer.
+    i_consume : the core has read the oldest entry. Only while `o_available`.
+    i_report : the numbers are sent to the peer.
     i_told : `o_passed` and `o_accepted` are sent with them.
     o_storing : phits of the entry that began last are stored, at place `o_place`.
-        o_accept, o_gap, o_duplicate : pulses.
-        o_received, o_consumed : entries accepted with all before them, and read by the core.
-        o_accepted : of entries from `o_received` on, a bit for each, `MAP_BITS` at most.
-        o_passed : as above.
-        o_available : an entry can be read.
-        o_asks : the peer must be informed at once.
+    o_accept, o_gap, o_duplicate : pulses.
+    o_received, o_consumed : entries accepted with all before them, and read by the core.
+    o_accepted : of entries from `o_received` on, a bit for each, `MAP_BITS` at most.
+    o_passed : as above.
+    o_available : an entry can be read.
+    o_asks : the peer must be informed at once.
     o_changed : the peer does not know the numbers.
     o_urgent : the peer lacks half of its credits.
     """

@@ -41,28 +41,29 @@ class ReduceLayout(data.StructLayout):
 
 class Reduce(wiring.Component):
     """Widens received elements, adds or compares, scales, and narrows again; `alus` at once.
+
     *Timing*: a beat a cycle, `latency` cycles. The pipeline stalls while a destination of the beat
     at its end is not ready.
 
-        *Numerics*: received + local in binary32; times `i_scale` for the last of an average;
-        rounded to the wire format. Elements that are not combined pass unchanged in binary32. The
-        maximum with a NaN is the default NaN, that of zeros of both signs is +0. The elements
-        written to memory are those sent on the wire, widened.
+    *Numerics*: received + local in binary32; times `i_scale` for the last of an average;
+    rounded to the wire format. Elements that are not combined pass unchanged in binary32. The
+    maximum with a NaN is the default NaN, that of zeros of both signs is +0. The elements
+    written to memory are those sent on the wire, widened.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        i : beats.
-        i_operation, i_wire, i_scale : of the job, held while anything is inside.
-        i_stop : accepts nothing.
-        send : beats for the wire; elements of 16 bits in the lower half.
-        write : beats for memory.
-        o_end : the beat that ends the job has been output.
+    Members
+    -------
+    i : beats.
+    i_operation, i_wire, i_scale : of the job, held while anything is inside.
+    i_stop : accepts nothing.
+    send : beats for the wire; elements of 16 bits in the lower half.
+    write : beats for memory.
+    o_end : the beat that ends the job has been output.
     o_wait_send, o_wait_write : the pipeline stalls because of that output.
-        i_clear : clears all state.
+    i_clear : clears all state.
     """
 
     _WIDE = half.DEPTH

@@ -17,22 +17,22 @@ _STRAY_ENTRIES = 4  # entries, of one beat each, that registers around the FIFO 
 class SendPath(wiring.Component):
     """Sends the description of a job, then phits of its beats.
 
-        *Timing*: a phit a cycle; the first one three cycles after its beat.
+    *Timing*: a phit a cycle; the first one three cycles after its beat.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        i : beats of the ALUs.
-        i_describe : the description is offered, until `o_described`; nothing is inside.
-        i_description : the job's.
-        i_halves : its elements have 16 bits on the wire; else 32.
-        o : phits.
-        o_described : the description is accepted.
+    Members
+    -------
+    i : beats of the ALUs.
+    i_describe : the description is offered, until `o_described`; nothing is inside.
+    i_description : the job's.
+    i_halves : its elements have 16 bits on the wire; else 32.
+    o : phits.
+    o_described : the description is accepted.
     o_idle : all entries have been output.
-        i_clear : clears all state.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -16,23 +16,24 @@ LENGTH_BITS = Shape.cast(HEADER["length"].shape).width
 
 class SendRing(wiring.Component):
     """Holds entries of a sync core until the peer has acknowledged them, for a frame writer.
+
     *Timing*: accepts a phit a cycle. An entry can be sent from the cycle after its last phit. Its
-        first phit is at `o_data` in the cycle after `i_take`, the next one in the cycle after
-        `i_advance`.
+    first phit is at `o_data` in the cycle after `i_take`, the next one in the cycle after
+    `i_advance`.
 
-        Parameters
-        ----------
-        config : its `buffer_entries` and `entry_phits`.
+    Parameters
+    ----------
+    config : its `buffer_entries` and `entry_phits`.
 
-        Members
-        -------
-        i : entries of up to `entry_phits` phits.
-        o_offer : the entry `o_sequence` of `o_length + 1` phits may be sent; `i_take` begins it.
-        o_data : phit of the entry that was taken last; `i_advance` selects the next.
-        i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`,
-            and so are `o_serial`, `o_waits`, `o_replay`.
+    Members
+    -------
+    i : entries of up to `entry_phits` phits.
+    o_offer : the entry `o_sequence` of `o_length + 1` phits may be sent; `i_take` begins it.
+    o_data : phit of the entry that was taken last; `i_advance` selects the next.
+    i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`,
+        and so are `o_serial`, `o_waits`, `o_replay`.
 
-        Ref: COARSE paper, section IV-A and figure 11.
+    Ref: COARSE paper, section IV-A and figure 11.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

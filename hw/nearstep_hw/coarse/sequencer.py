@@ -13,20 +13,20 @@ from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 class StepSequencer(wiring.Component):
     """Joins received and local values of each step; beats that do not exist have local zeros.
 
-        *Timing*: combinational; a beat a cycle, without a gap between steps.
+    *Timing*: combinational; a beat a cycle, without a gap between steps.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        i : steps.
-        received, local : beats of those steps that need them.
-        o : beats for the ALUs.
-        writes : steps that write, each with its first beat.
+    Members
+    -------
+    i : steps.
+    received, local : beats of those steps that need them.
+    o : beats for the ALUs.
+    writes : steps that write, each with its first beat.
     o_stall_local, o_stall_receive, o_stall_write : there is no beat because of that stream.
-        i_clear : clears all state.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -15,43 +15,44 @@ OUTSTANDING = 64  # most bursts that were let through and are not answered
 
 
 class SnapshotGate(wiring.Component):
-    """Filter of every write to the local DRAM; a write to a frozen page waits until the page is
-    copied. A snapshot is a range of pages as at its opening. Page i has a place in an area of the
+    """Filter of writes to the local DRAM; a write to a frozen page waits for the page's copy.
+
+    A snapshot is a range of pages as at its opening. Page i has a place in an area of the
     same size and is copied there once; the first burst to the page passes when the whole page has
     been read. A page that is not copied has not changed. Opening waits until every earlier write is
     answered, so that no page is of two versions. Opening samples the ranges, and does nothing if
     they are not whole pages of memory, too long, or overlap. Closing waits for the copy in
     progress, and starts none.
 
-        *Timing*: with no snapshot, none is added. With one, a burst to a frozen page waits 2
-        cycles, and the first to each page until the page is read; all behind it wait as well. While
-        a page is written to its place only the next page can be read. Opening takes as long as the
-        writes that are outstanding, and a cycle for every 32 pages.
+    *Timing*: with no snapshot, none is added. With one, a burst to a frozen page waits 2
+    cycles, and the first to each page until the page is read; all behind it wait as well. While
+    a page is written to its place only the next page can be read. Opening takes as long as the
+    writes that are outstanding, and a cycle for every 32 pages.
 
-        Parameters
-        ----------
-        config : of the device.
-        id_width : bits of an ID of the writes.
+    Parameters
+    ----------
+    config : of the device.
+    id_width : bits of an ID of the writes.
 
-        Members
-        -------
-        s_axi : AW, W and B of everything that writes.
-        m_axi : the same, to memory.
-        read, write : of the copies.
-        i_open, i_close : pulses; opening counts only while no snapshot is open, or one is closing.
-        i_base, i_area : first byte of the frozen pages and of their copies; start a page. These and
-            `i_pages` do not change with `i_open` or in the cycle before.
-        i_pages : frozen pages.
-        i_word : selects the 32 pages of `o_copied`.
-        o_open : a snapshot is open.
-        o_failed : a copy got a response other than OKAY: the snapshot is not whole. Until the next
-            opening. o_copied : a bit for each of these pages: the page may have changed, and its
-            copy is in the area or in flight; of the cycle before. o_taken, o_written : pages with
-            that bit set, and pages whose copy is in the area, since the reset, of `PAGE_COUNT_BITS`
-            bits. o_page_copied : pulse, a page's bit was set.
-        o_stall : a write waits for a copy.
+    Members
+    -------
+    s_axi : AW, W and B of everything that writes.
+    m_axi : the same, to memory.
+    read, write : of the copies.
+    i_open, i_close : pulses; opening counts only while no snapshot is open, or one is closing.
+    i_base, i_area : first byte of the frozen pages and of their copies; start a page. These and
+        `i_pages` do not change with `i_open` or in the cycle before.
+    i_pages : frozen pages.
+    i_word : selects the 32 pages of `o_copied`.
+    o_open : a snapshot is open.
+    o_failed : a copy got a response other than OKAY: the snapshot is not whole. Until the next
+        opening. o_copied : a bit for each of these pages: the page may have changed, and its
+        copy is in the area or in flight; of the cycle before. o_taken, o_written : pages with
+        that bit set, and pages whose copy is in the area, since the reset, of `PAGE_COUNT_BITS`
+        bits. o_page_copied : pulse, a page's bit was set.
+    o_stall : a write waits for a copy.
 
-        Ref: COARSE paper, section IV-A, fault tolerance.
+    Ref: COARSE paper, section IV-A, fault tolerance.
     """
 
     def __init__(self, config: CoarseConfig, *, id_width: int) -> None:

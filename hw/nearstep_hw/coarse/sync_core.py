@@ -30,42 +30,44 @@ _STEPS_AHEAD = 2
 
 class SyncCore(wiring.Component):
     """Executes one job at a time: every part of every chunk passes the ring twice less one hop.
+
     First the job's description is sent to the next device, and compared with that of the previous
     device. Then parts of chunks are sent, combined with the device's own values, and the results
     written; see `EntryWalker` for the order. FIFOs of an entry before and behind the ALUs overlap
     steps that only read or only write with the links.
     After an error, and after `i_halt`, nothing starts until `i_clear`. The source is never
     written.
+
     *Timing*: a beat of the ALUs or a phit on each link a cycle, whichever are more. A
     job's first entry is sent 60 cycles and the latency of the memory after the job was accepted; 31
     of the cycles divide the tensor by the ring (`TensorCut`). From the last phit of a beat to
-        the first one of its result there are `Reduce.latency` + 8 = 24 cycles.
+    the first one of its result there are `Reduce.latency` + 8 = 24 cycles.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        i_members, i_position : of the ring; held while a job is running.
+    Members
+    -------
+    i_members, i_position : of the ring; held while a job is running.
     i_window_base, i_window_limit : first byte that jobs may access, and first behind those; held.
-        job : jobs.
-        read, write : local DRAM; RREADY and BREADY are always high.
-        send : entries for the next device.
-        receive : entries from the device before.
-        o_busy : a job is running.
+    job : jobs.
+    read, write : local DRAM; RREADY and BREADY are always high.
+    send : entries for the next device.
+    receive : entries from the device before.
+    o_busy : a job is running.
     o_done : a job has completed; all of it is written and acknowledged.
     o_error_valid : a job has failed; the other errors are valid only then.
     o_error_cause, o_error_stream : an `ErrorCause`, a `Stream`.
     o_error_response, o_error_address : of the local DRAM.
     i_halt : starts nothing; issued bursts are completed.
-        o_idle : nothing is outstanding at the local DRAM.
-        i_clear : clears all state; only while halted and idle.
-        o_beat : the ALUs accept a beat.
+    o_idle : nothing is outstanding at the local DRAM.
+    i_clear : clears all state; only while halted and idle.
+    o_beat : the ALUs accept a beat.
     o_stall_local, o_stall_receive, o_stall_send, o_stall_write : the stream that the ALUs wait for;
-    valid only while a job is running.
+        valid only while a job is running.
 
-        Ref: COARSE paper, section IV-A and figure 11.
+    Ref: COARSE paper, section IV-A and figure 11.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

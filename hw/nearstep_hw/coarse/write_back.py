@@ -22,24 +22,24 @@ STEPS_AHEAD = 4
 class WriteBack(wiring.Component):
     """Writes the beats of each step that exist, in bursts with all their data at hand.
 
-        *Timing*: a memory beat a cycle.
+    *Timing*: a memory beat a cycle.
 
-        Parameters
-        ----------
-        config : of the device.
+    Parameters
+    ----------
+    config : of the device.
 
-        Members
-        -------
-        bus : AW, W and B; BREADY is always high.
-        i : steps that write, with at least one beat that exists; each before its elements.
-        i_destination : byte address of the tensor, held.
-        i_tail : WSTRB of the last beat of the tensor.
-        data : elements, as many as the ALUs output in a cycle; only those of beats that exist.
+    Members
+    -------
+    bus : AW, W and B; BREADY is always high.
+    i : steps that write, with at least one beat that exists; each before its elements.
+    i_destination : byte address of the tensor, held.
+    i_tail : WSTRB of the last beat of the tensor.
+    data : elements, as many as the ALUs output in a cycle; only those of beats that exist.
     fault : a burst got a response other than OKAY; the address is the burst's.
     i_stop : issues no more bursts.
     o_idle : all accepted steps are written and acknowledged.
-        o_bus_idle : nothing is outstanding.
-        i_clear : clears all state; only when nothing is outstanding.
+    o_bus_idle : nothing is outstanding.
+    i_clear : clears all state; only when nothing is outstanding.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

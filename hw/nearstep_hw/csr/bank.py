@@ -34,37 +34,37 @@ def _any(hits: Signal, kinds: list[bool]) -> Value:
 class CsrBank(Component):
     """Registers of one block.
 
-        Reads have no side effects. A `CONFIG` field holds the written value; a `PULSE` is high for
-        one cycle, that of the `ack`. While `register_map.busy` is high, or a locked register has a
-        pulse, a write of a locked register changes nothing, is acknowledged with `error`, and sets
-        the `REFUSED` fields, until `register_map.clear` clears them. `COUNTER` fields are captured
-        together by `register_map.latch` and in the first cycle in which `busy` is low again; reads
-        return the captured values.
+    Reads have no side effects. A `CONFIG` field holds the written value; a `PULSE` is high for
+    one cycle, that of the `ack`. While `register_map.busy` is high, or a locked register has a
+    pulse, a write of a locked register changes nothing, is acknowledged with `error`, and sets
+    the `REFUSED` fields, until `register_map.clear` clears them. `COUNTER` fields are captured
+    together by `register_map.latch` and in the first cycle in which `busy` is low again; reads
+    return the captured values.
 
-        The ports of a field are called `<name>`: `<register>` for the field `value`, and
-        `<register>_<field>` otherwise.
+    The ports of a field are called `<name>`: `<register>` for the field `value`, and
+    `<register>_<field>` otherwise.
 
-        *Timing*: latency one cycle, three if `cut`; a request the cycle after. See `CsrSignature`.
+    *Timing*: latency one cycle, three if `cut`; a request the cycle after. See `CsrSignature`.
 
-        Parameters
-        ----------
-        register_map : the registers.
-        cut : requests are decoded into registers, and read data passes registers of `NEIGHBOURS`
-    words each: one multiplexer of all words needs more wires in one place than small FPGAs have.
+    Parameters
+    ----------
+    register_map : the registers.
+    cut : requests are decoded into registers, and read data passes registers of `NEIGHBOURS` words
+        each: one multiplexer of all words needs more wires in one place than small FPGAs have.
     line : adds a second port, for whole lines. If both ports write in one cycle, the line's write
-    counts.
+        counts.
 
-        Members
-        -------
-        bus : the register port, to be connected to a bus adapter.
-        line : the line port, if there is one.
-        i_<name> : value of a `STATUS` or `COUNTER` field, from the hardware.
-        o_<name> : value of a `CONFIG` or `PULSE` field, to the hardware. Registers.
+    Members
+    -------
+    bus : the register port, to be connected to a bus adapter.
+    line : the line port, if there is one.
+    i_<name> : value of a `STATUS` or `COUNTER` field, from the hardware.
+    o_<name> : value of a `CONFIG` or `PULSE` field, to the hardware. Registers.
 
-        Attributes
-        ----------
-        i, o : those ports by the path of their register and the name of the field:
-            `o["window"][0]["base"]`.
+    Attributes
+    ----------
+    i, o : those ports by the path of their register and the name of the field:
+        `o["window"][0]["base"]`.
     """
 
     def __init__(self, register_map: RegisterMap, *, line: bool = False, cut: bool = False) -> None:

@@ -16,25 +16,27 @@ BLOCK_LINES = BLOCK_BYTES // LINE_BYTES
 
 class CsrLineSignature(Signature):
     """A port for one line at a time, without wait states.
+
     A host behind a DDR4 bus reads and writes bursts of 64 bytes, at most one in two cycles, and
     cannot be stalled. A line is therefore read, and written, as a whole in one cycle: all
     words of a read are of one moment, and a read sees every write before it.
     Reading has no side effects and therefore no strobe.
+
     *Timing*: `read_data` is the line at `read_address` in the cycle before. A write in
     cycle n is visible to a read addressed in cycle n + 1.
 
-        Parameters
-        ----------
-        blocks : register blocks behind the port, each of `BLOCK_LINES` lines.
+    Parameters
+    ----------
+    blocks : register blocks behind the port, each of `BLOCK_LINES` lines.
 
-        Members
-        -------
-        read_address, write_address : numbers of lines.
-        read_data : word 0 in the low bits; 0 where there is no register.
-        write : write strobe.
-        write_data, write_mask : the line, and a bit for each of its bytes, 1 to write it. The bank
-    writes whole words: a word without all four bits is unchanged, as are words that are
-    read-only, unmapped, or refused because the block is busy, which sets its flag.
+    Members
+    -------
+    read_address, write_address : numbers of lines.
+    read_data : word 0 in the low bits; 0 where there is no register.
+    write : write strobe.
+    write_data, write_mask : the line, and a bit for each of its bytes, 1 to write it. The bank
+        writes whole words: a word without all four bits is unchanged, as are words that are
+        read-only, unmapped, or refused because the block is busy, which sets its flag.
     """
 
     def __init__(self, blocks: int = 1) -> None:

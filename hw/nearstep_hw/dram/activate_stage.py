@@ -13,18 +13,18 @@ from nearstep_spec.dram.geometry import DramGeometry
 class ActivateStage(wiring.Component):
     """Activates rows in order, and keeps tRRD and tFAW of each rank.
 
-        *Timing*: combinational; at most one a cycle.
+    *Timing*: combinational; at most one a cycle.
 
-        Parameters
-        ----------
-        timing, geometry : of the channel.
+    Parameters
+    ----------
+    timing, geometry : of the channel.
 
-        Members
-        -------
-        i : rows; accepted with their command.
+    Members
+    -------
+    i : rows; accepted with their command.
     i_stop : no bank of this rank is activated, a bit for each.
-        i_no_activate : banks that must not be activated yet.
-        o_activate : the bank activated in this cycle, with the row of `i`.
+    i_no_activate : banks that must not be activated yet.
+    o_activate : the bank activated in this cycle, with the row of `i`.
     """
 
     def __init__(self, timing: FabricTiming, geometry: DramGeometry) -> None:

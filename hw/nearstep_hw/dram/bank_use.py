@@ -9,22 +9,23 @@ from amaranth.utils import bits_for
 
 class BankUse(wiring.Component):
     """Tracks for every bank whether a beat that entered and has not left needs it.
+
     Beats leave in the order in which they entered. A bank is in use until its
     last beat leaves: the number of the last beat is stored for each bank, not a count.
 
-        *Timing*: outputs are registers.
+    *Timing*: outputs are registers.
 
-        Parameters
-        ----------
-        banks : number of banks.
-        beats : most beats inside.
+    Parameters
+    ----------
+    banks : number of banks.
+    beats : most beats inside.
 
-        Members
-        -------
-        i_enter, i_enter_bank : a beat enters.
-        i_leave, i_leave_bank : the oldest beat leaves.
-        o_used : a bit for each bank.
-        o_beats : beats inside.
+    Members
+    -------
+    i_enter, i_enter_bank : a beat enters.
+    i_leave, i_leave_bank : the oldest beat leaves.
+    o_used : a bit for each bank.
+    o_beats : beats inside.
     """
 
     def __init__(self, *, banks: int, beats: int) -> None:

@@ -10,27 +10,28 @@ from nearstep_spec.dram.geometry import DramGeometry
 
 class BatchArbiter(wiring.Component):
     """Keeps one direction as long as possible, because a turnaround of the data bus costs beats.
+
     The direction changes when it has no burst left and few beats are in flight to the DRAM,
     or when a batch is full and the other direction is waiting. Neither direction waits for more
-        than one batch of the other.
+    than one batch of the other.
 
-        *Timing*: combinational from `i_read` and `i_write` to `o`; a change takes a cycle.
+    *Timing*: combinational from `i_read` and `i_write` to `o`; a change takes a cycle.
 
-        Parameters
-        ----------
-        geometry : of the channel.
-        id_width : bits of an AXI ID.
-        batch_beats : size from which a batch accepts no further burst if the other direction waits.
+    Parameters
+    ----------
+    geometry : of the channel.
+    id_width : bits of an AXI ID.
+    batch_beats : size from which a batch accepts no further burst if the other direction waits.
 
-        Members
-        -------
-        i_read, i_write : bursts, oldest first; `write` of the payload is ignored.
-        i_few : few beats are in flight: a change of direction can no longer be postponed.
-        o : bursts in the order of issue.
+    Members
+    -------
+    i_read, i_write : bursts, oldest first; `write` of the payload is ignored.
+    i_few : few beats are in flight: a change of direction can no longer be postponed.
+    o : bursts in the order of issue.
 
-        Raises
-        ------
-        ValueError : `batch_beats` is not positive.
+    Raises
+    ------
+    ValueError : `batch_beats` is not positive.
     """
 
     def __init__(self, geometry: DramGeometry, *, id_width: int, batch_beats: int) -> None:

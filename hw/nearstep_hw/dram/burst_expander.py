@@ -12,18 +12,18 @@ from nearstep_spec.dram.address import AddressMapping
 class BurstExpander(wiring.Component):
     """The beats of bursts, in order.
 
-        *Timing*: the first beat one cycle after its burst was accepted, then a beat a cycle; the next
+    *Timing*: the first beat one cycle after its burst was accepted, then a beat a cycle; the next
     burst is accepted with the last beat.
 
-        Parameters
-        ----------
-        mapping : places of the beats.
-        id_width : bits of an AXI ID.
+    Parameters
+    ----------
+    mapping : places of the beats.
+    id_width : bits of an AXI ID.
 
-        Members
-        -------
-        i : bursts.
-        o : beats; `opens` is 0.
+    Members
+    -------
+    i : bursts.
+    o : beats; `opens` is 0.
     """
 
     def __init__(self, mapping: AddressMapping, *, id_width: int) -> None:

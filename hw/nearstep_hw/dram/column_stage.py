@@ -26,20 +26,20 @@ class Slot(enum.Enum, shape=3):
 class ColumnStage(wiring.Component):
     """Issues the column commands in order, a cycle each, and keeps tCCD, tRTRS and the turnarounds.
 
-        *Timing*: combinational from `i`.
+    *Timing*: combinational from `i`.
 
-        Parameters
-        ----------
-        timing, geometry : of the channel.
-        id_width : bits of an AXI ID.
+    Parameters
+    ----------
+    timing, geometry : of the channel.
+    id_width : bits of an AXI ID.
 
-        Members
-        -------
-        i : beats; accepted with their command.
+    Members
+    -------
+    i : beats; accepted with their command.
     i_opened : a row is opened in this cycle, for the next of the beats that `opens`.
-        i_no_column : banks whose row was opened less than tRCD ago.
-        o_read, o_write : the command is given in this cycle.
-        o_slot : use of the slot, as far as known here: never SPACE or REFRESH.
+    i_no_column : banks whose row was opened less than tRCD ago.
+    o_read, o_write : the command is given in this cycle.
+    o_slot : use of the slot, as far as known here: never SPACE or REFRESH.
     """
 
     def __init__(self, timing: FabricTiming, geometry: DramGeometry, *, id_width: int) -> None:

@@ -78,25 +78,25 @@ class CommandSignature(Signature):
 class DfiSignature(Signature):
     """A DDR4 channel, seen from the controller.
 
-        A port called `dfi` becomes `dfi__p0__cs_n` ... `dfi__rddata_valid`.
+    A port called `dfi` becomes `dfi__p0__cs_n` ... `dfi__rddata_valid`.
 
-        *Timing*: data of a write command in fabric cycle n are on `wrdata` in cycle n + `TPHY_WRLAT`,
-        with `wrdata_en`; data of a read command are on `rddata` in cycle n + `TPHY_RDLAT`, with
+    *Timing*: data of a write command in fabric cycle n are on `wrdata` in cycle n + `TPHY_WRLAT`,
+    with `wrdata_en`; data of a read command are on `rddata` in cycle n + `TPHY_RDLAT`, with
     `rddata_valid`. Neither depends on the phase of the command. Where a cycle carries less than a
-        burst, the rest follows in the next cycle. Nothing stalls.
+    burst, the rest follows in the next cycle. Nothing stalls.
 
-        Parameters
-        ----------
-        phases : command slots in a fabric cycle, the first in time is p0.
-        data_bytes : data in a fabric cycle.
-        ranks : of the channel.
+    Parameters
+    ----------
+    phases : command slots in a fabric cycle, the first in time is p0.
+    data_bytes : data in a fabric cycle.
+    ranks : of the channel.
 
-        Members
-        -------
-        p<n> : command pins.
-        wrdata, wrdata_en : byte 0 in the low bits.
-        wrdata_mask : 1 leaves the byte in memory unchanged.
-        rddata, rddata_valid : byte 0 in the low bits.
+    Members
+    -------
+    p<n> : command pins.
+    wrdata, wrdata_en : byte 0 in the low bits.
+    wrdata_mask : 1 leaves the byte in memory unchanged.
+    rddata, rddata_valid : byte 0 in the low bits.
     """
 
     def __init__(

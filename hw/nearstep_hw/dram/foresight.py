@@ -9,23 +9,24 @@ from amaranth.lib.wiring import In, Out
 
 class Foresight(wiring.Component):
     """Tracks the ranks of the bursts in a queue, and how soon each rank is needed.
+
     Only a burst with all the beats of a page counts as long.
 
-        *Timing*: outputs follow the queue, whose level changes in the cycle after `i_enter` or
-        `i_leave`.
+    *Timing*: outputs follow the queue, whose level changes in the cycle after `i_enter` or
+    `i_leave`.
 
-        Parameters
-        ----------
-        ranks : of the channel.
-        bursts : places of the queue.
-        enough : long bursts that must precede the first of a rank.
+    Parameters
+    ----------
+    ranks : of the channel.
+    bursts : places of the queue.
+    enough : long bursts that must precede the first of a rank.
 
-        Members
-        -------
-        i_enter, i_rank, i_long : a burst enters the queue.
-        i_leave : the oldest leaves it.
-        o_waiting : a burst of this rank is in the queue, a bit for each.
-        o_ahead : at least `enough` long bursts are in it before the first of this rank, a bit for each.
+    Members
+    -------
+    i_enter, i_rank, i_long : a burst enters the queue.
+    i_leave : the oldest leaves it.
+    o_waiting : a burst of this rank is in the queue, a bit for each.
+    o_ahead : at least `enough` long bursts are in it before the first of this rank, a bit for each.
     """
 
     def __init__(self, *, ranks: int, bursts: int, enough: int) -> None:

@@ -9,26 +9,27 @@ from amaranth.lib.wiring import In, Out
 
 class HoldLine(wiring.Component):
     """Holds things for a fixed number of cycles after an event: minimum distances between commands.
+
     A shift register of words, a bit for each thing. An event sets a bit at the
     place whose distance from the end is the event's; a thing is held while its bit is
     set in any word. The distances need no counter: the
     things are banks, bank groups or the rank, the distance is in fabric cycles.
 
-        *Timing*: an event of distance d in cycle n holds its things in cycles n + 1 to n + d - 1.
+    *Timing*: an event of distance d in cycle n holds its things in cycles n + 1 to n + d - 1.
 
-        Parameters
-        ----------
-        things : number of things.
-        distances : least cycles from each kind of event to the commands that it delays, by name.
+    Parameters
+    ----------
+    things : number of things.
+    distances : least cycles from each kind of event to the commands that it delays, by name.
 
-        Members
-        -------
-        i_<event> : a bit for each thing to which it happens in this cycle.
-        o_held : a bit for each thing.
+    Members
+    -------
+    i_<event> : a bit for each thing to which it happens in this cycle.
+    o_held : a bit for each thing.
 
-        Raises
-        ------
-        ValueError : no things, or a distance that is negative.
+    Raises
+    ------
+    ValueError : no things, or a distance that is negative.
     """
 
     def __init__(self, things: int, distances: Mapping[str, int]) -> None:

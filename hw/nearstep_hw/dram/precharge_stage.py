@@ -12,27 +12,27 @@ from nearstep_spec.dram.geometry import DramGeometry
 class PrechargeStage(wiring.Component):
     """Precharges the bank of a beat if another row is open in it and no earlier beat needs it.
 
-        Tracks the row that each bank will have when the beat is issued, marks the beats whose row must
+    Tracks the row that each bank will have when the beat is issued, marks the beats whose row must
     be opened, and queues those rows. Beats pass in order: a beat that waits for its
     bank blocks the later ones.
 
-        *Timing*: combinational; a beat a cycle, and at most one precharge.
+    *Timing*: combinational; a beat a cycle, and at most one precharge.
 
-        Parameters
-        ----------
-        geometry : of the channel.
-        id_width : bits of an AXI ID.
+    Parameters
+    ----------
+    geometry : of the channel.
+    id_width : bits of an AXI ID.
 
-        Members
-        -------
-        i, o : beats; `opens` is set here.
-        o_row : rows to open, in the order of the beats that need them.
-        i_stop : no beat passes.
-        i_used : banks that beats ahead still need.
-        i_no_precharge : banks that must not be precharged yet.
-        i_close : all banks of the rank are precharged in this cycle, a bit for each; nothing passes.
-        o_precharge : banks precharged in this cycle, by this stage.
-        o_open : banks that have an open row, or will have after the beats ahead.
+    Members
+    -------
+    i, o : beats; `opens` is set here.
+    o_row : rows to open, in the order of the beats that need them.
+    i_stop : no beat passes.
+    i_used : banks that beats ahead still need.
+    i_no_precharge : banks that must not be precharged yet.
+    i_close : all banks of the rank are precharged in this cycle, a bit for each; nothing passes.
+    o_precharge : banks precharged in this cycle, by this stage.
+    o_open : banks that have an open row, or will have after the beats ahead.
     """
 
     def __init__(self, geometry: DramGeometry, *, id_width: int) -> None:

@@ -13,27 +13,28 @@ from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 class ReadPort(wiring.Component):
     """Queues read bursts, returns their data, and answers bursts that cannot be served.
+
     Data of all IDs are in the order of AR. A refused burst waits until all bursts before it are
     answered, gets the requested number of beats, and issues no command.
 
-        *Timing*: a burst is offered one cycle after ARVALID, a beat two cycles after its data.
+    *Timing*: a burst is offered one cycle after ARVALID, a beat two cycles after its data.
 
-        Parameters
-        ----------
-        geometry : of the channel.
-        address_width, id_width : of the AXI port, bits.
-        bursts : that wait for their turn.
-        places : see `ReadReturn`.
+    Parameters
+    ----------
+    geometry : of the channel.
+    address_width, id_width : of the AXI port, bits.
+    bursts : that wait for their turn.
+    places : see `ReadReturn`.
 
-        Members
-        -------
-        bus : AR and R.
-        o : bursts, in order.
-        i_reserve, o_space, i_issue, i_id, i_last, i_valid, i_data, o_idle : see `ReadReturn`.
+    Members
+    -------
+    bus : AR and R.
+    o : bursts, in order.
+    i_reserve, o_space, i_issue, i_id, i_last, i_valid, i_data, o_idle : see `ReadReturn`.
 
-        Attributes
-        ----------
-        queue : the waiting bursts, for inspection.
+    Attributes
+    ----------
+    queue : the waiting bursts, for inspection.
     """
 
     def __init__(

@@ -32,6 +32,7 @@ def connect_part(m: Module, outer: Value, inner: Value, member: Member) -> None:
 
 class RefreshManager(wiring.Component):
     """Counts the due refreshes and issues them.
+
     A refresh is due every tREFI. When `postponed` are due, or one is and the controller has
     been idle for `idle_cycles`, or the channel is handed back, no beat enters; when the beats in
     flight have their commands, all banks are precharged and every due refresh is issued, one after
@@ -44,44 +45,44 @@ class RefreshManager(wiring.Component):
     After these refreshes, while all banks are closed, the rank is calibrated (ZQCS) on request or
     if `FabricTiming.calibration_interval` has passed since the last calibration.
 
-        *Timing*: tRP after the precharge, then tRFC for each; tZQCS for a calibration.
+    *Timing*: tRP after the precharge, then tRFC for each; tZQCS for a calibration.
 
-        Parameters
-        ----------
-        timing : distances and interval.
-        postponed : number of due refreshes at which beats are stopped, at most 8; or None.
+    Parameters
+    ----------
+    timing : distances and interval.
+    postponed : number of due refreshes at which beats are stopped, at most 8; or None.
     idle_cycles : cycles without a beat after which refreshes are issued early.
-        shared : there are other ranks.
+    shared : there are other ranks.
 
-        Members
-        -------
-        i_enable : the controller owns the channel; when it falls the channel is handed back.
-        i_debt : refreshes due when `i_enable` rises, rounded up; see `DramController`.
-        i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
-        i_calibrate : a calibration is requested; held until it is issued.
+    Members
+    -------
+    i_enable : the controller owns the channel; when it falls the channel is handed back.
+    i_debt : refreshes due when `i_enable` rises, rounded up; see `DramController`.
+    i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
+    i_calibrate : a calibration is requested; held until it is issued.
     i_busy : there are beats, waiting or in flight.
     i_clear : no beat is in flight and all open banks may be precharged.
-        o_stop : no beat may enter.
-        o_no_activate : no bank may be activated.
-        o_precharge : all banks are precharged in this cycle.
-        o_refresh : the rank is refreshed in this cycle.
-        o_calibrate : the rank is calibrated in this cycle.
-        o_debt : refreshes due. Zero when the channel has been handed back.
-        o_idle : the channel is not owned: banks are closed, tRP, tRFC and tZQCS have passed.
-        i_free : no beat of this rank is near; the others have beats for a tRFC. With other ranks.
-        i_inside : a beat of this rank is in flight; others may follow, so that it continues also
-    after `i_enable` fell. Likewise.
-        i_pins : no other rank is precharged, refreshed or calibrated in this cycle. Likewise.
-        o_done, i_done : this rank, and all, can be handed back in this cycle. Likewise.
+    o_stop : no beat may enter.
+    o_no_activate : no bank may be activated.
+    o_precharge : all banks are precharged in this cycle.
+    o_refresh : the rank is refreshed in this cycle.
+    o_calibrate : the rank is calibrated in this cycle.
+    o_debt : refreshes due. Zero when the channel has been handed back.
+    o_idle : the channel is not owned: banks are closed, tRP, tRFC and tZQCS have passed.
+    i_free : no beat of this rank is near; the others have beats for a tRFC. With other ranks.
+    i_inside : a beat of this rank is in flight; others may follow, so that it continues also
+        after `i_enable` fell. Likewise.
+    i_pins : no other rank is precharged, refreshed or calibrated in this cycle. Likewise.
+    o_done, i_done : this rank, and all, can be handed back in this cycle. Likewise.
 
-        Attributes
-        ----------
-        interval, taken : cycles until the next refresh is due; the channel is owned. Read only by
-            proofs.
+    Attributes
+    ----------
+    interval, taken : cycles until the next refresh is due; the channel is owned. Read only by
+        proofs.
 
-        Raises
-        ------
-        ValueError : `postponed` is not 1 to 8.
+    Raises
+    ------
+    ValueError : `postponed` is not 1 to 8.
     """
 
     def __init__(

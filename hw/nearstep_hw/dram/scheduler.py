@@ -25,35 +25,36 @@ IDLE_CYCLES = 32  # without a beat, before a refresh is issued early
 
 class CommandScheduler(wiring.Component):
     """Issues the column commands of beats in order and prepares rows ahead of them.
+
     A beat enters as soon as its row is open, or the conflicting row is precharged; rows are then
     opened in order, apart from the beats, so that up to `lookahead` beats are between a precharge
     and its column command. While there are beats of other banks, a row miss costs nothing.
     For a refresh, and when the channel is handed back, no beats enter and the beats inside get
     their commands. A refresh of one of two ranks stops only its own beats.
 
-        *Timing*: a beat a cycle. On the pins one cycle after the decision.
+    *Timing*: a beat a cycle. On the pins one cycle after the decision.
 
-        Parameters
-        ----------
-        timing, geometry : of the channel.
-        id_width : bits of an AXI ID.
-        lookahead : most beats inside.
-        few_beats : see `o_few`.
-        postponed : see `RefreshManager`.
+    Parameters
+    ----------
+    timing, geometry : of the channel.
+    id_width : bits of an AXI ID.
+    lookahead : most beats inside.
+    few_beats : see `o_few`.
+    postponed : see `RefreshManager`.
 
-        Members
-        -------
-        i : beats.
-        i_space : there is a place for the data of one more read.
-        i_waiting : there are waiting bursts, for each rank.
+    Members
+    -------
+    i : beats.
+    i_space : there is a place for the data of one more read.
+    i_waiting : there are waiting bursts, for each rank.
     i_ahead : the next bursts are not for this rank, for long enough; with two ranks.
-        i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`; those of
-            each rank.
-        o_enter : a beat enters.
-        o_read, o_write : a command is issued, of the beat with `o_id` and `o_last`.
-        o_few : at most `few_beats` beats are inside.
-        o_slot : use of the column slot.
-        p0, p1, p2, p3 : command pins.
+    i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`; those of
+        each rank.
+    o_enter : a beat enters.
+    o_read, o_write : a command is issued, of the beat with `o_id` and `o_last`.
+    o_few : at most `few_beats` beats are inside.
+    o_slot : use of the column slot.
+    p0, p1, p2, p3 : command pins.
     """
 
     def __init__(

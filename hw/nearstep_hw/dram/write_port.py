@@ -17,6 +17,7 @@ class WritePort(wiring.Component):
     A burst is offered when all of its data have arrived and answered when its last command is
     issued: every later read is ordered behind it. W is accepted only after its AW. A refused burst
     waits until all bursts before it are answered; its data are dropped and it issues no command.
+
     *Timing*: a burst is offered one cycle after its last beat of W, BVALID rises one cycle after
     the last command.
 

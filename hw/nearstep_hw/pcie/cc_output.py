@@ -15,19 +15,19 @@ EOP_LANE_BIT = 8  # last dword of the packet
 class CcOutput(wiring.Component):
     """Shows beats as the CC stream, without a gap inside a packet.
 
-        With 64 bits the first beat waits for the second, since the packer needs two runs for
+    With 64 bits the first beat waits for the second, since the packer needs two runs for
     the second beat; from then on there is a beat a cycle.
 
-        *Timing*: none; one cycle with 64 bits.
+    *Timing*: none; one cycle with 64 bits.
 
-        Parameters
-        ----------
-        width : bits of the stream.
+    Parameters
+    ----------
+    width : bits of the stream.
 
-        Members
-        -------
-        i : beats; one a cycle within a packet, except for that gap.
-        cc : the stream.
+    Members
+    -------
+    i : beats; one a cycle within a packet, except for that gap.
+    cc : the stream.
     """
 
     def __init__(self, width: int) -> None:

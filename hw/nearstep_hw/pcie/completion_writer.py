@@ -23,29 +23,29 @@ ELEMENT_BITS = DWORD_BITS + 1  # a dword and its bit of TKEEP
 class CompletionWriter(wiring.Component):
     """Makes completions of jobs, one after the other.
 
-        A completion begins when all of its payload is available, and continues without a gap, as the
+    A completion begins when all of its payload is available, and continues without a gap, as the
     hard block requires. A burst that memory answered with an error is a Completer Abort, and ends
     its request: other data read for the request are dropped. A register access with an error is an
     Unsupported Request. The descriptor of an unsuccessful completion is followed by a copy
     of the request, for the error log of the hard block.
 
-        *Timing*: one run for the descriptor (two if `width` is 64), then one for each `width` bits of
-        memory that the payload touches, without a gap between completions.
+    *Timing*: one run for the descriptor (two if `width` is 64), then one for each `width` bits of
+    memory that the payload touches, without a gap between completions.
 
-        Parameters
-        ----------
-        width : bits of the CC stream.
-        data_width : bits of a beat of memory.
+    Parameters
+    ----------
+    width : bits of the CC stream.
+    data_width : bits of a beat of memory.
 
-        Members
-        -------
-        i : jobs.
-        i_beat, i_verdict : of the bursts of the jobs from memory, in their order.
-        o_read, i_answer : reads of registers, and their answers.
-        o : runs of dwords, each with a bit of TKEEP.
-        o_failed : an unsuccessful completion begins.
+    Members
+    -------
+    i : jobs.
+    i_beat, i_verdict : of the bursts of the jobs from memory, in their order.
+    o_read, i_answer : reads of registers, and their answers.
+    o : runs of dwords, each with a bit of TKEEP.
+    o_failed : an unsuccessful completion begins.
 
-        Ref: PG213, "Completer Completion Interface Operation" and "Completions with Error Status".
+    Ref: PG213, "Completer Completion Interface Operation" and "Completions with Error Status".
     """
 
     def __init__(self, *, width: int, data_width: int) -> None:

@@ -12,25 +12,26 @@ from nearstep_hw.pcie.route import Route, RoutedChunk
 
 class Dispatcher(wiring.Component):
     """Forwards each chunk to the part that its route names, in order.
+
     A register write waits until every memory write before it is done, and blocks later
     chunks meanwhile. Non-posted requests are forwarded without chunks and wait elsewhere;
     damaged ones are dropped.
 
-        *Timing*: combinational.
+    *Timing*: combinational.
 
-        Parameters
-        ----------
-        width : bits of the CQ stream.
-        address_width : bits of a byte address of the memory.
+    Parameters
+    ----------
+    width : bits of the CQ stream.
+    address_width : bits of a byte address of the memory.
 
-        Members
-        -------
-        i : chunks.
-        i_writes_done : no memory write is outstanding.
-        o_memory : chunks of memory writes.
-        o_register : writes of registers.
-        o_request : requests to be answered.
-        o_dropped : a posted request was dropped, because of its route or because it was damaged.
+    Members
+    -------
+    i : chunks.
+    i_writes_done : no memory write is outstanding.
+    o_memory : chunks of memory writes.
+    o_register : writes of registers.
+    o_request : requests to be answered.
+    o_dropped : a posted request was dropped, because of its route or because it was damaged.
     """
 
     def __init__(self, *, width: int, address_width: int) -> None:

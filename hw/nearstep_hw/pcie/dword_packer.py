@@ -11,16 +11,16 @@ from nearstep_hw.pcie.stream import DWORD_BITS
 class DwordRun(data.StructLayout):
     """Consecutive elements, from element 0 on.
 
-        Parameters
-        ----------
-        elements : most elements.
-        element_width : bits of one: a dword and what belongs to it.
-        lanes : of the output beats.
+    Parameters
+    ----------
+    elements : most elements.
+    element_width : bits of one: a dword and what belongs to it.
+    lanes : of the output beats.
 
-        Members
-        -------
-        elements : an array.
-        count : number of elements, at least one.
+    Members
+    -------
+    elements : an array.
+    count : number of elements, at least one.
     lane : of the first element; valid only in the first run of a packet.
     last : the packet ends.
     discontinue : only with `last`: forwarded.

@@ -29,11 +29,11 @@ COUNTER_BITS = 16
 class PcieEndpoint(wiring.Component):
     """Completer behind the UltraScale+ hard block: registers in BAR 0, memory in BAR 2.
 
-        BAR 0 has the registers of `csr` in its first 4 KiB, and the MSI-X table and its pending bits
-        behind them (`nearstep_spec.pcie`). An access is one dword, or two, with all their bytes;
-        two are made one after the other, the low one first. BAR 2 is `memory_bytes` of memory behind
-        `m_axi`; any dwords within a page of 4 KiB may be read and written, with any byte enables that
-        the PCIe specification allows. A BAR may be larger than its contents. Reads and writes of no
+    BAR 0 has the registers of `csr` in its first 4 KiB, and the MSI-X table and its pending bits
+    behind them (`nearstep_spec.pcie`). An access is one dword, or two, with all their bytes;
+    two are made one after the other, the low one first. BAR 2 is `memory_bytes` of memory behind
+    `m_axi`; any dwords within a page of 4 KiB may be read and written, with any byte enables that
+    the PCIe specification allows. A BAR may be larger than its contents. Reads and writes of no
     byte are executed as such.
     `RequestRouter` lists the refused requests and their status. Beyond that, a register access that
     `csr` answers with an error is an Unsupported Request, and a read that memory answers with an
@@ -43,35 +43,35 @@ class PcieEndpoint(wiring.Component):
     from another device therefore finds the data in memory. Writes never wait for reads: the hard
     block gets a credit for each read that there is space for, and lets writes pass the others.
 
-        *Timing*: all in one clock domain. A beat of CQ, a beat of CC and a beat of memory a cycle;
-        registers take 3 cycles a word. A reset drops all requests in flight, and must reach the memory
+    *Timing*: all in one clock domain. A beat of CQ, a beat of CC and a beat of memory a cycle;
+    registers take 3 cycles a word. A reset drops all requests in flight, and must reach the memory
     path too.
 
-        *Resources* (Yosys, UltraScale+, default parameters): 3352 LUT, 952 LUT as memory, 4463 FF, 7.5
-        block RAMs of 36 Kib.
+    *Resources* (Yosys, UltraScale+, default parameters): 3352 LUT, 952 LUT as memory, 4463 FF, 7.5
+    block RAMs of 36 Kib.
 
-        Parameters
-        ----------
-        width : bits of CQ and CC: 64, 128, 256 or 512. Gen3 x4 is 128 bits at 250 MHz.
-        data_width : bits of a beat of memory, at least `width`.
-        address_width : bits of a byte address of memory, at least 13.
-        memory_bytes : size of the memory, from address 0 on; None for all that can be addressed.
-        vectors : of MSI-X.
-        requests : reads that can wait, a power of two.
+    Parameters
+    ----------
+    width : bits of CQ and CC: 64, 128, 256 or 512. Gen3 x4 is 128 bits at 250 MHz.
+    data_width : bits of a beat of memory, at least `width`.
+    address_width : bits of a byte address of memory, at least 13.
+    memory_bytes : size of the memory, from address 0 on; None for all that can be addressed.
+    vectors : of MSI-X.
+    requests : reads that can wait, a power of two.
     store_bytes, landing_bytes : buffers of write data and of read data; powers of two.
 
-        Members
-        -------
-        m_axis_cq, s_axis_cc : streams of the hard block, by its names.
-        pcie_cq_np_req, cfg_max_payload : ports of the hard block.
-        cfg_interrupt_msix : see `MsixInterruptSignature`.
-        csr : register port.
-        m_axi : memory; one ID.
-        i_interrupt : a bit for each vector, high for one cycle for each interrupt.
-        o_dropped : dropped posted requests. This and the next two saturate at 0xFFFE or
-    0xFFFF.
-        o_failed_writes : writes that memory or `csr` answered with an error.
-        o_failed_reads : unsuccessful completions.
+    Members
+    -------
+    m_axis_cq, s_axis_cc : streams of the hard block, by its names.
+    pcie_cq_np_req, cfg_max_payload : ports of the hard block.
+    cfg_interrupt_msix : see `MsixInterruptSignature`.
+    csr : register port.
+    m_axi : memory; one ID.
+    i_interrupt : a bit for each vector, high for one cycle for each interrupt.
+    o_dropped : dropped posted requests. This and the next two saturate at 0xFFFE or
+        0xFFFF.
+    o_failed_writes : writes that memory or `csr` answered with an error.
+    o_failed_reads : unsuccessful completions.
     """
 
     def __init__(

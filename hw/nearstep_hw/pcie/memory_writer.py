@@ -19,26 +19,26 @@ ELEMENT_BITS = DWORD_BITS + DWORD_BYTES  # a dword and its byte enables
 class MemoryWriter(wiring.Component):
     """Writes each payload as one burst of whole beats, with strobes, in the order of arrival.
 
-        A request crosses no multiple of 4 KiB, and so does its burst. A payload is stored until it is
+    A request crosses no multiple of 4 KiB, and so does its burst. A payload is stored until it is
     complete, because its end may mark it as damaged; then nothing of it is written. A write
-        of no byte is a burst without strobes.
+    of no byte is a burst without strobes.
 
-        *Timing*: a chunk a cycle while there is space.
+    *Timing*: a chunk a cycle while there is space.
 
-        Parameters
-        ----------
-        width : bits of the CQ stream.
-        address_width : bits of a byte address of the memory.
-        data_width : bits of a beat, at least `width`.
-        store_beats : beats of payload that are stored, a power of two; a payload must fit.
-        bursts : most bursts that wait for AW, a power of two.
+    Parameters
+    ----------
+    width : bits of the CQ stream.
+    address_width : bits of a byte address of the memory.
+    data_width : bits of a beat, at least `width`.
+    store_beats : beats of payload that are stored, a power of two; a payload must fit.
+    bursts : most bursts that wait for AW, a power of two.
 
-        Members
-        -------
-        i : chunks of memory writes.
-        i_room : the last chunk of a write may be accepted.
-        bus : AW, W and B; one ID.
-        o_taken : a write was accepted that will be executed, and be followed by one `o_done`.
+    Members
+    -------
+    i : chunks of memory writes.
+    i_room : the last chunk of a write may be accepted.
+    bus : AW, W and B; one ID.
+    o_taken : a write was accepted that will be executed, and be followed by one `o_done`.
     o_done : the oldest write was answered.
     o_failed : with `o_done`: the answer was not OKAY.
     """

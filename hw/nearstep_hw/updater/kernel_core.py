@@ -86,44 +86,44 @@ def pairs_clock(config: UpdateKernelConfig) -> dict[str, Member]:
 class KernelCore(wiring.Component):
     """An update kernel without its functional units: registers, movers, FIFOs, control.
 
-        Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn and passed
-        through the units beat by beat; the arrays that the rule writes (p, m and v) are stored in
-        turn, in place. Loading, computing and storing overlap on different blocks. Each FIFO holds
-        two blocks. With several rules the register `rule` selects one for a run; arrays that the
-        rule does not have are neither loaded nor stored. Elements in FP16 or BF16 take half the
-        beats; they are widened as they are loaded, and results narrowed as they are stored, to
-        nearest even or stochastically. Bytes behind the last element are read, if they share a beat
-        with it, and never written. `status.done` follows the last B. The first response other than
-        OKAY, a burst outside the windows, or ABORT stop the issue of bursts; issued bursts complete
-        and their data is discarded; then the kernel is idle, `error` has the first cause,
-        `committed` the number of whole elements, and START works again. Blocks without an issued
-        burst are unchanged. If memory never responds, the kernel is busy until `rst`, which must
-        reset the path to memory as well.
+    Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn and passed
+    through the units beat by beat; the arrays that the rule writes (p, m and v) are stored in
+    turn, in place. Loading, computing and storing overlap on different blocks. Each FIFO holds
+    two blocks. With several rules the register `rule` selects one for a run; arrays that the
+    rule does not have are neither loaded nor stored. Elements in FP16 or BF16 take half the
+    beats; they are widened as they are loaded, and results narrowed as they are stored, to
+    nearest even or stochastically. Bytes behind the last element are read, if they share a beat
+    with it, and never written. `status.done` follows the last B. The first response other than
+    OKAY, a burst outside the windows, or ABORT stop the issue of bursts; issued bursts complete
+    and their data is discarded; then the kernel is idle, `error` has the first cause,
+    `committed` the number of whole elements, and START works again. Blocks without an issued
+    burst are unchanged. If memory never responds, the kernel is busy until `rst`, which must
+    reset the path to memory as well.
 
-        *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5
-        with gradients of 16 bits); a is near four blocks of beats and the latency of the units
-        (1,100 for 16 lanes and 16 KiB): the computing and storing after the last beat is read.
+    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5
+    with gradients of 16 bits); a is near four blocks of beats and the latency of the units
+    (1,100 for 16 lanes and 16 KiB): the computing and storing after the last beat is read.
 
-        Parameters
-        ----------
-        config : of the kernel.
-        line : adds a port for whole lines of registers.
-        memory_bytes : end of the memory, see `StartCheck`.
+    Parameters
+    ----------
+    config : of the kernel.
+    line : adds a port for whole lines of registers.
+    memory_bytes : end of the memory, see `StartCheck`.
 
-        Members
-        -------
-        csr : registers, see `adam_kernel_map`.
-        csr_line : the same registers, by lines; if `line`.
-        m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v), and with
-            a bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0
-            to 2 are p, m, v), then the copy of p.
-        fu : functional units.
-        i_pairs_clk, o_pairs_enable : clock of the decompressor of pairs, and whether the clock is
-    needed in this cycle: it may be gated otherwise, or be the clock of `sync`. If the
-    kernel takes pairs.
+    Members
+    -------
+    csr : registers, see `adam_kernel_map`.
+    csr_line : the same registers, by lines; if `line`.
+    m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v), and with
+        a bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0
+        to 2 are p, m, v), then the copy of p.
+    fu : functional units.
+    i_pairs_clk, o_pairs_enable : clock of the decompressor of pairs, and whether the clock is
+        needed in this cycle: it may be gated otherwise, or be the clock of `sync`. If the
+        kernel takes pairs.
     o_busy : a run is in progress, as `status.busy`.
 
-        Ref: AXDIMM paper, section 3.3 and figure 3.
+    Ref: AXDIMM paper, section 3.3 and figure 3.
     """
 
     def __init__(

@@ -25,28 +25,28 @@ from nearstep_spec.updater.registers import ErrorCause, GradientFormat
 class LoadPath(wiring.Component):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
-        Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats,
-        and are converted to binary32 behind the FIFO.
+    Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats,
+    and are converted to binary32 behind the FIFO.
 
-        Parameters
-        ----------
-        config : of the kernel.
+    Parameters
+    ----------
+    config : of the kernel.
 
-        Members
-        -------
-        bus : AR and R.
-        window : the windows, see `window_port`.
-        i_base, i_beats : of the arrays; held while `o_idle` is low.
-        i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
-            have all.
-        i_format : of the gradients; held while `o_idle` is low. If the kernel has several.
+    Members
+    -------
+    bus : AR and R.
+    window : the windows, see `window_port`.
+    i_base, i_beats : of the arrays; held while `o_idle` is low.
+    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
+        have all.
+    i_format : of the gradients; held while `o_idle` is low. If the kernel has several.
     i_launch : starts loading.
-        o_<array> : beats.
-        i_taken : a beat of every output is taken in this cycle.
-        o_fault : a fault in this cycle; cause 0 is none.
-        i_stop : issues nothing more.
-        o_idle : nothing is outstanding.
-        i_clear : clears all state; only when `o_idle`.
+    o_<array> : beats.
+    i_taken : a beat of every output is taken in this cycle.
+    o_fault : a fault in this cycle; cause 0 is none.
+    i_stop : issues nothing more.
+    o_idle : nothing is outstanding.
+    i_clear : clears all state; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:

@@ -23,30 +23,30 @@ STREAM_WIDTH = exact_log2(STREAMS)
 class RandomBits(wiring.Component):
     """Makes 16 random bits for each element of an array, a beat of them at a time.
 
-        The bits do not depend on the array's contents and are made ahead, as many as the pipeline
-        holds.
+    The bits do not depend on the array's contents and are made ahead, as many as the pipeline
+    holds.
 
-        *Timing*: `calls` calls of the generator a cycle, 4 elements each; the first beat some
-        `threefry.DEPTH + 2` cycles after `i_clear`.
+    *Timing*: `calls` calls of the generator a cycle, 4 elements each; the first beat some
+    `threefry.DEPTH + 2` cycles after `i_clear`.
 
-        Parameters
-        ----------
-        lanes : elements of a beat.
-        calls : generators; a power of two, at most a beat's worth, or 1.
-        block_elements : elements of a block.
+    Parameters
+    ----------
+    lanes : elements of a beat.
+    calls : generators; a power of two, at most a beat's worth, or 1.
+    block_elements : elements of a block.
 
-        Members
-        -------
-        o : 16 bits an element, the first lowest.
-        i_stream : the array's; 0 makes none.
-        i_seed, i_step : key of the generator.
-        i_index, i_within : of the first element, and its place in its block; multiples of
-            `nearstep_spec.rounding.alignment`.
-        i_skip : extra increment of the index after each block. All inputs hold while `i_clear`
-    is low.
+    Members
+    -------
+    o : 16 bits an element, the first lowest.
+    i_stream : the array's; 0 makes none.
+    i_seed, i_step : key of the generator.
+    i_index, i_within : of the first element, and its place in its block; multiples of
+        `nearstep_spec.rounding.alignment`.
+    i_skip : extra increment of the index after each block. All inputs hold while `i_clear`
+        is low.
     i_clear : restarts.
 
-        Ref: `nearstep_spec.rounding`.
+    Ref: `nearstep_spec.rounding`.
     """
 
     def __init__(self, *, lanes: int, calls: int, block_elements: int) -> None:

@@ -11,33 +11,33 @@ from nearstep_spec.updater.registers import ErrorCause
 class RunControl(wiring.Component):
     """The state of the kernel, and the first fault of a run.
 
-        A run is checked, verified if `i_verify`, launched, and done when `i_whole`. A
+    A run is checked, verified if `i_verify`, launched, and done when `i_whole`. A
     fault or an abort stops the run: no burst is issued any more, and once no burst is outstanding
     the kernel is idle again, with the error shown and `o_done` low. START clears the error.
 
-        *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and
-        `o_clear` are registers or states.
+    *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and
+    `o_clear` are registers or states.
 
-        Parameters
-        ----------
-        cut : registers the inputs from the movers: one more cycle of latency.
+    Parameters
+    ----------
+    cut : registers the inputs from the movers: one more cycle of latency.
 
-        Members
-        -------
-        i_go : START; ignored while busy.
-        i_abort : ABORT; ignored when idle.
-        i_empty : the run has nothing to do.
-        o_check, i_checked, i_check_fault : start and outcome of the checks.
-        i_verify : the indices must be read and checked before anything is written.
+    Members
+    -------
+    i_go : START; ignored while busy.
+    i_abort : ABORT; ignored when idle.
+    i_empty : the run has nothing to do.
+    o_check, i_checked, i_check_fault : start and outcome of the checks.
+    i_verify : the indices must be read and checked before anything is written.
     o_verify, i_verified : start of the verification, and its success; nothing is outstanding then.
     o_verifying : the verification is in progress.
     o_launch : starts the movers.
-        i_fault : a fault while verifying or running; cause 0 is none.
-        i_whole : all of the run is written and acknowledged.
-        i_drained : nothing is outstanding anywhere.
-        o_stop : issue no bursts, discard the data of outstanding bursts.
-        o_clear : nothing runs; buffers and counters of the data path are cleared.
-        o_busy, o_done, o_error, o_fault : for the registers.
+    i_fault : a fault while verifying or running; cause 0 is none.
+    i_whole : all of the run is written and acknowledged.
+    i_drained : nothing is outstanding anywhere.
+    o_stop : issue no bursts, discard the data of outstanding bursts.
+    o_clear : nothing runs; buffers and counters of the data path are cleared.
+    o_busy, o_done, o_error, o_fault : for the registers.
     """
 
     i_go: In(1)

@@ -90,37 +90,39 @@ class PartialSums(wiring.Component):
 
 
 class GradientScan(wiring.Component):
-    """Scans gradients: whether any is infinite or NaN, and the sum of their squares. *Timing*: one
+    """Scans gradients: whether any is infinite or NaN, and the sum of their squares.
+
+    *Timing*: one
     beat a cycle, never stalled. `o_done` follows `latency` cycles after the last beat.
 
-        *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are
-        rounded to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The
-        sum of beat n is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial
-        sums are added in their order. All terms are positive, so that the relative error is at most
-        that of the binary32 part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal
-        range of binary32: above 1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the
-        absolute error of a beat is at most lanes 2**-150. Equal, bit for bit, to
-        `nearstep_sim.golden.scan.scan`.
+    *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are
+    rounded to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The
+    sum of beat n is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial
+    sums are added in their order. All terms are positive, so that the relative error is at most
+    that of the binary32 part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal
+    range of binary32: above 1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the
+    absolute error of a beat is at most lanes 2**-150. Equal, bit for bit, to
+    `nearstep_sim.golden.scan.scan`.
 
-        Parameters
-        ----------
-        lanes : elements of a beat, a power of two.
+    Parameters
+    ----------
+    lanes : elements of a beat, a power of two.
 
-        Members
-        -------
-        i : In(stream), lane k in bits 32 k to 32 k + 31; lanes behind the last element are ignored.
-        i_start : begins a run in any state.
-        i_count : elements; stable during a run.
-        o_done : the results below are final.
-        o_found_inf : an element is infinite or NaN.
-        o_sum : Out(64), binary64; a NaN is 0x7FF8000000000000.
+    Members
+    -------
+    i : In(stream), lane k in bits 32 k to 32 k + 31; lanes behind the last element are ignored.
+    i_start : begins a run in any state.
+    i_count : elements; stable during a run.
+    o_done : the results below are final.
+    o_found_inf : an element is infinite or NaN.
+    o_sum : Out(64), binary64; a NaN is 0x7FF8000000000000.
 
-        Attributes
-        ----------
-        latency : cycles.
+    Attributes
+    ----------
+    latency : cycles.
 
-        Ref: Smart-Infinity, IV-C: NaN and Inf must be checked, and the norm known, before an
-        update.
+    Ref: Smart-Infinity, IV-C: NaN and Inf must be checked, and the norm known, before an
+    update.
     """
 
     def __init__(self, *, lanes: int = 16) -> None:

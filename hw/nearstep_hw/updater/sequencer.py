@@ -13,35 +13,35 @@ IN_FLIGHT_WIDTH = 10  # the pipelines hold fewer than 1024 parts: a latency of 1
 class UnitSequencer(wiring.Component):
     """Feeds the functional units and collects their results.
 
-        With fewer units than lanes a beat is processed in `config.cycles_per_beat` parts, lowest
+    With fewer units than lanes a beat is processed in `config.cycles_per_beat` parts, lowest
     lanes first. The pipelines advance only with a part to feed and room for the results; they have
     no gaps before the last beat of the run. After it, or with `i_stop`, they advance until
     they are empty.
 
-        *Timing*: combinational from the FIFOs to the units and back; a part every cycle.
+    *Timing*: combinational from the FIFOs to the units and back; a part every cycle.
 
-        Parameters
-        ----------
-        config : of the kernel.
-        unit : signature of the functional units' port.
-        inputs, outputs : names of the arrays, as in `unit`.
-        beats_width : bits of `i_beats`.
-        optional : arrays can be left out.
+    Parameters
+    ----------
+    config : of the kernel.
+    unit : signature of the functional units' port.
+    inputs, outputs : names of the arrays, as in `unit`.
+    beats_width : bits of `i_beats`.
+    optional : arrays can be left out.
 
-        Members
-        -------
-        i_<array>, o_<array> : beats in, beats out.
-        unit : the functional units.
-        i_use_in, i_use_out : a bit for each array that the run has; the others transfer no beats.
-            If `optional`.
-        i_launch : a run of `i_beats` beats begins.
-        i_stop : feeds no more parts, and discards the results.
-        o_taken : a beat of every input was taken.
-        o_made : a beat of every output was put.
-        o_starved : beats are missing.
-        o_blocked : results have no room.
-        o_empty : nothing is in the pipelines.
-        i_clear : clears the state of the run, and feeds nothing in that cycle; only when `o_empty`.
+    Members
+    -------
+    i_<array>, o_<array> : beats in, beats out.
+    unit : the functional units.
+    i_use_in, i_use_out : a bit for each array that the run has; the others transfer no beats.
+        If `optional`.
+    i_launch : a run of `i_beats` beats begins.
+    i_stop : feeds no more parts, and discards the results.
+    o_taken : a beat of every input was taken.
+    o_made : a beat of every output was put.
+    o_starved : beats are missing.
+    o_blocked : results have no room.
+    o_empty : nothing is in the pipelines.
+    i_clear : clears the state of the run, and feeds nothing in that cycle; only when `o_empty`.
     """
 
     def __init__(

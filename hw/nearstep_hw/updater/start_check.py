@@ -56,33 +56,33 @@ class _Condition:
 class StartCheck(wiring.Component):
     """Checks a run's arrays, one condition a cycle, and finds the first fault.
 
-        In this order: the kernel must have the selected rule, formats and kind of run; then, unless
+    In this order: the kernel must have the selected rule, formats and kind of run; then, unless
     `i_count` is 0, every array must start on a beat, every array must end within the memory, no two
     may share bytes, and one window must grant every array in full, in whole beats: the arrays that
     are read for reading, then the arrays that are written for writing. Arrays that the run does not
     have are ignored. A run with a bad array accesses no memory.
 
-        *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for
-        Adam's. With `config.cut` each condition takes three cycles, and one for each window.
+    *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for
+    Adam's. With `config.cut` each condition takes three cycles, and one for each window.
 
-        Parameters
-        ----------
-        config : of the kernel.
-        memory_bytes : where memory ends; None where the address space does.
+    Parameters
+    ----------
+    config : of the kernel.
+    memory_bytes : where memory ends; None where the address space does.
 
-        Members
-        -------
-        i_start : starts the checks; the other inputs hold until `o_done`.
-        i_address : byte address of each of `operands`.
-        i_use : a bit for each array that the run has. If not all runs have all.
-        i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; stable before `i_start`.
-        i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not
-            have.
-        i_copy_out : not 0 if a copy-out address is set.
-        window : the windows, see `window_port`.
-        o_done : the checks are over, in this cycle.
-        o_fault : with `o_done`, the first fault, or cause 0.
-        i_clear : makes the component idle.
+    Members
+    -------
+    i_start : starts the checks; the other inputs hold until `o_done`.
+    i_address : byte address of each of `operands`.
+    i_use : a bit for each array that the run has. If not all runs have all.
+    i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; stable before `i_start`.
+    i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not
+        have.
+    i_copy_out : not 0 if a copy-out address is set.
+    window : the windows, see `window_port`.
+    o_done : the checks are over, in this cycle.
+    o_fault : with `o_done`, the first fault, or cause 0.
+    i_clear : makes the component idle.
     """
 
     def __init__(self, config: UpdateKernelConfig, *, memory_bytes: int | None = None) -> None:

@@ -30,35 +30,35 @@ PARAMETERS = ARRAYS[0]
 class StorePath(wiring.Component):
     """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
 
-        A copy of the parameters in 16 bits is stored after the arrays. Elements of 16 or 8 bits
+    A copy of the parameters in 16 bits is stored after the arrays. Elements of 16 or 8 bits
     take fewer beats, and are converted in front of their FIFO.
 
-        Parameters
-        ----------
-        config : of the kernel.
+    Parameters
+    ----------
+    config : of the kernel.
 
-        Members
-        -------
-        bus : AW, W and B.
-        window : the windows, see `window_port`.
-        i_base, i_beats : of the arrays; held while `o_idle` is low. The copy's base is the last.
-        i_tail : byte strobes of the last beat of arrays of binary32.
-        i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
-            have all.
-        i_narrow_tail, i_coded_tail : of arrays with elements of 16 bits, and of codes of 8 bits. If
-            there are any.
-        i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
-        i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see
-            `RandomBits`; held while `i_clear` is low. If arrays can be rounded stochastically, an
-            `i_stream` for each.
-        i_launch : starts storing.
-        i_<array> : beats.
-        i_made : a beat of every input is put in this cycle.
-        o_block_done : a bit for each array: a block of it is written and acknowledged.
-        o_fault : a fault in this cycle; cause 0 is none.
-        i_stop : issues no more bursts.
-        o_idle : nothing is outstanding.
-        i_clear : clears all state; only when `o_idle`.
+    Members
+    -------
+    bus : AW, W and B.
+    window : the windows, see `window_port`.
+    i_base, i_beats : of the arrays; held while `o_idle` is low. The copy's base is the last.
+    i_tail : byte strobes of the last beat of arrays of binary32.
+    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
+        have all.
+    i_narrow_tail, i_coded_tail : of arrays with elements of 16 bits, and of codes of 8 bits. If
+        there are any.
+    i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
+    i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see
+        `RandomBits`; held while `i_clear` is low. If arrays can be rounded stochastically, an
+        `i_stream` for each.
+    i_launch : starts storing.
+    i_<array> : beats.
+    i_made : a beat of every input is put in this cycle.
+    o_block_done : a bit for each array: a block of it is written and acknowledged.
+    o_fault : a fault in this cycle; cause 0 is none.
+    i_stop : issues no more bursts.
+    o_idle : nothing is outstanding.
+    i_clear : clears all state; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:

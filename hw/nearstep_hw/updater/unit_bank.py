@@ -9,23 +9,24 @@ ELEMENT_WIDTH = 32
 
 class UnitBankSignature(Signature):
     """Ports of functional units that work in lockstep.
+
     The names are those of a `FunctionalUnit`; signals of each unit are concatenated, unit
     k in bits 32 k to 32 k + 31.
 
-        Parameters
-        ----------
-        units : number of functional units.
-        inputs, outputs : names of the arrays, in the order of the unit's ports.
-        scalars : name to width of each scalar (32) and switch (1).
+    Parameters
+    ----------
+    units : number of functional units.
+    inputs, outputs : names of the arrays, in the order of the unit's ports.
+    scalars : name to width of each scalar (32) and switch (1).
 
-        Members
-        -------
-        i_en : the pipelines advance; without it every register keeps its value.
-        i_valid : the inputs are elements to work on.
-        i_<array> : 32 bits a unit.
-        s_<scalar> : for all units; stable while anything is in a pipeline.
-        o_valid : of unit 0, for all: the outputs are results.
-        o_<array> : 32 bits a unit.
+    Members
+    -------
+    i_en : the pipelines advance; without it every register keeps its value.
+    i_valid : the inputs are elements to work on.
+    i_<array> : 32 bits a unit.
+    s_<scalar> : for all units; stable while anything is in a pipeline.
+    o_valid : of unit 0, for all: the outputs are results.
+    o_<array> : 32 bits a unit.
     """
 
     def __init__(

@@ -12,20 +12,21 @@ UNIT_MODULE = "adam_fu"
 
 class UnitInstance(wiring.Component):
     """Instance of a functional unit that is converted separately, once for all units.
+
     In Verilog this is an instance of a module whose text must be appended. Amaranth's own
     simulator cannot run it.
 
-        *Timing*: that of the unit.
+    *Timing*: that of the unit.
 
-        Parameters
-        ----------
-        rule : of the unit.
-        module : name of its module.
+    Parameters
+    ----------
+    rule : of the unit.
+    module : name of its module.
 
-        Members
-        -------
-        i_reset : resets the unit, as `rst` does.
-        others : see `FunctionalUnit`.
+    Members
+    -------
+    i_reset : resets the unit, as `rst` does.
+    others : see `FunctionalUnit`.
     """
 
     def __init__(self, rule: Rule, *, module: str = UNIT_MODULE) -> None:

@@ -20,17 +20,17 @@ UnitMaker = Callable[[Rule], wiring.Component]
 class UnitRow(wiring.Component):
     """The functional units of a kernel, in lockstep.
 
-        *Timing*: that of the unit.
+    *Timing*: that of the unit.
 
-        Parameters
-        ----------
-        config : of the kernel.
-        unit : makes a functional unit for the rule: any component with its ports. A port `i_reset`,
-    if there is one, resets the unit.
+    Parameters
+    ----------
+    config : of the kernel.
+    unit : makes a functional unit for the rule: any component with its ports. A port `i_reset`,
+        if there is one, resets the unit.
 
-        Members
-        -------
-        fu : the port to the kernel.
+    Members
+    -------
+    fu : the port to the kernel.
     i_reset : clears the pipelines.
     """
 
@@ -83,11 +83,11 @@ def connect_units(
 ) -> None:
     """Connect the kernel of a top to its functional units, or to ports for them.
 
-        Parameters
-        ----------
-        m, top : module and component of the top, with `outside_ports`.
-        shell : the kernel.
-        unit : makes a unit; None: the units are outside.
+    Parameters
+    ----------
+    m, top : module and component of the top, with `outside_ports`.
+    shell : the kernel.
+    unit : makes a unit; None: the units are outside.
     reset : resets the units that are inside.
     """
     config = shell.config

@@ -19,16 +19,16 @@ def _lowest(m: Module, wanted: Value, name: str) -> Signal:
 class BankGrant(wiring.Component):
     """Gives every bank its first two requests, in the order of the requesters.
 
-        Keeps the order within a bank from cycle to cycle; within a cycle the first
+    Keeps the order within a bank from cycle to cycle; within a cycle the first
     grant precedes the second. Combinational.
 
-        Parameters
-        ----------
-        requesters, banks : banks a power of two.
+    Parameters
+    ----------
+    requesters, banks : banks a power of two.
 
-        Members
-        -------
-        i_want : In(requesters), the requests.
+    Members
+    -------
+    i_want : In(requesters), the requests.
     i_bank : In, the bank of each request.
     o_first, o_second : for each bank, the granted requester, at most one bit each.
     o_left : Out(requesters), the requests without a grant.

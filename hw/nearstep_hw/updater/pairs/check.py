@@ -13,22 +13,23 @@ __all__ = ["PairCheck"]
 
 class PairCheck(wiring.Component):
     """Passes pairs up to the first that is out of range or out of order, and ends there.
+
     The beat with that pair keeps the pairs before it, ends the run and has cause and position.
     Nothing passes after an end until reset.
 
-        *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at
-        the output.
+    *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at
+    the output.
 
-        Parameters
-        ----------
-        pairs : pairs in a beat.
-        group : elements, a power of two, within which the order is free: 1 requires sorted indices.
+    Parameters
+    ----------
+    pairs : pairs in a beat.
+    group : elements, a power of two, within which the order is free: 1 requires sorted indices.
     choice : a run can require sorted indices.
 
-        Members
-        -------
-        i, o : streams of `PairLayout`.
-        i_count : elements; indices must be below. Stable during a run.
+    Members
+    -------
+    i, o : streams of `PairLayout`.
+    i_count : elements; indices must be below. Stable during a run.
     i_sorted : indices must be sorted; stable during a run. If `choice`.
     o_repeats : passed pairs with the index of the pair before.
     """

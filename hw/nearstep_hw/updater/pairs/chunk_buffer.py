@@ -33,20 +33,21 @@ class BankWrites(Signature):
 class ChunkBuffer(wiring.Component):
     """A row of banks, element e in bank e mod `banks`, row e div `banks`.
 
-        Either rows are read, all banks at once, or pairs are written, two a bank. Reading a row
+    Either rows are read, all banks at once, or pairs are written, two a bank. Reading a row
     clears it; nothing else does.
+
     *Timing*: `o_row` is valid from the cycle after `i_read` until the next `i_read` or write. Both
-        ports of a bank have one address and one enable each, as a true dual-port block RAM has.
+    ports of a bank have one address and one enable each, as a true dual-port block RAM has.
 
-        Parameters
-        ----------
-        banks, rows : powers of two.
+    Parameters
+    ----------
+    banks, rows : powers of two.
 
-        Members
-        -------
-        write : In, `BankWrites` of each bank; not with `i_read`.
-        i_read, i_row : read this row of all banks, and clear it.
-        o_row : a `CellLayout` for each bank.
+    Members
+    -------
+    write : In, `BankWrites` of each bank; not with `i_read`.
+    i_read, i_row : read this row of all banks, and clear it.
+    o_row : a `CellLayout` for each bank.
     """
 
     def __init__(self, *, banks: int, rows: int) -> None:

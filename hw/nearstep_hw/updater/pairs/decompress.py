@@ -37,24 +37,24 @@ random indices to 16 banks a quarter faster, for twice the area."""
 class ChunkScatter(wiring.Component):
     """Pairs that are grouped by chunk, to dense beats, through two chunk buffers.
 
-        *Timing*: while one chunk is filled, the previous chunk is output at one dense beat a cycle.
-        Filling takes 1 cycle for up to `SCATTERED` pairs of a beat if no bank has more than two of
-        them, see `PairScatter`. After a run that failed, or after `rst`, the next run begins
-        `chunk / lanes` cycles later: both buffers are cleared first.
+    *Timing*: while one chunk is filled, the previous chunk is output at one dense beat a cycle.
+    Filling takes 1 cycle for up to `SCATTERED` pairs of a beat if no bank has more than two of
+    them, see `PairScatter`. After a run that failed, or after `rst`, the next run begins
+    `chunk / lanes` cycles later: both buffers are cleared first.
 
-        Parameters
-        ----------
-        lanes, pairs, chunk : as of `Decompressor`.
+    Parameters
+    ----------
+    lanes, pairs, chunk : as of `Decompressor`.
 
-        Members
-        -------
-        i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
-        o : Out(stream), the dense beats.
-        i_start : clears all state; `i_launch` may be set in the same cycle. The run begins with
-    `o_launch`.
-        i_launch, o_launch : see above.
-        i_count : elements; stable during a run.
-        o_done, o_cause, o_position, o_duplicates : as of `Decompressor`.
+    Members
+    -------
+    i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
+    o : Out(stream), the dense beats.
+    i_start : clears all state; `i_launch` may be set in the same cycle. The run begins with
+        `o_launch`.
+    i_launch, o_launch : see above.
+    i_count : elements; stable during a run.
+    o_done, o_cause, o_position, o_duplicates : as of `Decompressor`.
     """
 
     def __init__(self, *, lanes: int, pairs: int, chunk: int) -> None:
@@ -138,7 +138,7 @@ class ChunkScatter(wiring.Component):
 class Decompressor(wiring.Component):
     """Top-K pairs to a dense gradient stream, in one of two forms; or a user's records.
 
-        Indices are u32, relative to the first element. `fused` pairs are sorted by index and
+    Indices are u32, relative to the first element. `fused` pairs are sorted by index and
     merged into the stream without memory; `scatter` pairs are grouped by chunk, in any order
     within a chunk, and pass through two chunk buffers. Of equal indices the last wins; all but one
     are counted. The elements before the dense beat (fused) or the chunk (scatter) of the last good
@@ -147,36 +147,38 @@ class Decompressor(wiring.Component):
     reads or outputs no values, so that a wrong pair can be found before any output.
     With a user's decompressor the indices are the words of records, the user's unit makes the dense
     beats, and its `wrong` marks invalid words: they are out of range. No pair is a duplicate.
+
     *Timing*: fused: one dense beat a cycle if the pairs are in time and the sink is ready, and a
     cycle more for each beat of pairs that ends within a dense beat. Scatter: see `ChunkScatter`.
-        Dry: one beat of indices a cycle.
+    Dry: one beat of indices a cycle.
 
-        *Numerics*: FP16 and BF16 values are widened to FP32 exactly; a NaN of theirs becomes the
-        default NaN. FP32 values pass as they are.
+    *Numerics*: FP16 and BF16 values are widened to FP32 exactly; a NaN of theirs becomes the
+    default NaN. FP32 values pass as they are.
 
-        Parameters
-        ----------
-        forms : of `fused` and `scatter`, at least one; ignored with a `user`.
-        lanes : elements of a dense beat, a power of two.
-        pairs : pairs of a beat, even.
-        chunk : elements of a chunk, a power of two, at least two beats. For `scatter` only.
+    Parameters
+    ----------
+    forms : of `fused` and `scatter`, at least one; ignored with a `user`.
+    lanes : elements of a dense beat, a power of two.
+    pairs : pairs of a beat, even.
+    chunk : elements of a chunk, a power of two, at least two beats. For `scatter` only.
     cut : registers in long paths: two cycles more of latency, and fused, two cycles for each dense
-    beat.
+        beat.
     user : a user's decompressor; None takes pairs.
 
-        Members
-        -------
-        i_index, i_value : In(stream of `WordsLayout`), see `PairReader`.
-        o : Out(stream), lane k in bits 32 k to 32 k + 31.
-        i_start : begins a run in any state; drops the beats in flight.
-        i_pairs, i_count : pairs, and elements; stable during a run.
-        i_format : a `ValueFormat`; stable during a run.
-        i_dry : the run is dry; stable during a run.
-        i_scatter : the form of the run; stable during it. If there are two.
+    Members
+    -------
+    i_index, i_value : In(stream of `WordsLayout`), see `PairReader`.
+    o : Out(stream), lane k in bits 32 k to 32 k + 31.
+    i_start : begins a run in any state; drops the beats in flight.
+    i_pairs, i_count : pairs, and elements; stable during a run.
+    i_format : a `ValueFormat`; stable during a run.
+    i_dry : the run is dry; stable during a run.
+    i_scatter : the form of the run; stable during it. If there are two.
     o_done : every beat is taken; in a dry run, no index is wrong.
     o_cause : a `PairCause`.
     o_position : see above.
     o_duplicates : pairs overridden by a later one; valid with `o_done`, not if dry.
+
     Ref: Smart-Infinity, V-B; fused omits its buffer.
     """
 

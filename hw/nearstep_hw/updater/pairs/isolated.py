@@ -15,14 +15,16 @@ __all__ = ["IsolatedDecompressor"]
 
 class IsolatedDecompressor(wiring.Component):
     """A `Decompressor` with registers at all its ports.
+
     No combinational path crosses it, and with its clock gated nothing in it toggles.
     Its ports are those of `Decompressor`.
+
     *Timing*: that of `Decompressor`, three cycles later. No output of a run is valid before
     the second cycle after `i_start`, and no pair of the run may be offered before then.
 
-        Parameters
-        ----------
-        forms, lanes, pairs, chunk, cut, user : as of `Decompressor`.
+    Parameters
+    ----------
+    forms, lanes, pairs, chunk, cut, user : as of `Decompressor`.
     """
 
     def __init__(

@@ -62,28 +62,29 @@ class PairLayout(data.StructLayout):
 class PairReader(wiring.Component):
     """Joins the indices and the values of a run, and widens the values to binary32.
 
-        A beat of values holds `pairs` values in FP32, twice as many in FP16 or BF16; the first are
+    A beat of values holds `pairs` values in FP32, twice as many in FP16 or BF16; the first are
     in the low bits. Beats behind the announced number of pairs are not consumed; words behind it in
     the last beat are ignored. If either source ends early, the run ends with the complete pairs and
     the cause `TRUNCATED`. A run of no pairs consumes nothing and outputs one empty beat.
+
     *Timing*: one beat a cycle, `latency` cycles. The pipeline stalls while a beat waits at the
     output.
 
-        *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass
-        as they are.
+    *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass
+    as they are.
 
-        Parameters
-        ----------
-        pairs : pairs in a beat, even.
+    Parameters
+    ----------
+    pairs : pairs in a beat, even.
 
-        Members
-        -------
-        i_index, i_value : In(stream of `WordsLayout`).
-        o : Out(stream of `PairLayout`).
-        i_launch : begins a run, out of reset.
-        i_pairs : announced number of pairs; stable during a run.
-        i_format : a `ValueFormat`; stable during a run.
-        i_dry : only indices are read, values are undefined; stable during a run.
+    Members
+    -------
+    i_index, i_value : In(stream of `WordsLayout`).
+    o : Out(stream of `PairLayout`).
+    i_launch : begins a run, out of reset.
+    i_pairs : announced number of pairs; stable during a run.
+    i_format : a `ValueFormat`; stable during a run.
+    i_dry : only indices are read, values are undefined; stable during a run.
     """
 
     latency = convert.DEPTH

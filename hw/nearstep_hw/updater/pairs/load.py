@@ -31,34 +31,34 @@ CAUSES = {
 class PairLoad(wiring.Component):
     """Loads indices and values, burst by burst, and decompresses them.
 
-        Separate from the loader of the arrays: the rate at which pairs are consumed depends on
-        their indices, and bursts of pairs in one order with the arrays could deadlock. Indices and
-        values each have a FIFO of two bursts. The decompressor is in the clock domain `pairs`: its
-        clock is that of `sync`, or is gated outside of runs with pairs. A dry run loads only
-        indices and has no output: `o_verified` or a fault is the outcome.
+    Separate from the loader of the arrays: the rate at which pairs are consumed depends on
+    their indices, and bursts of pairs in one order with the arrays could deadlock. Indices and
+    values each have a FIFO of two bursts. The decompressor is in the clock domain `pairs`: its
+    clock is that of `sync`, or is gated outside of runs with pairs. A dry run loads only
+    indices and has no output: `o_verified` or a fault is the outcome.
 
-        Parameters
-        ----------
-        config : of the kernel.
+    Parameters
+    ----------
+    config : of the kernel.
 
-        Members
-        -------
-        bus : AR and R; stream 0 is indices, stream 1 values.
-        window : the windows, see `window_port`.
-        i_base : of indices and values.
-        i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle`
-            is low or beats are wanted.
-        i_format : `GradientFormat` of the values. If the kernel has several.
+    Members
+    -------
+    bus : AR and R; stream 0 is indices, stream 1 values.
+    window : the windows, see `window_port`.
+    i_base : of indices and values.
+    i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle`
+        is low or beats are wanted.
+    i_format : `GradientFormat` of the values. If the kernel has several.
     i_scatter : pairs are grouped by block; else sorted. If the kernel has both forms.
     i_dry : the run is dry.
     i_launch : starts loading.
-        o : dense beats of binary32, as many as the elements need.
-        o_verified : in a dry run, all indices are valid, and nothing is outstanding.
+    o : dense beats of binary32, as many as the elements need.
+    o_verified : in a dry run, all indices are valid, and nothing is outstanding.
     o_duplicates, o_counted : pairs overridden by a later one; `o_duplicates` is final.
-        o_fault : a fault in this cycle, of the bus or of the pairs; cause 0 is none.
-        i_stop : issues nothing more.
-        o_idle : nothing is outstanding.
-        i_clear : clears all state; only when `o_idle`.
+    o_fault : a fault in this cycle, of the bus or of the pairs; cause 0 is none.
+    i_stop : issues nothing more.
+    o_idle : nothing is outstanding.
+    i_clear : clears all state; only when `o_idle`.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:

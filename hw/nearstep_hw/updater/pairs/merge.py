@@ -17,26 +17,28 @@ __all__ = ["PairMerge"]
 
 class PairMerge(wiring.Component):
     """Sorted pairs to dense beats: zero where there is no pair; the last of equal indices wins.
+
     A beat is output when the first pair behind it, or the end of the pairs, is known. After a beat
     of pairs with a cause there is no more output: the last beat is the one before that of the last
     good pair.
+
     *Timing*: a dense beat takes one cycle, or one for each beat of pairs with values for it,
     if the pairs are in time. The pipeline stalls while a dense beat waits at the output.
 
-        Parameters
-        ----------
-        lanes : elements of a dense beat, a power of two.
-        pairs : pairs of a beat.
-        cut : a register behind the comparisons; each step takes two cycles.
+    Parameters
+    ----------
+    lanes : elements of a dense beat, a power of two.
+    pairs : pairs of a beat.
+    cut : a register behind the comparisons; each step takes two cycles.
 
-        Members
-        -------
-        i : In(stream of `PairLayout`), sorted and in range, see `PairCheck`.
-        o : Out(stream), lane k in bits 32 k to 32 k + 31. Lanes behind the last element are zero.
-        i_launch : begins a run, out of reset.
-        i_count : elements; stable during a run.
-        o_done : all beats are taken.
-        o_cause, o_position : of the run that ended early.
+    Members
+    -------
+    i : In(stream of `PairLayout`), sorted and in range, see `PairCheck`.
+    o : Out(stream), lane k in bits 32 k to 32 k + 31. Lanes behind the last element are zero.
+    i_launch : begins a run, out of reset.
+    i_count : elements; stable during a run.
+    o_done : all beats are taken.
+    o_cause, o_position : of the run that ended early.
     """
 
     def __init__(self, *, lanes: int, pairs: int, cut: bool = False) -> None:

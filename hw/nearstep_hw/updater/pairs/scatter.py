@@ -18,28 +18,29 @@ __all__ = ["ChunkDrain", "PairScatter"]
 class PairScatter(wiring.Component):
     """Distributes pairs to the banks of two chunk buffers, filled in turn.
 
-        A chunk is complete when a pair of a later chunk, or the end of the pairs, is known; chunks
+    A chunk is complete when a pair of a later chunk, or the end of the pairs, is known; chunks
     without pairs are completed as well. After a beat with a cause no chunk is completed.
+
     *Timing*: a beat takes as many cycles as half the pairs of its fullest bank, rounded up.
     Writes are registered: a cycle later.
 
-        Parameters
-        ----------
-        lanes : banks, a power of two.
-        pairs : pairs of a beat.
-        chunk : elements of a chunk, a power of two.
+    Parameters
+    ----------
+    lanes : banks, a power of two.
+    pairs : pairs of a beat.
+    chunk : elements of a chunk, a power of two.
 
-        Members
-        -------
-        i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
-        i_launch : begins a run, out of reset.
-        i_count : elements; stable during a run.
-        i_full : of each buffer: it must not be written.
-        write : Out, `BankWrites` of each bank, for the buffer `o_buffer`.
-        o_hand : the buffer `o_buffer` is complete with this cycle's writes.
-        o_finished : the last chunk is complete.
-        o_pairs : pairs distributed.
-        o_cause, o_position : of the run that ended early.
+    Members
+    -------
+    i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
+    i_launch : begins a run, out of reset.
+    i_count : elements; stable during a run.
+    i_full : of each buffer: it must not be written.
+    write : Out, `BankWrites` of each bank, for the buffer `o_buffer`.
+    o_hand : the buffer `o_buffer` is complete with this cycle's writes.
+    o_finished : the last chunk is complete.
+    o_pairs : pairs distributed.
+    o_cause, o_position : of the run that ended early.
     """
 
     def __init__(self, *, lanes: int, pairs: int, chunk: int) -> None:
@@ -128,8 +129,10 @@ class PairScatter(wiring.Component):
         return m
 
     def _selected(self, m: Module, chosen: Value, cells: list[Value], name: str) -> Value:
-        """The cell selected by the one bit of `chosen`; undefined if no bit is set. Selects by the
-        bit's number: a multiplexer of four bits is one LUT, a sum of four products two.
+        """The cell selected by the one bit of `chosen`; undefined if no bit is set.
+
+        Selects by the
+            bit's number: a multiplexer of four bits is one LUT, a sum of four products two.
         """
         number = Signal(range(len(cells)), name=f"number_{name}")
         for each in range(len(number)):

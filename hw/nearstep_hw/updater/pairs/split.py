@@ -12,18 +12,19 @@ __all__ = ["PairSplit"]
 
 class PairSplit(wiring.Component):
     """Splits a beat of pairs into parts, the first pairs first.
+
     Parts without pairs, except the first, are omitted; the end of a run, its cause and position
     are in the last part.
 
-        *Timing*: combinational; one part a cycle.
+    *Timing*: combinational; one part a cycle.
 
-        Parameters
-        ----------
-        pairs, part : pairs of a beat, and at most of a part.
+    Parameters
+    ----------
+    pairs, part : pairs of a beat, and at most of a part.
 
-        Members
-        -------
-        i, o : streams of `PairLayout`.
+    Members
+    -------
+    i, o : streams of `PairLayout`.
     """
 
     def __init__(self, *, pairs: int, part: int) -> None:

@@ -44,6 +44,7 @@ class UnitSignature(wiring.Signature):
 
 class UserUnit(Protocol):
     """Makes a user's unit: a component of `UnitSignature` in the domain `sync`.
+
     The unit is reset before each run (memories are not) and outputs at least ceil(count / lanes)
     beats for any records. Further beats are not accepted; lanes behind the last
     element are ignored. The unit need not consume all records. Valid and payload of a
@@ -57,20 +58,22 @@ class UserUnit(Protocol):
 
 class RecordCheck(wiring.Component):
     """Passes records up to the first that is wrong, and ends there.
+
     The beat with that record keeps the records before it, ends the run with the cause `RANGE`, and
     has the position. Nothing passes after an end until reset.
+
     *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at the
     output.
 
-        Parameters
-        ----------
-        pairs : records of a beat.
-        wrong : (word, number, count) to a value of one bit; None passes all records.
+    Parameters
+    ----------
+    pairs : records of a beat.
+    wrong : (word, number, count) to a value of one bit; None passes all records.
 
-        Members
-        -------
-        i, o : streams of `PairLayout`.
-        i_count : elements; stable during a run.
+    Members
+    -------
+    i, o : streams of `PairLayout`.
+    i_count : elements; stable during a run.
     """
 
     def __init__(self, *, pairs: int, wrong: Callable[[Any, Any, Any], Any] | None) -> None:
@@ -135,28 +138,28 @@ class RecordCheck(wiring.Component):
 class UserStage(wiring.Component):
     """A user's unit between checked records and the gradient stream: counts its beats.
 
-        When all beats of the run are taken, the remaining records are dropped. A beat with a
+    When all beats of the run are taken, the remaining records are dropped. A beat with a
     cause ends the run: there is no output after it.
 
-        *Timing*: that of the unit; combinational by itself.
+    *Timing*: that of the unit; combinational by itself.
 
-        Parameters
-        ----------
-        unit : see `UserUnit`.
-        lanes, pairs : elements of a dense beat, and records of a beat.
+    Parameters
+    ----------
+    unit : see `UserUnit`.
+    lanes, pairs : elements of a dense beat, and records of a beat.
 
-        Members
-        -------
-        i : In(stream of `PairLayout`), checked.
-        o : Out(stream), the dense beats.
-        i_launch : begins a run, out of reset.
-        i_count : elements; stable during a run.
-        o_done : all beats are taken, and all records.
-        o_cause, o_position : of the run that ended early.
+    Members
+    -------
+    i : In(stream of `PairLayout`), checked.
+    o : Out(stream), the dense beats.
+    i_launch : begins a run, out of reset.
+    i_count : elements; stable during a run.
+    o_done : all beats are taken, and all records.
+    o_cause, o_position : of the run that ended early.
 
-        Raises
-        ------
-        TypeError : the unit has other ports.
+    Raises
+    ------
+    TypeError : the unit has other ports.
     """
 
     def __init__(self, unit: UserUnit, *, lanes: int, pairs: int) -> None:
