@@ -249,7 +249,7 @@ LACKING: list[tuple[str, *Case]] = [  # type: ignore[valid-type]
     ("", copied(empty(np.float16)), ArgumentError, "copy_out must be None"),
     ("copy_out_formats=bf16", copied(empty(np.float16)), ArgumentError, "uint16 with"),
     ("", paired(form="scatter"), ArgumentError, r"kernel \(none\), not 'scatter'"),
-    ("compression=fused", paired(form="scatter"), ArgumentError, r"kernel \(fused\), not 'scatter'"),
+    ("compression=fused", paired(form="scatter"), ArgumentError, r"nel \(fused\), not 'scatter'"),
     ("", scanned(empty(np.float32)), ArgumentError, "scan=yes"),
     ("rules=sgd,adagrad", rule("adam", *PGMV), ArgumentError, SOME),
     ("rules=sgd,adagrad", rule("adam", *FIVE, amsgrad=True), ArgumentError, SOME),
