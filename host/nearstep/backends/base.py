@@ -278,8 +278,9 @@ class Backend(ABC):
         """Let the kernel access the contiguous array `data` instead of device memory until
         `end_loan`; if it `writes`, it writes to `data`, too.
 
-        The owner must not change the array until then. Returns False, and does nothing, on every
-        device whose memory is not memory of this process; then the array must be copied.
+        The owner must not change the array until then. On every device whose memory is not memory
+        of this process, the call does nothing and the result is False; then the array must be
+        copied.
         """
         return False
 

@@ -177,9 +177,7 @@ class _Hand:
             self._counted += min(most, 1) if self._met(polls, under_way) else most
 
     def _met(self, polls: Sequence[Poll], under_way: Sequence[Completion]) -> bool:
-        """Whether work may have ended. Ended work is not polled, because a poll might start another
-        run.
-        """
+        """Whether work may have ended; ended work is not polled: a poll might start a run."""
         return any(poll.holds(self.backend.read_register(poll.address)) for poll in polls) or any(
             not each.polls and each.ended for each in under_way
         )

@@ -8,7 +8,7 @@ COUNT_BITS = 32
 
 
 class AccessLog(wiring.Component):
-    """The first refused access, and how many there were; the count stays at its largest value.
+    """The first refused access, and a saturating count of refused accesses.
 
     *Timing*: outputs follow a cycle later.
 
@@ -20,8 +20,8 @@ class AccessLog(wiring.Component):
     -------
     i_refused : an access is refused in this cycle.
     i_write, i_address : of the access.
-    i_clear : forget everything, but for an access in this cycle.
-    o_seen : there was one.
+    i_clear : clear the log, except for an access in this cycle.
+    o_seen : an access was refused.
     o_write, o_address : of the first.
     o_count : of all.
     """

@@ -1,4 +1,4 @@
-"""The mode of a rank, and the way from one to the other."""
+"""The mode of a rank, and its changes."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import wiring
@@ -10,7 +10,7 @@ from nearstep_spec.axdimm.hand_over import PATIENCE
 from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.timing import DramTiming
 
-CUT_CYCLES = TPHY_RDLAT + 2  # until the data of commands already taken have passed
+CUT_CYCLES = TPHY_RDLAT + 2  # until the data of issued commands have passed
 STATES = (
     *("NORMAL", "TAKE", "CLOSED", "KERNEL", "LEAVE"),
     *("CUT", "CLOSE", "RESTORE", "YIELD"),
@@ -18,37 +18,38 @@ STATES = (
 
 
 class ModeArbiter(wiring.Component):
-    """Gives a rank of DRAM to the host, to the kernel, and back.
+    """Hands a rank of DRAM from the host to the kernel, and back.
 
-    - `NORMAL`: host commands pass, the controller is kept disabled and empty.
-    - `TAKE`, `CLOSED`: nobody's; all minima pass, all banks are precharged, tRP passes.
-    - `KERNEL`: the controller owns the channel, with the refreshes that are due.
+    - `NORMAL`: host commands are forwarded, the controller is disabled and empty.
+    - `TAKE`, `CLOSED`: no owner; all minima elapse, all banks are precharged, tRP elapses.
+    - `KERNEL`: the controller owns the channel, and issues due refreshes.
     - `LEAVE`: the controller drains, precharges, refreshes.
-    - `CUT`: the kernel is being reset; its commands no longer reach the DRAM. Once data in flight
-      have passed, kernel and controller are reset, and `CLOSE` follows.
-    - `CLOSE`: all minima pass, all banks are precharged.
-    - `RESTORE`: refreshes that are owed are given, then a calibration, then every bank that the
-      host believes open is opened. One that the host touches after that is precharged again. If a
-      refresh falls due, the host calibrates, or it has closed all, `CLOSE` comes first. When all
-      banks are as the host believes, nothing is owed, and all minima have passed, the mode is
-      normal.
-    - `YIELD`: the banks stay closed, and when the host has closed all of them the mode is normal.
+    - `CUT`: the kernel is being reset; its commands are blocked. After data in flight have passed,
+      kernel and controller are reset, and `CLOSE` follows.
+    - `CLOSE`: all minima elapse, all banks are precharged.
+    - `RESTORE`: owed refreshes are issued, then a calibration, then every bank that the host
+      expects to be open is opened. If the host opens or closes such a bank afterwards, the bank is
+      precharged again. If a refresh becomes due, the host calibrates, or has closed all banks, the
+      state returns to `CLOSE`. When all banks are as the host expects, nothing is owed, and all
+      minima have elapsed, the mode is normal.
+    - `YIELD`: banks are kept closed, and when the host has closed all of them the mode is normal.
 
-    A mode is always reached before the next change begins; what is requested then counts. After a
+    A mode is always reached before the next change begins, to the mode requested then. After a
     reset of the kernel the mode is normal for at least a cycle.
 
-    Of several ranks each has an arbiter (`shared`). They leave normal mode in one cycle and reach
-    `KERNEL` in one cycle, so that the controller has all ranks or none, and are as one until it has
-    left them. Then each goes back at its own time; none leaves normal mode before all are there.
+    With several ranks each has an arbiter (`shared`). All leave normal mode in the same cycle and
+    reach `KERNEL` in the same cycle, so that the controller owns all ranks or none, and are
+    synchronous until the controller has left. Then each returns to normal mode independently; none
+    leaves normal mode before all have reached it.
 
-    A host that without pause opens and closes banks, which it can only do by accesses that are
-    refused, could keep `RESTORE` from ending. But before its own refresh it has to close all banks,
-    tRP before. After `PATIENCE` cycles `YIELD` waits for that.
+    A host that opens and closes banks without pause, for accesses that are refused, could prevent
+    the end of `RESTORE`. But the host must close all banks tRP before its own refresh. After
+    `PATIENCE` cycles `YIELD` waits for this.
 
-    *Timing*: to acceleration at most tRFC + tRP and some cycles, and with seven or eight
-    refreshes due the time until the host gives one. To normal what the controller needs to drain, a
-    tRFC for each refresh that the DRAM lacks, and 16 ACT with tRAS behind them; with a host as
-    above, `PATIENCE` cycles and the time to its next refresh more. For the bounds see
+    *Timing*: to acceleration at most tRFC + tRP and some cycles, and with seven or eight refreshes
+    due the time to the host's next refresh. To normal the drain of the controller, a tRFC for each
+    refresh that the DRAM lacks, and 16 ACT followed by tRAS; with a host as above, `PATIENCE`
+    cycles and the time to its next refresh in addition. For the bounds see
     `nearstep_spec.axdimm.hand_over`.
 
     Parameters
@@ -58,31 +59,31 @@ class ModeArbiter(wiring.Component):
 
     Members
     -------
-    i_accelerate : mode that is requested.
-    i_reset : reset the kernel, whatever it does.
+    i_accelerate : requested mode.
+    i_reset : reset the kernel in any state.
     i_wait : a hand-over to the kernel must not begin; equal for all ranks.
     o_closed, i_closed : this rank, and every other one, is ready for the kernel; with other ranks.
     i_idle : the controller is disabled and has left the channel with all banks closed.
     i_settled : see `RowSettle`.
     i_owing, i_hold : refreshes are due; the mode must not become normal; see `RefreshDebt`.
     i_host_refreshes : the host refreshes in this cycle.
-    i_calibrate, i_calibrate_long : the DRAM lacks ZQCS, or ZQCL, that the host has given.
-    i_host_calibrates : the host gives one in this cycle.
+    i_calibrate, i_calibrate_long : the DRAM lacks a ZQCS, or ZQCL, of the host.
+    i_host_calibrates : the host calibrates in this cycle.
     i_open, i_row, i_touched : see `HostShadow`.
     o_pass : host commands of this cycle reach the DRAM: the mode is normal.
     o_kernel : the controller owns the pins.
     o_enable : for the controller.
     o_acceleration : the mode is acceleration, with no change in progress.
     o_reset : resets kernel and controller.
-    o_yield : the next refresh of the host will pass: `YIELD`, and nothing is in its way.
+    o_yield : the next refresh of the host will be forwarded: `YIELD`, without obstacles.
     o_command : command of the arbiter itself.
 
     Attributes
     ----------
-    opened, wrong : banks that `RESTORE` has opened, and those of them that the host has touched
-        since. For proofs, like the others; nothing else reads them.
+    opened, wrong : banks that `RESTORE` has opened, and those of them that the host has opened or
+        closed since. For proofs only, like the others.
     restoring, yielding, closing : three of the states, `YIELD` being part of the first.
-    astray : the state is none of them, which cannot be.
+    astray : the state is none of them; unreachable.
     fsm : the state; from `elaborate` on.
     """
 
@@ -146,7 +147,7 @@ class ModeArbiter(wiring.Component):
             command.calibrate.eq(self.i_settled & ~self.i_calibrate_long),
             command.calibrate_long.eq(self.i_settled & self.i_calibrate_long),
         ]
-        calibrating = Signal()  # a REF that follows would come too late
+        calibrating = Signal()  # a REF afterwards would be too late
 
         m.d.comb += missing.eq(self.i_open & ~opened)
         for bank in reversed(range(banks)):
@@ -236,7 +237,7 @@ class ModeArbiter(wiring.Component):
                 with m.Elif(patience == 0):
                     m.next = "CLOSE"
                 with m.Elif(self.i_hold):
-                    pass  # all banks stay closed
+                    pass  # all banks are kept closed
                 with m.Elif(wrong.any()):
                     m.d.comb += command.precharge.eq(self.i_settled)
                 with m.Elif(missing.any()):

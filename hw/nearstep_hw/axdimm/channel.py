@@ -19,8 +19,8 @@ from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 
 class AxdimmChannel(wiring.Component):
-    """A DDR4 channel that is the host's until the host gives it to the Adam kernel beside it: half
-    a module.
+    """A DDR4 channel that the host owns until it assigns the channel to the Adam kernel beside it:
+    half a module.
 
     An array of the kernel that ends beyond the channel, or in its CSR window, is refused at START.
 
@@ -40,15 +40,15 @@ class AxdimmChannel(wiring.Component):
     ----------
     config : of the kernel, whose beat has to be that of the memory: 16 lanes.
     timing, mapping : of the memory.
-    unit : makes a functional unit for the rule; any component with its ports will do. Without it
-        the units are outside.
+    unit : makes a functional unit for the rule, any component with these ports. None: the units are
+        outside.
 
     Members
     -------
     host : the host's bus.
     dfi : the DRAM.
     fu : the functional units, if they are outside.
-    o_kernel_reset : the kernel is reset: so must units outside be, in the same cycle.
+    o_kernel_reset : the kernel is reset; units outside must be reset in the same cycle.
     o_acceleration : the kernel owns the DRAM; if the units are outside.
 
     Attributes

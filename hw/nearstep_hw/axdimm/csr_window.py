@@ -15,7 +15,8 @@ LINES = WINDOW_BYTES // LINE_BYTES
 
 
 class CsrWindow(wiring.Component):
-    """Answers reads and writes of the CSR window at the time of the host's bus, in either mode.
+    """Answers reads and writes of the CSR window with the latency of the host's bus, in either
+    mode.
 
     *Timing*: `o_read_data` comes `HostFrontEnd.READ_DATA_DELAY` cycles after `i_read`, as the line
     is in the cycle before that; write data are taken `HostFrontEnd.WRITE_DATA_DELAY` cycles after
@@ -25,11 +26,11 @@ class CsrWindow(wiring.Component):
     Members
     -------
     i_line : line of this cycle's command.
-    i_write : a write of it. Reads need no strobe: they do nothing.
+    i_write : a write of the line. Reads have no side effects, and so no strobe.
     i_write_data, i_write_mask : a mask bit of 1 keeps the byte.
     o_read_data : a line.
     i_acceleration : the kernel may be started.
-    o_start_refused : START of the kernel was written while it must not run; it had no effect.
+    o_start_refused : START was written while the kernel must not run, without effect.
     arbiter, kernel : line ports of the two banks.
     """
 

@@ -1,4 +1,4 @@
-"""Who drives the DRAM."""
+"""Selection of the DRAM's command source."""
 
 from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -23,8 +23,7 @@ HOST_PHASE = tuple(slot * PHASES // HOST_PHASES for slot in range(HOST_PHASES))
 """DRAM phase of each host slot: the same moment in time."""
 
 OWN_PHASES = (ACTIVATE_PHASE, 3)
-"""DRAM phase of the arbiter of each rank: one that the host does not use, which may have another
-rank meanwhile."""
+"""DRAM phase of the arbiter of each rank: not used by the host, which may own another rank."""
 
 
 class RowCommandLayout(StructLayout):
@@ -50,9 +49,9 @@ class DfiSwitch(wiring.Component):
 
     Host slot 0 becomes phase 0 and slot 1 phase 2, so that the host's distances in time are those
     of the DRAM; the arbiters' own commands are in `OWN_PHASES`. Data follow the commands: each
-    write burst comes from whoever gave its command, and `rddata_valid` reaches the controller only
-    for its own reads. A controller that loses the channel in the middle therefore still completes
-    the bursts whose commands were taken, and nothing else.
+    write burst has the source of its command, and the controller gets `rddata_valid` only for its
+    own reads. So a controller that loses the channel completes exactly the bursts of issued
+    commands.
 
     *Timing*: commands of host and arbiter are on the pins a cycle later; those of the controller
     pass at once.
@@ -65,10 +64,10 @@ class DfiSwitch(wiring.Component):
     -------
     dfi : to the DRAM.
     kernel : from the controller.
-    i_kernel : the controller owns the channel. Otherwise host or arbiter do.
+    i_kernel : the controller owns the channel; otherwise host or arbiter.
     i_slot, i_pass : commands of the host, see `HostFrontEnd`, and whether they reach the DRAM, a
         bit for each rank.
-    i_hide_refresh : a refresh of the host does not; likewise.
+    i_hide_refresh : a refresh of the host is blocked, a bit for each rank.
     i_hide_write : the write of the host in this cycle has all its bytes masked.
     i_row, i_row1 : commands of the arbiter of each rank.
     i_write_data, i_write_mask : of the host, `HostFrontEnd.WRITE_DATA_DELAY` cycles after the

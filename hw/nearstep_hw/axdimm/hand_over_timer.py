@@ -1,4 +1,4 @@
-"""How long a hand-over takes."""
+"""Duration of hand-overs."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -10,14 +10,13 @@ CYCLE_BITS = 32
 class HandOverTimer(wiring.Component):
     """Cycles from a request of one mode to that mode: the last and the longest.
 
-    A request that is withdrawn before it is fulfilled does not count. Counts stay at their largest
-    value.
+    A request that is withdrawn before completion is not counted. Counts saturate.
 
     Members
     -------
     i_request : the mode is wanted.
-    i_reached : the mode is there.
-    i_clear : forget the longest.
+    i_reached : the mode is reached.
+    i_clear : clear the longest.
     o_last, o_longest : cycles.
     """
 

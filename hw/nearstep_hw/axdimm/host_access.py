@@ -30,12 +30,12 @@ class HostAccess(wiring.Component):
     -------
     i_slot : commands of the host, see `HostFrontEnd`; at most one is a read or write.
     i_row : rows by bank, see `HostShadow`; those of rank 0 first.
-    o_read, o_write : which it is.
+    o_read, o_write : kind of the access.
     o_address : byte address in the channel.
-    o_window, o_line : it lies in the CSR window, and on which line of it.
+    o_window, o_line : the access is in the CSR window, and its line.
     o_command : its pins: address, BA, BG.
-    o_turned : its burst does not begin with the first byte. The DRAM then sends it in another
-        order, the window does not.
+    o_turned : its burst does not begin with the first byte. The DRAM then reorders the burst, the
+        window does not.
     o_rank : a bit for each rank, high for that of the access; with two ranks.
     """
 

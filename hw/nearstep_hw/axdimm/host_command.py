@@ -23,7 +23,7 @@ A10 = ALL_BANKS.bit_length() - 1
 
 
 def code_of(command: Command) -> int:
-    """What the pins `CODE` say with `act_n` high."""
+    """Command of the pins `CODE` with `act_n` high."""
     return encode(command).address >> CODE.start & 7
 
 
@@ -50,11 +50,11 @@ def is_calibration(pins: object, rank: int = 0) -> Value:
 
 
 class HostCommandLayout(StructLayout):
-    """Pins of one slot, and what they mean to one rank.
+    """Pins of one slot, decoded for one rank.
 
     Members
     -------
-    cs_n, act_n, address, bg, ba : as they came; `cs_n` is that of the rank.
+    cs_n, act_n, address, bg, ba : undecoded; `cs_n` is that of the rank.
     bank : number among all banks of the rank, the bank group in the high bits.
     activate, precharge, precharge_all, refresh, read, write, set_mode, calibrate, calibrate_long,
         reserved : at most one is high; none with `cs_n` high or for NOP.

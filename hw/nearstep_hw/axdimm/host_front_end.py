@@ -43,7 +43,7 @@ def slots_of(slots: Sequence[View], rank: int) -> Sequence[View]:
 
 
 class ReadSource(enum.Enum, shape=2):
-    """What answers a read of the host."""
+    """Source of the data of a host's read."""
 
     NONE = 0  # there was no read
     DRAM = 1
@@ -52,16 +52,16 @@ class ReadSource(enum.Enum, shape=2):
 
 
 class HostFrontEnd(wiring.Component):
-    """Takes the host's commands and data, and gives it read data at the one time it expects them.
+    """Receives the host's commands and data, and returns read data with the fixed latency of its
+    bus.
 
-    The data of a read pass a line of registers beside which the source travels that was chosen
-    when the command came; whatever happens in between, they leave `HOST_READ_LATENCY` cycles after
-    the command.
+    The data of a read pass a line of registers, together with the source that was selected for the
+    command; they always leave `HOST_READ_LATENCY` cycles after the command.
 
-    *Timing*: `o_slot` is the host's pins a cycle later: a command on the pins in cycle n is there
-    in cycle n + 1, when `i_source` has to say what answers it. Its DRAM data or its line are taken
-    in cycle n + 1 + `READ_DATA_DELAY`. Data of a write are at `o_write_data` in cycle
-    n + 1 + `WRITE_DATA_DELAY`. The host spaces its column commands by tCCD_S = 4 clocks, two
+    *Timing*: `o_slot` is the host's pins a cycle later: a command on the pins in cycle n is at
+    `o_slot` in cycle n + 1, when `i_source` must select the source of its data. Its DRAM data or
+    its line are taken in cycle n + 1 + `READ_DATA_DELAY`. Data of a write are at `o_write_data` in
+    cycle n + 1 + `WRITE_DATA_DELAY`. The host spaces its column commands by tCCD_S = 4 clocks, two
     cycles, so there is at most one in two cycles.
 
     Members
@@ -71,8 +71,8 @@ class HostFrontEnd(wiring.Component):
     o_write_data, o_write_mask : a burst; a mask bit of 1 keeps the byte.
     i_source : for the read command in `o_slot`; NONE if there is none.
     i_dram_data, i_line_data : bursts.
-    o_missing_data : write data were due in this cycle and did not come. (Data that no command of
-        this channel asks for may be another channel's.)
+    o_missing_data : write data were due in this cycle and missing. (Data without a command of this
+        channel may be another channel's.)
 
     Ref: AXDIMM paper, section 3.1.
     """

@@ -1,4 +1,4 @@
-"""Mode registers as the host has set them, and commands of the host that nothing comes of."""
+"""Mode registers as set by the host, and lost commands of the host."""
 
 from amaranth import Cat, Elaboratable, Module
 from amaranth.lib import wiring
@@ -17,13 +17,12 @@ LOST_BITS = ADDRESS_BITS + 4  # address pins, BA and BG
 
 
 class HostModes(wiring.Component):
-    """Follows the host's MRS of a rank.
+    """Tracks the host's MRS of a rank.
 
-    One that reaches the DRAM counts until the next one of its register. One that does not, because
-    the mode is not normal, is lost: the controller relies on the registers as they are, and later
-    they could not be set without the host's waiting for it. So is MRS of a register that the DRAM
-    does not have (MR7 is for a registering clock driver, which is not here), and a command of the
-    reserved code outside normal mode.
+    An executed MRS is valid until the next one of its register. Outside normal mode MRS is lost:
+    the controller relies on the current registers, and a later MRS would need a wait of the host.
+    MRS of a register that the DRAM does not have (MR7 is for a registering clock driver) and a
+    command of the reserved code outside normal mode are lost as well.
 
     *Timing*: `o_unsupported` follows a cycle later, `o_lost` in the same cycle.
 
@@ -33,10 +32,10 @@ class HostModes(wiring.Component):
 
     Members
     -------
-    i_slot : commands of the host; legal ones that can be lost are clocks apart.
-    i_pass : they reach the DRAM.
-    o_unsupported : a bit for each mode register, MR0 in bit 0, that the controller cannot work
-        with; see `supported_modes`. After reset all are taken to be right.
+    i_slot : commands of the host; legal commands that can be lost are several clocks apart.
+    i_pass : commands are forwarded to the DRAM.
+    o_unsupported : a bit for each mode register, MR0 in bit 0, whose value the controller does not
+        support; see `supported_modes`. After reset all are assumed to be right.
     o_lost, o_command : a command is lost, and its pins: address, BA, BG.
     """
 

@@ -1,4 +1,4 @@
-"""What the host believes of the banks."""
+"""State of the banks from the host's view."""
 
 from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -10,8 +10,8 @@ from nearstep_spec.dram.geometry import DramGeometry
 
 
 class HostShadow(wiring.Component):
-    """Follows the host's ACT, PRE and automatic precharges: the row of each bank of a rank, and
-    whether it is open.
+    """Tracks the host's ACT, PRE and automatic precharges: the row of each bank of a rank, and
+    whether the bank is open.
 
     *Timing*: a command in cycle n is in `o_open` and `o_row` from cycle n + 1 on.
 

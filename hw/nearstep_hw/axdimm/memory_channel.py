@@ -1,4 +1,4 @@
-"""A DDR4 channel that a host and a kernel use in turn."""
+"""A DDR4 channel shared by a host and a kernel."""
 
 from collections.abc import Callable
 
@@ -39,17 +39,17 @@ class MemoryChannel(wiring.Component):
     """Host front end, mode arbiter, CSR window and the kernel's DDR4 controller.
 
     In normal mode host commands reach the DRAM `HOST_COMMAND_DELAY` cycles later, and the kernel's
-    AXI port stands still. In acceleration mode the kernel owns the DRAM; the host's ACT, PRE and
-    REF are followed, its accesses of the CSR window work, any other read gives zeros, any other
-    write does nothing, and both are flagged. The host's data always come at the same time. Its ZQCS
-    and ZQCL are carried out later; its MRS is lost and flagged, see `HostModes`.
+    AXI port is stalled. In acceleration mode the kernel owns the DRAM; the host's ACT, PRE and REF
+    are tracked, accesses of the CSR window work, any other read returns zeros, any other write is
+    dropped, and both are flagged. The host's data have a fixed latency. Its ZQCS and ZQCL are
+    executed later; its MRS is lost and flagged, see `HostModes`.
 
-    Two things pass in normal mode in another form. A write of the CSR window has all its bytes
-    masked. A REF that the DRAM has got already, from this side, does not pass: otherwise a host
-    that pays many postponed refreshes behind a hand-over would exceed 16 in 2 tREFI.
+    Two commands are changed in normal mode. A write of the CSR window has all its bytes masked. A
+    REF that the channel has already issued to the DRAM is blocked: otherwise a host that issues
+    many postponed refreshes after a hand-over would exceed 16 in 2 tREFI.
 
-    With two ranks the host has two chip selects, and each rank is the host's again when it is as
-    the host believes; the mode is normal when both are.
+    With two ranks the host has two chip selects, and each rank is returned to the host when its
+    rows are as the host expects; the mode is normal when both are returned.
 
     *Timing*: `HOST_READ_LATENCY` and `HOST_WRITE_LATENCY`, fixed.
 
@@ -58,7 +58,7 @@ class MemoryChannel(wiring.Component):
     timing : of the part, at the DRAM's clock.
     mapping : bytes to banks, for host and kernel.
     address_width, id_width : of the kernel's AXI port.
-    controller : makes the controller; anything with the ports of `DramController` will do.
+    controller : makes the controller, a component with the ports of `DramController`.
 
     Members
     -------
@@ -67,7 +67,7 @@ class MemoryChannel(wiring.Component):
     s_axi : the kernel's port to memory.
     kernel : the kernel's registers, by lines.
     o_kernel_reset : resets the kernel; high for a cycle.
-    o_normal, o_acceleration : the mode; neither while it changes.
+    o_normal, o_acceleration : the mode; neither during a change.
 
     Ref: AXDIMM paper, sections 3.1 and 3.2, figure 2.
     """

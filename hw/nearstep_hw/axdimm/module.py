@@ -44,7 +44,7 @@ class HostSlotSignature(Signature):
 
 
 class HostBusSignature(Signature):
-    """The host's DDR4-800 bus as its PHY delivers it in a 200 MHz cycle, seen from the host.
+    """The host's DDR4-800 bus, as delivered by its PHY in a 200 MHz cycle, from the host's side.
 
     A port called `host` becomes `host__p0__cs_n` ... `host__rddata_valid`, as with `DfiSignature`.
 
@@ -69,12 +69,11 @@ class HostBusSignature(Signature):
 class AxdimmModule(wiring.Component):
     """The whole module: channels of the same kind, each with its arbiter, registers and kernel.
 
-    The host sees a module of as many ranks: those of channel 0, then those of channel 1 and so on;
-    with a rank a channel, rank c is channel c. Each rank keeps its own rows and refreshes, and so
-    nothing that happens in one channel touches another. The rank is what the host makes of its
-    address; the first byte of channel 1 lies the capacity of a channel above that of channel 0
-    where the channel is the top of the address. The last `WINDOW_BYTES` of each channel, by the
-    mapping, are its registers.
+    For the host the module has the ranks of channel 0, then those of channel 1 and so on; with one
+    rank a channel, rank c is channel c. Each rank has its own rows and refreshes, so channels are
+    independent. The host maps addresses to ranks; if the channel is the top of the address, the
+    first byte of channel 1 is the capacity of a channel above that of channel 0. The last
+    `WINDOW_BYTES` of each channel, by the mapping, are its registers.
 
     Flat Verilog ports, with n channels of r ranks, c = 0 to n - 1 and k = 0 to 3:
 
@@ -90,7 +89,7 @@ class AxdimmModule(wiring.Component):
     ----------
     config, timing, mapping : of every channel.
     channels : how many: 1, 2 or 4.
-    unit : makes a functional unit for the rule; any component with its ports will do.
+    unit : makes a functional unit for the rule, any component with these ports.
 
     Attributes
     ----------

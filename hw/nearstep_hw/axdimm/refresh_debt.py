@@ -9,62 +9,60 @@ from nearstep_spec.axdimm.hand_over import HOLD_INTERVALS as RATE_INTERVALS
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
 
 DEBT = signed(6)
-MOST = 2 * MAX_POSTPONED_REFRESHES - 1  # of the counters; a legal host stays below
+MOST = 2 * MAX_POSTPONED_REFRESHES - 1  # of the counters; a legal host is below
 LEAST = -MAX_POSTPONED_REFRESHES - 1  # a host whose intervals begin earlier is at -8 there
 RATE = 16  # REF in two tREFI, at most
 POSTPONED = RATE - MAX_POSTPONED_REFRESHES - RATE_INTERVALS - 1
 """Refreshes that the DRAM may lack where the host does not; see `RefreshDebt`, *Rate*."""
 ADVANCE = MAX_POSTPONED_REFRESHES - RATE + RATE_INTERVALS + 1
-"""What the DRAM may lack at least, two tREFI after it lacked eight."""
+"""Least debt of the DRAM, two tREFI after a debt of eight."""
 RESERVE = 2  # refreshes due that are left to a host that has more
 
 
 class RefreshDebt(wiring.Component):
-    """Gives the DRAM the refreshes of the host, each at its time or a little later.
+    """Forwards the host's refreshes to the DRAM, each on time or slightly later.
 
-    Of the host it is known that it keeps JEDEC's limits: no more than nine tREFI between two REF,
-    from eight postponed to eight pulled in, at most 16 REF in two tREFI. Where in time its
-    intervals begin is not known: they begin up to a tREFI earlier than those that are counted here.
-    The DRAM must see the same limits kept. In normal mode a REF of the host can be hidden from the
-    DRAM, but none added.
+    The host keeps JEDEC's limits: no more than nine tREFI between two REF, from eight postponed to
+    eight pulled in, at most 16 REF in two tREFI. The phase of its intervals is unknown: they begin
+    up to a tREFI earlier than those counted here. The same limits must hold for the DRAM. In normal
+    mode a REF of the host can be hidden from the DRAM, but none added.
 
-    There are two counts. `o_host` is what the host owes and sees what the host does, in any mode;
-    `o_dram` is what the DRAM lacks and sees what the DRAM gets, from whomever. One more is due to
-    both every tREFI. The host refreshes at times h, the DRAM is refreshed at times d.
+    There are two counts. `o_host` is the host's debt, reduced by the host's refreshes in any mode;
+    `o_dram` is the DRAM's debt, reduced by refreshes from any source. Both grow by one every tREFI.
+    The host refreshes at times h, the DRAM is refreshed at times d.
 
-    *Debt*: the mode becomes normal only with `o_dram <= o_host`, and hiding keeps that. So the DRAM
-    never lacks more than the host owes. Otherwise it is refreshed as soon as `POSTPONED` are due.
-    By the intervals of the host one more may be due, and one more in the time of a hand-over: that
-    does not begin with seven or eight due, for the host must refresh within two tREFI then.
+    *Debt*: the mode becomes normal only with `o_dram <= o_host`, which hiding preserves. So the
+    DRAM's debt never exceeds the host's. In the other modes the DRAM is refreshed as soon as
+    `POSTPONED` are due. By the host's intervals one more may be due, and another one in the time of
+    a hand-over, which does not begin with seven or eight due, because the host must then refresh
+    within two tREFI.
 
-    *Gap*: the next REF of the host comes at most 9 tREFI after its last. If the DRAM has been
-    refreshed at or after that (d >= h) and the next one passes, the DRAM's gap is no longer than
-    the host's. So the mode becomes normal only with d >= h: `o_owing` stays high while a REF of the
-    host has come after the DRAM's last. There is one exception. A host that owes k after a REF
-    gives the next within 9 - k tREFI. With `gap` whole intervals since d that is early enough if
-    gap + 1 <= k; such a REF may be left out (one more is kept in reserve, for a host whose
-    intervals begin later). It is, if the DRAM has got more than the host has given.
-    Outside normal mode the DRAM gets a refresh, due or not, once its last is 8 tREFI ago, which
-    leaves one tREFI to get there; a hand-over does not begin if that cannot be reached. While the
-    arbiter only waits for the host to close all banks, that is not needed: the REF that follows
-    will pass.
+    *Gap*: the next REF of the host is at most 9 tREFI after its last. If the DRAM was refreshed at
+    or after that (d >= h) and the next REF is forwarded, the DRAM's gap is no longer than the
+    host's. So the mode becomes normal only with d >= h: `o_owing` is high while the host's last REF
+    is after the DRAM's. There is one exception. A host that owes k after a REF issues the next
+    within 9 - k tREFI. With `gap` whole intervals since d this is early enough if gap + 1 <= k;
+    such a REF may be hidden (one more is kept in reserve, for a host whose intervals begin later),
+    and is if the DRAM's debt is below the host's. Outside normal mode the DRAM is refreshed, due or
+    not, 8 tREFI after its last refresh, with one tREFI of margin; a hand-over does not begin if
+    this deadline cannot be met. While the arbiter only waits for the host to close all banks, this
+    is not needed: the following REF is forwarded.
 
     *Rate*: take less than two tREFI that begin with a refresh of the DRAM, which then lacked E; at
     most two more come due in that time. In normal mode nothing is given but what the host gives, so
     if the DRAM was not behind the host in the beginning it gets no more than the host gives, at
     most 16. If it was behind, it gets E - E' + 2, where E' is what it lacks in the end. That is not
-    below the host's -8, counted with the host's intervals, where E is one more at most. So
-    E <= `POSTPONED` keeps 16. That many are due before the DRAM is refreshed in acceleration mode;
-    only where the host pays postponed refreshes while the channel changes hands can it be more.
-    Then `o_hold` keeps the mode from becoming normal for two tREFI, in which no more are given than
-    leave `ADVANCE` due, a negative number.
-    To be ahead of the host would count against this as well, so the DRAM gets no more than
-    leaves it `RESERVE` due, or as many as the host if it owes less; what it has more than the host
-    while that owes more than `RESERVE` is hidden from it before the host has none due. Only a
-    refresh for the gap's sake puts it ahead of the host by one, and before that there was none for
-    8 tREFI.
+    below the host's -8, counted with the host's intervals, where E is one more at most. So E <=
+    `POSTPONED` keeps 16. That many are due before the DRAM is refreshed in acceleration mode; only
+    where the host pays postponed refreshes while the channel changes hands can it be more. Then
+    `o_hold` keeps the mode from becoming normal for two tREFI, in which no more are given than
+    leave `ADVANCE` due, a negative number. A DRAM ahead of the host would violate this as well, so
+    the DRAM is refreshed only down to a debt of `RESERVE`, or to the host's debt if that is less;
+    refreshes ahead of the host while it owes more than `RESERVE` are compensated by hiding before
+    the host has none due. Only a refresh for the gap puts the DRAM ahead of the host by one, and
+    then there was none in the previous 8 tREFI.
 
-    *Timing*: counts follow a cycle after what they count.
+    *Timing*: counts change a cycle after the counted event.
 
     Parameters
     ----------
@@ -74,26 +72,26 @@ class RefreshDebt(wiring.Component):
     Members
     -------
     i_host : the host refreshes.
-    i_pass : it reaches the DRAM unless `o_hide` is high: the mode is normal.
+    i_pass : the refresh is forwarded unless `o_hide` is high: the mode is normal.
     i_own : the DRAM is refreshed by the kernel's controller or the arbiter.
-    i_enable : the controller has the channel and will keep it.
-    i_yield : the next REF of the host will pass.
+    i_enable : the controller owns the channel and will keep it.
+    i_yield : the next REF of the host will be forwarded.
     o_host, o_dram : refreshes due.
-    o_hide : a refresh of the host, in this cycle, is one that the DRAM does not need.
+    o_hide : the DRAM does not need the host's refresh in this cycle.
     o_owing : the DRAM must be refreshed before the mode is normal, and may be now.
-    o_owed : the controller shall refresh if it has closed all banks; after `i_enable` fell, what
-        `o_owing` says.
+    o_owed : the controller shall refresh if it has closed all banks; after `i_enable` fell, equal
+        to `o_owing`.
     o_must : the controller shall close all banks and refresh.
-    o_wait : the DRAM must be refreshed so soon that a hand-over must not begin: the host will.
+    o_wait : a refresh is due so soon that a hand-over must not begin; the host will refresh.
     o_hold : the mode must not become normal yet.
-    o_overdue : the DRAM waits for more refreshes than may be postponed, or for too long.
+    o_overdue : the DRAM lacks more refreshes than may be postponed, or for too long.
 
     Attributes
     ----------
     left, gap, gap_left : cycles until one more is due; whole intervals since the DRAM's last
         refresh, and cycles until the next of them.
     stale, hold : the host has refreshed since, and need not soon again; cycles of `o_hold`. For
-        proofs; nothing else reads them.
+        proofs only.
 
     Ref: JESD79-4, "Refresh Command".
     """
@@ -135,11 +133,11 @@ class RefreshDebt(wiring.Component):
         stale, hold = self.stale, self.hold
         due = Signal()
         paid = Signal()  # the DRAM is refreshed
-        soon = Signal()  # after a refresh now, the host must give the next in time for the DRAM
+        soon = Signal()  # after a refresh now, the host's next must be in time for the DRAM
         ahead = Signal()
         behind = Signal()
         late = Signal()
-        enough = Signal()  # given in `o_hold`
+        enough = Signal()  # issued in `o_hold`
         spare = Signal()  # the DRAM lacks more than is left to the host
 
         m.d.comb += [

@@ -1,4 +1,4 @@
-"""When the DRAM can take any command."""
+"""Detection that the DRAM can accept any command."""
 
 from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -11,9 +11,9 @@ from nearstep_spec.dram.timing import DramTiming
 
 
 class RowSettle(wiring.Component):
-    """Watches the pins of a DRAM and tells when every minimum of its timing has passed.
+    """Watches the pins of a DRAM and detects when every minimum of its timing has elapsed.
 
-    Whoever takes the channel over waits for this instead of knowing what was done to it.
+    The next owner of the channel waits for this instead of tracking earlier commands.
 
     *Timing*: a command that is decided on in a cycle with `o_settled`, and is on the pins a cycle
     later, in any phase, keeps every minimum to what was on the pins before.
@@ -25,7 +25,7 @@ class RowSettle(wiring.Component):
     Members
     -------
     p0, p1, p2, p3 : pins, as the DRAM sees them.
-    o_settled : all minima have passed.
+    o_settled : all minima have elapsed.
     """
 
     def __init__(self, timing: DramTiming) -> None:
@@ -38,8 +38,9 @@ class RowSettle(wiring.Component):
         )
 
     def wait(self, clocks: int) -> int:
-        """Cycles of not being settled, the command's own not counted: the command may be in the
-        last phase and the next one in the first; the next one reaches the pins a cycle later."""
+        """Return the unsettled cycles, without that of the command: the command may be in the last
+        phase and the next one in the first; the next one is on the pins a cycle later.
+        """
         return max(0, -(-(clocks + PHASES - 1) // PHASES) - 2)
 
     def elaborate(self, platform: object) -> Elaboratable:
@@ -56,7 +57,7 @@ class RowSettle(wiring.Component):
             Command.ZQCL: t.t_zqoper,
         }
         a10 = ALL_BANKS.bit_length() - 1
-        # Between two ACT of a bank lies a PRE, so tRC is tRP shorter here.
+        # There is a PRE between two ACT of a bank, so tRC is tRP shorter here.
         activate = max(t.t_rc - t.t_rp, t.t_ras, t.t_rcd, t.t_rrd_l, t.t_faw)
         longest = max(self.wait(each) for each in (*clocks.values(), activate))
         left = Signal(range(longest + 1))

@@ -30,13 +30,12 @@ __all__ = ["RankState", "SharedDram"]
 
 
 class RankState:
-    """What is known of one rank, and who has it: blocks of `SharedDram`.
+    """State and ownership of one rank: blocks of `SharedDram`.
 
     Attributes
     ----------
     number : of the rank.
-    owes, owes_long : ZQCS, and ZQCL, of the host that the rank lacks. For proofs; nothing else
-        reads them.
+    owes, owes_long : ZQCS, and ZQCL, of the host that the rank lacks. For proofs only.
     """
 
     def __init__(
@@ -54,15 +53,15 @@ class RankState:
 
 
 class SharedDram(wiring.Component):
-    """The mode arbiters of a channel with all that they look at and move.
+    """The mode arbiters of a channel with their inputs and outputs.
 
-    Each rank has an arbiter, a shadow and counts of refreshes of its own, and sees the commands of
-    its chip select alone. The controller gets all ranks at once and leaves all at once; the host
-    gets each back when that rank is as it believes, see `ModeArbiter`.
+    Each rank has its own arbiter, shadow and counts of refreshes, and sees only the commands of its
+    chip select. The controller gets and leaves all ranks at once; each rank is returned to the host
+    when its rows are as the host expects, see `ModeArbiter`.
 
-    ZQCS and ZQCL of the host outside normal mode are remembered: the controller carries out ZQCS
-    with its next refreshes, the arbiter what is left, before the mode is normal. A mode register
-    that the controller cannot work with keeps the channel in normal mode.
+    ZQCS and ZQCL of the host outside normal mode are stored: the controller executes ZQCS with its
+    next refreshes, the arbiter the others, before the mode is normal. An unsupported value of a
+    mode register keeps the channel in normal mode.
 
     *Timing*: host commands and arbiter commands are on the pins a cycle later. For the duration of
     a change of mode see `ModeArbiter`.
@@ -70,8 +69,7 @@ class SharedDram(wiring.Component):
     Parameters
     ----------
     timing, geometry : of the channel.
-    hurry : cycles in which the controller gets the channel and refreshes at once; see
-        `RefreshDebt`.
+    hurry : cycles of a hand-over to the controller and an immediate refresh; see `RefreshDebt`.
 
     Members
     -------
@@ -83,7 +81,7 @@ class SharedDram(wiring.Component):
     o_enable, i_idle, o_owed, o_must, o_refresh_hold : to and from the controller, whose refreshes
         are counted here; none is given in the cycle of one of the host, which it would precede on
         the pins by a phase.
-    i_accelerate, i_reset : what the host wants.
+    i_accelerate, i_reset : requests of the host.
     o_pass : the mode is normal, host commands of this cycle reach the rank.
     o_kernel : the controller's commands reach the DRAM.
     o_acceleration : the mode is acceleration.
@@ -159,7 +157,7 @@ class SharedDram(wiring.Component):
                 m.d.comb += each.eq(slot)
         for rank in self.ranks:
             self._arbitrate(m, rank)
-        lead = self.ranks[0].arbiter  # as one with the others where this is asked for
+        lead = self.ranks[0].arbiter  # synchronous with the others when this is used
         m.d.comb += [
             switch.i_kernel.eq(lead.o_kernel),
             switch.i_pass.eq(self._of_all(lambda rank: rank.arbiter.o_pass)),

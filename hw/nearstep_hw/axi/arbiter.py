@@ -1,4 +1,4 @@
-"""One stream out of several, served in turn or by rank."""
+"""One stream out of several, round robin or by priority."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from nearstep_hw.axi.burst import id_width
 
 
 class StreamArbiter(wiring.Component):
-    """Hands on one payload at a time of several streams, with the number of its stream.
+    """Forwards payloads of several streams, one at a time, with the number of the stream.
 
     *Timing*: a payload is at the output one cycle after it was taken; one payload a cycle. `ready`
     of an input depends on that of the output and on `valid` of all inputs.
@@ -19,21 +19,21 @@ class StreamArbiter(wiring.Component):
     Parameters
     ----------
     shape : shape of a payload.
-    ports : streams that come in.
-    fixed : the first stream that has something is served. Otherwise they are served in turn: none
-        waits for more than one payload of each other one.
+    ports : number of input streams.
+    fixed : priority by order of the streams; otherwise round robin: none waits for more than one
+        payload of each other one.
 
     Members
     -------
     i : the streams.
-    i_stop : nothing is taken.
+    i_stop : accept nothing.
     o : their payloads, each with its `owner`.
     o_take : a payload is taken in this cycle.
-    o_owner : whose; counts only with `o_take`.
+    o_owner : number of its stream; valid only with `o_take`.
 
     Raises
     ------
-    ValueError : no stream comes in.
+    ValueError : there is no stream.
     """
 
     def __init__(self, shape: ShapeLike, *, ports: int, fixed: bool = False) -> None:

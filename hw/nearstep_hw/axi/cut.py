@@ -9,7 +9,7 @@ from nearstep_hw.stream.slice import StreamSlice
 
 
 class AxiCut(wiring.Component):
-    """Passes all channels on, through registers.
+    """Forwards all channels through registers.
 
     Unless it `waits`, RREADY and BREADY of the initiator have to be high always, as those of the
     movers are: answers pass one register, and RREADY and BREADY of the port are always high.
@@ -19,7 +19,7 @@ class AxiCut(wiring.Component):
     Parameters
     ----------
     signature : an `Axi4Signature`.
-    waits : the initiator may let answers wait.
+    waits : the initiator may stall answers.
 
     Members
     -------

@@ -1,4 +1,4 @@
-"""What a mover says when the bus answers with an error."""
+"""Report of a mover on an error response of the bus."""
 
 from amaranth.lib.wiring import Out, Signature
 
@@ -17,8 +17,8 @@ class BusFaultSignature(Signature):
     Members
     -------
     valid : in this cycle; the others count only then.
-    stream : the stream that was answered.
-    address : byte address of what was answered.
+    stream : of the answer.
+    address : byte address of the answered access.
     response : the answer.
     """
 

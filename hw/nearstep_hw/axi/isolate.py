@@ -1,4 +1,4 @@
-"""AXI isolation: an initiator that can be reset while its bursts are under way."""
+"""AXI isolation: an initiator can be reset while its bursts are in flight."""
 
 from amaranth import Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import wiring
@@ -9,16 +9,14 @@ from nearstep_hw.stream.fifo import StreamFifo
 
 
 class AxiIsolate(wiring.Component):
-    """Stands between an initiator and its port, and on request ends for it what it began.
+    """Between an initiator and its port; on request completes the initiator's transactions.
 
-    Joined, it passes everything on. Isolated, it takes nothing of the initiator and shows it
-    nothing; bursts whose address was taken are carried out to the end, with beats of W that write
-    nothing in place of those that were still to come, and all answers are dropped. Once `o_idle`
-    is high too, the initiator can have been reset at any moment: no beat of the time before is
-    under way, and the subordinate waits for none.
+    Joined, it forwards all channels. Isolated, it blocks the initiator; bursts with an accepted
+    address are completed, with masked beats in place of missing W, and all answers are dropped.
+    When `o_idle` is high as well, the initiator may have been reset at any time: no earlier beat is
+    in flight, and the subordinate waits for none.
 
-    The initiator must be reset while it is isolated, and come out of the reset before it is joined
-    again: what it was doing is gone.
+    The initiator must be reset while it is isolated, and leave the reset before it is joined again.
 
     Beats of W are taken only behind the address of their burst, as a subordinate may do.
 
@@ -29,16 +27,16 @@ class AxiIsolate(wiring.Component):
     Parameters
     ----------
     address_width, data_width, id_width : bits.
-    bursts : of reads, and of writes, that can be under way; a power of two.
-    write_bursts : writes whose address was taken and whose data was not; a power of two.
+    bursts : of reads, and of writes, that can be in flight; a power of two.
+    write_bursts : writes whose address, but not data, was accepted; a power of two.
 
     Members
     -------
     s_axi : the initiator.
     m_axi : the port.
-    i_isolate : cut the initiator off. Held until `o_isolated`.
-    o_isolated : the initiator is cut off.
-    o_idle : nothing is under way.
+    i_isolate : isolate the initiator. Held until `o_isolated`.
+    o_isolated : the initiator is isolated.
+    o_idle : nothing is in flight.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class AxiIsolate(wiring.Component):
 
     @staticmethod
     def _address(m: Module, source: object, port: object, may: Value) -> Value:
-        """Pass AR or AW on; the value tells that a burst is taken."""
+        """Forward AR or AW, and return whether a burst is accepted."""
         taken = source.valid & source.ready
         m.d.comb += source.ready.eq(may & (~port.valid | port.ready))
         with m.If(taken):

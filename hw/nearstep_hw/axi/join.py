@@ -16,7 +16,7 @@ from nearstep_hw.stream.fifo import StreamFifo
 
 
 class _AxiJoin(wiring.Component):
-    """What the joins of both directions have: initiators, an arbiter of addresses, the port."""
+    """The base of the joins of both directions: initiators, an arbiter of addresses, the port."""
 
     def __init__(
         self,
@@ -59,12 +59,11 @@ class _AxiJoin(wiring.Component):
 
 
 class AxiReadJoin(_AxiJoin):
-    """Reads of several initiators on one port; answers go back by their ID.
+    """Reads of several initiators on one port; answers are routed by ID.
 
-    The ID that goes out has the number of the initiator on top of the initiator's own, so beats may
-    come in any order that AXI4 allows. RREADY of every initiator has to be high always, as that of
-    a `ReadMover` is: beats are handed on without looking at it, and RREADY of the port is always
-    high.
+    The ID at the port has the number of the initiator above the initiator's own ID, so beats may
+    have any order that AXI4 allows. RREADY of every initiator must always be high, as that of a
+    `ReadMover`: it is ignored, and RREADY of the port is always high.
 
     *Timing*: ARVALID one cycle after that of an initiator, a burst a cycle. Beats pass
     combinationally, a beat a cycle. ARREADY of an initiator depends on that of the port and on

@@ -22,12 +22,12 @@ class AxiRam(wiring.Component):
     """Block RAM behind an AXI4 port: bursts of whole beats (INCR), one after the other.
 
     A burst that begins beyond the memory is answered with DECERR, one of another type or of
-    narrower beats with SLVERR; neither touches the memory. What it held stays when it is reset.
+    narrower beats with SLVERR; neither accesses the memory. A reset keeps its contents.
 
     *Timing*: a beat a cycle in each direction, without a gap between bursts. The first beat of a
     read is shown two cycles after its address was taken, and BVALID one cycle after the last beat
-    of a write. Nothing valid depends on anything ready. A read that meets a write of the same bytes
-    has the old ones or the new.
+    of a write. Nothing valid depends on anything ready. A read concurrent with a write of the same
+    bytes returns the old ones or the new.
 
     Parameters
     ----------

@@ -19,14 +19,14 @@ class BlockSchedule(wiring.Component):
     whose elements are half as wide have half the beats in each block; those in 8 bits have a beat
     of scales and a quarter of them.
 
-    *Timing*: a burst every two cycles, and one more where a block begins or is left out.
+    *Timing*: a burst every two cycles, and one more cycle where a block begins or is omitted.
 
     Parameters
     ----------
     streams : number of arrays.
     address_width : bits of a byte address.
     beat_bytes, block_beats, burst_beats : powers of two; a burst is at most a page.
-    optional : arrays can be left out.
+    optional : arrays can be omitted.
     narrow : numbers of the arrays that can have elements of half the width.
     coded : numbers of the arrays in 8 bits, with scales, see `nearstep_spec.blockwise`.
     number_width : bits of the number of a beat of an array; None: as many as memory takes. More
@@ -35,12 +35,12 @@ class BlockSchedule(wiring.Component):
     Members
     -------
     i_start : begins; only when `o_idle`.
-    i_use : a bit for each array: it is there; held while the schedule runs. If `optional`.
+    i_use : a bit for each array: it is used; held while the schedule runs. If `optional`.
     i_beats : beats of each array, at least 1; held while the schedule runs.
     i_narrow : a bit for each of `narrow`, in their order: it has half of them, rounded up; held
         while the schedule runs. If there are any.
     i_base : byte address of each array, a multiple of a beat; held while the schedule runs.
-    i_clear : withdraws what is offered and goes idle.
+    i_clear : withdraws the offered burst and returns to idle.
     o : the bursts.
     o_idle : nothing is left to offer.
 

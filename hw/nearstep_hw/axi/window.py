@@ -1,4 +1,4 @@
-"""Address windows: what a master may touch."""
+"""Address windows: ranges that a master may access."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
@@ -18,8 +18,8 @@ class WindowSignature(Signature):
     -------
     base : first byte granted.
     limit : first byte behind those granted.
-    read, write : what may be done there.
-    valid : the window is in force.
+    read, write : granted accesses.
+    valid : the window is used.
     """
 
     def __init__(self, address_width: int) -> None:
@@ -47,7 +47,7 @@ def within(address_width: int, *, base: Value, limit: Value) -> tuple[Value, Val
 def window_port(*, address_width: int, windows: int, cut: bool) -> Member:
     """Port for the windows: side by side, or, if `cut`, one that is each of them in turn.
 
-    Comparisons with many windows at once are more wires in one place than small FPGAs have.
+    Concurrent comparisons with many windows need more wires in one place than small FPGAs have.
     """
     return In(WindowSignature(address_width)).array(1 if cut else windows)
 
@@ -68,7 +68,7 @@ class WindowMatch(wiring.Component):
     -------
     window : the windows.
     i_start, i_end : first byte, and first byte behind the range; `i_start` < `i_end`.
-    i_read, i_write : what is to be done; both may be asked for.
+    i_read, i_write : requested accesses, one or both.
     o_granted : one window grants all of it.
     """
 
@@ -97,7 +97,7 @@ class WindowMatch(wiring.Component):
             for window in self.window
         )
         if self.cut:
-            last = Signal(self.windows)  # what each window said when it was its turn
+            last = Signal(self.windows)  # result of each window in its turn
             m.d.sync += last.eq(Cat(last[1:], grants))
             grants = last
         m.d.comb += self.o_granted.eq(grants.any())
@@ -105,7 +105,7 @@ class WindowMatch(wiring.Component):
 
 
 class WindowChecker(wiring.Component):
-    """Lets bursts pass that a window grants, and stops at the first that none does.
+    """Forwards bursts that a window grants, and stops at the first refused one.
 
     A burst is granted if all its beats, in full, lie in one window.
 
@@ -125,9 +125,9 @@ class WindowChecker(wiring.Component):
     window : the windows, see `window_port`; held while bursts are in flight.
     i : bursts asked for.
     o : bursts granted.
-    o_refused : the burst in `o_burst` is refused; holds, and nothing passes, until `i_clear`.
+    o_refused : the burst in `o_burst` is refused; held, and no burst passes, until `i_clear`.
     o_burst : the burst last taken.
-    i_clear : withdraws what is offered, and forgets a refusal.
+    i_clear : withdraws the offered burst, and clears a refusal.
     """
 
     def __init__(

@@ -12,10 +12,10 @@ from nearstep_hw.axi.signature import Response, WriteResponseLayout
 
 
 class WriteResponses(wiring.Component):
-    """Remembers the bursts issued until B answers them; says when a block is written.
+    """Tracks issued bursts until B answers them, and detects written blocks.
 
     Responses of one stream come in the order of its bursts, those of different streams in any.
-    After a fault of a stream no further block of it is reported: its memory is not whole.
+    After a fault of a stream no further block of it is reported: its memory is incomplete.
 
     *Timing*: combinational from B to the outputs; a burst and a response every cycle.
 
@@ -28,13 +28,13 @@ class WriteResponses(wiring.Component):
     Members
     -------
     i_burst : the burst in question.
-    o_room : one more burst of that stream can be remembered.
+    o_room : one more burst of that stream can be tracked.
     i_issue : it is issued; only with `o_room`.
     b : channel B; BREADY is always high.
     o_block_done : a bit for each stream: a block of it is written and acknowledged.
     fault : a burst was answered other than OKAY; the address is the burst's.
     o_idle : nothing is outstanding.
-    i_clear : forgets faults; only when `o_idle`.
+    i_clear : clears faults; only when `o_idle`.
     """
 
     def __init__(

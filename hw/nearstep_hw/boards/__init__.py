@@ -1,1 +1,1 @@
-"""Tops for boards that can be bought, and what a tool flow needs to make bitstreams of them."""
+"""Tops for commercial boards, and inputs of the tool flow for their bitstreams."""

@@ -22,11 +22,11 @@ class ClockError(NearstepError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class PllClock:
-    """A clock that a PLL is to make.
+    """A clock of a PLL.
 
     Attributes
     ----------
-    phase : degrees that its edges come after those of the first output.
+    phase : degrees by which its edges lag those of the first output.
     """
 
     hz: int

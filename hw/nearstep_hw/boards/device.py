@@ -1,4 +1,4 @@
-"""What every board has between its serial line and its memory."""
+"""The part of a board between its serial line and its memory."""
 
 from collections.abc import Mapping
 
@@ -30,13 +30,13 @@ CARD_PORTS = ("csr", "s_axi", "m_axi", "o_interrupt")
 class BoardDevice(wiring.Component):
     """A card, such as `SmartssdCard`, behind a serial line, without the memory.
 
-    A reset that the host asks for cuts the card off the memory, which keeps what it holds, and
-    resets nothing but the card: line and memory controller go on.
+    A reset by the host isolates the card from the memory, whose contents are kept, and resets only
+    the card: line and memory controller continue.
 
     Parameters
     ----------
     config : of the board.
-    manifest : what it says of itself.
+    manifest : description of the board.
     card : the device of that configuration.
 
     Members
@@ -44,9 +44,9 @@ class BoardDevice(wiring.Component):
     rx, tx : the line, idle high.
     m_axi : to the memory, half duplex.
     wishbone : to the registers of the memory controller.
-    i_memory_ready : the memory needs no initialisation, or has had it.
-    o_memory_ready : it is ready, or the host says so.
-    o_active : a request is being carried out or answered.
+    i_memory_ready : the memory needs no initialisation, or is initialised.
+    o_memory_ready : the memory is ready, according to hardware or host.
+    o_active : a request is being executed or answered.
     others : those of the card but `CARD_PORTS`: pins of links, ports of functional units outside;
         with the latter `o_units_reset` as well, which resets them.
     """

@@ -1,9 +1,8 @@
-"""Rows of an ECP5-85F that hold no logic, so that their wires are there for the rows beside them.
+"""Rows of an ECP5-85F without logic, whose wires are free for the rows beside them.
 
-nextpnr places logic as densely as it goes, in the middle of the chip, and wires run short there
-while half of the chip is empty; its option for a lower density has no effect on an ECP5. Lookup
-tables with fixed places, one in each place of every third row but its ends, keep logic out of these
-rows.
+nextpnr places logic as densely as possible in the middle of the chip, where wires run short while
+half of the chip is empty; its option for a lower density has no effect on an ECP5. Lookup tables
+with fixed places, one in each place of every third row but its ends, keep logic out of these rows.
 """
 
 from collections.abc import Iterator

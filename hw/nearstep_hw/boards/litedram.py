@@ -42,7 +42,7 @@ INSTALL = "pip install 'nearstep[fpga]'"
 BYTE_BITS = 8
 
 PHYS: Mapping[str, str] = MappingProxyType({"sdr": "GENSDRPHY", "ddr3": "ECP5DDRPHY"})
-"""Name in LiteDRAM of what drives the pads, by the kind of memory, on an ECP5."""
+"""Name of LiteDRAM's PHY, by the kind of memory, on an ECP5."""
 
 PADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -70,13 +70,12 @@ class LiteDramCore:
     ----------
     verilog : its text; the module is called `litedram_core`.
     registers : first address and words of each register, by name.
-    steps : what is to be written to them first.
-    last_steps : what is to be written when that is done, and delays are set; then memory can be
-        used.
-    settings : of what drives the pads: `lanes` of eight bits, `nphases`, `rdphase`, `wrphase`,
-        `delays`, `bitslips`.
+    steps : first writes to them.
+    last_steps : writes after these and the setting of delays; then memory can be used.
+    settings : of the PHY: `lanes` of eight bits, `nphases`, `rdphase`, `wrphase`, `delays`,
+        `bitslips`.
     cas_latency : of the memory, in its clocks.
-    timing : that the controller keeps to, in its clocks, by name: `tRCD`, ...
+    timing : of the controller, in its clocks, by name: `tRCD`, ...
     """
 
     verilog: str
@@ -143,7 +142,7 @@ def _core(request: str) -> LiteDramCore:
 
 
 def _generated(request: str) -> str:
-    """What the program answers."""
+    """Output of the program."""
     done = subprocess.run(
         [sys.executable, "-m", litedram_core.__name__],
         input=request,
@@ -159,7 +158,7 @@ def _generated(request: str) -> str:
 
 
 def _options(board: Board) -> dict[str, Any]:
-    """What LiteDRAM's generator is told of a board."""
+    """Return the input of LiteDRAM's generator for a board."""
     options: dict[str, Any] = {
         "memtype": board.memory.upper(),
         "sdram_module_nb": board.memory_bits // BYTE_BITS,
@@ -173,7 +172,7 @@ def _options(board: Board) -> dict[str, Any]:
 class LiteDram(wiring.Component):
     """A LiteDRAM core behind AXI4, as an instance of its Verilog.
 
-    *Timing*: see LiteDRAM. Answers come in the order of requests of a direction.
+    *Timing*: see LiteDRAM. Answers of a direction are in the order of requests.
 
     Parameters
     ----------
@@ -185,7 +184,7 @@ class LiteDram(wiring.Component):
     -------
     s_axi : the port, in the clock domain `sync`.
     wishbone : the registers.
-    o_ready : the host says that memory is initialised.
+    o_ready : the host has initialised memory.
     i_clk, i_rst, o_clk, o_rst : of DDR3, whose core makes its own clock: that of the board and an
         asynchronous reset, and what `sync` must be.
     """

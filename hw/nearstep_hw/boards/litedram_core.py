@@ -23,7 +23,7 @@ PHASE = "sdram_dfii_pi0_"
 
 
 def _generate(request: dict[str, Any]) -> dict[str, Any]:
-    """Text of the core, its registers, and what is to be written to them first."""
+    """Text of the core, its registers, and first writes to them."""
     from litedram import gen, modules, phy
     from litedram.init import get_sdram_phy_init_sequence
     from litex.build.lattice import LatticePlatform
@@ -102,7 +102,7 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _late(kind: Any, cycles: int) -> Any:
-    """The driver of an SDRAM's pads, which takes what was read some clocks later."""
+    """The PHY of an SDRAM, which samples read data some clocks later."""
 
     class Late(kind):
         def __init__(self, pads: Any, sys_clk_freq: float) -> None:

@@ -1,4 +1,4 @@
-"""What a tool flow needs to make the bitstream of a board."""
+"""Inputs of the tool flow for the bitstream of a board."""
 
 import sysconfig
 from importlib import import_module

@@ -6,4 +6,6 @@ SYNTHESIS = "-nowidelut"
 """Of Yosys. Without multiplexers of slices: those fill whole tiles, and wires run short there."""
 
 ROUTING = "--router router2"
-"""Of nextpnr: the router that shares out wires, which ends where the default one does not."""
+"""Option of nextpnr: the router that negotiates wires, which converges where the default one does
+not.
+"""

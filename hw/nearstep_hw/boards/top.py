@@ -95,7 +95,7 @@ class BoardTop(wiring.Component):
             self.o_memory_ready.eq(device.o_memory_ready),
         ]
         if isinstance(memory, LiteDram):
-            # What LiteDRAM accepts in a cycle it finds late in that cycle.
+            # LiteDRAM's accept signal is late in its cycle.
             m.submodules.cut = cut = AxiCut(device.m_axi.signature, waits=True)
             connect_channels(m, device.m_axi, cut.s_axi)
             connect_channels(m, cut.m_axi, memory.s_axi)

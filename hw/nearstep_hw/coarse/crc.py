@@ -11,13 +11,13 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.coarse.wire import CRC_BITS, PHIT_BITS
 
 HEADER_BITS = PHIT_BITS - CRC_BITS
-"""What the CRC of a header covers: the bits below it."""
+"""Bits of a header that its CRC covers: those below it."""
 
 POLYNOMIAL = 0xEDB88320
 """Of CRC-32 (IEEE 802.3), the lowest bit for the highest power."""
 
 ONES = (1 << CRC_BITS) - 1
-"""What a CRC begins with, and what its bits are inverted by."""
+"""Initial value of a CRC, and the mask that inverts the result."""
 
 
 class Crc(wiring.Component):
@@ -34,7 +34,7 @@ class Crc(wiring.Component):
 
     Members
     -------
-    start : the CRC begins anew, with this cycle's word if there is one.
+    start : restarts the CRC, with this cycle's word if there is one.
     valid, data : a word.
     crc : of the words since the last start.
     """

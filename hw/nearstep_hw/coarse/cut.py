@@ -1,4 +1,4 @@
-"""How many chunks a tensor has, and how the last one is shared out."""
+"""Number of chunks of a tensor, and division of the last chunk."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import wiring
@@ -13,8 +13,8 @@ from nearstep_spec.coarse.config import BEAT_ELEMENTS, ELEMENT_BITS, CoarseConfi
 class TensorCut(wiring.Component):
     """Divides the beats of a tensor by the members of the ring, a bit a cycle.
 
-    With beats = q * members + rest and S beats in a full entry, a power of two, the full chunks are
-    q / S, and the last chunk that is not has q modulo S beats a part, one more if there is a rest.
+    With beats = q * members + rest and S beats in a full entry, a power of two, there are q / S
+    full chunks; the partial last chunk has q modulo S beats a part, one more if there is a rest.
 
     *Timing*: `o_done` `latency` cycles after `i_start`; the results hold until the next.
 
@@ -32,7 +32,7 @@ class TensorCut(wiring.Component):
     o_chunk_beats : memory beats of a full chunk.
     o_tail_beats : memory beats of an entry of the last chunk.
     o_tail_exist : memory beats of the last chunk that exist.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     latency = BEAT_BITS + 2
@@ -59,7 +59,7 @@ class TensorCut(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        beats = Signal(BEAT_BITS)  # dividend, shifted out above as the quotient comes in below
+        beats = Signal(BEAT_BITS)  # dividend, shifted out above as the quotient is shifted in below
         rest = Signal(MEMBER_BITS + 1)
         left = Signal(range(BEAT_BITS + 1))
         grown = Signal(MEMBER_BITS + 1)

@@ -36,16 +36,17 @@ HOST_ID_WIDTH = 4  # bits of an ID of the host's window
 class MemoryDevice(wiring.Component):
     """A device of the pool.
 
-    The host reaches all of the local DRAM through its window at any time; sync cores read and
-    write it job by job; the update kernel, if there is one, updates parameters that lie there; the
-    snapshot copies pages before they change, whoever changes them. They take turns burst by burst.
+    The host can access all of the local DRAM through its window at any time; sync cores read
+    and write it for jobs; the update kernel, if there is one, updates parameters in it; the
+    snapshot copies pages before any of these changes them. All share the memory burst by burst.
 
     Flat Verilog ports, with the defaults:
 
     - `clk`, `rst` (synchronous, active high).
-    - `csr__address[13:0] read write write_data[31:0] write_mask[3:0] ack error read_data[31:0]`:
-      registers, see `nearstep_spec.coarse.registers.device_maps`.
-    - `s_axi__...`: the host's window, 512 bit, IDs of 4 bits; RREADY and BREADY are always high.
+    - `csr__address[13:0] read write write_data[31:0] write_mask[3:0] ack error
+      read_data[31:0]`: registers, see `nearstep_spec.coarse.registers.device_maps`.
+    - `s_axi__...`: the host's window, 512 bit, IDs of 4 bits; RREADY and BREADY are always
+      high.
     - `m_axi__...`: to the local DRAM.
     - `link_out__0__valid ready payload[129:0]`, `link_in__0__valid payload[129:0]`; and 1.
     - `o_interrupt`.
@@ -54,18 +55,18 @@ class MemoryDevice(wiring.Component):
     Parameters
     ----------
     config : of the device.
-    unit : makes a functional unit for the rules of the update kernel; any component with its ports
-        will do. Without it the units are outside.
+    unit : makes a functional unit for the rules of the update kernel: any component with its
+        ports. None: the units are outside.
 
     Members
     -------
     csr : registers.
     s_axi : AXI4 of the host's window. Its RREADY and BREADY are always high.
-    m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are the window's, reads with as
-        many above them those of copies of pages.
-    link_out, link_in : phits of each link; what comes is always taken.
-    o_interrupt : high for a cycle when a job has ended well, all have ended with an error, or a run
-        of the update kernel has ended, however it ended.
+    m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are of the window, as many
+        above them, of reads, are of copies of pages.
+    link_out, link_in : phits of each link; received phits are always accepted.
+    o_interrupt : high for a cycle if a job has completed, all jobs have ended with an error, or a
+        run of the update kernel has ended or failed.
     fu : the functional units, if there is an update kernel and they are outside.
 
     Ref: COARSE paper, section IV-A and figure 11.
@@ -178,7 +179,7 @@ class MemoryDevice(wiring.Component):
             core.i_clear.eq(faults.o_clear),
             links.i_send_port[group].eq(bank.o_ring_send_port),
             links.i_receive_port[group].eq(bank.o_ring_receive_port),
-            # After an error only what is under way at the memory is in progress.
+            # After an error only outstanding memory accesses are in progress.
             bank.i_status_busy.eq(Mux(faults.o_failed, ~core.o_idle, busy | bank.o_start_go)),
             bank.i_status_done.eq(ended & ~faults.o_failed),
             *self._outcome(bank, faults),
@@ -225,7 +226,7 @@ class MemoryDevice(wiring.Component):
         return was_busy & ~kernel.o_busy
 
     def _within(self, address: Value) -> Value:
-        """An address of 64 bits, or the end of memory if it lies behind that."""
+        """An address of 64 bits, at most the end of memory."""
         end = self.config.memory_bytes
         return Mux(address > end, end, address)
 
@@ -287,7 +288,7 @@ class MemoryDevice(wiring.Component):
         ]
 
     def _pool(self, m: Module, faults: FaultControl, links: LinkLayer, busy: Value) -> None:
-        """Registers of what the cores share, its counters and the snapshot."""
+        """Registers shared by the cores, counters and the snapshot."""
         pool, gate = self.blocks["pool"], self.gate
         aborting = Signal()
         names = [f"link{port}_{name}" for port in range(PORTS) for name in LINK_COUNTERS]

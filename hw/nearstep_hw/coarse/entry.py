@@ -1,4 +1,4 @@
-"""What the parts of a sync core hand to each other: steps of entries, and beats of them."""
+"""Interfaces between the parts of a sync core: steps, and beats of entries."""
 
 from amaranth.lib import data
 from amaranth.utils import bits_for
@@ -16,7 +16,7 @@ def max_entry_beats(config: CoarseConfig) -> int:
 
 
 class StepLayout(data.StructLayout):
-    """What a core does with one entry.
+    """Operations of a core on one entry.
 
     Parameters
     ----------
@@ -24,13 +24,13 @@ class StepLayout(data.StructLayout):
 
     Members
     -------
-    at : first memory beat of it, from the start of the tensor.
-    beats : memory beats of it that exist; the others are zeros.
-    wire_beats : memory beats of it on the wire.
-    receive, local : it comes from the ring; the device's own values take part.
-    send, write : what becomes of it.
-    final : all devices have taken part when this is done.
-    tail : the last beat of the tensor is in it.
+    at : first memory beat of the entry, from the start of the tensor.
+    beats : memory beats of the entry that exist; the others are zeros.
+    wire_beats : memory beats of the entry on the wire.
+    receive, local : the entry is received from the ring; the device's own values are combined.
+    send, write : the result is sent; the result is written.
+    final : after this step the values of all devices are combined.
+    tail : the last beat of the tensor is in the entry.
     end : no step of the job follows.
     """
 
@@ -77,6 +77,7 @@ class RangeLayout(data.StructLayout):
 
 
 def path_beats(config: CoarseConfig) -> int:
-    """Beats of the ALUs in a full entry of binary32: what waits before and behind the ALUs, so that
-    they can do a step that only sends while another comes in."""
+    """Beats of the ALUs in a full entry of binary32: the depth of the FIFOs before and behind the
+    ALUs, so that a step that only sends overlaps with one that receives.
+    """
     return max(2, config.entry_bytes // (ELEMENT_BYTES * config.alus))

@@ -1,4 +1,4 @@
-"""What ends the jobs of a device, and how it becomes usable again."""
+"""Faults, which end the jobs of a device, and recovery from them."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import data, wiring
@@ -19,10 +19,10 @@ ORIGIN = data.StructLayout({"cause": 8, "device": MEMBER_BITS, "port": ceil_log2
 
 
 class FaultControl(wiring.Component):
-    """Keeps the first fault of a device, ends all its jobs, tells the neighbours, until an abort.
+    """Holds the first fault of a device, ends its jobs and informs neighbours, until an abort.
 
-    An abort by the host ends all jobs, too. Then it waits until nothing is outstanding at the
-    memory, and clears sync cores, queues and links in one cycle, in which the epoch is taken.
+    An abort by the host also ends all jobs; when nothing is outstanding at the memory, it
+    clears sync cores, queues and links in one cycle, in which the new epoch takes effect.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ class FaultControl(wiring.Component):
     -------
     i_core : fault of each sync core; `i_core_valid` has a bit for each.
     i_silent : a bit for each link: its peer is dead.
-    i_peer, i_peer_origin : a neighbour ended its jobs, and what it says of the first fault.
+    i_peer, i_peer_origin : a neighbour ended its jobs, and the first fault that it reports.
     i_device, i_epoch : as the host has written them.
     i_abort : pulse.
     i_idle : nothing of the sync cores is outstanding at the memory.
     o_epoch : in force.
-    o_halt : sync cores end what they do.
-    o_clear : pulse: forget everything.
-    o_failed : there was a fault. From here on the neighbours are to be told.
+    o_halt : sync cores end their jobs.
+    o_clear : pulse: clear all state.
+    o_failed : there was a fault; the neighbours must be informed.
     o_fault, o_origin : the first.
 
     Ref: COARSE paper, section IV-A.

@@ -1,4 +1,4 @@
-"""What comes in on a link: frames whose CRC was right, and how long none came."""
+"""Receiver of a link: frames with a correct CRC, and the time without one."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -25,11 +25,11 @@ from nearstep_spec.coarse.config import MAX_GROUPS, SEQUENCE_BITS
 class FrameReader(wiring.Component):
     """Frames of one port.
 
-    A header counts if its CRC is right and its epoch is `i_epoch`; what it says of acknowledgements
-    and credits counts whatever becomes of the entry behind it. Phits outside an entry that began
-    with such a header are dropped.
+    A header is valid if its CRC is correct and its epoch is `i_epoch`; its acknowledgements
+    and credits count even if its entry is dropped. Phits outside an entry with a valid header are
+    dropped.
 
-    *Timing*: acts on a phit in the cycle after it came; a phit a cycle.
+    *Timing*: acts on a phit in the next cycle; a phit a cycle.
 
     Parameters
     ----------
@@ -39,19 +39,20 @@ class FrameReader(wiring.Component):
     Members
     -------
     i : from the link.
-    i_used : this port has a peer. All is dropped without.
+    i_used : this port has a peer. Else all phits are dropped.
     i_epoch : of frames that count.
     i_mine : groups that receive on this port. An entry for another is a bad frame.
-    o_heard, o_received, o_consumed : pulse: a header, and what it says of each group.
-    o_told, o_passed, o_accepted : with it, of this one group.
+    o_heard, o_received, o_consumed : pulse: a header, and its numbers of each group.
+    o_told, o_passed, o_accepted : with the header, of this one group.
     o_begin, o_sequence, o_serial : pulse of its group: an entry begins.
-    o_probe, o_answer : pulse of its group: a control frame tells `o_serial`; an answer is wanted.
+    o_probe, o_answer : pulse of its group: a control frame has `o_serial`; it requests an
+        answer.
     o_write, o_index, o_data : a phit of it, for its group.
-    o_end, o_length : pulse: it was whole, of `o_length + 1` phits.
-    o_fail : pulse: it was not.
-    o_bad : strobe: a frame was not whole.
-    o_abort, o_cause, o_device, o_port : pulse: an ABORT frame, and what it says.
-    i_watch, i_silence_limit, o_silent : nothing that counts came for more than that many cycles of
+    o_end, o_length : pulse: the entry was correct, of `o_length + 1` phits.
+    o_fail : pulse: the entry was damaged.
+    o_bad : strobe: a frame was damaged.
+    o_abort, o_cause, o_device, o_port : pulse: an ABORT frame, and its contents.
+    i_watch, i_silence_limit, o_silent : no valid header for more than that many cycles of
         `i_watch`; 0: never.
     """
 

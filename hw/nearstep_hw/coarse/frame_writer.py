@@ -1,4 +1,4 @@
-"""What goes out on a link: entries of the groups in turn, acknowledgements, the end of all jobs."""
+"""Sender of a link: entries of the groups in turn, acknowledgements, aborts."""
 
 from amaranth import Array, Cat, Const, Module, Mux, Signal
 from amaranth.hdl import unsigned
@@ -27,21 +27,20 @@ ACKNOWLEDGE_CYCLES = 32
 """That a changed acknowledgement waits for an entry to ride on."""
 
 PROBE_CYCLES = 64
-"""Without a frame, after which the peer is asked what it has of the entries that are out."""
+"""Cycles without a frame after which the peer is asked for the entries that it has."""
 
 
 class FrameWriter(wiring.Component):
     """Frames of one port.
 
-    Between frames it decides what is next: an ABORT frame if one is due; else an entry, from the
-    groups in turn; else a control frame if something is lost, or the peer lacks half of its
-    credits, or what it should know has changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for
-    `i_keepalive` cycles, or for `PROBE_CYCLES` while a group waits for the peer. Every header but
-    that of an ABORT tells the numbers of all groups as they are when it is decided, and of one of
-    them, in turn, which entries are missing: first of those that ask.
-
-    *Timing*: the header is at `o` two cycles after the decision, which is taken while the trailer
-    of the entry before goes out: a phit a cycle, without a gap between entries.
+    The next frame is an ABORT frame if one is due; else an entry, from the groups in turn; else
+    a control frame if an entry is lost, or the peer lacks half of its credits, or unreported
+    numbers have changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for `i_keepalive` cycles,
+    or for `PROBE_CYCLES` while a group waits for the peer. Every header except that of an ABORT
+    has the current numbers of all groups, and the missing entries of one group, in turn: first
+    of groups with `i_asks`. *Timing*: the header is at `o` two cycles after the decision, which
+    is made while the trailer of the previous entry is sent: a phit a cycle, without a gap
+    between entries.
 
     Parameters
     ----------
@@ -50,20 +49,21 @@ class FrameWriter(wiring.Component):
     Members
     -------
     o : to the link.
-    i_used : this port has a peer. Nothing new is sent without.
+    i_used : this port has a peer. Else no new frame is sent.
     i_offer, i_sequence, i_length : of each group, an entry that it may send on this port.
-    i_serial, i_waits : of each group, how often it sent one; it waits for the peer on this port.
+    i_serial, i_waits : of each group, the number of entries sent; it waits for the peer on this
+        port.
     o_take : to the group whose entry begins; `o_advance` asks for its next phit.
-    o_group, i_data : the group whose entry is going out, and its phit.
+    o_group, i_data : the group whose entry is being sent, and its phit.
     i_mine : groups that receive on this port.
     i_received, i_consumed : of each of them; 0 for others.
-    i_passed, i_accepted, i_asks : of each group; of those that are in `i_mine`, one is told.
-    i_changed, i_urgent : the peer does not know the numbers, and needs to.
-    o_report, o_told : they are being told, as they are now; and all of this group.
+    i_passed, i_accepted, i_asks : of each group; a header has those of one group in `i_mine`.
+    i_changed, i_urgent : the peer does not know the numbers, and needs them.
+    o_report, o_told : the current numbers are being sent; and all of this group.
     i_epoch, i_keepalive : for headers; cycles, 0: never.
     i_abort, i_cause, i_device, i_port : send ABORT frames only, at once and as keepalive.
-    o_sent, o_payload, o_stall : strobes: a phit left; one of an entry was put behind those that
-        leave; a phit had to wait.
+    o_sent, o_payload, o_stall : strobes: a phit was sent; a phit of an entry was queued; a phit
+        had to wait.
     """
 
     def __init__(self, *, groups: int) -> None:
@@ -202,7 +202,9 @@ class FrameWriter(wiring.Component):
         return m
 
     def _due(self, m: Module, decide: Signal) -> tuple[Signal, Signal, Signal, Signal]:
-        """What the next frame is, if there is one: abort, entry or control; one that probes."""
+        """The kind of the next frame, if there is one: abort, entry or control; whether it
+        probes.
+        """
         quiet = Signal(TIMER_BITS)  # cycles since the last frame
         waiting = Signal(range(ACKNOWLEDGE_CYCLES + 1))
         aborted = Signal()  # an ABORT frame was sent
@@ -219,7 +221,7 @@ class FrameWriter(wiring.Component):
                 self.i_used & ~self.i_abort & ((self.i_asks != 0) | acknowledge | keepalive | probe)
             ),
         ]
-        # A long frame is not silence: the peer hears of it at its end.
+        # A long frame is not silence, but the peer sees it only at its end.
         with m.If(decide & (abort | entry | control)):
             m.d.sync += [quiet.eq(0), waiting.eq(0)]
         with m.Else():

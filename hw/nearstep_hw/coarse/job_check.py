@@ -17,10 +17,10 @@ from nearstep_spec.coarse.registers import ErrorCause, Stream
 
 
 class JobCheck(wiring.Component):
-    """Looks at a job before anything of it is read or written.
+    """Checks a job before it reads or writes memory.
 
-    In this order: an operation, wire format or ring that there is not; addresses that start no
-    beat; ranges outside the window; ranges that overlap. A tensor takes whole beats.
+    In this order: unknown operation, wire format or ring; unaligned addresses;
+    ranges outside the window; overlapping ranges. A tensor occupies whole beats.
 
     *Timing*: `o_done` `latency` cycles after `i_start`; the results hold.
 
@@ -33,11 +33,12 @@ class JobCheck(wiring.Component):
     i_start : pulse; the other inputs hold from then on.
     i_job : the job.
     i_members, i_position : of the ring.
-    i_window_base, i_window_limit : first byte that jobs may touch, and first behind those.
+    i_window_base, i_window_limit : first byte that jobs may access, and first byte behind
+        those.
     o_done : pulse.
-    o_cause : an `ErrorCause`; NONE for a job that can be done.
-    o_stream, o_address : where.
-    i_clear : forgets everything.
+    o_cause : an `ErrorCause`; NONE for a valid job.
+    o_stream, o_address : of the error.
+    i_clear : clears all state.
     """
 
     latency = 3

@@ -10,7 +10,7 @@ from nearstep_hw.stream.fifo import StreamFifo
 
 
 class JobQueue(wiring.Component):
-    """First in, first out. A job that comes while the queue is full is dropped, which is kept.
+    """FIFO of jobs. A job pushed while the queue is full is dropped, which sets `o_overflow`.
 
     Parameters
     ----------
@@ -19,12 +19,12 @@ class JobQueue(wiring.Component):
 
     Members
     -------
-    i_push : takes `i_job`.
+    i_push : appends `i_job`.
     i_job : the job.
     o : the jobs.
     o_waiting : jobs in the queue.
     o_overflow : a job was dropped since `i_clear`.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, *, address_width: int, depth: int) -> None:

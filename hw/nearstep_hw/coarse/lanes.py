@@ -16,11 +16,11 @@ high in the first one of a phit."""
 class LaneTransmitter(wiring.Component):
     """Phits onto the pins of a link, `LANES` bits a transfer, lowest bits first.
 
-    Data change half a transfer before the strobe does, and stay half a transfer behind it. The
+    Data change half a transfer before the strobe and are held half a transfer after it. The
     strobe keeps its level in a reset, which therefore is no transfer.
 
     *Timing*: a phit in `PHIT_CYCLES` = 68 cycles, without a gap; the first change of the strobe
-    comes three cycles after it was taken.
+    is three cycles after the phit was accepted.
 
     Members
     -------
@@ -65,13 +65,12 @@ class LaneTransmitter(wiring.Component):
 class LaneReceiver(wiring.Component):
     """Phits from the pins of a link, sampled with the receiver's own clock.
 
-    A transfer is taken in the first sample that shows another level of the strobe. With equal
-    lengths, data has a cycle to come late and two to come early. Clocks of the two ends may differ
-    by far more than oscillators do: a level of the strobe has to be sampled once.
-
-    What is lost or changed on the way is found behind this, by the CRCs of frames: a phit that has
-    too few transfers when the next one begins is dropped, and so are transfers behind the last one.
-    Pins that nobody drives are no transfers as long as they keep a level.
+    A transfer is taken in the first sample with another level of the strobe. With wires of
+    equal length, data may be a cycle late and two cycles early. The clocks of the two ends may
+    differ by far more than oscillators do: each level of the strobe must be sampled once. The
+    CRCs of frames detect lost and changed transfers: a phit with too few transfers when the
+    next phit begins is dropped, and so are transfers behind the last one of a phit. Undriven
+    pins that keep a level are no transfers.
 
     *Timing*: a phit is at `o` five cycles after the last change of the strobe, at most.
 

@@ -17,23 +17,24 @@ from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import LINK_COUNTERS
 
 LinkEvents = data.StructLayout(dict.fromkeys(LINK_COUNTERS, 1))
-"""What each counter of a link counts, in this cycle."""
+"""The events that the counters of a link count, in this cycle."""
 
 
 class LinkLayer(wiring.Component):
     """Moves entries between the sync cores of adjacent devices, over links that lose frames.
 
     Each group sends on one port and receives on one, perhaps the same. Every entry that a core
-    hands over comes out at the next device's core of that group once, whole and in order, whatever
-    the links lose, double, hold back or change, as long as something comes through. Loss is found
-    by CRC and sequence numbers, and made good by sending again from the first entry that is missing
-    (go-back-N). A core that takes nothing stops only its own group.
+    sends is delivered to that group's core of the next device exactly once and in order, though
+    links lose, duplicate, delay or corrupt frames. CRC, sequence and serial numbers detect
+    loss; the entries that the peer reports as missing are sent again (selective repeat), see
+    `SendFlow`. A core that accepts nothing blocks only its own group.
 
-    *Timing*: on an idle link, the first phit of an entry is at `receive` 7 cycles, the phits of the
-    entry and the link's latency after its last phit was at `send`. A phit a cycle on each port in
-    each direction, of which all but `FRAME_PHITS` a frame are of entries, as long as
-    `buffer_entries` entries take longer than one of them, its acknowledgement and the place that it
-    frees. `i_retry` has to be longer than three of the longest frames and twice the latency.
+    *Timing*: on an idle link, the first phit of an entry is at `receive` 7 cycles, the phits of
+    the entry and the link's latency after its last phit was at `send`. A phit a cycle on each
+    port in each direction, of which all but `FRAME_PHITS` a frame are of entries, as long as
+    `buffer_entries` entries take longer than one of them, its acknowledgement and the place
+    that it frees. `i_retry` has to be longer than three of the longest frames and twice the
+    latency.
 
     Parameters
     ----------
@@ -45,18 +46,17 @@ class LinkLayer(wiring.Component):
     link_out, link_in : of each port.
     i_send_port, i_receive_port : of each group. Change only with `i_clear`.
     i_epoch : of all frames; those of another are dropped. Change only with `i_clear`.
-    i_used : ports that have a peer. Nothing is sent on others, and what comes is dropped.
-    i_watch, i_silence_limit, o_silent : level of each port: nothing valid came for longer than so
+    i_used : ports that have a peer. Nothing is sent on others, and phits from them are dropped.
+    i_watch, i_silence_limit, o_silent : level of each port: no valid frame for more than so
         many cycles of `i_watch`; 0: never.
     i_keepalive : cycles without a frame after which one is sent; 0: never.
     i_retry : cycles without progress after which entries are sent again; 0: never.
-    i_abort, i_abort_cause, i_abort_device, i_abort_port : level: send only ABORT frames that say
-        this, on every port, one at once (behind the frame that is going out) and one whenever
-        `i_keepalive` cycles have passed.
-    o_peer_abort, o_peer_cause, o_peer_device, o_peer_port : pulse: the first ABORT frame since
-        `i_clear`, and what it says.
-    i_clear : forgets all entries and numbers. A frame that is going out ends without its trailer,
-        and a phit that waits for the link is withdrawn.
+    i_abort, i_abort_cause, i_abort_device, i_abort_port : level: send only ABORT frames with
+        these contents, on every port: one at once (behind the current frame) and one every
+        `i_keepalive` cycles. o_peer_abort, o_peer_cause, o_peer_device, o_peer_port : pulse:
+        the first ABORT frame since `i_clear`, and its contents. i_clear : clears all entries
+        and numbers. The current frame ends without its trailer, and a phit that waits for the
+        link is withdrawn.
     o_events : of each port, what happened in this cycle, a bit for each of `LINK_COUNTERS`.
 
     Ref: COARSE paper, sections III-D and IV-A.
@@ -127,7 +127,7 @@ class LinkLayer(wiring.Component):
         writers: list[FrameWriter],
         readers: list[FrameReader],
     ) -> None:
-        """What one SendBuf hears from the frames of its port."""
+        """Connect one SendBuf to the received frames of its port."""
         port = self.i_send_port[group]
         m.d.comb += [
             ring.i_take.eq(reduce(or_, (writer.o_take[group] for writer in writers))),
@@ -152,7 +152,7 @@ class LinkLayer(wiring.Component):
         writers: list[FrameWriter],
         readers: list[FrameReader],
     ) -> None:
-        """What one RecvBuf hears from the frames of its port."""
+        """Connect one RecvBuf to the received frames of its port."""
         port = self.i_receive_port[group]
         m.d.comb += [
             ring.i_begin.eq(reduce(or_, (reader.o_begin[group] for reader in readers))),
@@ -195,7 +195,7 @@ class LinkLayer(wiring.Component):
         senders: list[SendRing],
         receivers: list[RecvRing],
     ) -> None:
-        """What the frames of a port hear from the buffers, and what is counted."""
+        """Connect the frame writer of a port to the buffers, and count events."""
         changed, urgent, replays, accepts, gaps, duplicates = [], [], [], [], [], []
         for group, (sender, receiver) in enumerate(zip(senders, receivers, strict=True)):
             sends = self.i_send_port[group] == port

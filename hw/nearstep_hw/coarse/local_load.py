@@ -21,7 +21,7 @@ BURSTS_AHEAD = 16
 class LocalLoad(wiring.Component):
     """Reads the beats of each step that exist, as far ahead as LocalBuf has space.
 
-    *Timing*: a memory beat a cycle; the first core beat five cycles after it came on R.
+    *Timing*: a memory beat a cycle; the first core beat five cycles after its transfer on R.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ class LocalLoad(wiring.Component):
     i_source : byte address of the tensor, held.
     o : their elements, as many as the ALUs take in a cycle; only those of beats that exist.
     fault : a beat was answered other than OKAY; the address is its burst's.
-    i_stop : asks for nothing more.
+    i_stop : issues no more bursts.
     o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when idle.
+    i_clear : clears all state; only when idle.
     """
 
     def __init__(self, config: CoarseConfig) -> None:
@@ -105,7 +105,7 @@ class LocalLoad(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _answered(self, m: Module) -> Signal:
-        """Address of the burst that R belongs to: the mover knows only what lies in a row."""
+        """Address of the burst that R belongs to: the mover knows only consecutive addresses."""
         m.submodules.asked = asked = Memory(
             shape=self.config.address_width, depth=BURSTS_AHEAD, init=[]
         )

@@ -11,9 +11,9 @@ _HALF = PHIT_BITS // 2
 
 
 class ReceiveBeats(wiring.Component):
-    """Makes beats of what was received: several phits to a beat, or half a phit.
+    """Makes beats of received phits: several phits to a beat, or half a phit.
 
-    *Timing*: a phit or a beat a cycle, whichever there are more of; one cycle of latency after the
+    *Timing*: a phit or a beat a cycle, whichever are more; one cycle of latency after the
     last phit of a beat.
 
     Parameters
@@ -25,7 +25,7 @@ class ReceiveBeats(wiring.Component):
     i : phits.
     o : beats; elements of 16 bits in the lower half.
     i_halves : elements have 16 bits; else 32.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, alus: int) -> None:
@@ -67,7 +67,7 @@ class ReceiveBeats(wiring.Component):
 class SendPhits(wiring.Component):
     """Makes phits of the beats of an entry: several of a beat, or one of two beats.
 
-    *Timing*: a phit or a beat a cycle, whichever there are more of; one cycle of latency after the
+    *Timing*: a phit or a beat a cycle, whichever are more; one cycle of latency after the
     beat, or the second one.
 
     Parameters
@@ -79,7 +79,7 @@ class SendPhits(wiring.Component):
     i : beats; elements of 16 bits in the lower half.
     o : phits.
     i_halves : elements have 16 bits; else 32.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, alus: int) -> None:

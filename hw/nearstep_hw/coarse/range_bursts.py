@@ -11,10 +11,10 @@ from nearstep_spec.coarse.config import BEAT_BYTES, BURST_BEATS, CoarseConfig
 
 
 class RangeBursts(wiring.Component):
-    """Cuts ranges into bursts that end where a multiple of the longest burst does.
+    """Splits ranges into bursts that end at multiples of the longest burst.
 
-    *Timing*: a burst a cycle, the first one cycle after its range was taken; a range may be taken
-    while the last burst of the one before goes.
+    *Timing*: a burst a cycle, the first one cycle after its range was accepted; a range may be
+    accepted with the last burst of the previous range.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class RangeBursts(wiring.Component):
     -------
     i : ranges.
     o : their bursts; `run_last` is that of a range whose last beat ends the tensor.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

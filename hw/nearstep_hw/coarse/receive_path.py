@@ -1,4 +1,4 @@
-"""What comes from the device before, on its way to the ALUs."""
+"""Path from the previous device to the ALUs."""
 
 from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -14,10 +14,9 @@ from nearstep_spec.coarse.config import CoarseConfig
 class ReceivePath(wiring.Component):
     """Compares the first phit of a job with its description, and makes beats of all others.
 
-    The device before may be a job ahead: its next description waits outside until `i_restart`. It
-    is the only entry of one phit.
-
-    *Timing*: a phit a cycle; a beat comes out three cycles after its last phit.
+    The previous device may be a job ahead: its next description waits outside until
+    `i_restart`. A description is the only entry of one phit. *Timing*: a phit a cycle; a beat
+    is output three cycles after its last phit.
 
     Parameters
     ----------
@@ -30,10 +29,10 @@ class ReceivePath(wiring.Component):
     i_description : the job's.
     i_halves : its elements have 16 bits on the wire; else 32.
     i_restart : the job has ended.
-    i_stop : takes nothing.
+    i_stop : accepts nothing.
     o : beats of the ALUs.
-    o_mismatch : the device before has another job.
-    i_clear : forgets everything.
+    o_mismatch : the previous device has another job.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -1,4 +1,4 @@
-"""Which entries a RecvBuf takes, and what the peer has to be told."""
+"""Entries that a RecvBuf accepts, and reports to the peer."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
@@ -11,14 +11,12 @@ from nearstep_spec.coarse.config import SEQUENCE_BITS
 class RecvFlow(wiring.Component):
     """Sequence numbers of the receiving side of a group, modulo `2 ** sequence_bits`.
 
-    Takes any entry that it has not, in any order, if the place of its number is free: from
-    `o_received`, the first one missing, up to `depth` behind `o_consumed`. `o_accepted` says which
-    of those are there. `o_received` goes on over them, one a cycle.
-
-    Every entry has a serial number besides, which is another one each time that it is sent, so that
-    a step of more than one shows what was lost, be it sent for the first time or again. `o_passed`
-    is up to where the fate of all is known: an entry that was sent under that serial number or one
-    before it, and is not among those accepted, is lost.
+    Accepts missing entries in any order if their place is free: numbers from `o_received`, the
+    first missing, up to `depth` after `o_consumed`. `o_accepted` marks the present ones.
+    `o_received` advances over them, one a cycle. Every transmission of an entry has a new
+    serial number, so that a step of more than one reveals a lost transmission, first or
+    repeated. All transmissions up to `o_passed` have been received or lost: an entry last sent
+    under that serial number or an earlier one, and not accepted, is lost.
 
     Parameters
     ----------
@@ -27,23 +25,23 @@ class RecvFlow(wiring.Component):
 
     Members
     -------
-    i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends the one before, if that has
-        not ended.
+    i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends the one before, if that
+        has not ended.
     i_end : the entry that began last is whole.
-    i_fail : it is not. May come with `i_begin` of the next.
-    i_probe : the peer has sent all up to `i_serial`; with `i_answer` it wants to hear of it.
+    i_fail : the entry is damaged. May be set with `i_begin` of the next.
+    i_probe : the peer has sent all up to `i_serial`; with `i_answer` it requests an answer.
     i_consume : the core has read the oldest entry. Only while `o_available`.
-    i_report : the numbers go to the peer.
-    i_told : `o_passed` and `o_accepted` go with them.
-    o_storing : phits of the entry that began last are wanted, at place `o_place`.
+    i_report : the numbers are sent to the peer.
+    i_told : `o_passed` and `o_accepted` are sent with them.
+    o_storing : phits of the entry that began last are stored, at place `o_place`.
     o_accept, o_gap, o_duplicate : pulses.
-    o_received, o_consumed : entries taken with all before them, and read by the core.
+    o_received, o_consumed : entries accepted with all before them, and read by the core.
     o_accepted : of entries from `o_received` on, a bit for each, `MAP_BITS` at most.
     o_passed : as above.
     o_available : an entry can be read.
-    o_asks : the peer has to be told at once.
+    o_asks : the peer must be informed at once.
     o_changed : the peer does not know the numbers.
-    o_urgent : the peer lacks half of the numbers that let it go on.
+    o_urgent : the peer lacks half of its credits.
     """
 
     def __init__(self, *, depth: int, sequence_bits: int = SEQUENCE_BITS) -> None:
@@ -101,7 +99,7 @@ class RecvFlow(wiring.Component):
         with m.Elif(self.i_end | self.i_fail):
             m.d.sync += self.o_storing.eq(0)
 
-        stored = Signal(slot_bits)  # from `received` to the entry that comes in
+        stored = Signal(slot_bits)  # from `received` to the entry that is being received
         now_accepted = Signal(depth)
         m.d.comb += [
             stored.eq(self.o_place - received),

@@ -1,4 +1,4 @@
-"""RecvBuf: entries that came from the device before in a ring."""
+"""RecvBuf: entries received from the previous device of a ring."""
 
 from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -13,14 +13,13 @@ from nearstep_spec.coarse.config import SEQUENCE_BITS, CoarseConfig
 
 
 class RecvRing(wiring.Component):
-    """Takes the phits of entries as they come, and gives those entries that were whole, in order.
+    """Stores the phits of entries as received, and outputs the correct entries in order.
 
-    The place of an entry is its sequence number modulo the depth. A phit is written before it is
-    known whether its entry is right; only a right one is counted, the place of another is used
-    again.
+    The place of an entry is its sequence number modulo the depth. Phits are written before their
+    entry's CRC is known; the place of a damaged entry is reused.
 
-    *Timing*: the first phit of an entry is at `o` two cycles after `i_end`; one phit a cycle. The
-    place of an entry is free when its last phit is at `o`.
+    *Timing*: the first phit of an entry is at `o` two cycles after `i_end`; one phit a cycle.
+    The place of an entry is free when its last phit is at `o`.
 
     Parameters
     ----------
@@ -29,10 +28,10 @@ class RecvRing(wiring.Component):
     Members
     -------
     o : entries.
-    i_begin, i_sequence, i_serial, i_fail, i_probe, i_answer, i_report, i_told : as of `RecvFlow`,
-        and so its pulses and numbers.
+    i_begin, i_sequence, i_serial, i_fail, i_probe, i_answer, i_report, i_told : as of
+        `RecvFlow`, and so its pulses and numbers.
     i_write : phit `i_index` of the entry that began last is `i_data`.
-    i_end : the entry is whole and has `i_length + 1` phits.
+    i_end : the entry is correct and has `i_length + 1` phits.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """

@@ -17,12 +17,12 @@ _HALVES = {"fp16": FP16, "bf16": BF16}
 ReduceControl = data.StructLayout(
     {"receive": 1, "local": 1, "final": 1, "send": 1, "write": 1, "last": 1, "end": 1}
 )
-"""What becomes of a beat: of where it comes, whether all devices have taken part, where it goes,
+"""Control of a beat: its sources, whether the values of all devices are combined, its destinations,
 whether it ends an entry, and whether it ends the job."""
 
 
 class ReduceLayout(data.StructLayout):
-    """A beat on its way into the ALUs.
+    """An input beat of the ALUs.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class ReduceLayout(data.StructLayout):
     -------
     received : as on the wire; elements of 16 bits in the lower half.
     local : binary32.
-    control : what to do.
+    control : operations.
     """
 
     def __init__(self, alus: int) -> None:
@@ -40,15 +40,15 @@ class ReduceLayout(data.StructLayout):
 
 
 class Reduce(wiring.Component):
-    """Widens what was received, adds or compares, scales, and narrows again; `alus` at once.
+    """Widens received elements, adds or compares, scales, and narrows again; `alus` at once.
 
-    *Timing*: a beat a cycle, `latency` cycles. Nothing moves while the beat at the end cannot go
-    to all places it has to go to; beats that go nowhere do.
+    *Timing*: a beat a cycle, `latency` cycles. The pipeline stalls while a destination of the beat
+    at its end is not ready.
 
-    *Numerics*: received + local in binary32; times `i_scale` for the last of an average; rounded to
-    the wire format. What is not combined passes unchanged in binary32. The maximum of a NaN is the
-    default NaN, that of zeros of both signs is +0. What goes to memory is what goes on the wire,
-    widened.
+    *Numerics*: received + local in binary32; times `i_scale` for the last of an average;
+    rounded to the wire format. Elements that are not combined pass unchanged in binary32. The
+    maximum with a NaN is the default NaN, that of zeros of both signs is +0. The elements
+    written to memory are those sent on the wire, widened.
 
     Parameters
     ----------
@@ -58,12 +58,12 @@ class Reduce(wiring.Component):
     -------
     i : beats.
     i_operation, i_wire, i_scale : of the job, held while anything is inside.
-    i_stop : takes nothing.
+    i_stop : accepts nothing.
     send : beats for the wire; elements of 16 bits in the lower half.
     write : beats for memory.
-    o_end : the beat that ends the job has gone.
-    o_wait_send, o_wait_write : nothing moves because of that one.
-    i_clear : forgets everything.
+    o_end : the beat that ends the job has been output.
+    o_wait_send, o_wait_write : the pipeline stalls because of that output.
+    i_clear : clears all state.
     """
 
     _WIDE = half.DEPTH

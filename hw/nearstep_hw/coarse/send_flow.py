@@ -1,4 +1,4 @@
-"""Which entry of a SendBuf goes out next: selective repeat with credits."""
+"""Selection of the next entry of a SendBuf to send: selective repeat with credits."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
@@ -15,18 +15,17 @@ TIMER_BITS = 32
 class SendFlow(wiring.Component):
     """Sequence numbers of the sending side of a group, modulo `2 ** sequence_bits`.
 
-    Entries are numbered as they are put in. Four numbers divide them, in this order around the
-    circle: `consumed` (the peer's core has read those before), `acknowledged` (the peer has all
-    before), `sent` (those before were sent at least once), `written`. An entry stays until it is
-    acknowledged, and is sent only if the peer's RecvBuf has a place for it.
-
-    What the peer says counts only if it lies between what is known and what was sent: a header
-    that was held back or came twice moves nothing backwards. When it tells which entries it has,
-    and which serial number passed it last, the entries are looked through: one that it has not, and
-    that was sent last under that number or one before, is sent again before any new one. After
-    `i_retry` cycles in which entries were out and none was sent or acknowledged, all are.
-
-    *Timing*: looks at an entry a cycle, from the second cycle after `i_heard`.
+    Entries are numbered in the order of `i_put`. Four numbers divide them, in this order around
+    the circle: `consumed` (the peer's core has read those before), `acknowledged` (the peer has
+    all before), `sent` (those before were sent at least once), `written`. An entry is held
+    until it is acknowledged, and is sent only if the peer's RecvBuf has a place for it. The
+    peer's numbers count only between the known number and the sent number: a delayed or
+    repeated header moves nothing backwards. When the peer reports its entries and the last
+    serial number that passed it, the entries are scanned: an entry that the peer lacks, and
+    that was sent last under that serial number or an earlier one, is sent again before any new
+    one. After `i_retry` cycles in which entries were outstanding and none was sent or
+    acknowledged, all are sent again. *Timing*: scans an entry a cycle, from the second cycle
+    after `i_heard`.
 
     Parameters
     ----------
@@ -37,15 +36,15 @@ class SendFlow(wiring.Component):
     -------
     i_put : an entry is in the buffer. Only while `o_room`.
     i_take : the entry `o_next` is being sent, as `o_serial + 1`. Only while `o_offer`.
-    i_heard : a header came, with `i_received` and `i_consumed`; with `i_told`, `i_passed` and
-        `i_accepted` are of this group. All as of `RecvFlow`.
+    i_heard : a header was received, with `i_received` and `i_consumed`; with `i_told`,
+        `i_passed` and `i_accepted` are of this group. All as of `RecvFlow`.
     i_retry : cycles; 0: never.
     o_room : there is a place for an entry, `o_written`.
     o_offer : the entry `o_next` may be sent.
-    o_serial : how often entries were sent.
-    o_waits : entries are out, or wait for a place: the peer had better say something.
-    o_found, o_again, o_missing : `o_next` was sent before; the entry that is looked at, and which
-        the peer lacks from there on, as far as they are still to be looked at.
+    o_serial : number of transmissions of entries.
+    o_waits : entries are outstanding, or wait for a place: the peer should report.
+    o_found, o_again, o_missing : `o_next` was sent before; the entry being scanned, and the entries
+        from there on that the peer lacks and that are still to be scanned.
     o_replay : pulse: an entry is sent again.
     """
 
@@ -143,7 +142,7 @@ class SendFlow(wiring.Component):
         return m
 
     def _find(self, m: Module, known: Signal, progress: Signal, expired: Signal) -> None:
-        """Look at the entries that may be lost, in turn."""
+        """Scan the entries that may be lost, in turn."""
         bits, slot_bits = self.sequence_bits, ceil_log2(self.depth)
         m.submodules.serials = serials = Memory(shape=bits, depth=self.depth, init=[])
         write, read = serials.write_port(), serials.read_port(domain="comb")

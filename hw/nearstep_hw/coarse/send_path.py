@@ -1,4 +1,4 @@
-"""What goes to the next device, from the ALUs on."""
+"""Path from the ALUs to the next device."""
 
 from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -30,9 +30,9 @@ class SendPath(wiring.Component):
     i_description : the job's.
     i_halves : its elements have 16 bits on the wire; else 32.
     o : phits.
-    o_described : the description is taken.
-    o_idle : all entries have gone, from their last beat on.
-    i_clear : forgets everything.
+    o_described : the description is accepted.
+    o_idle : all entries have been output.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

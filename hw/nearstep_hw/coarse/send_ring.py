@@ -1,4 +1,4 @@
-"""SendBuf: entries on their way to the next device of a ring."""
+"""SendBuf: entries for the next device of a ring."""
 
 from amaranth import Cat, Const, Module, Mux, Shape, Signal
 from amaranth.lib import stream, wiring
@@ -15,9 +15,9 @@ LENGTH_BITS = Shape.cast(HEADER["length"].shape).width
 
 
 class SendRing(wiring.Component):
-    """Keeps entries of a sync core until the peer has them, and hands them to a frame writer.
+    """Holds entries of a sync core until the peer has acknowledged them, for a frame writer.
 
-    *Timing*: takes a phit a cycle. An entry can be sent from the cycle after its last phit. Its
+    *Timing*: accepts a phit a cycle. An entry can be sent from the cycle after its last phit. Its
     first phit is at `o_data` in the cycle after `i_take`, the next one in the cycle after
     `i_advance`.
 
@@ -29,9 +29,9 @@ class SendRing(wiring.Component):
     -------
     i : entries of up to `entry_phits` phits.
     o_offer : the entry `o_sequence` of `o_length + 1` phits may be sent; `i_take` begins it.
-    o_data : phit of the entry that was taken last; `i_advance` moves on.
-    i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`, and
-        so are `o_serial`, `o_waits`, `o_replay`.
+    o_data : phit of the entry that was taken last; `i_advance` selects the next.
+    i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`,
+        and so are `o_serial`, `o_waits`, `o_replay`.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """

@@ -1,4 +1,4 @@
-"""Brings together what the ALUs need, beat by beat, in the order of the steps."""
+"""Joins the operands of the ALUs, beat by beat, in the order of the steps."""
 
 from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -24,9 +24,9 @@ class StepSequencer(wiring.Component):
     i : steps.
     received, local : beats of those steps that need them.
     o : beats for the ALUs.
-    writes : steps that write something, each with its first beat.
-    o_stall_local, o_stall_receive, o_stall_write : there is no beat because of that one.
-    i_clear : forgets everything.
+    writes : steps that write, each with its first beat.
+    o_stall_local, o_stall_receive, o_stall_write : there is no beat because of that stream.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

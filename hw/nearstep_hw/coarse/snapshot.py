@@ -15,19 +15,19 @@ OUTSTANDING = 64  # most bursts that were let through and are not answered
 
 
 class SnapshotGate(wiring.Component):
-    """Every write to the local DRAM passes here; one that changes a frozen page waits for its copy.
+    """Filter of writes to the local DRAM; a write to a frozen page waits for the page's copy.
 
-    A snapshot is a range of pages as they were when it was opened. Page i of it has a place in an
-    area of the same size: it is copied there, once; the first burst that touches it is let through
-    when all of it has been read. What is not copied has not changed. Opening waits until every
-    earlier write is answered, so that no page is of two versions. It takes the ranges, and does
-    nothing if they cannot be: if they are no whole pages of memory, too many, or overlap. Closing
-    waits for the copy that is in work, and begins none.
+    A snapshot is a range of pages as at its opening. Page i has a place in an area of the
+    same size and is copied there once; the first burst to the page passes when the whole page has
+    been read. A page that is not copied has not changed. Opening waits until every earlier write is
+    answered, so that no page is of two versions. Opening samples the ranges, and does nothing if
+    they are not whole pages of memory, too long, or overlap. Closing waits for the copy in
+    progress, and starts none.
 
-    *Timing*: with no snapshot, none is added. With one, a burst to a frozen page waits 2 cycles,
-    and the first to each page until the page is read; all behind it wait as well. While a page is
-    written to its place the next can be read, the one behind that not yet. Opening takes as long as
-    the writes that are outstanding, and a cycle for every 32 pages.
+    *Timing*: with no snapshot, none is added. With one, a burst to a frozen page waits 2
+    cycles, and the first to each page until the page is read; all behind it wait as well. While
+    a page is written to its place only the next page can be read. Opening takes as long as the
+    writes that are outstanding, and a cycle for every 32 pages.
 
     Parameters
     ----------
@@ -43,14 +43,13 @@ class SnapshotGate(wiring.Component):
     i_base, i_area : first byte of the frozen pages and of their copies; start a page. These and
         `i_pages` do not change with `i_open` or in the cycle before.
     i_pages : frozen pages.
-    i_word : which 32 pages `o_copied` tells about.
+    i_word : selects the 32 pages of `o_copied`.
     o_open : a snapshot is open.
-    o_failed : a copy was answered other than OKAY: the snapshot is not whole. Until it is opened.
-    o_copied : a bit for each of these pages: it may have changed, and its copy is in the area, or
-        on its way there; of the cycle before.
-    o_taken, o_written : pages that have got that bit, and those whose copy is in the area, since
-        the reset, of `PAGE_COUNT_BITS` bits.
-    o_page_copied : pulse, a page has got that bit.
+    o_failed : a copy got a response other than OKAY: the snapshot is not whole. Until the next
+        opening. o_copied : a bit for each of these pages: the page may have changed, and its
+        copy is in the area or in flight; of the cycle before. o_taken, o_written : pages with
+        that bit set, and pages whose copy is in the area, since the reset, of `PAGE_COUNT_BITS`
+        bits. o_page_copied : pulse, a page's bit was set.
     o_stall : a write waits for a copy.
 
     Ref: COARSE paper, section IV-A, fault tolerance.

@@ -29,19 +29,18 @@ _STEPS_AHEAD = 2
 
 
 class SyncCore(wiring.Component):
-    """Does one job at a time: every part of every chunk goes round the ring twice but for a hop.
+    """Executes one job at a time: every part of every chunk passes the ring twice less one hop.
 
-    First the job's description goes to the next device, and that of the device before is compared.
-    Then parts of chunks are sent, combined with the device's own values, and the results written;
-    see `EntryWalker` for the order. A FIFO of an entry before and behind the ALUs lets them do the
-    steps that only read or only write while the links go on.
-
-    After an error, and after `i_halt`, nothing more begins until `i_clear`. The source is never
+    First the job's description is sent to the next device, and compared with that of the previous
+    device. Then parts of chunks are sent, combined with the device's own values, and the results
+    written; see `EntryWalker` for the order. FIFOs of an entry before and behind the ALUs overlap
+    steps that only read or only write with the links.
+    After an error, and after `i_halt`, nothing starts until `i_clear`. The source is never
     written.
 
-    *Timing*: a beat of the ALUs or a phit on each link a cycle, whichever there are more of. A
-    job's first entry begins to go out 60 cycles after the job was taken, and the latency of the
-    memory: 31 of them divide the tensor by the ring (`TensorCut`). From the last phit of a beat to
+    *Timing*: a beat of the ALUs or a phit on each link a cycle, whichever are more. A
+    job's first entry is sent 60 cycles and the latency of the memory after the job was accepted; 31
+    of the cycles divide the tensor by the ring (`TensorCut`). From the last phit of a beat to
     the first one of its result there are `Reduce.latency` + 8 = 24 cycles.
 
     Parameters
@@ -50,23 +49,23 @@ class SyncCore(wiring.Component):
 
     Members
     -------
-    i_members, i_position : of the ring; held while a job is in work.
-    i_window_base, i_window_limit : first byte that jobs may touch, and first behind those; held.
+    i_members, i_position : of the ring; held while a job is running.
+    i_window_base, i_window_limit : first byte that jobs may access, and first behind those; held.
     job : jobs.
     read, write : local DRAM; RREADY and BREADY are always high.
     send : entries for the next device.
     receive : entries from the device before.
-    o_busy : a job is in work.
-    o_done : a job has ended well; all of it is written and acknowledged.
-    o_error_valid : a job has ended otherwise; the others count only then.
+    o_busy : a job is running.
+    o_done : a job has completed; all of it is written and acknowledged.
+    o_error_valid : a job has failed; the other errors are valid only then.
     o_error_cause, o_error_stream : an `ErrorCause`, a `Stream`.
-    o_error_response, o_error_address : of the local DRAM, and where.
-    i_halt : begins nothing; bursts that were announced are completed.
+    o_error_response, o_error_address : of the local DRAM.
+    i_halt : starts nothing; issued bursts are completed.
     o_idle : nothing is outstanding at the local DRAM.
-    i_clear : forgets everything; only while halted and idle.
-    o_beat : the ALUs take a beat.
-    o_stall_local, o_stall_receive, o_stall_send, o_stall_write : what the ALUs wait for; they
-        count only while a job is in work.
+    i_clear : clears all state; only while halted and idle.
+    o_beat : the ALUs accept a beat.
+    o_stall_local, o_stall_receive, o_stall_send, o_stall_write : the stream that the ALUs wait for;
+        valid only while a job is running.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """
@@ -175,7 +174,7 @@ class SyncCore(wiring.Component):
     def _steps(
         self, m: Module, job: data.View, load: LocalLoad, start: Signal, stop: Signal
     ) -> StepSequencer:
-        """Two walks through the same steps: one asks for values ahead, one does the steps."""
+        """Two walkers over the same steps: one reads values ahead, one executes the steps."""
         m.submodules.cut = cut = TensorCut(self.config)
         m.submodules.ahead = ahead = EntryWalker(self.config, loads=True)
         m.submodules.walker = walker = EntryWalker(self.config, loads=False)
@@ -258,7 +257,7 @@ class SyncCore(wiring.Component):
         receive: ReceivePath,
         failed: Signal,
     ) -> None:
-        """Keep the first error of a job; nothing goes on after it."""
+        """Hold the first error of a job; the job stops there."""
         m.d.sync += self.o_error_valid.eq(0)
         with m.If(~failed):
             with m.If(check.o_done & (check.o_cause != ErrorCause.NONE)):

@@ -15,10 +15,10 @@ ROUND_BITS = MEMBER_BITS + 1  # of 0 to 2 * members - 2
 class EntryWalker(wiring.Component):
     """Walks through batches of chunks, rounds of a batch and the chunks of each round.
 
-    A chunk is in rounds 0 to 2 * members - 2 at a core; the entry of a round is part `position` -
-    round, modulo `members`. Round 0 of the first batch comes first; round 0 of every other batch is
-    done together with the last round of the one before, chunk by chunk: what goes out there fills
-    the link while what comes in only goes to memory.
+    A chunk is in rounds 0 to 2 * members - 2 at a core; the entry of a round is part `position`
+    - round, modulo `members`. Round 0 of the first batch is first; round 0 of every other batch
+    is merged with the last round of the previous batch, chunk by chunk: round 0 fills the
+    outgoing link while the last round only receives and writes.
 
     *Timing*: a step every three cycles; the first four cycles after `i_start`.
 
@@ -33,7 +33,7 @@ class EntryWalker(wiring.Component):
     i_members, i_position : of the ring, held.
     i_chunks, i_entry_beats, i_chunk_beats, i_tail_beats, i_tail_exist : from `TensorCut`, held.
     o : the steps.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     def __init__(self, config: CoarseConfig, *, loads: bool) -> None:

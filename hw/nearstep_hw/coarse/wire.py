@@ -1,4 +1,4 @@
-"""What sync cores, ring buffers and links hand to each other."""
+"""Interfaces between sync cores, ring buffers and links."""
 
 from amaranth.hdl import unsigned
 from amaranth.lib import data, enum
@@ -16,12 +16,12 @@ CRC_BITS = 32
 MEMBER_BITS = 8
 EPOCH_BITS = 4
 MAP_BITS = 11
-"""Entries, from the first missing one on, of which a header tells whether they were accepted: what
-else it has leaves room for so many."""
+"""Entries, from the first missing one on, whose acceptance a header reports: as many as fit into
+it."""
 
 
 class Operation(enum.Enum, shape=2):
-    """What a job does with the elements of all devices."""
+    """Operation of a job on the elements of all devices."""
 
     SUM = 0
     AVERAGE = 1
@@ -39,9 +39,9 @@ class Wire(enum.Enum, shape=2):
 class JobLayout(data.StructLayout):
     """A job of a sync core.
 
-    `source` and `destination` are byte addresses, `scale` the factor of an average (fp32), `tag`
-    any number by which all devices know the job. `beyond` has a bit for each address of which there
-    was more than fits: it lies outside of every window.
+    `source` and `destination` are byte addresses, `scale` the factor of an average (fp32),
+    `tag` any number that identifies the job to all devices. `beyond` has a bit for each address
+    that exceeds `address_width`: it is outside every window.
 
     Parameters
     ----------
@@ -73,7 +73,9 @@ DESCRIPTION = data.StructLayout(
         "members": MEMBER_BITS,
     }
 )
-"""Of a job, as all devices of a ring must have it: the only phit of the first entry of each job."""
+"""Description of a job, equal on all devices of a ring: the only phit of the first entry of each
+job.
+"""
 
 EntryPhit = data.StructLayout({"data": PHIT_BITS, "last": 1})
 """A phit of an entry between a sync core and its ring buffers; `last` ends the entry."""
@@ -83,7 +85,7 @@ LinkPhit = data.StructLayout({"data": PHIT_BITS, "head": 1, "last": 1})
 
 
 class FrameKind(enum.Enum, shape=3):
-    """What a frame is."""
+    """Kind of a frame."""
 
     CONTROL = 1  # one phit: acknowledgements and credits, and what was sent
     ENTRY = 2  # header, entry, trailer
@@ -106,8 +108,9 @@ HEADER = data.StructLayout(
         "crc": unsigned(CRC_BITS),  # of the bits below
     }
 )
-"""First phit of every frame. The entry goes to place `sequence` modulo the depth of the RecvBuf of
-its group: that is its address."""
+"""First phit of every frame. The entry is stored at place `sequence` modulo the depth of the
+RecvBuf of its group.
+"""
 
 ABORT = data.StructLayout(
     {

@@ -1,4 +1,4 @@
-"""Results on their way to memory."""
+"""Writing of results to memory."""
 
 from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -34,12 +34,12 @@ class WriteBack(wiring.Component):
     i : steps that write, with at least one beat that exists; each before its elements.
     i_destination : byte address of the tensor, held.
     i_tail : WSTRB of the last beat of the tensor.
-    data : elements, as many as the ALUs give in a cycle; only those of beats that exist.
-    fault : a burst was answered other than OKAY; the address is the burst's.
-    i_stop : announces nothing more.
-    o_idle : all steps taken are written and acknowledged.
+    data : elements, as many as the ALUs output in a cycle; only those of beats that exist.
+    fault : a burst got a response other than OKAY; the address is the burst's.
+    i_stop : issues no more bursts.
+    o_idle : all accepted steps are written and acknowledged.
     o_bus_idle : nothing is outstanding.
-    i_clear : forgets everything; only when nothing is outstanding.
+    i_clear : clears all state; only when nothing is outstanding.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -42,16 +42,16 @@ class AxiLiteSignature(Signature):
 
 
 class AxiLiteAdapter(Component):
-    """AXI4-Lite subordinate that makes register accesses.
+    """Bridge from AXI4-Lite to a register port.
 
-    Every request is answered exactly once, in order within reads and within writes; SLVERR stands
-    for `error` of the register port. One request of each channel is held, so that address and data
-    of a write may come in any order. Reads go first, and cannot keep writes waiting: the next read
-    is taken only after the answer to the last. `awprot` and `arprot` are ignored.
+    Every request has exactly one response, in order within reads and within writes; SLVERR is
+    `error` of the register port. One request of each channel is held, so that address and data
+    of a write may arrive in any order. Reads have priority but cannot starve writes: the next read
+    is accepted only after the response to the last. `awprot` and `arprot` are ignored.
 
-    *Timing*: 3 cycles from the last of a request's handshakes to its `bvalid` or `rvalid`; at best
-    a write or a read every 4 cycles. All outputs but `awready`, `wready` and `arready`, which are
-    the complement of a register, are registers.
+    *Timing*: 3 cycles from the last of a request's handshakes to its `bvalid` or `rvalid`; at
+    best a write or a read every 4 cycles. All outputs but `awready`, `wready` and `arready`,
+    which are the complement of a register, are registers.
 
     Members
     -------

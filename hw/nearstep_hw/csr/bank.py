@@ -23,7 +23,7 @@ from nearstep_spec.csr.model import (
 )
 
 NEIGHBOURS = 8
-"""Words in a row of the map that share a register on their way to a bus."""
+"""Consecutive words of the map that share a register in the read path."""
 
 
 def _any(hits: Signal, kinds: list[bool]) -> Value:
@@ -34,12 +34,12 @@ def _any(hits: Signal, kinds: list[bool]) -> Value:
 class CsrBank(Component):
     """Registers of one block.
 
-    Reads have no side effects. A `CONFIG` field keeps what was written; a `PULSE` is high for one
-    cycle, that of the `ack`. While `register_map.busy` is high, or a locked register gives a pulse,
-    a write of a locked register changes nothing, is answered with `error`, and sets the `REFUSED`
-    fields, until `register_map.clear` clears them. `COUNTER` fields are captured together by
-    `register_map.latch` and in the first cycle in which `busy` is low again; reads give what was
-    captured.
+    Reads have no side effects. A `CONFIG` field holds the written value; a `PULSE` is high for
+    one cycle, that of the `ack`. While `register_map.busy` is high, or a locked register has a
+    pulse, a write of a locked register changes nothing, is acknowledged with `error`, and sets
+    the `REFUSED` fields, until `register_map.clear` clears them. `COUNTER` fields are captured
+    together by `register_map.latch` and in the first cycle in which `busy` is low again; reads
+    return the captured values.
 
     The ports of a field are called `<name>`: `<register>` for the field `value`, and
     `<register>_<field>` otherwise.
@@ -49,9 +49,9 @@ class CsrBank(Component):
     Parameters
     ----------
     register_map : the registers.
-    cut : requests are decoded into registers, and what is read passes registers of `NEIGHBOURS`
-        words each: one selection among all is more wires in one place than small FPGAs have.
-    line : there is a second port, for whole lines. A write of both ports in one cycle: the line's
+    cut : requests are decoded into registers, and read data passes registers of `NEIGHBOURS` words
+        each: one multiplexer of all words needs more wires in one place than small FPGAs have.
+    line : adds a second port, for whole lines. If both ports write in one cycle, the line's write
         counts.
 
     Members
@@ -129,7 +129,7 @@ class CsrBank(Component):
             m.d.sync += self._port(register, field).eq(0)
         for hit, (register, index) in zip(hits, words, strict=True):
             if register.writable:
-                # As `attempt & ~locked`, but known without what other registers are.
+                # As `attempt & ~locked`, but independent of other registers.
                 with m.If(hit & (whole & ~held if register.locked else whole)):
                     self._write(m, register, index, write_data)
         if self.has_line:
@@ -214,7 +214,7 @@ class CsrBank(Component):
         return values
 
     def _image(self, register: Register, values: dict[tuple[str, str], Value]) -> Value:
-        """What a read gives: all words of a register."""
+        """Read data: all words of a register."""
         parts: list[Value] = []
         end = 0
         for field in register.fields:
@@ -262,7 +262,7 @@ class CsrBank(Component):
                         self._write(m, register, index, data)
 
     def _write(self, m: Module, register: Register, index: int, data: Value) -> None:
-        """Take one word of a register."""
+        """Write one word of a register."""
         first, last = index * WORD_BITS, (index + 1) * WORD_BITS - 1
         for field in register.fields:
             low, high = max(first, field.lsb), min(last, field.msb)

@@ -11,13 +11,14 @@ __all__ = ["CsrDecoder"]
 
 
 class CsrDecoder(Component):
-    """Hands accesses on to the block that has the address; an address of none is an error.
+    """Forwards accesses to the block that has the address; an address outside all blocks is an
+    error.
 
     *Timing*: adds nothing to that of the blocks.
 
     Parameters
     ----------
-    blocks : how many lie one behind the other.
+    blocks : number of consecutive blocks.
 
     Members
     -------

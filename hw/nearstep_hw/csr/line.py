@@ -1,4 +1,6 @@
-"""The line port of a register bank: a whole 64-byte line at a time, as a DIMM's host sees it."""
+"""The line port of a register bank: a whole 64-byte line at a time, as the host of a DIMM accesses
+it.
+"""
 
 from amaranth.hdl import Cat, Const, Module, Signal, Value
 from amaranth.lib.wiring import Component, In, Out, Signature
@@ -13,16 +15,15 @@ BLOCK_LINES = BLOCK_BYTES // LINE_BYTES
 
 
 class CsrLineSignature(Signature):
-    """A port for one line at a time, that never makes its user wait.
+    """A port for one line at a time, without wait states.
 
     A host behind a DDR4 bus reads and writes bursts of 64 bytes, at most one in two cycles, and
-    cannot be told to come back later. So a line is read, and written, as a whole in one cycle: all
+    cannot be stalled. A line is therefore read, and written, as a whole in one cycle: all
     words of a read are of one moment, and a read sees every write before it.
-
     Reading has no side effects and therefore no strobe.
 
-    *Timing*: `read_data` is the line that was at `read_address` in the cycle before. A write in
-    cycle n shows in a read that is addressed in cycle n + 1.
+    *Timing*: `read_data` is the line at `read_address` in the cycle before. A write in
+    cycle n is visible to a read addressed in cycle n + 1.
 
     Parameters
     ----------
@@ -34,8 +35,8 @@ class CsrLineSignature(Signature):
     read_data : word 0 in the low bits; 0 where there is no register.
     write : write strobe.
     write_data, write_mask : the line, and a bit for each of its bytes, 1 to write it. The bank
-        takes whole words: a word without all four bits stays as it is, as do words that are
-        read-only, unmapped, or refused because the block is busy, which shows in its flag.
+        writes whole words: a word without all four bits is unchanged, as are words that are
+        read-only, unmapped, or refused because the block is busy, which sets its flag.
     """
 
     def __init__(self, blocks: int = 1) -> None:
@@ -60,7 +61,7 @@ class LineDecoder(Component):
 
     Parameters
     ----------
-    blocks : how many.
+    blocks : number of blocks.
 
     Members
     -------

@@ -21,8 +21,8 @@ class ActivateStage(wiring.Component):
 
     Members
     -------
-    i : rows; taken with their command.
-    i_stop : nothing is activated in this rank, a bit for each.
+    i : rows; accepted with their command.
+    i_stop : no bank of this rank is activated, a bit for each.
     i_no_activate : banks that must not be activated yet.
     o_activate : the bank activated in this cycle, with the row of `i`.
     """

@@ -1,4 +1,4 @@
-"""Which banks the beats on the way to the DRAM still need."""
+"""Banks that beats in flight to the DRAM still need."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import wiring
@@ -8,10 +8,10 @@ from amaranth.utils import bits_for
 
 
 class BankUse(wiring.Component):
-    """Tells for every bank whether a beat that entered and has not left needs it.
+    """Tracks for every bank whether a beat that entered and has not left needs it.
 
-    Beats leave in the order in which they entered. A bank is in use from the first such beat until
-    the last one leaves: the number of the last beat is kept for each bank, not a count.
+    Beats leave in the order in which they entered. A bank is in use until its
+    last beat leaves: the number of the last beat is stored for each bank, not a count.
 
     *Timing*: outputs are registers.
 

@@ -9,9 +9,9 @@ from nearstep_spec.dram.geometry import DramGeometry
 
 
 class BatchArbiter(wiring.Component):
-    """Stays with one direction as long as it can, because a turnaround of the data bus costs beats.
+    """Keeps one direction as long as possible, because a turnaround of the data bus costs beats.
 
-    The direction changes when it has no burst left and the beats on the way to the DRAM run out,
+    The direction changes when it has no burst left and few beats are in flight to the DRAM,
     or when a batch is full and the other direction is waiting. Neither direction waits for more
     than one batch of the other.
 
@@ -21,12 +21,12 @@ class BatchArbiter(wiring.Component):
     ----------
     geometry : of the channel.
     id_width : bits of an AXI ID.
-    batch_beats : a batch takes no further burst from here on, if the other direction waits.
+    batch_beats : size from which a batch accepts no further burst if the other direction waits.
 
     Members
     -------
     i_read, i_write : bursts, oldest first; `write` of the payload is ignored.
-    i_few : few beats are on the way: a change of direction can no longer be put off.
+    i_few : few beats are in flight: a change of direction can no longer be postponed.
     o : bursts in the order of issue.
 
     Raises

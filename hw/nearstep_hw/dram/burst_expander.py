@@ -12,8 +12,8 @@ from nearstep_spec.dram.address import AddressMapping
 class BurstExpander(wiring.Component):
     """The beats of bursts, in order.
 
-    *Timing*: the first beat one cycle after its burst was taken, then a beat a cycle; the next
-    burst is taken with the last beat.
+    *Timing*: the first beat one cycle after its burst was accepted, then a beat a cycle; the next
+    burst is accepted with the last beat.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from nearstep_spec.dram.geometry import DramGeometry
 
 
 class Slot(enum.Enum, shape=3):
-    """What the column slot of a cycle was used for, or why it was not."""
+    """Use of the column slot of a cycle, or the reason why it is unused."""
 
     READ = 0
     WRITE = 1
@@ -35,11 +35,11 @@ class ColumnStage(wiring.Component):
 
     Members
     -------
-    i : beats; taken with their command.
+    i : beats; accepted with their command.
     i_opened : a row is opened in this cycle, for the next of the beats that `opens`.
     i_no_column : banks whose row was opened less than tRCD ago.
     o_read, o_write : the command is given in this cycle.
-    o_slot : what becomes of the slot, as far as can be seen here: never SPACE or REFRESH.
+    o_slot : use of the slot, as far as known here: never SPACE or REFRESH.
     """
 
     def __init__(self, timing: FabricTiming, geometry: DramGeometry, *, id_width: int) -> None:

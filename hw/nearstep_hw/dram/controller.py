@@ -30,54 +30,54 @@ BURSTS = 16  # that wait, in each direction
 class DramController(wiring.Component):
     """Serves an AXI4 port from one or two ranks of DDR4, near the peak of their data bus.
 
-    Reads and writes are each served in the order of their addresses, in long batches of one
-    direction. Beats get their column commands in that order, one a fabric cycle, while rows are
-    precharged and opened ahead of them. Refreshes are postponed, eight at most, and given together.
-    With two ranks each is refreshed while the other moves data: as soon as a refresh is due to it
-    and the bursts that wait are known to be the other's for a whole tRFC. The order of the beats
-    stays; it is the mapping that lets the ranks take turns.
-    Column commands are on phase 0, ACT and REF on phase 1, PRE on phase 2 (see `dfi`): so tCCD_L is
-    8 nCK, and two neighbouring beats should be in different bank groups, as they are with the
-    default mapping.
+    Reads and writes are each served in the order of AR and AW, in long batches of one direction.
+    Beats get their column commands in that order, one a fabric cycle, while rows are precharged and
+    opened ahead of them. Refreshes are postponed, eight at most, and issued together. With two
+    ranks each is refreshed while the other transfers data: as soon as its refresh is due and the
+    waiting bursts are for the other rank for a whole tRFC. The order of the beats does not change;
+    the mapping alternates the ranks. Column commands are on phase 0, ACT and REF on phase 1, PRE on
+    phase 2 (see `dfi`): so tCCD_L is 8 nCK, and two neighbouring beats should be in different bank
+    groups, as they are with the default mapping.
 
-    A write is answered when its last command is given, so that a read asked for after B returns
+    A write is answered when its last command is issued, so that a read after B returns
     the new data. Bursts are INCR, of full beats, inside a page of 4 KiB; others get SLVERR, those
     outside the channel DECERR, and neither becomes a command. R and B may stall for any time; a
     beat enters the order of commands only with a place for its data.
 
-    The channel changes hands by `i_enable` and `o_idle`. While `o_idle` is high no command is
-    given. With `i_enable` high the controller takes the channel, whose banks must all be precharged
-    and tRP and tRFC over, and the refreshes that are due by then, `i_debt`: the interval that has
-    begun counts as a whole one, and so do all intervals since the last REF, even if refreshes were
-    pulled in before it, for JEDEC also bounds the time between two REF. Where the channel has
-    another owner that refreshes as well, they are counted outside, and `i_owed`, `i_must` and
-    `i_hold` say what to give (see `RefreshManager`). When `i_enable` falls, the beats inside get
-    their commands, all banks are precharged, every refresh that is due is given, and `o_idle`
-    rises; bursts not yet served wait, also in their middle, until the channel is taken again.
-    Handing back takes a bounded time whatever the AXI side does: each of `LOOKAHEAD` beats takes at
-    most CWL + BL/2 + tWR + tRP + tRCD, then tRFC for each refresh due.
+    `i_enable` and `o_idle` hand the channel over. While `o_idle` is high no command is
+    issued. With `i_enable` high the controller acquires the channel, whose banks must all be
+    precharged and tRP and tRFC over, and the refreshes due by then, `i_debt`: a started
+    interval counts as a whole one, and so do all intervals since the last REF, even if refreshes
+    were pulled in before it, because JEDEC also bounds the time between two REF. If the channel has
+    another owner that refreshes as well, refreshes are counted outside, and `i_owed`, `i_must` and
+    `i_hold` control them (see `RefreshManager`). When `i_enable` falls, the beats inside get
+    their commands, all banks are precharged, every due refresh is issued, and `o_idle`
+    rises; bursts not yet served, or served in part, wait until the channel is acquired again.
+    The time of a release is bounded for any AXI traffic: each of `LOOKAHEAD` beats takes at
+    most CWL + BL/2 + tWR + tRP + tRCD, then tRFC for each due refresh.
 
     *Timing*: with an idle channel and closed rows, ACT is on the pins 4 cycles after ARVALID, the
-    column command 3 cycles later, and RVALID 8 cycles after that. BVALID is high with the
-    last write command on the pins. A beat a cycle; what stops it is counted by `o_slot`.
+    column command 3 cycles later, and RVALID 8 cycles after that. BVALID is high with the last
+    write command on the pins. A beat a cycle; `o_slot` has the reason for a cycle without one.
 
     Parameters
     ----------
     timing : of a rank; DDR4-1600, 8Gb x8 by default.
-    mapping : places of addresses, with the geometry that belongs to `timing`.
+    mapping : of addresses, with the geometry that belongs to `timing`.
     address_width, id_width : of the AXI port, bits.
     batch_beats : see `BatchArbiter`.
     few_beats : beats inside at which the arbiter no longer waits for more of the same direction.
-    postponed : refreshes due at which they are given, 1 to 8; None if they are counted outside.
+    postponed : number of due refreshes at which they are issued, 1 to 8; None if they are counted
+        outside.
 
     Members
     -------
     s_axi : AXI4, 512 bit.
     dfi : the ranks.
     i_enable, o_idle : see above.
-    i_debt : refreshes due when the channel is taken.
-    i_calibrate : ZQCS is asked for, with the next refreshes; held until it is on the pins. The
-        controller also gives it by itself, every 128 ms; see `dram_timing`.
+    i_debt : refreshes due when the channel is acquired.
+    i_calibrate : ZQCS is requested, with the next refreshes; held until it is on the pins. The
+        controller also issues ZQCS by itself, every 128 ms; see `dram_timing`.
     o_debt : refreshes due now; 0 while `o_idle`.
     i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
         All of these have a part for each rank, rank 0 in the low bits.
@@ -203,7 +203,7 @@ class DramController(wiring.Component):
         arbiter: BatchArbiter,
         scheduler: CommandScheduler,
     ) -> list[object]:
-        """What the scheduler is told of the bursts that wait."""
+        """Connect the state of the waiting bursts to the scheduler."""
         ranks = self.mapping.geometry.ranks
         if ranks == 1:
             return [scheduler.i_waiting.eq(read.o.valid | write.o.valid)]

@@ -81,7 +81,7 @@ class DfiSignature(Signature):
     A port called `dfi` becomes `dfi__p0__cs_n` ... `dfi__rddata_valid`.
 
     *Timing*: data of a write command in fabric cycle n are on `wrdata` in cycle n + `TPHY_WRLAT`,
-    with `wrdata_en`; data of a read command come on `rddata` in cycle n + `TPHY_RDLAT`, with
+    with `wrdata_en`; data of a read command are on `rddata` in cycle n + `TPHY_RDLAT`, with
     `rddata_valid`. Neither depends on the phase of the command. Where a cycle carries less than a
     burst, the rest follows in the next cycle. Nothing stalls.
 
@@ -95,7 +95,7 @@ class DfiSignature(Signature):
     -------
     p<n> : command pins.
     wrdata, wrdata_en : byte 0 in the low bits.
-    wrdata_mask : 1 keeps the byte in memory as it is.
+    wrdata_mask : 1 leaves the byte in memory unchanged.
     rddata, rddata_valid : byte 0 in the low bits.
     """
 

@@ -38,7 +38,7 @@ class FabricTiming:
 
     @property
     def activate_to_precharge(self) -> int:
-        """tRAS, and what tRC asks beyond tRAS + tRP."""
+        """tRAS, and the excess of tRC over tRAS + tRP."""
         t_ras = cycles(self.timing.t_ras, ACTIVATE_PHASE, PRECHARGE_PHASE)
         t_rc = cycles(self.timing.t_rc, ACTIVATE_PHASE, ACTIVATE_PHASE)
         return max(t_ras, t_rc - self.precharge_to_activate)

@@ -1,4 +1,4 @@
-"""What the bursts that wait in a queue mean for each rank."""
+"""Prediction of each rank's use from the bursts in a queue."""
 
 from itertools import pairwise
 
@@ -8,9 +8,9 @@ from amaranth.lib.wiring import In, Out
 
 
 class Foresight(wiring.Component):
-    """Follows a queue of bursts: which ranks they are for, and how soon.
+    """Tracks the ranks of the bursts in a queue, and how soon each rank is needed.
 
-    A burst counts as long if it has all the beats of a page; shorter ones say too little.
+    Only a burst with all the beats of a page counts as long.
 
     *Timing*: outputs follow the queue, whose level changes in the cycle after `i_enter` or
     `i_leave`.
@@ -19,7 +19,7 @@ class Foresight(wiring.Component):
     ----------
     ranks : of the channel.
     bursts : places of the queue.
-    enough : long bursts that have to come before the first of a rank.
+    enough : long bursts that must precede the first of a rank.
 
     Members
     -------
@@ -49,7 +49,7 @@ class Foresight(wiring.Component):
         rank = [Signal.like(self.i_rank, name=f"rank{place}") for place in range(self.bursts + 1)]
         long = Signal(self.bursts + 1)
         level = Signal(range(self.bursts + 1))
-        at = Signal.like(level)  # where the next one goes
+        at = Signal.like(level)  # place of the next burst
 
         m.d.comb += at.eq(level - self.i_leave)
         m.d.sync += level.eq(level + self.i_enter - self.i_leave)

@@ -8,11 +8,11 @@ from amaranth.lib.wiring import In, Out
 
 
 class HoldLine(wiring.Component):
-    """Remembers for a fixed number of cycles that something happened, for each of many things.
+    """Holds things for a fixed number of cycles after an event: minimum distances between commands.
 
-    A line of words, a bit for each thing, that moves one place a cycle. An event enters at the
-    place that is as far from the end as it is to be remembered; a thing is held while its bit is
-    anywhere on the line. This is a minimum distance between commands without a counter: the
+    A shift register of words, a bit for each thing. An event sets a bit at the
+    place whose distance from the end is the event's; a thing is held while its bit is
+    set in any word. The distances need no counter: the
     things are banks, bank groups or the rank, the distance is in fabric cycles.
 
     *Timing*: an event of distance d in cycle n holds its things in cycles n + 1 to n + d - 1.
@@ -20,7 +20,7 @@ class HoldLine(wiring.Component):
     Parameters
     ----------
     things : number of things.
-    distances : least cycles from each kind of event to what it holds back, by name.
+    distances : least cycles from each kind of event to the commands that it delays, by name.
 
     Members
     -------

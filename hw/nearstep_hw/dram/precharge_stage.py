@@ -1,4 +1,4 @@
-"""First step of a beat: closes the row that is in its way."""
+"""First stage of a beat: closes a conflicting row."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -12,9 +12,9 @@ from nearstep_spec.dram.geometry import DramGeometry
 class PrechargeStage(wiring.Component):
     """Precharges the bank of a beat if another row is open in it and no earlier beat needs it.
 
-    Keeps the row that each bank will have when the beat gets to it, marks the beats whose row has
-    yet to be opened, and orders those rows. Beats pass in order, so that one that waits for its
-    bank holds up those behind it.
+    Tracks the row that each bank will have when the beat is issued, marks the beats whose row must
+    be opened, and queues those rows. Beats pass in order: a beat that waits for its
+    bank blocks the later ones.
 
     *Timing*: combinational; a beat a cycle, and at most one precharge.
 
@@ -32,7 +32,7 @@ class PrechargeStage(wiring.Component):
     i_no_precharge : banks that must not be precharged yet.
     i_close : all banks of the rank are precharged in this cycle, a bit for each; nothing passes.
     o_precharge : banks precharged in this cycle, by this stage.
-    o_open : banks that have a row, or will have when the beats ahead get to them.
+    o_open : banks that have an open row, or will have after the beats ahead.
     """
 
     def __init__(self, geometry: DramGeometry, *, id_width: int) -> None:

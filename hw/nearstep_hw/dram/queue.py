@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 
 class ShortQueue(wiring.Component):
-    """First in, first out, in distributed RAM: what goes in is at the output a cycle later.
+    """FIFO in distributed RAM: a payload is at the output a cycle after its input.
 
     `SyncFIFO` of Amaranth behind streams with a shape.
 

@@ -12,10 +12,10 @@ from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 
 class ReadPort(wiring.Component):
-    """Queues read bursts, hands their data back, and answers those that cannot be served.
+    """Queues read bursts, returns their data, and answers bursts that cannot be served.
 
-    Data of all IDs come in the order of AR. A refused burst waits until all bursts before it are
-    answered, gets as many beats as it asked for, and becomes no command.
+    Data of all IDs are in the order of AR. A refused burst waits until all bursts before it are
+    answered, gets the requested number of beats, and issues no command.
 
     *Timing*: a burst is offered one cycle after ARVALID, a beat two cycles after its data.
 
@@ -34,7 +34,7 @@ class ReadPort(wiring.Component):
 
     Attributes
     ----------
-    queue : the bursts that wait, to be looked at.
+    queue : the waiting bursts, for inspection.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ReadPort(wiring.Component):
         m.submodules.queue = queue = self.queue
         m.submodules.returns = returns = ReadReturn(id_width=self.id_width, places=self.places)
         asked, head = queue.i.payload, queue.o.payload
-        # The last beat of a burst that was taken has a place, but for one burst.
+        # The last beat of an accepted burst has a place, except for one burst.
         unanswered = Signal(range(self.places + 2))
         left = Signal.like(head.last)
         answered = Signal()

@@ -31,30 +31,27 @@ def connect_part(m: Module, outer: Value, inner: Value, member: Member) -> None:
 
 
 class RefreshManager(wiring.Component):
-    """Counts the refreshes that are due and pays them.
+    """Counts the due refreshes and issues them.
 
-    One more is due every tREFI. When `postponed` are due, or at least one and the controller has
-    been idle for a while, or the channel is handed back, no beat enters; when those on the way have
-    got their commands all banks are precharged and every refresh that is due is given, one after
+    A refresh is due every tREFI. When `postponed` are due, or one is and the controller has
+    been idle for `idle_cycles`, or the channel is handed back, no beat enters; when the beats in
+    flight have their commands, all banks are precharged and every due refresh is issued, one after
     the other: the banks are closed and opened once for all of them.
-
-    Where the channel is shared they are counted outside (`postponed` is None): `i_must` says when
-    to begin, `i_owed` until when to go on, also after `i_enable` fell, and `i_hold` not now.
-
-    Where it is `shared`, the rank has a channel together with others, which go on meanwhile. It is
-    then refreshed as soon as one is due and the beats of the others are known to last for it
-    (`i_free`), and for as long as they do; only when `postponed` are due does it wait no longer.
-
-    Behind these refreshes, while all is closed, the rank is calibrated (ZQCS) if it is asked for or
-    if `FabricTiming.calibration_interval` has passed since the last time.
+    If the channel has another owner, refreshes are counted outside (`postponed` is None): `i_must`
+    starts them, `i_owed` continues them, also after `i_enable` fell, and `i_hold` delays them.
+    If `shared`, the channel has other ranks, which continue meanwhile. The rank is
+    then refreshed when a refresh is due and the beats of the other ranks last for it
+    (`i_free`); when `postponed` are due, it waits no longer.
+    After these refreshes, while all banks are closed, the rank is calibrated (ZQCS) on request or
+    if `FabricTiming.calibration_interval` has passed since the last calibration.
 
     *Timing*: tRP after the precharge, then tRFC for each; tZQCS for a calibration.
 
     Parameters
     ----------
     timing : distances and interval.
-    postponed : refreshes due at which beats are stopped, at most 8; or None.
-    idle_cycles : cycles without a beat after which refreshes are given early.
+    postponed : number of due refreshes at which beats are stopped, at most 8; or None.
+    idle_cycles : cycles without a beat after which refreshes are issued early.
     shared : there are other ranks.
 
     Members
@@ -62,9 +59,9 @@ class RefreshManager(wiring.Component):
     i_enable : the controller owns the channel; when it falls the channel is handed back.
     i_debt : refreshes due when `i_enable` rises, rounded up; see `DramController`.
     i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
-    i_calibrate : a calibration is asked for; held until it is given.
-    i_busy : there are beats, waiting or on the way.
-    i_clear : no beat is on the way and all open banks may be precharged.
+    i_calibrate : a calibration is requested; held until it is issued.
+    i_busy : there are beats, waiting or in flight.
+    i_clear : no beat is in flight and all open banks may be precharged.
     o_stop : no beat may enter.
     o_no_activate : no bank may be activated.
     o_precharge : all banks are precharged in this cycle.
@@ -73,15 +70,15 @@ class RefreshManager(wiring.Component):
     o_debt : refreshes due. Zero when the channel has been handed back.
     o_idle : the channel is not owned: banks are closed, tRP, tRFC and tZQCS have passed.
     i_free : no beat of this rank is near; the others have beats for a tRFC. With other ranks.
-    i_inside : a beat of this rank is on the way; others may be behind it, so that it goes on also
+    i_inside : a beat of this rank is in flight; others may follow, so that it continues also
         after `i_enable` fell. Likewise.
     i_pins : no other rank is precharged, refreshed or calibrated in this cycle. Likewise.
     o_done, i_done : this rank, and all, can be handed back in this cycle. Likewise.
 
     Attributes
     ----------
-    interval, taken : cycles until one more is due; the channel is owned. For proofs; nothing else
-        reads them.
+    interval, taken : cycles until the next refresh is due; the channel is owned. Read only by
+        proofs.
 
     Raises
     ------
@@ -187,7 +184,7 @@ class RefreshManager(wiring.Component):
                     m.d.sync += left.eq(left - 1)
                 if self.postponed is None:
                     with m.Elif(pay & self.i_hold):
-                        pass  # what is owed goes first
+                        pass  # due refreshes are issued first
                 if pins is not None:
                     with m.Elif((pay | calibrate) & ~pins):
                         pass
@@ -213,10 +210,10 @@ class RefreshManager(wiring.Component):
     def _share(
         self, m: Module, quiet: Signal, *, owed: Signal, must: Signal
     ) -> tuple[Value, Value]:
-        """When the other ranks leave time for refreshes, and whether one that is due is given."""
+        """Whether the other ranks leave time for refreshes, and whether a due one is issued."""
         free = Signal()
         pay = Signal()
-        all_due = Signal()  # `postponed` were due, and all of them are given
+        all_due = Signal()  # `postponed` were due, and all of them are issued
         m.d.comb += [
             free.eq(self.i_free | (quiet == self.idle_cycles)),
             pay.eq(owed & (free | must | all_due | ~self.i_enable)),

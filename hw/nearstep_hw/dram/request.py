@@ -1,4 +1,4 @@
-"""What the parts of the controller hand on: bursts, beats and rows."""
+"""Payloads between the parts of the controller: bursts, beats and rows."""
 
 from amaranth import Const, Mux, Value, unsigned
 from amaranth.lib import data
@@ -34,7 +34,7 @@ class BurstLayout(data.StructLayout):
     id : AXI ID.
     address : number of the first beat in the channel.
     last : beats after the first; fewer than `PAGE_BEATS` unless refused.
-    refusal : the response to a burst that no command can serve, else OKAY.
+    refusal : the error response to an invalid burst, else OKAY.
     """
 
     def __init__(self, geometry: DramGeometry, *, id_width: int) -> None:

@@ -20,17 +20,16 @@ from nearstep_hw.dram.refresh_manager import RefreshManager, connect_part, debt_
 from nearstep_hw.dram.request import BeatLayout, RowLayout, of_rank, rank_select
 from nearstep_spec.dram.geometry import DramGeometry
 
-IDLE_CYCLES = 32  # without a beat, before a refresh is given early
+IDLE_CYCLES = 32  # without a beat, before a refresh is issued early
 
 
 class CommandScheduler(wiring.Component):
-    """Gives the column commands of beats in their order and prepares rows ahead of them.
+    """Issues the column commands of beats in order and prepares rows ahead of them.
 
-    A beat enters as soon as its row is open, or the row in its way is precharged; rows are then
-    opened in order, apart from the beats, so that up to `lookahead` beats lie between a precharge
-    and its column command. While beats of other banks go on, a row miss costs nothing.
-
-    For a refresh, and when the channel is handed back, beats stop entering and those inside get
+    A beat enters as soon as its row is open, or the conflicting row is precharged; rows are then
+    opened in order, apart from the beats, so that up to `lookahead` beats are between a precharge
+    and its column command. While there are beats of other banks, a row miss costs nothing.
+    For a refresh, and when the channel is handed back, no beats enter and the beats inside get
     their commands. A refresh of one of two ranks stops only its own beats.
 
     *Timing*: a beat a cycle. On the pins one cycle after the decision.
@@ -47,14 +46,14 @@ class CommandScheduler(wiring.Component):
     -------
     i : beats.
     i_space : there is a place for the data of one more read.
-    i_waiting : there are bursts to come, for each rank.
-    i_ahead : the bursts to come next are not for this rank, for long enough; with two ranks.
+    i_waiting : there are waiting bursts, for each rank.
+    i_ahead : the next bursts are not for this rank, for long enough; with two ranks.
     i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`; those of
         each rank.
     o_enter : a beat enters.
-    o_read, o_write : a command is given, of the beat with `o_id` and `o_last`.
+    o_read, o_write : a command is issued, of the beat with `o_id` and `o_last`.
     o_few : at most `few_beats` beats are inside.
-    o_slot : what becomes of the column slot.
+    o_slot : use of the column slot.
     p0, p1, p2, p3 : command pins.
     """
 
@@ -189,7 +188,7 @@ class CommandScheduler(wiring.Component):
     def _watch_beats(
         self, managers: Sequence[RefreshManager], use: BankUse, rules: BankRules
     ) -> list[object]:
-        """What the refreshes wait for."""
+        """Connect the conditions of refreshes."""
         if len(managers) == 1:
             (refresh,) = managers
             return [
@@ -243,7 +242,7 @@ class CommandScheduler(wiring.Component):
                 refresh.o_no_activate | (again & ~read & ~write & (self.i.valid | (beats != 0)))
             )
         here = of_rank(refreshing, next_rank)
-        # With other ranks nothing is lost to the refresh of one that nobody asks for.
+        # With other ranks the refresh of an unused rank costs no slot.
         lost = here if ranks == 1 else here & self.i.valid
         with m.If(slot == Slot.ROW), m.If(here):
             m.d.comb += self.o_slot.eq(Slot.REFRESH)

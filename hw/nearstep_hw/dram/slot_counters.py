@@ -1,4 +1,4 @@
-"""Counts what the column slots were used for."""
+"""Counters of the uses of the column slot."""
 
 from amaranth import Elaboratable, Module
 from amaranth.lib import wiring

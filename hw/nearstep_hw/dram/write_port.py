@@ -14,12 +14,11 @@ from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 class WritePort(wiring.Component):
     """Queues write bursts, holds their data, and answers them.
 
-    A burst is offered when all of its data are here and answered when its last command is given:
-    every read that is asked for from then on comes behind it. W is taken only behind its AW.
-    A refused burst waits until all bursts before it are answered; its data are dropped and it
-    becomes no command.
+    A burst is offered when all of its data have arrived and answered when its last command is
+    issued: every later read is ordered behind it. W is accepted only after its AW. A refused burst
+    waits until all bursts before it are answered; its data are dropped and it issues no command.
 
-    *Timing*: a burst is offered one cycle after its last beat of W, BVALID comes one cycle after
+    *Timing*: a burst is offered one cycle after its last beat of W, BVALID rises one cycle after
     the last command.
 
     Parameters
@@ -33,12 +32,12 @@ class WritePort(wiring.Component):
     -------
     bus : AW, W and B.
     o : bursts, in order.
-    i_issue, i_id, i_last : a write command is given; the last of its burst.
+    i_issue, i_id, i_last : a write command is issued; the last of its burst.
     o_data, o_mask, o_enable, o_idle : see `WriteSupply`.
 
     Attributes
     ----------
-    queue : the bursts that wait, to be looked at.
+    queue : the waiting bursts, for inspection.
     """
 
     def __init__(

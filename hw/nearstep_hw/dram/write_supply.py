@@ -1,4 +1,4 @@
-"""Holds write data until the DRAM takes them."""
+"""Buffer of write data for the DRAM."""
 
 from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -10,10 +10,10 @@ from nearstep_spec.dram.geometry import BEAT_BYTES
 
 
 class WriteSupply(wiring.Component):
-    """Holds write data until their command is given, and hands them to the PHY in time.
+    """Holds write data until their command is issued, and outputs them to the PHY in time.
 
-    A burst may enter the order of commands when all of its data are here, so that no command waits
-    for W.
+    A burst may enter the order of commands when all of its data have arrived, so that no command
+    waits for W.
 
     *Timing*: a beat a cycle. Data follow their command, which is on the pins a cycle later than
     `i_issue`, by TPHY_WRLAT cycles.
@@ -26,11 +26,11 @@ class WriteSupply(wiring.Component):
     Members
     -------
     i_valid, o_ready, i_data, i_strobe, i_last : beats of W.
-    o_whole : there is a burst, beyond those that have entered, whose data are all here.
-    i_enter : it enters the order.
-    i_issue : a write command is given.
+    o_whole : all data of a burst that has not entered have arrived.
+    i_enter : this burst enters the order.
+    i_issue : a write command is issued.
     o_data, o_mask, o_enable : to the PHY.
-    o_idle : the data of all commands have gone.
+    o_idle : the data of all commands have been output.
     """
 
     def __init__(self, *, places: int) -> None:
@@ -57,7 +57,7 @@ class WriteSupply(wiring.Component):
         m.submodules.data = data = StreamFifo(8 * BEAT_BYTES, depth=self.places)
         m.submodules.strobes = strobes = StreamFifo(BEAT_BYTES, depth=self.places)
         whole = Signal(range(self.places + 1))
-        awaited = Signal(TPHY_WRLAT + 1)  # commands whose data have yet to go, a cycle each
+        awaited = Signal(TPHY_WRLAT + 1)  # commands whose data are not output yet, a cycle each
         arrives = Signal()
 
         m.d.comb += [

@@ -15,8 +15,8 @@ EOP_LANE_BIT = 8  # last dword of the packet
 class CcOutput(wiring.Component):
     """Shows beats as the CC stream, without a gap inside a packet.
 
-    With 64 bits a beat waits for the next one of its packet, since the packer needs two runs for
-    the second beat; after that it gets a beat a cycle.
+    With 64 bits the first beat waits for the second, since the packer needs two runs for
+    the second beat; from then on there is a beat a cycle.
 
     *Timing*: none; one cycle with 64 bits.
 
@@ -26,7 +26,7 @@ class CcOutput(wiring.Component):
 
     Members
     -------
-    i : beats; a new packet comes with a beat a cycle but for the one gap.
+    i : beats; one a cycle within a packet, except for that gap.
     cc : the stream.
     """
 

@@ -13,18 +13,18 @@ from nearstep_hw.pcie.packet_fifo import PacketFifo
 from nearstep_hw.pcie.read_splitter import PAYLOAD_SIZES
 from nearstep_hw.pcie.stream import DWORD_BYTES, CcSignature, CqSignature
 
-STREAM_DEPTH = 32  # beats on their way through a FIFO
-ANSWERS = 4  # of MSI-X; one is under way at a time
+STREAM_DEPTH = 32  # beats in flight in a FIFO
+ANSWERS = 4  # of MSI-X; one is in flight at a time
 PAYLOAD = ("tdata", "tkeep", "tlast", "tuser")
 
 
 class ClockCrossing(wiring.Component):
     """Lets an endpoint in the domain `sync` work with a hard block in the domain `pcie`.
 
-    Streams, credits and MSI-X messages go through FIFOs, so that none is lost or made; what only
-    enumeration changes goes through flip-flops. Completions are stored whole before they go on,
-    since the hard block takes no gaps and a slower endpoint would leave some. Both domains must be
-    reset together, with the hard block's `user_reset`.
+    Streams, credits and MSI-X messages pass through FIFOs, so that none is lost or duplicated;
+    values that only enumeration changes pass through flip-flops. Completions are stored whole
+    before they are forwarded, since the hard block accepts no gaps and a slower endpoint would have
+    some. Both domains must be reset together, with the hard block's `user_reset`.
 
     *Timing*: up to a beat a cycle of the slower clock. 128 bits at 200 MHz are 3.2 GB/s, of which
     completions of 256 bytes, 17 beats each, leave 3.01 GB/s; Gen3 x4 carries at most 3.65 GB/s of
@@ -33,7 +33,7 @@ class ClockCrossing(wiring.Component):
     Parameters
     ----------
     width : bits of CQ and CC.
-    requests : credits that can be under way, a power of two; those of the endpoint.
+    requests : credits that can be in flight, a power of two; those of the endpoint.
 
     Members
     -------

@@ -1,4 +1,4 @@
-"""One completion to be sent, as the parts of the read path hand it on."""
+"""One completion to be sent: the payload between parts of the read path."""
 
 from amaranth import unsigned
 from amaranth.lib import data, enum
@@ -13,7 +13,7 @@ MAX_PAYLOAD_DWORDS = MAX_PAYLOAD_BYTES // DWORD_BYTES
 
 
 class Source(enum.Enum, shape=2):
-    """Where the payload of a completion comes from."""
+    """Source of the payload of a completion."""
 
     MEMORY = 0
     REGISTERS = 1
@@ -21,12 +21,12 @@ class Source(enum.Enum, shape=2):
 
 
 class WaitingRequest(data.StructLayout):
-    """A request that is not posted, and waits for its turn.
+    """A waiting non-posted request.
 
     Members
     -------
     head : the request.
-    source, status : of the answer; the status counts with `NOWHERE`.
+    source, status : of the answer; the status is valid with `NOWHERE`.
     dword : number of the first dword within the BAR.
     empty : no byte is read.
     """

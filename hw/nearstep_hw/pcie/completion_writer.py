@@ -23,10 +23,10 @@ ELEMENT_BITS = DWORD_BITS + 1  # a dword and its bit of TKEEP
 class CompletionWriter(wiring.Component):
     """Makes completions of jobs, one after the other.
 
-    A completion begins when all of its payload is at hand, and then goes on without a gap, as the
-    hard block asks for. A burst that memory answered with an error is a Completer Abort, and ends
-    its request: what else was read for it is thrown away. A register access that is an error is an
-    Unsupported Request. Behind the descriptor of a completion that is not successful comes a copy
+    A completion begins when all of its payload is available, and continues without a gap, as the
+    hard block requires. A burst that memory answered with an error is a Completer Abort, and ends
+    its request: other data read for the request are dropped. A register access with an error is an
+    Unsupported Request. The descriptor of an unsuccessful completion is followed by a copy
     of the request, for the error log of the hard block.
 
     *Timing*: one run for the descriptor (two if `width` is 64), then one for each `width` bits of
@@ -43,7 +43,7 @@ class CompletionWriter(wiring.Component):
     i_beat, i_verdict : of the bursts of the jobs from memory, in their order.
     o_read, i_answer : reads of registers, and their answers.
     o : runs of dwords, each with a bit of TKEEP.
-    o_failed : a completion that is not successful begins.
+    o_failed : an unsuccessful completion begins.
 
     Ref: PG213, "Completer Completion Interface Operation" and "Completions with Error Status".
     """

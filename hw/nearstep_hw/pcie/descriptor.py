@@ -89,7 +89,7 @@ RequestSideband = data.StructLayout(
         "_reserved1": unsigned(8),
     }
 )
-"""What TUSER says of a request, as a completion that is not successful hands it back.
+"""The TUSER bits of a request that an unsuccessful completion returns.
 
 Ref: PG213, "Completions with Error Status (UR and CA)".
 """

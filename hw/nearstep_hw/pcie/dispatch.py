@@ -1,4 +1,4 @@
-"""Hands routed requests to those who carry them out."""
+"""Distributes routed requests to the parts that execute them."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -11,11 +11,11 @@ from nearstep_hw.pcie.route import Route, RoutedChunk
 
 
 class Dispatcher(wiring.Component):
-    """Hands on each chunk to the part that its route names, in order.
+    """Forwards each chunk to the part that its route names, in order.
 
-    A register write waits until every memory write before it is done, and holds up what comes
-    behind it meanwhile. Requests that are not posted leave their chunks behind and wait elsewhere;
-    damaged ones are forgotten.
+    A register write waits until every memory write before it is done, and blocks later
+    chunks meanwhile. Non-posted requests are forwarded without chunks and wait elsewhere;
+    damaged ones are dropped.
 
     *Timing*: combinational.
 
@@ -27,7 +27,7 @@ class Dispatcher(wiring.Component):
     Members
     -------
     i : chunks.
-    i_writes_done : no memory write is under way.
+    i_writes_done : no memory write is outstanding.
     o_memory : chunks of memory writes.
     o_register : writes of registers.
     o_request : requests to be answered.

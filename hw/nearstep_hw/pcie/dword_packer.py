@@ -9,21 +9,21 @@ from nearstep_hw.pcie.stream import DWORD_BITS
 
 
 class DwordRun(data.StructLayout):
-    """Elements that follow each other, from element 0 on.
+    """Consecutive elements, from element 0 on.
 
     Parameters
     ----------
     elements : most elements.
     element_width : bits of one: a dword and what belongs to it.
-    lanes : of the beats that they go to.
+    lanes : of the output beats.
 
     Members
     -------
     elements : an array.
-    count : how many there are, at least one.
-    lane : where the first one goes; counts only in the first run of a packet.
+    count : number of elements, at least one.
+    lane : of the first element; valid only in the first run of a packet.
     last : the packet ends.
-    discontinue : only with `last`: handed on.
+    discontinue : only with `last`: forwarded.
     """
 
     def __init__(self, *, elements: int, element_width: int, lanes: int) -> None:
@@ -105,8 +105,8 @@ class DwordPacker(wiring.Component):
 
         masked = [Mux(index < run.count, run.elements[index], 0) for index in range(self.elements)]
         masked += [0] * (lanes - self.elements)
-        near = Signal(data.ArrayLayout(self.element_width, lanes))  # goes with what is held
-        far = Signal(data.ArrayLayout(self.element_width, lanes))  # goes to the next beat
+        near = Signal(data.ArrayLayout(self.element_width, lanes))  # belongs to the held beat
+        far = Signal(data.ArrayLayout(self.element_width, lanes))  # belongs to the next beat
         sources = Array(masked)
         for lane in range(lanes):
             source = Signal(range(lanes), name=f"source{lane}")

@@ -1,4 +1,4 @@
-"""The endpoint: what a card shows on PCIe."""
+"""The PCIe endpoint of a card."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -33,20 +33,18 @@ class PcieEndpoint(wiring.Component):
     behind them (`nearstep_spec.pcie`). An access is one dword, or two, with all their bytes;
     two are made one after the other, the low one first. BAR 2 is `memory_bytes` of memory behind
     `m_axi`; any dwords within a page of 4 KiB may be read and written, with any byte enables that
-    the PCIe specification allows. A BAR may be larger than what is in it. Reads and writes of no
-    byte are carried out as such.
-
-    What is refused, and with which status: see `RequestRouter`. Beyond that, a register access that
-    `csr` calls an error is an Unsupported Request, and a read that memory answers with an error is
-    a Completer Abort. Posted requests have no answer; they are counted.
-
+    the PCIe specification allows. A BAR may be larger than its contents. Reads and writes of no
+    byte are executed as such.
+    `RequestRouter` lists the refused requests and their status. Beyond that, a register access that
+    `csr` answers with an error is an Unsupported Request, and a read that memory answers with an
+    error is a Completer Abort. Failed posted requests are only counted.
     Requests take effect in the order of PCIe: a write is done when `csr` or B has answered; no read
-    and no register write begins before every write in front of it is done. So a START behind data
-    from another device finds the data in memory. Writes never wait for reads: the hard block gets a
-    credit for each read that there is space for, and lets writes pass the others.
+    and no register write begins before every earlier write is done. A START behind data
+    from another device therefore finds the data in memory. Writes never wait for reads: the hard
+    block gets a credit for each read that there is space for, and lets writes pass the others.
 
     *Timing*: all in one clock domain. A beat of CQ, a beat of CC and a beat of memory a cycle;
-    registers take 3 cycles a word. A reset forgets what is under way, and must reach the memory
+    registers take 3 cycles a word. A reset drops all requests in flight, and must reach the memory
     path too.
 
     *Resources* (Yosys, UltraScale+, default parameters): 3352 LUT, 952 LUT as memory, 4463 FF, 7.5
@@ -59,8 +57,8 @@ class PcieEndpoint(wiring.Component):
     address_width : bits of a byte address of memory, at least 13.
     memory_bytes : size of the memory, from address 0 on; None for all that can be addressed.
     vectors : of MSI-X.
-    requests : reads that wait for their turn, a power of two.
-    store_bytes, landing_bytes : space for data on their way to memory, and back; powers of two.
+    requests : reads that can wait, a power of two.
+    store_bytes, landing_bytes : buffers of write data and of read data; powers of two.
 
     Members
     -------
@@ -70,10 +68,10 @@ class PcieEndpoint(wiring.Component):
     csr : register port.
     m_axi : memory; one ID.
     i_interrupt : a bit for each vector, high for one cycle for each interrupt.
-    o_dropped : posted requests that were not carried out. This and the next two stop at 0xFFFE or
+    o_dropped : dropped posted requests. This and the next two saturate at 0xFFFE or
         0xFFFF.
     o_failed_writes : writes that memory or `csr` answered with an error.
-    o_failed_reads : completions that were not successful.
+    o_failed_reads : unsuccessful completions.
     """
 
     def __init__(
@@ -96,7 +94,7 @@ class PcieEndpoint(wiring.Component):
         self.requests = requests
         self.store_beats = store_bytes * 8 // data_width
         self.landing_beats = landing_bytes * 8 // data_width
-        self.writes = 32  # under way: latency of memory, in payloads of 128 bytes
+        self.writes = 32  # in flight: latency of memory, in payloads of 128 bytes
         super().__init__(
             {
                 "m_axis_cq": In(CqSignature(width)),
@@ -173,7 +171,7 @@ class PcieEndpoint(wiring.Component):
     def _completions(
         self, m: Module, access: RegisterAccess, order: PostedOrder, dispatch: Dispatcher
     ) -> Signal:
-        """From waiting requests to CC; the event of a completion that is not successful."""
+        """The path from waiting requests to CC; returns the event of an unsuccessful completion."""
         elements, lanes = self.width // DWORD_BITS, self.data_width // DWORD_BITS
         m.submodules.waiting = waiting = StreamFifo(
             WaitingRequest(self.address_width), depth=self.requests

@@ -19,8 +19,8 @@ ELEMENT_BITS = DWORD_BITS + DWORD_BYTES  # a dword and its byte enables
 class MemoryWriter(wiring.Component):
     """Writes each payload as one burst of whole beats, with strobes, in the order of arrival.
 
-    A request crosses no multiple of 4 KiB, and so does its burst. A payload is stored until it has
-    come whole, because its end may say that it is damaged; then nothing of it is written. A write
+    A request crosses no multiple of 4 KiB, and so does its burst. A payload is stored until it is
+    complete, because its end may mark it as damaged; then nothing of it is written. A write
     of no byte is a burst without strobes.
 
     *Timing*: a chunk a cycle while there is space.
@@ -31,16 +31,16 @@ class MemoryWriter(wiring.Component):
     address_width : bits of a byte address of the memory.
     data_width : bits of a beat, at least `width`.
     store_beats : beats of payload that are stored, a power of two; a payload must fit.
-    bursts : most bursts that wait for their turn on AW, a power of two.
+    bursts : most bursts that wait for AW, a power of two.
 
     Members
     -------
     i : chunks of memory writes.
-    i_room : the last chunk of a write may be taken.
+    i_room : the last chunk of a write may be accepted.
     bus : AW, W and B; one ID.
-    o_taken : a write was taken that will be carried out, and be followed by one `o_done`.
+    o_taken : a write was accepted that will be executed, and be followed by one `o_done`.
     o_done : the oldest write was answered.
-    o_failed : with `o_done`, not with OKAY.
+    o_failed : with `o_done`: the answer was not OKAY.
     """
 
     def __init__(

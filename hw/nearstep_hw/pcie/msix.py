@@ -15,7 +15,7 @@ FUNCTIONS = 4  # bits of the hard block's enables; this endpoint is function 0
 
 
 class MsixInterruptSignature(wiring.Signature):
-    """What a function says to the hard block, and hears from it, about MSI-X with its own table.
+    """Interface between a function with its own MSI-X table and the hard block.
 
     Members
     -------
@@ -46,7 +46,7 @@ class Msix(wiring.Component):
     A request sets the pending bit of its vector, whatever is masked. A pending vector is sent when
     MSI-X is enabled, and neither the function nor the vector is masked; its bit is then cleared. A
     message that the hard block could not send becomes pending again. Of several vectors the lowest
-    goes first.
+    is sent first.
 
     *Timing*: a message is offered two cycles after the request; the next one after the answer.
 

@@ -1,4 +1,4 @@
-"""Posted requests go before those behind them that are not posted."""
+"""Ordering of non-posted requests behind earlier posted requests."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -9,7 +9,7 @@ from nearstep_hw.stream.fifo import StreamFifo
 
 
 class PostedOrder(wiring.Component):
-    """Says how many waiting requests may go: those in front of which every write is done.
+    """Clears waiting requests when every earlier write is done.
 
     Each request that is not posted notes how many writes were taken before it, and is cleared when
     as many are done; writes taken later never hold it up, and it never holds up writes.

@@ -9,7 +9,7 @@ from amaranth.utils import ceil_log2
 
 
 class PacketFifo(wiring.Component):
-    """Stores beats of packets, and forgets the packets that end with `discontinue`.
+    """Stores beats of packets, and drops the packets that end with `discontinue`.
 
     A packet shows at the output once its last beat was taken. It must fit: a packet of more than
     `depth` beats is never shown.

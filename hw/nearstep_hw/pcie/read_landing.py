@@ -1,4 +1,4 @@
-"""Where read data land, and whether a burst of them is sound."""
+"""Buffer of read data, with a verdict for each burst."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import stream, wiring
@@ -9,7 +9,7 @@ from nearstep_hw.stream.fifo import StreamFifo
 
 
 class ReadLanding(wiring.Component):
-    """Takes the beats of bursts for which there is space, and says of each burst how it went.
+    """Buffers the beats of bursts with reserved space, and outputs a verdict for each burst.
 
     *Timing*: RREADY is always high. A burst's verdict and its last beat come to the outputs
     together, two cycles after the beat landed: who waits for the verdict can then take the beats

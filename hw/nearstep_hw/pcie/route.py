@@ -1,4 +1,4 @@
-"""Where a request goes: to memory, to registers, to a refusal, or nowhere."""
+"""Routing of a request: to memory, to registers, to a refusal, or dropped."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal, unsigned
 from amaranth.lib import data, enum, stream, wiring
@@ -52,7 +52,7 @@ class RoutedChunk(data.StructLayout):
 
 
 class RequestRouter(wiring.Component):
-    """Decides what becomes of a request.
+    """Decides the route of a request.
 
     Memory reads and writes of the memory BAR are carried out if they lie within the memory, those
     of the register BAR if they are one or two whole dwords, or one dword without a byte enabled.

@@ -1,4 +1,4 @@
-"""Writes answers, with what was read or what is known of the board."""
+"""Writer of answers, with read data or the board's manifest."""
 
 from amaranth import Array, Const, Elaboratable, Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring

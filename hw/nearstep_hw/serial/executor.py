@@ -1,4 +1,4 @@
-"""Carries out requests, one after the other."""
+"""Executor of requests, one after the other."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
@@ -20,7 +20,7 @@ COMPARED_BITS = 8  # at once, of what was before and what is now
 
 
 class Executor(wiring.Component):
-    """Decides what becomes of a request: the session, repeated writes, and who carries it out.
+    """Dispatches requests: checks the session and repeated writes, and selects the port.
 
     *Timing*: four cycles besides the access and the answer.
 

@@ -74,8 +74,8 @@ class AccessSignature(Signature):
 class RequestReader(wiring.Component):
     """Takes requests from their buffer, header first, and says which must not be carried out.
 
-    Bodies have a header at least. Those of answers, which a line that echoes brings back, and those
-    with an unknown op or space are thrown away.
+    Bodies have at least a header. Bodies of answers, echoed by a line, and bodies
+    with an unknown op or space are dropped.
 
     *Timing*: a request shows four cycles behind the last byte of its header.
 

@@ -18,10 +18,10 @@ HOST_ID_WIDTH = 4  # bits of an ID of the BAR's port
 class SmartssdCard(wiring.Component):
     """A card behind its PCIe endpoint: what is synthesised.
 
-    The update kernel and the BAR share the DRAM burst by burst, so the host and the drive reach it
-    at any time: while a subgroup is updated, the next one comes into the other buffer and the last
-    one leaves. Where both ask, the BAR is first: it brings far less than the DRAM moves, and the
-    kernel asks far ahead. The host sees to it that nobody touches the arrays of a run.
+    The update kernel and the BAR share the DRAM burst by burst, so the host and the drive can
+    access it at any time: while a subgroup is updated, the next one is written to the other buffer
+    and the last one is read. The BAR has priority: its bandwidth is far below that of the DRAM, and
+    the kernel prefetches. The host must not access the arrays of a run.
 
     Flat Verilog ports, with the defaults:
 
@@ -41,8 +41,8 @@ class SmartssdCard(wiring.Component):
     Parameters
     ----------
     config : of the card.
-    unit : makes a functional unit for the rules; any component with its ports will do. Without it
-        the units are outside.
+    unit : makes a functional unit for the rules: any component with its ports. None: the units are
+        outside.
 
     Members
     -------
@@ -50,7 +50,7 @@ class SmartssdCard(wiring.Component):
     s_axi : AXI4 from the memory BAR. Its RREADY and BREADY are always high.
     m_axi : AXI4 to the DRAM, half duplex. The highest bit of an ID is 0 for the BAR's, 1 for the
         kernel's, which are those of `KernelCore`.
-    o_interrupt : high for a cycle when a run has ended, however it ended.
+    o_interrupt : high for a cycle when a run has ended or failed.
     fu : the functional units, if they are outside.
     i_pairs_clk, o_pairs_enable : see `KernelCore`; if the units are outside and the kernel takes
         pairs.

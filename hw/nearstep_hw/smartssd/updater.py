@@ -22,20 +22,20 @@ def general_rule(rules: Sequence[Rule]) -> Rule:
 class GeneralUpdater(wiring.Component):
     """Beats of all arrays in, beats of the arrays that rules write out.
 
-    `rule` is the number of a rule in `rules`. While it names none, `o_unknown` is 1 and nothing is
-    taken or given.
+    `rule` is the number of a rule in `rules`. While it names none, `o_unknown` is 1 and no beat is
+    accepted or output.
 
     *Timing*: one beat a cycle; a result is at the output `latency` cycles after its beat was taken,
     if the output does not wait. While a result waits at the output nothing moves: `i.ready` depends
     combinationally on `o.ready`.
 
-    *Numerics*: each rule gives the bits of `nearstep_sim.golden.rule.evaluate`. What comes for an
-    array that the rule does not read is ignored; what leaves for one that it does not write has no
-    meaning.
+    *Numerics*: each rule gives the bits of `nearstep_sim.golden.rule.evaluate`. Input of an
+    array that the rule does not read is ignored; output of an array that it does not write is
+    undefined.
 
     Parameters
     ----------
-    rules : those that it holds, see `nearstep_spec.rule.combine`; one alone will do.
+    rules : one or more rules, see `nearstep_spec.rule.combine`.
     lanes : FP32 elements in a beat.
     unit : makes a functional unit for all of them; any component with its ports will do.
 

@@ -24,7 +24,7 @@ class StreamFifo(wiring.Component):
     Members
     -------
     i, o : the streams.
-    i_clear : forgets everything; nothing is taken or given in that cycle's edge.
+    i_clear : clears all state; no transfer takes place in that cycle.
 
     Raises
     ------

@@ -58,7 +58,7 @@ class StreamPack(_Gearbox):
     o : words; `last` is that of the last piece.
     i_half : half as many pieces make a word, and its upper half is anything; needs a factor of at
         least 2, and no word begun when it changes.
-    i_clear : forgets everything.
+    i_clear : clears all state.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class StreamSplit(_Gearbox):
     o : pieces; `last` is that of the word, on its last piece.
     i_half : only the lower half of each word counts; needs a factor of at least 2, and no word
         inside when it changes.
-    i_clear : forgets everything.
+    i_clear : clears all state.
 
     Raises
     ------

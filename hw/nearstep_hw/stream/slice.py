@@ -7,9 +7,9 @@ from amaranth.lib.wiring import In, Out
 
 
 class StreamSlice(wiring.Component):
-    """Passes payloads on; neither valid nor ready goes through without a register.
+    """Register slice: registers both valid and ready.
 
-    *Timing*: one cycle of latency, a payload a cycle. Two payloads fit in.
+    *Timing*: one cycle of latency, a payload a cycle. Holds two payloads.
 
     Parameters
     ----------

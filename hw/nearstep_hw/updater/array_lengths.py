@@ -22,8 +22,8 @@ WIDE_COUNT = 32
 def beat_number_width(config: UpdateKernelConfig) -> int:
     """Bits of the number of a beat of binary32 of an array of a run.
 
-    As many as memory takes. One more for gradients of 16 bits that are read alone, and parameters
-    of 16 bits beside few pairs: there is room for twice the elements then.
+    As many as the memory needs. One more for gradients of 16 bits that are read alone, and
+    parameters of 16 bits beside few pairs: there is room for twice the elements then.
     """
     fits = config.address_width - exact_log2(config.beat_bytes)
     alone = config.scan or bool(config.compression)
@@ -44,10 +44,10 @@ class ArrayLengths(wiring.Component):
     Members
     -------
     i_count, i_pairs : elements; and pairs, if the kernel takes them.
-    i_narrow : gradients, or the values of pairs, have 16 bits. If they have a choice.
-    i_paired : gradients come as pairs. If the kernel takes them.
-    o_bytes : for each of `operands`; right if not `o_beyond`.
-    o_beyond : a bit for each: it has as many elements as there are addresses, or more.
+    i_narrow : gradients, or the values of pairs, have 16 bits. If the kernel has several formats.
+    i_paired : gradients are pairs. If the kernel takes them.
+    o_bytes : for each of `operands`; valid if not `o_beyond`.
+    o_beyond : a bit for each operand: it has as many elements as there are addresses, or more.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:

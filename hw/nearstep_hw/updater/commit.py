@@ -17,15 +17,15 @@ class CommitCounter(wiring.Component):
     count_width : bits of a count of elements.
     blocks_ahead : blocks by which one stream can be ahead of another.
     optional : streams can be left out.
-    cut : a register behind the comparisons: a block in two cycles, and a cycle later.
+    cut : a register behind the comparisons: a block every two cycles, and a cycle of latency more.
 
     Members
     -------
     i_count : elements of the run; the last block may be partial.
-    i_use : a bit for each stream that the run has; without any nothing is counted. If `optional`.
+    i_use : a bit for each stream that the run has; with none set nothing is counted. If `optional`.
     i_block_done : a bit for each stream: its next block is written.
     o_committed : elements.
-    o_whole : all of them, and there is at least one.
+    o_whole : all elements are committed, and there is at least one.
     i_clear : back to 0.
     """
 

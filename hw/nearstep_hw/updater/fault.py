@@ -1,4 +1,4 @@
-"""What ended a run early, as the error registers show it."""
+"""The fault that ended a run early, as the error registers show it."""
 
 from amaranth import Array, Module, Signal, Value, unsigned
 from amaranth.lib import data
@@ -32,7 +32,7 @@ def mover_fault(
 
     Parameters
     ----------
-    m : where the logic goes.
+    m : module to add the logic to.
     bus : `BusFaultSignature` interface of the mover.
     refused, burst : of the `WindowChecker` before it.
     response : cause of an error response.

@@ -1,4 +1,4 @@
-"""Takes beats through functional units that never stop."""
+"""Passes beats through functional units that never stall."""
 
 from amaranth import Cat, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import data
@@ -11,7 +11,7 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 AROUND = 8
-"""Beats that wait in registers and FIFOs around the units, at most, while all goes on."""
+"""The most beats that wait in registers and FIFOs around the units at full rate."""
 
 
 def results_depth(config: UpdateKernelConfig) -> int:
@@ -25,12 +25,12 @@ def results_depth(config: UpdateKernelConfig) -> int:
 class FreeSequencer(UnitSequencer):
     """A `UnitSequencer` that enables the functional units always.
 
-    One enable for all registers of the pipelines goes far in a chip, and what it depends on goes
-    with it. Here a beat is fed when there is room for its results in a FIFO behind the units, which
-    takes them whatever happens; gaps enter the pipelines where beats are missing.
+    One enable for all registers of the pipelines is a long net in a chip, behind all the logic
+    that it depends on. Here a beat is fed when a FIFO behind the units has room for its
+    results, so that the FIFO always accepts them; missing beats are gaps in the pipelines.
 
-    *Timing*: nothing combinational from the FIFOs through the units; a part every cycle, and four
-    cycles more than with `UnitSequencer` from a beat to its results.
+    *Timing*: nothing combinational from the FIFOs through the units; a part every cycle, and
+    four cycles more than with `UnitSequencer` from a beat to its results.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class FreeSequencer(UnitSequencer):
         for name, beats, used in zip(self.inputs, ins, use_in, strict=True):
             m.d.sync += getattr(unit, f"i_{name}").eq(beats.payload.word_select(part_in, slot))
             m.d.comb += beats.ready.eq(self.o_taken & used)
-        # A register for the results: those of the last part go from it to the FIFO.
+        # A register for the results: those of the last part pass from it to the FIFO.
         whole = Signal(data.ArrayLayout(width, len(outs)), reset_less=True)
         is_whole = Signal()
         m.d.sync += is_whole.eq(out & last_out & ~self.i_stop)

@@ -84,45 +84,44 @@ def pairs_clock(config: UpdateKernelConfig) -> dict[str, Member]:
 
 
 class KernelCore(wiring.Component):
-    """Everything of an update kernel but the functional units: registers, movers, FIFOs, control.
+    """An update kernel without its functional units: registers, movers, FIFOs, control.
 
-    Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn, taken through the
-    units beat by beat, and those that it writes (p, m and v) stored in turn, in place, all three at
-    the same time on different blocks. Each FIFO has two blocks. Of several rules the register
-    `rule` chooses one for a run; arrays that it does not have are neither loaded nor stored.
-    Elements in FP16 or BF16 take half the beats; they are widened as they are loaded, and results
-    narrowed as they are stored, to nearest even or stochastically. Bytes
-    behind the last element are read, if they share a beat with it, and never written. `status.done`
-    comes after the last B.
+    Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn and passed
+    through the units beat by beat; the arrays that the rule writes (p, m and v) are stored in
+    turn, in place. Loading, computing and storing overlap on different blocks. Each FIFO holds
+    two blocks. With several rules the register `rule` selects one for a run; arrays that the
+    rule does not have are neither loaded nor stored. Elements in FP16 or BF16 take half the
+    beats; they are widened as they are loaded, and results narrowed as they are stored, to
+    nearest even or stochastically. Bytes behind the last element are read, if they share a beat
+    with it, and never written. `status.done` follows the last B. The first response other than
+    OKAY, a burst outside the windows, or ABORT stop the issue of bursts; issued bursts complete
+    and their data is discarded; then the kernel is idle, `error` has the first cause,
+    `committed` the number of whole elements, and START works again. Blocks without an issued
+    burst are unchanged. If memory never responds, the kernel is busy until `rst`, which must
+    reset the path to memory as well.
 
-    The first answer other than OKAY, a burst outside the windows, or ABORT stop the issue of
-    bursts; what has been issued is completed and what comes in is discarded; then the kernel is
-    idle, `error` tells the first cause, `committed` what is whole, and START works again. Blocks
-    not announced by then are untouched. If memory never answers, the kernel stays busy until `rst`,
-    which has to reset the path to memory as well.
-
-    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5 with
-    gradients of 16 bits); a is near four blocks of beats and the latency of the units (1,100 for 16
-    lanes and 16 KiB): what is left to compute and to store after the last beat is read.
+    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5
+    with gradients of 16 bits); a is near four blocks of beats and the latency of the units
+    (1,100 for 16 lanes and 16 KiB): the computing and storing after the last beat is read.
 
     Parameters
     ----------
     config : of the kernel.
-    line : there is a port for whole lines of registers as well.
+    line : adds a port for whole lines of registers.
     memory_bytes : end of the memory, see `StartCheck`.
 
     Members
     -------
     csr : registers, see `adam_kernel_map`.
     csr_line : the same registers, by lines; if `line`.
-    m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v), and with a
-        bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0 to 2
-        are p, m, v), then the copy of p.
+    m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v), and with
+        a bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0
+        to 2 are p, m, v), then the copy of p.
     fu : functional units.
-    i_pairs_clk, o_pairs_enable : clock of what turns pairs into dense gradients, and whether it is
-        needed in this cycle: the clock may be at rest otherwise, or just be that of `sync`. If the
+    i_pairs_clk, o_pairs_enable : clock of the decompressor of pairs, and whether the clock is
+        needed in this cycle: it may be gated otherwise, or be the clock of `sync`. If the
         kernel takes pairs.
-    o_busy : a run goes on, as `status.busy` says.
+    o_busy : a run is in progress, as `status.busy`.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """
@@ -203,7 +202,7 @@ class KernelCore(wiring.Component):
         return m
 
     def _memory(self, m: Module) -> object:
-        """What the movers use: the port to memory, or that of a cut in front of it."""
+        """The port of the movers: the port to memory, or that of a cut in front of it."""
         if not self.config.cut:
             return self.m_axi
         m.submodules.cut = cut = AxiCut(self.m_axi.signature)
@@ -211,11 +210,11 @@ class KernelCore(wiring.Component):
         return cut.s_axi
 
     def _running(self, control: RunControl) -> Value:
-        """What parts tell is of this run: they were launched in an earlier cycle."""
+        """The outputs of the parts belong to this run: they were launched in an earlier cycle."""
         return ~control.o_clear & ~control.o_launch
 
     def _modes(self, m: Module, bank: CsrBank) -> None:
-        """What the registers, which hold still in a run, make of it."""
+        """The signals decoded from the registers, which are stable during a run."""
         config = self.config
         self.scanning, self.paired = Signal(name="scanning"), Signal(name="paired")
         self.some_pairs = Signal(name="some_pairs")
@@ -233,7 +232,7 @@ class KernelCore(wiring.Component):
         return self.scanning if self.config.scan else Const(0, 1)
 
     def _paired(self) -> Value:
-        """Gradients come as pairs."""
+        """Gradients are pairs."""
         return self.paired if self.config.compression else Const(0, 1)
 
     def _copying(self, bank: CsrBank) -> Value:
@@ -557,7 +556,7 @@ class KernelCore(wiring.Component):
             self._hold(m, name, bank.o["mode"][name])
 
     def _hold(self, m: Module, name: str, value: Value) -> None:
-        """Give the units a scalar, a switch or a selector, which hold still in a run."""
+        """Connect a scalar, a switch or a selector, stable during a run, to the units."""
         if self.config.cut:
             near = Signal(value.shape(), name=f"near_{name}")
             m.d.sync += near.eq(value)
@@ -588,7 +587,7 @@ class KernelCore(wiring.Component):
                 wiring.connect(m, window, its)
 
     def _in_turn(self, m: Module, windows: list[PureInterface]) -> PureInterface:
-        """A register that is each of the windows in turn."""
+        """A register that holds each of the windows in turn."""
         turn = Signal(range(len(windows)))
         one = WindowSignature(self.config.address_width).create(path=("window",))
         m.d.sync += turn.eq(Mux(turn == len(windows) - 1, 0, turn + 1))

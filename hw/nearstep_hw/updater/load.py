@@ -20,8 +20,8 @@ from nearstep_spec.updater.registers import GradientFormat
 class LoadPath(WindowedRead):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
-    Elements of 16 or 8 bits lie in memory and in their FIFO as they are, in fewer beats, and become
-    binary32 behind it.
+    Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats,
+    and are converted to binary32 behind the FIFO.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class LoadPath(WindowedRead):
     i_beats : of the arrays; held while `o_idle` is low.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
         all.
-    i_format : of the gradients; held while `o_idle` is low. If they have a choice.
+    i_format : of the gradients; held while `o_idle` is low. If the kernel has several.
     o_<array> : beats.
     i_taken : a beat of every output is taken in this cycle.
     """
@@ -93,7 +93,7 @@ class LoadPath(WindowedRead):
                 gained = mover.i_credit_own[self.own.index(index)]
                 m.d.comb += gained.eq(fifo.o.valid & fifo.o.ready)
             m.d.comb += [
-                # The landing space is reserved: ready is high whenever a beat lands.
+                # Space for the data is reserved: ready is high at every beat.
                 fifo.i.valid.eq(mover.o_beat[index]),
                 fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),
@@ -102,11 +102,11 @@ class LoadPath(WindowedRead):
         return m
 
     def _widen(self, m: Module, operand: Operand, fifo: StreamFifo, beats: object) -> ValueLike:
-        """Take elements from the FIFO, widened, to the output; gives their `GradientFormat`."""
+        """Connect the FIFO, through a widener, to the output; return the `GradientFormat`."""
         several = len(operand.formats) > 1
         form = self.i_format if several else GradientFormat[operand.format.upper()]
         widen = Widen(lanes=self.config.lanes, formats=operand.formats)
-        # Widening does not wait for what the functional units do in the same cycle.
+        # Widening does not depend on the functional units in the same cycle.
         cut = StreamSlice(self.config.data_width)
         m.submodules[f"widen_{operand.name}"] = widen
         m.submodules[f"widened_{operand.name}"] = ResetInserter(self.i_clear)(cut)
@@ -117,7 +117,7 @@ class LoadPath(WindowedRead):
         return form
 
     def _dequantize(self, m: Module, operand: Operand, fifo: StreamFifo, beats: object) -> None:
-        """Take blocks from the FIFO, as binary32, to the output."""
+        """Connect the FIFO, through a converter to binary32, to the output."""
         dequantize = Dequantize(BlockwiseShape.of(self.config, operand))
         m.submodules[f"dequantize_{operand.name}"] = dequantize
         wiring.connect(m, fifo.o, dequantize.i)

@@ -21,11 +21,11 @@ _TARGETS = {"fp16": FP16, "bf16": BF16}
 class Narrow(wiring.Component):
     """Makes one beat of 16-bit numbers of two beats of binary32.
 
-    The first beat goes into the low half. The last beat of a run goes out by itself if it has no
-    partner; its high half has no meaning then.
+    The first beat fills the low half. The last beat of a run is output alone if it has no
+    partner; its high half is undefined then.
 
-    *Timing*: a beat in every cycle; a beat out `latency + 1` cycles after the second of its two.
-    Nothing moves while a beat waits at the output.
+    *Timing*: a beat in every cycle; a beat out `latency + 1` cycles after the second of its
+    two. The pipeline stalls while a beat waits at the output.
 
     *Numerics*: rounded once, to nearest even; a NaN becomes the default NaN of the format. Or
     stochastically, to bfloat16: see `nearstep_spec.rounding`.
@@ -33,19 +33,19 @@ class Narrow(wiring.Component):
     Parameters
     ----------
     lanes : binary32 elements of a beat.
-    formats : that the elements can have in memory, of `fp16` and `bf16`.
+    formats : of the elements in memory, of `fp16` and `bf16`.
     beats_width : bits of `i_beats`.
     stochastic : bfloat16, the only format, can be rounded stochastically.
 
     Members
     -------
     i : beats of binary32.
-    o : beats as they lie in memory.
+    o : beats as in memory.
     i_beats : beats of the run; held while anything is inside.
     i_format : a `CopyOutFormat`, one of `formats`; held likewise.
     i_stochastic, i_random : elements are rounded stochastically, with 16 bits each of a beat of
-        random bits; held likewise. If that is so.
-    i_clear : forgets everything.
+        random bits; held likewise. If `stochastic`.
+    i_clear : clears all state.
     """
 
     latency = convert.DEPTH

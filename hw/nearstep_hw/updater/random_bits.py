@@ -23,7 +23,8 @@ STREAM_WIDTH = exact_log2(STREAMS)
 class RandomBits(wiring.Component):
     """Makes 16 random bits for each element of an array, a beat of them at a time.
 
-    They do not depend on the array, so that they are made ahead: as far as the pipeline holds them.
+    The bits do not depend on the array's contents and are made ahead, as many as the pipeline
+    holds.
 
     *Timing*: `calls` calls of the generator a cycle, 4 elements each; the first beat some
     `threefry.DEPTH + 2` cycles after `i_clear`.
@@ -41,9 +42,9 @@ class RandomBits(wiring.Component):
     i_seed, i_step : key of the generator.
     i_index, i_within : of the first element, and its place in its block; multiples of
         `nearstep_spec.rounding.alignment`.
-    i_skip : what is added to the index behind each block besides. All inputs hold while `i_clear`
+    i_skip : extra increment of the index after each block. All inputs hold while `i_clear`
         is low.
-    i_clear : begins anew.
+    i_clear : restarts.
 
     Ref: `nearstep_spec.rounding`.
     """
@@ -104,7 +105,7 @@ class RandomBits(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _gather(self, m: Module, words: Cat, valid: Signal, advance: Signal) -> None:
-        """Make beats of what the calls of a cycle give."""
+        """Make beats of the results of the calls of a cycle."""
         width = len(self.o.payload)
         if len(words) < width:
             parts = width // len(words)

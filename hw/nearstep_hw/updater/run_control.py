@@ -11,16 +11,16 @@ from nearstep_spec.updater.registers import ErrorCause
 class RunControl(wiring.Component):
     """The state of the kernel, and the first fault of a run.
 
-    A run is checked, verified if it has something to verify, launched, and done when `i_whole`. A
-    fault or an abort stops it: nothing more is issued, and once everything outstanding has come
-    back the kernel is idle again, with the error shown and `o_done` low. START clears the error.
+    A run is checked, verified if `i_verify`, launched, and done when `i_whole`. A
+    fault or an abort stops the run: no burst is issued any more, and once no burst is outstanding
+    the kernel is idle again, with the error shown and `o_done` low. START clears the error.
 
-    *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and `o_clear`
-    are registers or states.
+    *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and
+    `o_clear` are registers or states.
 
     Parameters
     ----------
-    cut : what comes from the movers passes a register first: a cycle later everywhere.
+    cut : registers the inputs from the movers: one more cycle of latency.
 
     Members
     -------
@@ -28,14 +28,14 @@ class RunControl(wiring.Component):
     i_abort : ABORT; ignored when idle.
     i_empty : the run has nothing to do.
     o_check, i_checked, i_check_fault : start and outcome of the checks.
-    i_verify : something has to be read and found right before anything is written.
-    o_verify, i_verified : start of that, and its good end; nothing is outstanding then.
-    o_verifying : it goes on.
-    o_launch : the movers begin.
+    i_verify : the indices must be read and checked before anything is written.
+    o_verify, i_verified : start of the verification, and its success; nothing is outstanding then.
+    o_verifying : the verification is in progress.
+    o_launch : starts the movers.
     i_fault : a fault while verifying or running; cause 0 is none.
     i_whole : all of the run is written and acknowledged.
     i_drained : nothing is outstanding anywhere.
-    o_stop : issue nothing, discard what arrives.
+    o_stop : issue no bursts, discard the data of outstanding bursts.
     o_clear : nothing runs; buffers and counters of the data path are cleared.
     o_busy, o_done, o_error, o_fault : for the registers.
     """
@@ -146,13 +146,13 @@ class RunControl(wiring.Component):
                 with m.If(drained):
                     m.next = "IDLE"
         if self.cut:
-            # What parts say counts in the states that ask for it: before, it is of another run.
+            # Before these states, outputs of the parts are of another run.
             running, verifying = fsm.ongoing("RUN"), fsm.ongoing("VERIFY")
             m.d.sync += [
                 fault.as_value().eq(Mux(running | verifying, self.i_fault.as_value(), 0)),
                 whole.eq(self.i_whole & running),
                 verified.eq(self.i_verified & verifying),
-                # What was issued in the cycle before STOP is outstanding in its first.
+                # A burst issued in the cycle before STOP is outstanding in its first cycle.
                 stopped.eq(self.o_stop),
                 drained.eq(self.i_drained & stopped),
             ]

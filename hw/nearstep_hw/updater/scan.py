@@ -14,19 +14,19 @@ __all__ = ["FP64", "PARTIALS", "GradientScan"]
 
 FP64 = FpFormat(11, 52)
 PARTIALS = 8
-"""Sums in turn, as many as the stages of the adder that holds them."""
+"""Partial sums: as many as the adder has stages."""
 
 
 class PartialSums(wiring.Component):
-    """Adds binary64 numbers, each to the partial sum in turn, and at the end the partial sums.
+    """Adds binary64 numbers to the partial sums in turn, and at the end the partial sums.
 
-    *Timing*: a number a cycle. `o_done` comes PARTIALS + 2 + (PARTIALS - 1) (PARTIALS + 1) cycles
-    after `i_end`. `rst` begins anew.
+    *Timing*: a number a cycle. `o_done` follows PARTIALS + 2 + (PARTIALS - 1) (PARTIALS + 1)
+    cycles after `i_end`. `rst` restarts.
 
     Members
     -------
     i_valid, i_value : a number; not below zero, and +0 if zero.
-    i_end : no number comes any more.
+    i_end : no number follows.
     o_done, o_sum : the sum of the partial sums, in their order.
     """
 
@@ -53,7 +53,7 @@ class PartialSums(wiring.Component):
         place = Signal(range(PARTIALS))
 
         m.d.comb += [
-            # The adder holds what it held before the first number: it counts as +0.
+            # The adder's contents before the first number count as +0.
             leaving.eq(Mux(full, pipe.at(z, PARTIALS), 0)),
             a.eq(leaving),
             b.eq(self.i_value),
@@ -90,17 +90,19 @@ class PartialSums(wiring.Component):
 
 
 class GradientScan(wiring.Component):
-    """Reads gradients only: any of them infinite or NaN, and the sum of their squares.
+    """Scans gradients: whether any is infinite or NaN, and the sum of their squares.
 
-    *Timing*: one beat a cycle, never stalled. `o_done` comes `latency` cycles after the last beat.
+    *Timing*: one
+    beat a cycle, never stalled. `o_done` follows `latency` cycles after the last beat.
 
-    *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are rounded
-    to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The sum of beat n
-    is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial sums are added in
-    their order. All terms are positive, so that the relative error is at most that of the binary32
-    part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal range of binary32: above
-    1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the absolute error of a beat is
-    at most lanes 2**-150. Equal, bit for bit, to `nearstep_sim.golden.scan.scan`.
+    *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are
+    rounded to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The
+    sum of beat n is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial
+    sums are added in their order. All terms are positive, so that the relative error is at most
+    that of the binary32 part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal
+    range of binary32: above 1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the
+    absolute error of a beat is at most lanes 2**-150. Equal, bit for bit, to
+    `nearstep_sim.golden.scan.scan`.
 
     Parameters
     ----------
@@ -109,7 +111,7 @@ class GradientScan(wiring.Component):
     Members
     -------
     i : In(stream), lane k in bits 32 k to 32 k + 31; lanes behind the last element are ignored.
-    i_start : begins a run, whatever was before it.
+    i_start : begins a run in any state.
     i_count : elements; stable during a run.
     o_done : the results below are final.
     o_found_inf : an element is infinite or NaN.
@@ -119,7 +121,8 @@ class GradientScan(wiring.Component):
     ----------
     latency : cycles.
 
-    Ref: Smart-Infinity, IV-C: NaN and Inf have to be checked, and the norm known, before an update.
+    Ref: Smart-Infinity, IV-C: NaN and Inf must be checked, and the norm known, before an
+    update.
     """
 
     def __init__(self, *, lanes: int = 16) -> None:

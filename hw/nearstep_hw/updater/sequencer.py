@@ -1,4 +1,4 @@
-"""Takes beats from the input FIFOs through the functional units to the output FIFOs."""
+"""Passes beats from the input FIFOs through the functional units to the output FIFOs."""
 
 from amaranth import Cat, Const, Elaboratable, Module, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
@@ -13,9 +13,9 @@ IN_FLIGHT_WIDTH = 10  # the pipelines hold fewer than 1024 parts: a latency of 1
 class UnitSequencer(wiring.Component):
     """Feeds the functional units and collects their results.
 
-    With fewer units than lanes a beat is worked through in `config.cycles_per_beat` parts, lowest
-    lanes first. The pipelines advance only with a part to feed and room for what comes out; no gap
-    ever enters them until the last beat of the run has. Then, or with `i_stop`, they advance until
+    With fewer units than lanes a beat is processed in `config.cycles_per_beat` parts, lowest
+    lanes first. The pipelines advance only with a part to feed and room for the results; they have
+    no gaps before the last beat of the run. After it, or with `i_stop`, they advance until
     they are empty.
 
     *Timing*: combinational from the FIFOs to the units and back; a part every cycle.
@@ -32,16 +32,16 @@ class UnitSequencer(wiring.Component):
     -------
     i_<array>, o_<array> : beats in, beats out.
     unit : the functional units.
-    i_use_in, i_use_out : a bit for each array that the run has; others give and take nothing. If
-        `optional`.
+    i_use_in, i_use_out : a bit for each array that the run has; the others transfer no beats.
+        If `optional`.
     i_launch : a run of `i_beats` beats begins.
-    i_stop : feeds nothing more, and discards what comes out.
+    i_stop : feeds no more parts, and discards the results.
     o_taken : a beat of every input was taken.
     o_beat_ready : a beat of every output was put.
     o_starved : beats are missing.
     o_blocked : results have no room.
     o_empty : nothing is in the pipelines.
-    i_clear : forgets the run, and feeds nothing in that cycle; only when `o_empty`.
+    i_clear : clears the state of the run, and feeds nothing in that cycle; only when `o_empty`.
     """
 
     def __init__(

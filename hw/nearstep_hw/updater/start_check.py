@@ -1,4 +1,4 @@
-"""What must hold before a run touches memory."""
+"""Checks of a run before it accesses memory."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ class _Condition:
         self.length = Signal(length_width)
         self.end = Signal(length_width + 1)
         self.beyond = Signal()  # `base` or `length` has bits that no address has
-        # What follows RANGE need not look at such bits.
+        # The checks after RANGE can ignore such bits.
         self.other_base = Signal(address_width)
         self.other_length = Signal(address_width + 1)
         self.other_end = Signal(address_width + 1)
@@ -56,14 +56,14 @@ class _Condition:
 class StartCheck(wiring.Component):
     """Checks a run's arrays, one condition a cycle, and finds the first fault.
 
-    In this order: whatever the registers ask for must be there; then, unless `i_count` is 0, every
-    array must start on a beat, every array must end within the memory, no two may share bytes, and
-    one window must grant every array in full, in whole beats: each that is read for reading, then
-    those that are written for writing. Arrays that the run does not have do not count. So a run
-    with a bad array touches nothing.
+    In this order: the kernel must have the selected rule, formats and kind of run; then, unless
+    `i_count` is 0, every array must start on a beat, every array must end within the memory, no two
+    may share bytes, and one window must grant every array in full, in whole beats: the arrays that
+    are read for reading, then the arrays that are written for writing. Arrays that the run does not
+    have are ignored. A run with a bad array accesses no memory.
 
-    *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for Adam's.
-    Each condition takes three cycles, and one for each window, if `config.cut`.
+    *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for
+    Adam's. With `config.cut` each condition takes three cycles, and one for each window.
 
     Parameters
     ----------
@@ -72,16 +72,17 @@ class StartCheck(wiring.Component):
 
     Members
     -------
-    i_start : begins; the other inputs hold until `o_done`.
+    i_start : starts the checks; the other inputs hold until `o_done`.
     i_address : byte address of each of `operands`.
     i_use : a bit for each array that the run has. If not all runs have all.
-    i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; settled when `i_start` comes.
-    i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not have.
+    i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; stable before `i_start`.
+    i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not
+        have.
     i_copy_out : not 0 if a copy-out address is set.
     window : the windows, see `window_port`.
     o_done : the checks are over, in this cycle.
     o_fault : with `o_done`, the first fault, or cause 0.
-    i_clear : goes idle.
+    i_clear : makes the component idle.
     """
 
     def __init__(self, config: UpdateKernelConfig, *, memory_bytes: int | None = None) -> None:
@@ -136,7 +137,7 @@ class StartCheck(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _wait(self, m: Module, now: _Condition) -> None:
-        """Say when the condition has been found out."""
+        """Return whether the condition has been evaluated."""
         if self.config.cut:
             m.d.comb += now.act.eq(now.waited == now.wait)
             m.d.sync += now.waited.eq(Mux(now.act, 0, now.waited + 1))
@@ -162,7 +163,7 @@ class StartCheck(wiring.Component):
         ]
 
     def _compare(self, m: Module, now: _Condition) -> None:
-        """Find out what holds of `array`, and of `other` beside it."""
+        """Evaluate the conditions of `array`, and of `array` with `other`."""
         width = self.config.address_width
         count = len(self.operands)
         use = self.i_use if self.selective else Const((1 << count) - 1, count)
@@ -232,7 +233,7 @@ class StartCheck(wiring.Component):
                     m.next = "IDLE"
 
     def _check_places(self, m: Module, now: _Condition) -> None:
-        """See that each array lies where one may, and none where another does."""
+        """Check that each array is in a valid range, and no two overlap."""
         with (
             m.State("ALIGNMENT"),
             m.If(now.act),
@@ -258,7 +259,7 @@ class StartCheck(wiring.Component):
                     m.next = "READ_WINDOW"
 
     def _check_windows(self, m: Module, now: _Condition, match: WindowMatch) -> None:
-        """See that windows grant what is read, then what is written."""
+        """Check that windows grant the reads, then the writes."""
         with m.State("READ_WINDOW"):
             m.d.comb += match.i_read.eq(1)
             holds = now.granted | now.unused | ~now.read

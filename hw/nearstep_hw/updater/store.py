@@ -25,8 +25,8 @@ PARAMETERS = ARRAYS[0]
 class StorePath(WindowedWrite):
     """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
 
-    A copy of the parameters in 16 bits has its turn behind the arrays. Elements of 16 or 8 bits
-    take fewer beats, and are made in front of their FIFO.
+    A copy of the parameters in 16 bits is stored after the arrays. Elements of 16 or 8 bits
+    take fewer beats, and are converted in front of their FIFO.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class StorePath(WindowedWrite):
     all : as of `WindowedWrite`; the copy's base is the last.
     i_beats : of the arrays; held while `o_idle` is low.
     i_tail : byte strobes of the last beat of arrays of binary32.
-    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
-        all.
+    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
+        have all.
     i_narrow_tail, i_coded_tail : of arrays with elements of 16 bits, and of codes of 8 bits. If
         there are any.
     i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
@@ -133,7 +133,7 @@ class StorePath(WindowedWrite):
         return m
 
     def _narrow(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
-        """Narrow what goes to a FIFO; give the stream in front."""
+        """Put a narrower in front of a FIFO; return the stream in front of it."""
         stochastic = operand.name in self.stochastic
         narrow = Narrow(
             lanes=self.config.lanes,
@@ -159,7 +159,7 @@ class StorePath(WindowedWrite):
         return cut.i
 
     def _quantize(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
-        """Make blocks in 8 bits of what goes to a FIFO; give the stream in front."""
+        """Put a quantizer in front of a FIFO; return the stream in front of it."""
         quantize = Quantize(BlockwiseShape.of(self.config, operand), beats_width=len(self.i_beats))
         m.submodules[f"quantize_{operand.name}"] = quantize
         wiring.connect(m, quantize.o, fifo.i)
@@ -171,7 +171,7 @@ class StorePath(WindowedWrite):
         return quantize.i
 
     def _round(self, m: Module, name: str, narrow: Narrow) -> None:
-        """Give an array random bits to be rounded with, if a run wants that."""
+        """Connect random bits to the narrower of an array, for runs that round stochastically."""
         config = self.config
         random = RandomBits(
             lanes=config.lanes,
@@ -193,12 +193,12 @@ class StorePath(WindowedWrite):
         ]
 
     def _copy(self, m: Module, parameters: object, copies: object) -> None:
-        """Give what goes to the parameters to their copy as well, if it is wanted."""
+        """Pass the parameters to their copy as well, if the run has one."""
         given = getattr(self, f"i_{PARAMETERS}")
         wanted = Signal()
         m.d.comb += [
             wanted.eq(self.i_use[len(self.config.states)]),
-            # A beat is given when every output has room: both take it in the same cycle.
+            # A beat is output when every sink has room: both accept it in the same cycle.
             given.ready.eq(parameters.ready & (copies.ready | ~wanted)),
             parameters.valid.eq(given.valid),
             parameters.payload.eq(given.payload),

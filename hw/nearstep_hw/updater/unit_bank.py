@@ -8,9 +8,9 @@ ELEMENT_WIDTH = 32
 
 
 class UnitBankSignature(Signature):
-    """Functional units that work in step, as the data path sees them.
+    """Ports of functional units that work in lockstep.
 
-    The names are those of a `FunctionalUnit`; what differs from unit to unit is side by side, unit
+    The names are those of a `FunctionalUnit`; signals of each unit are concatenated, unit
     k in bits 32 k to 32 k + 31.
 
     Parameters

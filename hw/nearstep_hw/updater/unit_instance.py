@@ -11,9 +11,9 @@ UNIT_MODULE = "adam_fu"
 
 
 class UnitInstance(wiring.Component):
-    """Stands for a functional unit that is converted apart, once, however many there are.
+    """Instance of a functional unit that is converted separately, once for all units.
 
-    In Verilog it is an instance of a module that the text has to be joined with. Amaranth's own
+    In Verilog this is an instance of a module whose text must be appended. Amaranth's own
     simulator cannot run it.
 
     *Timing*: that of the unit.

@@ -18,20 +18,20 @@ UnitMaker = Callable[[Rule], wiring.Component]
 
 
 class UnitRow(wiring.Component):
-    """As many functional units as the kernel has, all in step.
+    """The functional units of a kernel, in lockstep.
 
     *Timing*: that of the unit.
 
     Parameters
     ----------
     config : of the kernel.
-    unit : makes a functional unit for the rule; any component with its ports will do. One that
-        has a port `i_reset` as well is reset by it.
+    unit : makes a functional unit for the rule: any component with its ports. A port `i_reset`,
+        if there is one, resets the unit.
 
     Members
     -------
-    fu : the port that the kernel sees.
-    i_reset : forgets what is in the pipelines.
+    fu : the port to the kernel.
+    i_reset : clears the pipelines.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ def connect_units(
     *,
     reset: Value | None = None,
 ) -> None:
-    """Give the kernel of a top its functional units, or the ports for them.
+    """Connect the kernel of a top to its functional units, or to ports for them.
 
     Parameters
     ----------
     m, top : module and component of the top, with `outside_ports`.
     shell : the kernel.
-    unit : makes a unit; without it they are outside.
-    reset : resets units that are inside.
+    unit : makes a unit; None: the units are outside.
+    reset : resets the units that are inside.
     """
     config = shell.config
     if unit is None:

@@ -18,8 +18,8 @@ class UpdateKernel(wiring.Component):
     Flat Verilog ports, with W = 32 `config.units`:
 
     - `clk`, `rst` (synchronous, active high).
-    - `s_axil__awaddr awprot awvalid awready wdata wstrb wvalid wready bresp bvalid bready araddr
-      arprot arvalid arready rdata rresp rvalid rready`, each with the prefix.
+    - `s_axil__awaddr awprot awvalid awready wdata wstrb wvalid wready bresp bvalid bready
+      araddr arprot arvalid arready rdata rresp rvalid rready`, each with the prefix.
     - `m_axi__arvalid arready arid[1:0] araddr arlen[7:0] arsize[2:0] arburst[1:0]`,
       `m_axi__rvalid rready rid rdata rresp[1:0] rlast`,
       `m_axi__awvalid awready awid[1:0] awaddr awlen awsize awburst`,
@@ -34,21 +34,21 @@ class UpdateKernel(wiring.Component):
     - `fu__o_valid`: input, from unit 0.
     - `fu__o_p`, `fu__o_m`, `fu__o_v`: inputs, W bits.
 
-    `fu__i_en` depends combinationally on `fu__o_valid`, and on nothing else that comes in.
+    `fu__i_en` depends combinationally on `fu__o_valid`, and on no other input.
 
     Parameters
     ----------
     config : of the kernel.
-    unit : makes a functional unit for the rule; any component with its ports will do. Without it
-        the units are outside.
+    unit : makes a functional unit for the rule: any component with its ports. None: the units
+        are outside.
 
     Members
     -------
     s_axil : AXI4-Lite registers, see `adam_kernel_map`.
     m_axi : AXI4 to memory.
     fu : the functional units, if they are outside.
-    i_pairs_clk, o_pairs_enable : see `KernelCore`; if the units are outside and the kernel takes
-        pairs.
+    i_pairs_clk, o_pairs_enable : see `KernelCore`; if the units are outside and the kernel
+        takes pairs.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """

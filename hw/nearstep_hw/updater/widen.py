@@ -1,4 +1,4 @@
-"""Elements of 16 bits on their way to the functional units."""
+"""Widening of 16-bit elements for the functional units."""
 
 from collections.abc import Sequence
 
@@ -21,25 +21,24 @@ _SOURCES = {"fp16": FP16, "bf16": BF16}
 class Widen(wiring.Component):
     """Makes two beats of binary32 of every beat of 16-bit numbers; passes binary32 as it is.
 
-    The numbers in the low half of a beat come first. Where the last beat is needed in part only,
-    what is left of it waits at the output for `i_clear`.
+    The numbers in the low half of a beat are output first. If only part of the last beat is
+    needed, the rest waits at the output for `i_clear`. *Timing*: a beat out every cycle,
+    `latency` cycles after its input. The pipeline stalls while a beat waits at the output.
 
-    *Timing*: a beat out every cycle, `latency` cycles after it came. Nothing moves while a beat
-    waits at the output.
-
-    *Numerics*: exact, subnormal numbers too; a NaN of 16 bits becomes the default NaN of binary32.
+    *Numerics*: exact, subnormal numbers too; a NaN of 16 bits becomes the default NaN of
+    binary32.
 
     Parameters
     ----------
     lanes : binary32 elements of a beat.
-    formats : that the elements can have in memory, of `fp32`, `fp16` and `bf16`.
+    formats : of the elements in memory, of `fp32`, `fp16` and `bf16`.
 
     Members
     -------
-    i : beats as they lie in memory.
+    i : beats as in memory.
     o : beats of binary32.
     i_format : a `GradientFormat`, one of `formats`; held while anything is inside.
-    i_clear : forgets everything.
+    i_clear : clears all state.
     """
 
     latency = convert.DEPTH

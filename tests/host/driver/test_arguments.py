@@ -156,7 +156,7 @@ FULL_CASES: dict[str, Case] = {
         )
     },
     # gradients
-    "no such format": ({"gradient_format": "fp8"}, ArgumentError, "one that the kernel"),
+    "no such format": ({"gradient_format": "fp8"}, ArgumentError, "a format of the kernel"),
     "bfloat16 in float16": (
         both(arrays(g=empty(np.float16)), gradient_format="bf16"), DtypeError, "must be uint16"
     ),
@@ -176,7 +176,7 @@ FULL_CASES: dict[str, Case] = {
         copied(empty(np.float16), copy_out_format="bf16"), DtypeError, "uint16"
     ),
     "no such format of a copy": (
-        copied(empty(np.float16), copy_out_format="fp32"), ArgumentError, "one th"
+        copied(empty(np.float16), copy_out_format="fp32"), ArgumentError, "a format of the kernel"
     ),
     "another size of a copy": (copied(empty(np.float16, 1)), ShapeError, "like p"),
     "misaligned copy": (copied(empty(np.float16, 1, 1)), AlignmentError, "copy"),
@@ -238,18 +238,18 @@ def other_program(job: Job) -> dict[str, Any]:
 
 HALF = both(arrays(g=empty(np.float16)), gradient_format="fp16")
 BRAIN = both(arrays(g=empty(np.uint16)), gradient_format="bf16")
-SOME = r"has \(sgd, adagrad\).*rules=sgd,adagrad,"
+SOME = r"kernel \(sgd, adagrad\).*rules=sgd,adagrad,"
 LACKING: list[tuple[str, *Case]] = [  # type: ignore[valid-type]
     ("", arrays(g=empty(np.float16)), DtypeError, "must be float32, not float16"),
-    ("", HALF, ArgumentError, r"has \(fp32\), not 'fp16'"),
-    ("", BRAIN, ArgumentError, r"has \(fp32\), not 'bf16'"),
+    ("", HALF, ArgumentError, r"kernel \(fp32\), not 'fp16'"),
+    ("", BRAIN, ArgumentError, r"kernel \(fp32\), not 'bf16'"),
     ("", {"gradient_scale": 2.0}, ArgumentError, "gradient_scale=yes"),
     ("gradient_formats=fp32,fp16", BRAIN, ArgumentError, "gradient_formats="),
     ("gradient_formats=fp32,bf16", arrays(g=empty(np.float16)), DtypeError, "uint16 with gra"),
     ("", copied(empty(np.float16)), ArgumentError, "copy_out must be None"),
     ("copy_out_formats=bf16", copied(empty(np.float16)), ArgumentError, "uint16 with"),
-    ("", paired(form="scatter"), ArgumentError, r"kernel has \(none\), not 'scatter'"),
-    ("compression=fused", paired(form="scatter"), ArgumentError, r"has \(fused\), not 'scatter'"),
+    ("", paired(form="scatter"), ArgumentError, r"kernel \(none\), not 'scatter'"),
+    ("compression=fused", paired(form="scatter"), ArgumentError, r"nel \(fused\), not 'scatter'"),
     ("", scanned(empty(np.float32)), ArgumentError, "scan=yes"),
     ("rules=sgd,adagrad", rule("adam", *PGMV), ArgumentError, SOME),
     ("rules=sgd,adagrad", rule("adam", *FIVE, amsgrad=True), ArgumentError, SOME),

@@ -218,7 +218,7 @@ def test_a_wrong_hyper_parameter_is_told(hyper: dict[str, object], message: str)
 
 
 def test_a_device_without_the_rule_says_so() -> None:
-    missing = pytest.raises(ArgumentError, match=r"kernel has \(adam\), not lion")
+    missing = pytest.raises(ArgumentError, match=r"kernel \(adam\), not lion")
     with nearstep.open(GOLDEN) as device, missing:
         nearstep.optim.from_rule(LION, parameters(16), device=device)
 

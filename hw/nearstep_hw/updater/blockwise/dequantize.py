@@ -17,19 +17,19 @@ from nearstep_spec.fp import FP32
 class Dequantize(wiring.Component):
     """Makes beats of binary32 of blocks of scales and codes, see `nearstep_spec.blockwise`.
 
-    The first beat of each block has its scales, the lowest bits the first. What is left of the last
-    beat waits at the output for `i_clear`.
+    The first beat of each block holds its scales, the first in the lowest bits. The rest of the
+    last beat waits at the output for `i_clear`.
 
-    *Timing*: `ways` elements a cycle; a beat out `latency` cycles after its codes came. Nothing
-    moves while one beat waits at the output and another one would follow it.
+    *Timing*: `ways` elements a cycle; a beat out `latency` cycles after its codes. The pipeline
+    stalls while one beat waits at the output and the next is complete.
 
     *Numerics*: the entry of the map times the scale, rounded once.
 
     Members
     -------
-    i : beats as they lie in memory.
+    i : beats as in memory.
     o : beats of binary32.
-    i_clear : forgets everything.
+    i_clear : clears all state.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Dequantize(wiring.Component):
         m.d.comb += [
             found.eq(pipe.valid(takes, self.depth)),
             whole.eq(number == shape.parts - 1),
-            # Parts of the next beat are gathered while one waits at the output.
+            # Parts of the next beat are gathered while a beat waits at the output.
             advance.eq(~(found & whole) | ~self.o.valid | self.o.ready),
             made.eq(self._numbers(m, pipe, scale, codes)),
             takes.eq(advance & self.i.valid & scaled),

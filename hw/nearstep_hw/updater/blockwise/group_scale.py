@@ -16,9 +16,9 @@ LEVELS_A_STAGE = 2
 class GroupScale(wiring.Component):
     """The largest magnitude of each group of 256 elements, and 1e-12 at least.
 
-    *Timing*: a part a cycle; the scale `latency` cycles after the last part of its group came.
+    *Timing*: a part a cycle; the scale `latency` cycles after the last part of its group.
 
-    *Numerics*: exact; of a group with a NaN the default NaN.
+    *Numerics*: exact; the default NaN for a group with a NaN.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class GroupScale(wiring.Component):
     Members
     -------
     i_valid, i_numbers : a part.
-    i_last : it is the last of the run, and so of its group.
+    i_last : the part is the last of the run, and so of its group.
     o_valid, o_scale : the scale of a group.
     """
 

@@ -14,10 +14,11 @@ DEPTH = (CODES - 1).bit_length()
 
 
 def nearest(pipe: Pipeline, quotient: Staged, *, signed: bool) -> Staged:
-    """The code of a binary32 quotient: how many thresholds are not above it, 0 of a NaN.
+    """The code of a binary32 quotient: the number of thresholds not above the quotient; 0 for a
+    NaN.
 
-    *Timing*: latency `DEPTH`, a quotient a cycle. Each stage compares with one threshold, chosen by
-    the bits that are known: a binary search.
+    *Timing*: latency `DEPTH`, a quotient a cycle. A binary search: each stage compares with one
+    threshold, selected by the bits found so far.
     """
     start = pipe.latest(quotient)
     edges = [_order(edge) for edge in thresholds(signed=signed)]

@@ -23,19 +23,20 @@ SCALES_AHEAD = 2 * GROUPS_AHEAD
 in."""
 
 BLOCKS_AHEAD = 2
-"""Blocks of codes that wait for what is before them in memory."""
+"""Blocks of codes that wait for the scales before them in memory."""
 
 
 class Quantize(wiring.Component):
     """Makes blocks of scales and codes of beats of binary32, see `nearstep_spec.blockwise`.
 
-    A group of elements waits for its largest magnitude, and is divided by it; the codes of a block
-    wait until its scales, which come first, are known. The last block of a run goes out with as
-    many codes as there are elements; what is behind them in their beat is anything.
+    A group of elements waits for its largest magnitude and is divided by it; the codes of a
+    block wait until its scales, which precede them, are known. The last block of a run has as
+    many codes as there are elements; the rest of their beat is undefined.
 
-    *Timing*: `ways` elements a cycle. A beat waits for the rest of its block, and `latency` cycles.
+    *Timing*: `ways` elements a cycle. A beat waits for the rest of its block, and `latency`
+    cycles.
 
-    *Numerics*: the quotient is rounded once, then has the code of the entry next to it.
+    *Numerics*: the quotient is rounded once, then coded as the nearest entry.
 
     Parameters
     ----------
@@ -44,10 +45,10 @@ class Quantize(wiring.Component):
     Members
     -------
     i : beats of binary32.
-    o : beats as they lie in memory.
+    o : beats as in memory.
     i_beats : beats of the run; held while anything is inside.
-    i_tail : a bit for each element of its last beat: it is there; held likewise.
-    i_clear : forgets everything.
+    i_tail : a bit for each element of the last beat: the element exists; held likewise.
+    i_clear : clears all state.
 
     Attributes
     ----------
@@ -100,7 +101,7 @@ class Quantize(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _take(self, m: Module, split: StreamSplit) -> None:
-        """Take beats apart; elements that are not there are 0, and have no part in a scale."""
+        """Split beats; absent elements are 0 and do not affect a scale."""
         number = Signal.like(self.i_beats)
         last = Signal()
         m.d.comb += [
@@ -120,8 +121,9 @@ class Quantize(wiring.Component):
     def _begin(
         self, m: Module, group: StreamFifo, scales: StreamFifo, headers: StreamFifo
     ) -> tuple[Pipeline, Signal]:
-        """Take elements whose scale is known, and give the scales of each block that ends: the
-        pipeline, and whether elements go in."""
+        """Accept elements whose scale is known and output the scales of each finished block; return
+        the pipeline, and whether elements enter it.
+        """
         shape = self.shape
         advance, takes, group_ends, block_ends = Signal(), Signal(), Signal(), Signal()
         part = Signal(range(shape.block_parts))
@@ -191,7 +193,7 @@ class Quantize(wiring.Component):
         return Cat(found)
 
     def _give(self, m: Module, headers: StreamFifo, codes: StreamFifo) -> None:
-        """Give the scales of each block, then its codes."""
+        """Output the scales of each block, then its codes."""
         beats = self.shape.code_beats
         left = Signal(range(beats + 1))  # beats of codes that the block still has
         m.d.comb += [

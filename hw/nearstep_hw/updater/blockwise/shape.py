@@ -1,4 +1,4 @@
-"""What converts a state to and from 8 bits."""
+"""Dimensions of the converters of a state to and from 8 bits."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Top-K: gradients that come as pairs of index and value."""
+"""Top-K: gradients as pairs of index and value."""

@@ -19,8 +19,8 @@ def _lowest(m: Module, wanted: Value, name: str) -> Signal:
 class BankGrant(wiring.Component):
     """Gives every bank its first two requests, in the order of the requesters.
 
-    So the order within a bank is kept from one cycle to the next, and within a cycle the first
-    grant comes before the second. Combinational.
+    Keeps the order within a bank from cycle to cycle; within a cycle the first
+    grant precedes the second. Combinational.
 
     Parameters
     ----------
@@ -28,10 +28,10 @@ class BankGrant(wiring.Component):
 
     Members
     -------
-    i_want : In(requesters), who asks.
-    i_bank : In, the bank that each asks for.
-    o_first, o_second : for each bank, who gets it, at most one bit each.
-    o_left : In(requesters), who asks and gets nothing.
+    i_want : In(requesters), the requests.
+    i_bank : In, the bank of each request.
+    o_first, o_second : for each bank, the granted requester, at most one bit each.
+    o_left : Out(requesters), the requests without a grant.
     """
 
     def __init__(self, *, requesters: int, banks: int) -> None:

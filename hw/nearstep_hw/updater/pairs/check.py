@@ -12,26 +12,26 @@ __all__ = ["PairCheck"]
 
 
 class PairCheck(wiring.Component):
-    """Lets pairs through up to the first that is out of range or out of order, and ends there.
+    """Passes pairs up to the first that is out of range or out of order, and ends there.
 
-    The beat with that pair keeps the pairs before it, ends the run and tells cause and position.
-    Nothing passes behind an end until reset.
+    The beat with that pair keeps the pairs before it, ends the run and has cause and position.
+    Nothing passes after an end until reset.
 
-    *Timing*: one beat a cycle, two cycles of latency. Nothing moves while a beat waits at the
-    output.
+    *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at
+    the output.
 
     Parameters
     ----------
     pairs : pairs in a beat.
-    group : elements, a power of two, within which the order is free: 1 demands sorted indices.
-    choice : sorted indices can be demanded for a run.
+    group : elements, a power of two, within which the order is free: 1 requires sorted indices.
+    choice : a run can require sorted indices.
 
     Members
     -------
     i, o : streams of `PairLayout`.
-    i_count : elements; an index has to be below. Stable during a run.
-    i_sorted : indices have to be sorted; stable during a run. If there is a `choice`.
-    o_repeats : pairs passed whose index is that of the pair before.
+    i_count : elements; indices must be below. Stable during a run.
+    i_sorted : indices must be sorted; stable during a run. If `choice`.
+    o_repeats : passed pairs with the index of the pair before.
     """
 
     def __init__(self, *, pairs: int, group: int, choice: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""On-chip memory of one chunk of gradients: banks that are zero again when they have been read."""
+"""On-chip memory of one chunk of gradients: banks that reading clears."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import data, wiring
@@ -18,7 +18,7 @@ class CellLayout(data.StructLayout):
 
 
 class BankWrites(Signature):
-    """Two writes into a bank in a cycle; of two into one row the second wins.
+    """Two writes to a bank in a cycle; of two to one row the second wins.
 
     Parameters
     ----------
@@ -33,10 +33,10 @@ class BankWrites(Signature):
 class ChunkBuffer(wiring.Component):
     """A row of banks, element e in bank e mod `banks`, row e div `banks`.
 
-    Either rows are read, all banks at once, or pairs are written, two a bank. Reading a row leaves
-    it zero; that is all the zero-filling there is.
+    Either rows are read, all banks at once, or pairs are written, two a bank. Reading a row
+    clears it; nothing else does.
 
-    *Timing*: `o_row` is there in the cycle after `i_read`, until the next `i_read` or write. Both
+    *Timing*: `o_row` is valid from the cycle after `i_read` until the next `i_read` or write. Both
     ports of a bank have one address and one enable each, as a true dual-port block RAM has.
 
     Parameters
@@ -46,7 +46,7 @@ class ChunkBuffer(wiring.Component):
     Members
     -------
     write : In, `BankWrites` of each bank; not with `i_read`.
-    i_read, i_row : read this row of all banks, and leave it zero.
+    i_read, i_row : read this row of all banks, and clear it.
     o_row : a `CellLayout` for each bank.
     """
 

@@ -30,17 +30,17 @@ __all__ = ["FUSED", "SCATTER", "SCATTERED", "ChunkScatter", "Decompressor"]
 
 FUSED, SCATTER = "fused", "scatter"
 SCATTERED = 8
-"""Pairs that are distributed at once. Each more costs a share in the multiplexers of all banks: of
-16, random ones go to 16 banks a quarter faster, for twice the area."""
+"""Pairs distributed in a cycle. More pairs widen the multiplexers of all banks: 16 pairs distribute
+random indices to 16 banks a quarter faster, for twice the area."""
 
 
 class ChunkScatter(wiring.Component):
     """Pairs that are grouped by chunk, to dense beats, through two chunk buffers.
 
-    *Timing*: while one chunk is filled, the one before goes out at one dense beat a cycle. Filling
-    takes 1 cycle for up to `SCATTERED` pairs of a beat if no bank is hit more than twice by them,
-    see `PairScatter`. After a run that did not end well, or after `rst`, the next one begins
-    `chunk / lanes` cycles later, in which both buffers are cleared.
+    *Timing*: while one chunk is filled, the previous chunk is output at one dense beat a cycle.
+    Filling takes 1 cycle for up to `SCATTERED` pairs of a beat if no bank has more than two of
+    them, see `PairScatter`. After a run that failed, or after `rst`, the next run begins
+    `chunk / lanes` cycles later: both buffers are cleared first.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ class ChunkScatter(wiring.Component):
     -------
     i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
     o : Out(stream), the dense beats.
-    i_start : forgets everything; `i_launch` may come with it. A run begins behind them, when
-        `o_launch` says so.
+    i_start : clears all state; `i_launch` may be set in the same cycle. The run begins with
+        `o_launch`.
     i_launch, o_launch : see above.
     i_count : elements; stable during a run.
     o_done, o_cause, o_position, o_duplicates : as of `Decompressor`.
@@ -88,7 +88,7 @@ class ChunkScatter(wiring.Component):
         for name, part in {"scatter": scatter, "drain": drain}.items():
             m.submodules[name] = ResetInserter(self.i_start)(part)
             m.d.comb += [part.i_launch.eq(self.o_launch), part.i_count.eq(self.i_count)]
-        # What was reset in mid-run may have left something in the buffers; `rst` clears them not.
+        # A reset during a run may have left pairs in the buffers: `rst` does not clear them.
         dirty, clearing = Signal(init=1), Signal()
         row = Signal.like(drain.o_row)
         with m.If(self.i_start):
@@ -138,18 +138,17 @@ class ChunkScatter(wiring.Component):
 class Decompressor(wiring.Component):
     """Top-K pairs to a dense gradient stream, in one of two forms; or a user's records.
 
-    Indices are u32, relative to the first element. Of `fused` pairs they are sorted, and the pairs
-    are merged into the stream without memory; `scatter` pairs are grouped by chunk, in any order
-    inside one, and go through two chunk buffers. Of equal indices the last wins; all but one are
-    counted. What lies before the dense beat (fused) or the chunk (scatter) of the last good pair is
-    given even if the run ends early: then `o_cause` says why, and `o_position` how many pairs came
-    before the first that is missing or wrong. So that nothing is given of pairs one of which is
-    wrong, a run can be *dry*: indices are checked, and no values taken or given.
+    Indices are u32, relative to the first element. `fused` pairs are sorted by index and
+    merged into the stream without memory; `scatter` pairs are grouped by chunk, in any order
+    within a chunk, and pass through two chunk buffers. Of equal indices the last wins; all but one
+    are counted. The elements before the dense beat (fused) or the chunk (scatter) of the last good
+    pair are output even if the run ends early: then `o_cause` is the cause, and `o_position` the
+    number of pairs before the first that is missing or wrong. A *dry* run checks all indices and
+    reads or outputs no values, so that a wrong pair can be found before any output.
+    With a user's decompressor the indices are the words of records, the user's unit makes the dense
+    beats, and its `wrong` marks invalid words: they are out of range. No pair is a duplicate.
 
-    Of a user's decompressor the indices are the words of records, its unit gives the dense beats,
-    and its `wrong` says which words cannot be: they are out of range. No pair is a duplicate.
-
-    *Timing*: fused: one dense beat a cycle if the pairs come in time and the sink takes them, and a
+    *Timing*: fused: one dense beat a cycle if the pairs are in time and the sink is ready, and a
     cycle more for each beat of pairs that ends within a dense beat. Scatter: see `ChunkScatter`.
     Dry: one beat of indices a cycle.
 
@@ -158,28 +157,29 @@ class Decompressor(wiring.Component):
 
     Parameters
     ----------
-    forms : of `fused` and `scatter`, at least one; with a `user` not looked at.
+    forms : of `fused` and `scatter`, at least one; ignored with a `user`.
     lanes : elements of a dense beat, a power of two.
     pairs : pairs of a beat, even.
-    chunk : elements of a chunk, a power of two, at least two beats. Of `scatter` alone.
-    cut : long paths are cut: two cycles more of latency, and fused, two cycles for each dense beat.
-    user : None takes pairs.
+    chunk : elements of a chunk, a power of two, at least two beats. For `scatter` only.
+    cut : registers in long paths: two cycles more of latency, and fused, two cycles for each dense
+        beat.
+    user : a user's decompressor; None takes pairs.
 
     Members
     -------
     i_index, i_value : In(stream of `WordsLayout`), see `PairReader`.
     o : Out(stream), lane k in bits 32 k to 32 k + 31.
-    i_start : begins a run, whatever was before it; what is in flight is forgotten.
+    i_start : begins a run in any state; drops the beats in flight.
     i_pairs, i_count : pairs, and elements; stable during a run.
     i_format : a `ValueFormat`; stable during a run.
     i_dry : the run is dry; stable during a run.
     i_scatter : the form of the run; stable during it. If there are two.
-    o_done : every beat is taken; of a dry run, no index is wrong.
+    o_done : every beat is taken; in a dry run, no index is wrong.
     o_cause : a `PairCause`.
     o_position : see above.
-    o_duplicates : pairs that lost against a later one; counts with `o_done`, not if dry.
+    o_duplicates : pairs overridden by a later one; valid with `o_done`, not if dry.
 
-    Ref: Smart-Infinity, V-B; fused is that with the buffer left out.
+    Ref: Smart-Infinity, V-B; fused omits its buffer.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Decompressor(wiring.Component):
         for source, sink in ((self.i_index, reader.i_index), (self.i_value, reader.i_value)):
             m.d.comb += [
                 sink.payload.eq(source.payload),
-                # A run that is given up takes nothing of the next.
+                # An aborted run consumes no beats of the next.
                 sink.valid.eq(source.valid & ~self.i_start),
                 source.ready.eq(sink.ready & ~self.i_start),
             ]
@@ -340,7 +340,7 @@ class Decompressor(wiring.Component):
         ]
 
     def _drop(self, m: Module, checked: object) -> None:
-        """Take pairs and give nothing; hold the outcome."""
+        """Consume pairs without output; hold the outcome."""
         done = Signal(name="dry_done")
         cause = Signal(CAUSE_WIDTH, name="dry_cause")
         position = Signal(COUNT_WIDTH, name="dry_position")

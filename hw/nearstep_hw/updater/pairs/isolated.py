@@ -14,13 +14,13 @@ __all__ = ["IsolatedDecompressor"]
 
 
 class IsolatedDecompressor(wiring.Component):
-    """A `Decompressor` that nothing outside of it reaches but through a register.
+    """A `Decompressor` with registers at all its ports.
 
-    No path leads through it without a clock, and with its clock at rest nothing in it moves,
-    whatever moves outside. Its ports are those of `Decompressor`.
+    No combinational path crosses it, and with its clock gated nothing in it toggles.
+    Its ports are those of `Decompressor`.
 
-    *Timing*: that of `Decompressor`, three cycles later. Of a run, nothing is given or told before
-    the second cycle after `i_start`; its pairs must not come before then either.
+    *Timing*: that of `Decompressor`, three cycles later. No output of a run is valid before
+    the second cycle after `i_start`, and no pair of the run may be offered before then.
 
     Parameters
     ----------

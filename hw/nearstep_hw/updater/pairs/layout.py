@@ -1,4 +1,4 @@
-"""Compressed gradients on their way in: streams of index and value pairs."""
+"""Compressed gradients: streams of index and value pairs."""
 
 from amaranth import Elaboratable, Module, Mux, Signal, unsigned
 from amaranth.hdl import Value
@@ -28,7 +28,7 @@ CAUSE_WIDTH = max(PairCause).bit_length()
 
 
 class WordsLayout(data.StructLayout):
-    """A beat of memory as it comes: `words`, and whether the source ends with it (`last`)."""
+    """A beat as in memory: `words`, and whether the source ends with the beat (`last`)."""
 
     def __init__(self, words: int) -> None:
         super().__init__({"words": data.ArrayLayout(32, words), "last": 1})
@@ -40,7 +40,7 @@ class PairLayout(data.StructLayout):
     Members
     -------
     index, value : of each pair; values are binary32.
-    keep : which pairs there are; a prefix.
+    keep : valid pairs; a prefix.
     end : the last beat of a run.
     cause : a `PairCause`; other than 0 only with `end`.
     position : with `cause`, the number of pairs before the first that is missing or wrong.
@@ -62,15 +62,16 @@ class PairLayout(data.StructLayout):
 class PairReader(wiring.Component):
     """Joins the indices and the values of a run, and widens the values to binary32.
 
-    A beat of values holds as many as `pairs` in FP32, twice as many in FP16 or BF16; the first are
-    in the low bits. Beats behind the announced number of pairs are not taken; words behind it in
-    the last beat are ignored. If either source ends early, the run ends with what is there, with
-    the cause `TRUNCATED`. A run of no pairs takes nothing and gives one empty beat.
+    A beat of values holds `pairs` values in FP32, twice as many in FP16 or BF16; the first are
+    in the low bits. Beats behind the announced number of pairs are not consumed; words behind it in
+    the last beat are ignored. If either source ends early, the run ends with the complete pairs and
+    the cause `TRUNCATED`. A run of no pairs consumes nothing and outputs one empty beat.
 
-    *Timing*: one beat a cycle, `latency` cycles. Nothing moves while a beat waits at the output.
+    *Timing*: one beat a cycle, `latency` cycles. The pipeline stalls while a beat waits at the
+    output.
 
-    *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass as
-    they are.
+    *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass
+    as they are.
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ class PairReader(wiring.Component):
     i_launch : begins a run, out of reset.
     i_pairs : announced number of pairs; stable during a run.
     i_format : a `ValueFormat`; stable during a run.
-    i_dry : only indices come, values have no meaning; stable during a run.
+    i_dry : only indices are read, values are undefined; stable during a run.
     """
 
     latency = convert.DEPTH

@@ -27,14 +27,11 @@ CAUSES = {
 class PairLoad(WindowedRead):
     """Loads indices and values, burst by burst, and decompresses them.
 
-    Loads by itself, beside the arrays: pairs are consumed at a rate that depends on them, and a
-    burst of pairs that had to wait in line with the arrays could wait for ever. Each of the two has
-    a FIFO of two bursts.
-
-    The decompressor is in the clock domain `pairs`: a clock that is that of `sync`, or is at rest
-    while no run with pairs goes on.
-
-    A dry run loads indices alone and gives nothing: `o_verified` or a fault tells the outcome.
+    Separate from the loader of the arrays: the rate at which pairs are consumed depends on
+    their indices, and bursts of pairs in one order with the arrays could deadlock. Indices and
+    values each have a FIFO of two bursts. The decompressor is in the clock domain `pairs`: its
+    clock is that of `sync`, or is gated outside of runs with pairs. A dry run loads only
+    indices and has no output: `o_verified` or a fault is the outcome.
 
     Parameters
     ----------
@@ -45,12 +42,12 @@ class PairLoad(WindowedRead):
     all : as of `WindowedRead`; array 0 is indices, array 1 values.
     i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle` is
         low or beats are wanted.
-    i_format : `GradientFormat` of the values. If they have a choice.
-    i_scatter : pairs are grouped by block; else sorted. If the kernel knows both.
+    i_format : `GradientFormat` of the values. If the kernel has several.
+    i_scatter : pairs are grouped by block; else sorted. If the kernel has both forms.
     i_dry : the run is dry.
     o : dense beats of binary32, as many as the elements need.
-    o_verified : of a dry run, all indices are right, and nothing is outstanding.
-    o_duplicates, o_counted : pairs that lost against a later one; this is final.
+    o_verified : in a dry run, all indices are valid, and nothing is outstanding.
+    o_duplicates, o_counted : pairs overridden by a later one; `o_duplicates` is final.
     o_fault : a fault in this cycle, of the bus or of the pairs; cause 0 is none.
     """
 
@@ -107,7 +104,7 @@ class PairLoad(WindowedRead):
                 config.data_width, depth=2 * config.burst_beats
             )
             m.d.comb += [
-                # The landing space is reserved: ready is high whenever a beat lands.
+                # Space for the data is reserved: ready is high at every beat.
                 fifo.i.valid.eq(mover.o_beat[index]),
                 fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),

@@ -16,19 +16,20 @@ __all__ = ["PairMerge"]
 
 
 class PairMerge(wiring.Component):
-    """Sorted pairs in, dense beats out: zero where no pair is; the last of equal indices wins.
+    """Sorted pairs to dense beats: zero where there is no pair; the last of equal indices wins.
 
-    A beat goes out when the first pair behind it is known, or that there is none. After a beat of
-    pairs with a cause nothing more goes out: the beats before that of the last good pair did.
+    A beat is output when the first pair behind it, or the end of the pairs, is known. After a beat
+    of pairs with a cause there is no more output: the last beat is the one before that of the last
+    good pair.
 
-    *Timing*: a dense beat takes one cycle, or one for each beat of pairs that it takes values from,
-    as long as pairs come. While a dense beat waits at the output nothing moves.
+    *Timing*: a dense beat takes one cycle, or one for each beat of pairs with values for it,
+    if the pairs are in time. The pipeline stalls while a dense beat waits at the output.
 
     Parameters
     ----------
     lanes : elements of a dense beat, a power of two.
     pairs : pairs of a beat.
-    cut : a register between what is compared and what is done with it; each step takes two cycles.
+    cut : a register behind the comparisons; each step takes two cycles.
 
     Members
     -------

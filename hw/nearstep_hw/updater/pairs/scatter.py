@@ -18,11 +18,11 @@ __all__ = ["ChunkDrain", "PairScatter"]
 class PairScatter(wiring.Component):
     """Distributes pairs to the banks of two chunk buffers, filled in turn.
 
-    A chunk is handed on when a pair of a later one is known, or that there is none; chunks without
-    pairs are handed on as well. After a beat with a cause nothing more is handed on.
+    A chunk is complete when a pair of a later chunk, or the end of the pairs, is known; chunks
+    without pairs are completed as well. After a beat with a cause no chunk is completed.
 
-    *Timing*: a beat takes as many cycles as half the pairs that hit its fullest bank, rounded up.
-    Writes come a cycle later, from registers.
+    *Timing*: a beat takes as many cycles as half the pairs of its fullest bank, rounded up.
+    Writes are registered: a cycle later.
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ class PairScatter(wiring.Component):
     i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
     i_launch : begins a run, out of reset.
     i_count : elements; stable during a run.
-    i_full : of each buffer: it is not to be written.
+    i_full : of each buffer: it must not be written.
     write : Out, `BankWrites` of each bank, for the buffer `o_buffer`.
     o_hand : the buffer `o_buffer` is complete with this cycle's writes.
-    o_finished : the last chunk has been handed on.
+    o_finished : the last chunk is complete.
     o_pairs : pairs distributed.
     o_cause, o_position : of the run that ended early.
     """
@@ -129,9 +129,10 @@ class PairScatter(wiring.Component):
         return m
 
     def _selected(self, m: Module, chosen: Value, cells: list[Value], name: str) -> Value:
-        """The cell of the one bit of `chosen`; any if there is none.
+        """The cell selected by the one bit of `chosen`; undefined if no bit is set.
 
-        By its number: a multiplexer of four bits is one LUT, a sum of four products two.
+        Selects by the
+            bit's number: a multiplexer of four bits is one LUT, a sum of four products two.
         """
         number = Signal(range(len(cells)), name=f"number_{name}")
         for each in range(len(number)):
@@ -157,7 +158,7 @@ class ChunkDrain(wiring.Component):
     i_launch : begins a run, out of reset.
     i_count : elements; stable during a run.
     i_hand, i_buffer : this buffer is complete.
-    o_full : of each buffer: it holds what has not been taken yet.
+    o_full : of each buffer: it holds beats not taken yet.
     o_read, o_row : of each buffer, see `ChunkBuffer`.
     i_row : of each buffer, what it has read.
     o : Out(stream), lane k in bits 32 k to 32 k + 31.

@@ -11,10 +11,10 @@ __all__ = ["PairSplit"]
 
 
 class PairSplit(wiring.Component):
-    """Gives a beat of pairs in parts, the first pairs first.
+    """Splits a beat of pairs into parts, the first pairs first.
 
-    Parts without pairs are left out, but for the first; the end of a run, its cause and position
-    come with the last part that is given.
+    Parts without pairs, except the first, are omitted; the end of a run, its cause and position
+    are in the last part.
 
     *Timing*: combinational; one part a cycle.
 

@@ -1,4 +1,4 @@
-"""Records for a decompressor of the user's, and dense beats from it."""
+"""A user's decompressor: records in, dense beats out."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -25,9 +25,9 @@ class UnitSignature(wiring.Signature):
 
     Members
     -------
-    i : In(stream of `PairLayout`): records in order, `index` is the word, `value` is binary32. The
-        last beat has `end`; what of a beat is not kept has no meaning. A run without records is one
-        beat of none, with `end`. No record of them is wrong.
+    i : In(stream of `PairLayout`): records in order, `index` is the word, `value` is binary32.
+        The last beat has `end`; records not in `keep` are undefined. A run without records is
+        one empty beat with `end`. All records are valid.
     o : Out(stream): the gradient in order, element k of a beat in bits 32 k to 32 k + 31.
     i_count : elements of the run, 1 or more; stable during a run.
     """
@@ -43,12 +43,12 @@ class UnitSignature(wiring.Signature):
 
 
 class UserUnit(Protocol):
-    """What a user's unit is: a component of `UnitSignature` in the domain `sync`.
+    """Makes a user's unit: a component of `UnitSignature` in the domain `sync`.
 
-    It is reset before each run (memories are not) and gives at least ceil(count / lanes) beats,
-    whatever the records are and however few. Those behind are not taken, lanes behind the last
-    element are ignored. It need not take records that it has no use for. Valid and payload of a
-    beat hold until it is taken.
+    The unit is reset before each run (memories are not) and outputs at least ceil(count / lanes)
+    beats for any records. Further beats are not accepted; lanes behind the last
+    element are ignored. The unit need not consume all records. Valid and payload of a
+    beat are held until it is accepted.
     """
 
     i: Any
@@ -57,18 +57,18 @@ class UserUnit(Protocol):
 
 
 class RecordCheck(wiring.Component):
-    """Lets records through up to the first that is wrong, and ends there.
+    """Passes records up to the first that is wrong, and ends there.
 
     The beat with that record keeps the records before it, ends the run with the cause `RANGE`, and
-    tells the position. Nothing passes behind an end until reset.
+    has the position. Nothing passes after an end until reset.
 
-    *Timing*: one beat a cycle, two cycles of latency. Nothing moves while a beat waits at the
+    *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at the
     output.
 
     Parameters
     ----------
     pairs : records of a beat.
-    wrong : (word, number, count) to a value of one bit; None lets all through.
+    wrong : (word, number, count) to a value of one bit; None passes all records.
 
     Members
     -------
@@ -138,8 +138,8 @@ class RecordCheck(wiring.Component):
 class UserStage(wiring.Component):
     """A user's unit between checked records and the gradient stream: counts its beats.
 
-    When all beats of the run are taken, records that the unit has left are dropped. A beat with a
-    cause ends the run: nothing is given after it.
+    When all beats of the run are taken, the remaining records are dropped. A beat with a
+    cause ends the run: there is no output after it.
 
     *Timing*: that of the unit; combinational by itself.
 
@@ -206,7 +206,7 @@ class UserStage(wiring.Component):
             m.d.sync += left.eq(left - 1)
         with m.If(self.i.valid & self.i.ready & beat.end & ~bad):
             m.d.sync += ended.eq(1)
-        # A dense beat that is offered stays: the run ends when it has been taken.
+        # An offered dense beat is held: the run ends when it has been taken.
         with m.If(running & bad & ~self.o.valid):
             m.d.sync += [
                 running.eq(0),
