@@ -1,6 +1,5 @@
 """Functional units of update rules, Verilated and run in this process over whole arrays."""
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.golden.rule import ArrayMismatchError
 from nearstep_sim.golden.rule_cpp import register_words
+from nearstep_sim.verilate.abi import load
 from nearstep_sim.verilate.build import Model, stored, verilate_library, verilog_of
 
 __all__ = ["UnitRun", "VerilatedUnit", "harness_source"]
@@ -218,22 +218,13 @@ class VerilatedUnit:
         self._synthesis = synthesis
         self._cxxflags = tuple(cxxflags)
         self.lanes = lanes
-        self._library = ctypes.CDLL(str(self.library))
-        self._library.unit_open.restype = ctypes.c_void_p
-        self._library.unit_close.argtypes = [ctypes.c_void_p]
-        arrays = len(unit.rule.arrays_in) + len(unit.rule.arrays_out)
-        self._library.unit_run.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_void_p,
-            ctypes.c_uint64,
-            ctypes.c_uint32,
-            ctypes.c_uint32,
-            ctypes.c_uint64,
-            *[ctypes.c_void_p] * (1 + arrays),
-        ]
-        self._library.unit_run.restype = None
+        self._library = load(self.library, self.harness)
         self._handle: int | None = self._library.unit_open(lanes)
+
+    @cached_property
+    def harness(self) -> Path:
+        """The C++ around the units."""
+        return stored("rule", {"harness.cpp": harness_source(self.unit)}) / "harness.cpp"
 
     @cached_property
     def library(self) -> Path:
@@ -242,10 +233,8 @@ class VerilatedUnit:
         verilog = verilog_of(self.unit.key, lambda: to_verilog(self.unit, name))
         if self._synthesis is not None:
             verilog = self._synthesis(verilog, name)
-        text = harness_source(self.unit)
-        harness = stored("rule", {"harness.cpp": text}) / "harness.cpp"
         model = Model(top=name, verilog=verilog, prefix=_PREFIX)
-        return verilate_library(name, [model], [harness], cxxflags=self._cxxflags)
+        return verilate_library(name, [model], [self.harness], cxxflags=self._cxxflags)
 
     def close(self) -> None:
         """Free the units; nothing can be run after it."""

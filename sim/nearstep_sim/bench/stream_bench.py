@@ -12,6 +12,7 @@ from amaranth.lib import wiring
 from numpy.typing import NDArray
 
 from nearstep_hw.verilog import flat_ports, to_verilog
+from nearstep_sim.verilate.abi import load
 from nearstep_sim.verilate.build import Model, stored, verilate_library, verilog_of
 
 __all__ = ["STALLS", "StreamBench", "StreamProtocolError", "StreamRun"]
@@ -236,27 +237,22 @@ class StreamBench:
         plain = {port: both for port, both in ports.items() if port not in inside}
         self.inputs = {p: w for p, (way, w) in plain.items() if way == "input" and p != start}
         self.outputs = {p: w for p, (way, w) in plain.items() if way == "output"}
-        self._library = ctypes.CDLL(str(self.library))
-        self._library.bench_open.restype = ctypes.c_void_p
-        self._library.bench_close.argtypes = [ctypes.c_void_p]
-        pointer, long, word = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
-        self._library.bench_run.argtypes = [
-            pointer, pointer, pointer, pointer, pointer, pointer, pointer,
-            long, long, word, word, long, pointer,
-        ]  # fmt: skip
-        self._library.bench_run.restype = None
+        self._library = load(self.library, self.harness)
         self._handle: int | None = self._library.bench_open()
+
+    @cached_property
+    def harness(self) -> Path:
+        """The C++ around the model."""
+        return stored("stream", {"harness.cpp": self._source()}) / "harness.cpp"
 
     @cached_property
     def library(self) -> Path:
         """The shared library; built when it is not in the cache."""
-        text = self._source()
-        harness = stored("stream", {"harness.cpp": text}) / "harness.cpp"
         verilog = verilog_of(
             f"{self.name} {self.key}", lambda: to_verilog(self.component, self.name)
         )
         model = Model(top=self.name, verilog=verilog, prefix=_PREFIX)
-        return verilate_library(self.name, [model], [harness], cxxflags=["-O1"])
+        return verilate_library(self.name, [model], [self.harness], cxxflags=["-O1"])
 
     def _source(self) -> str:
         drive, sample = [], []

@@ -34,10 +34,11 @@ SOURCE = Path(__file__).with_name("library.cpp")
 """Includes every header of the models; a library that uses them has it in common with
 others."""
 
+HEADERS = "models/dram/library.cpp"
 HOST_SLOTS = 2  # command slots of the host in a fabric cycle; a burst is as many pieces of data
 
 
-class CTiming(structure("models/dram/library.cpp", "Timing")):
+class CTiming(structure(HEADERS, "Timing")):
     """`nearstep::Timing`."""
 
     @classmethod
@@ -45,7 +46,7 @@ class CTiming(structure("models/dram/library.cpp", "Timing")):
         return cls(*(getattr(timing, name) for name, _ in cls._fields_))
 
 
-class CGeometry(structure("models/dram/library.cpp", "Geometry")):
+class CGeometry(structure(HEADERS, "Geometry")):
     """`nearstep::Geometry`."""
 
     @classmethod
@@ -53,7 +54,7 @@ class CGeometry(structure("models/dram/library.cpp", "Geometry")):
         return cls(*(getattr(geometry, name) for name, _ in cls._fields_))
 
 
-class CMapping(structure("models/dram/library.cpp", "Mapping")):
+class CMapping(structure(HEADERS, "Mapping")):
     """`nearstep::Mapping`: shifts in a beat number; no rank if there is one."""
 
     _words = ("bankgroup", "bank", "row", "column")
@@ -66,46 +67,19 @@ class CMapping(structure("models/dram/library.cpp", "Mapping")):
         return cls(*(fields[word].shift - beat_shift for word in cls._words), rank)
 
 
-class CSlot(structure("models/dram/library.cpp", "SlotIn")):
-    """Pins of one command slot."""
-
-
-class CIssued(structure("models/dram/library.cpp", "IssuedOut")):
-    """A command and its clock; clock -1 stands for none."""
-
-
-class CViolation(structure("models/dram/library.cpp", "ViolationOut")):
-    """`nearstep::Violation`, with its text."""
-
-
-class CBusClocks(structure("models/dram/library.cpp", "BusClocks")):
-    """`nearstep::BusClocks`."""
-
-
-class CRefreshExtremes(structure("models/dram/library.cpp", "RefreshExtremes")):
-    """`nearstep::RefreshExtremes`."""
-
-
-class CPortConfig(structure("models/dram/library.cpp", "PortConfig")):
-    """`nearstep::PortConfig`."""
-
-
-class CHostConfig(structure("models/dram/library.cpp", "HostConfig")):
-    """`nearstep::HostConfig`."""
-
-
-class CHostCycle(
-    structure(
-        "models/dram/library.cpp",
-        "HostCycleOut",
-        sizes={"HostCycle::kDataBytes": BEAT_BYTES // HOST_SLOTS},
-    )
-):
-    """What the host drives in one fabric cycle."""
-
-
-class CHostStatistics(structure("models/dram/library.cpp", "HostStatistics")):
-    """`nearstep::HostStatistics`."""
+CSlot, CIssued, CViolation = (
+    structure(HEADERS, name) for name in ("SlotIn", "IssuedOut", "ViolationOut")
+)
+"""Pins of one command slot; a command and its clock, -1 for none; what was violated, with text."""
+CBusClocks = structure(HEADERS, "BusClocks")
+CRefreshExtremes = structure(HEADERS, "RefreshExtremes")
+CPortConfig = structure(HEADERS, "PortConfig")
+CHostConfig = structure(HEADERS, "HostConfig")
+CHostStatistics = structure(HEADERS, "HostStatistics")
+CHostCycle = structure(
+    HEADERS, "HostCycleOut", sizes={"HostCycle::kDataBytes": BEAT_BYTES // HOST_SLOTS}
+)
+"""What the host drives in one fabric cycle."""
 
 
 @cache
