@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from nearstep.backends.base import Backend
 from nearstep.backends.emulated import Injection
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import ResetNeededError, SilentLinkError
@@ -309,6 +311,8 @@ class Interrupting:
         backend = pool.device.backend
         for name in ACCESSES:
             monkeypatch.setattr(backend, name, self._wrapped(getattr(backend, name)))
+        one_by_one = partial(Backend.write_registers, backend)
+        monkeypatch.setattr(backend, "write_registers", one_by_one)
 
     def _wrapped(self, access: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **options: object) -> object:

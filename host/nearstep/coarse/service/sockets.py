@@ -143,6 +143,7 @@ class Sockets:
                     self._turn(0.0)
                 finally:
                     self._turning.release()
+                self.wake()  # the thread that was busy may be about to wait
 
     def _turn(self, seconds: float) -> None:
         if time.monotonic() - self._ticked > TICK_S:
@@ -223,8 +224,12 @@ class Sockets:
             return
         except OSError:  # out of descriptors: others will end
             return self._listen(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._epoll.register(sock, select.EPOLLIN)
+        except OSError:  # it is gone, or the kernel watches no more
+            return sock.close()
         connection = Connection(sock, FromClient, self.silence_s)
         connection.deadline = time.monotonic() + min(self.silence_s, HANDSHAKE_S)
         connection.max_message_bytes = MAX_STRANGER_BYTES
@@ -232,9 +237,7 @@ class Sockets:
         next(greeting)
         peer = self.peers[sock.fileno()] = Peer(connection, time.monotonic(), greeting)
         connection.on_backlog = partial(self._backlog, peer)
-        self._epoll.register(sock, select.EPOLLIN)
-        self._make_room()
-        return None
+        return self._make_room()
 
     def _take(self, peer: Peer) -> None:
         """Take the messages of a client that are there."""

@@ -462,48 +462,59 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def _reduce(self, given: Tensor, out: Tensor | None, operation: Any) -> None:
         """All clients' tensors, to `out` where there is one."""
         name = ring_operation(given, operation) if self._size > 1 else None
-        if name is not None:
-            return self._sum(flat(given), name, out)
-        taken = given if given is out else given.clone()
-        taken = taken.contiguous() if taken.layout == torch.strided else taken
-        self.gloo.all_reduce("all_reduce", taken, operation)
-        if out is not None and out is not taken:
-            out.copy_(taken)
-        return None
+        if name is None:
+            taken = given if given is out else given.clone()
+            taken = taken.contiguous() if taken.layout == torch.strided else taken
+            self.gloo.all_reduce("all_reduce", taken, operation)
+            if out is not None and out is not taken:
+                out.copy_(taken)
+            return
+        source = flat(given)
+        target = None if out is None else flat(out)
+
+        def take(start: int, stop: int, values: Tensor) -> None:
+            if target is not None:
+                target[start:stop].copy_(values)
+
+        self._sum(source, name, take)
+        if out is not None and target is not None and not out.is_contiguous():
+            out.copy_(target.view(out.shape))
 
     def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], operation: Any) -> None:
         name = ring_operation(output, operation) if self._size > 1 else None
         source = torch.cat([each.reshape(-1) for each in parts]) if len(parts) > 1 else parts[0]
+        source = flat(source)
         own = self._rank * output.numel()
-        if name is not None:
-            return self._sum(flat(source), name, output, own)
-        taken = flat(source).clone()
-        self.gloo.all_reduce("reduce_scatter", taken, operation)
-        output.copy_(taken[own : own + output.numel()].view(output.shape))
-        return None
+        if name is None:
+            taken = source.clone()
+            self.gloo.all_reduce("reduce_scatter", taken, operation)
+            output.copy_(taken[own : own + output.numel()].view(output.shape))
+            return
+        target = flat(output)
 
-    def _sum(self, source: Tensor, operation: Operation, out: Tensor | None, own: int = 0) -> None:
-        """Sum through the rings of the devices; elements from `own` on go to `out`."""
+        def take(start: int, stop: int, values: Tensor) -> None:
+            low, high = max(start, own), min(stop, own + target.numel())
+            if low < high:
+                target[low - own : high - own].copy_(values[low - start : high - start])
+
+        self._sum(source, name, take)
+        if not output.is_contiguous():
+            output.copy_(target.view(output.shape))
+
+    def _sum(
+        self, source: Tensor, operation: Operation, take: Callable[[int, int, Tensor], None]
+    ) -> None:
+        """Sum through the rings of the devices."""
         if not source.numel():
             return
         self._sums += 1
         kind = str(source.dtype).removeprefix("torch.")
         exchange = self.exchanges.take(source.numel(), operation, kind, self._sums)
-        target = source[:0] if out is None else flat(out)
-
-        def take(part: Any, start: int, stop: int) -> None:
-            low, high = max(start, own), min(stop, own + target.numel())
-            if low < high:
-                values = torch.from_numpy(part)[low - start : high - start]
-                target[low - own : high - own].copy_(values)
-
         exchange.run(
             lambda part, start, stop: torch.from_numpy(part).copy_(source[start:stop]),
-            take,
+            lambda part, start, stop: take(start, stop, torch.from_numpy(part)),
             turn=self._sums,
         )
-        if out is not None and not out.is_contiguous():
-            out.copy_(target.view(out.shape))
         self.ring_bytes += 4 * source.numel()
 
 
