@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -143,26 +144,19 @@ def assert_equal_bits() -> Callable[..., None]:
     return check
 
 
-@pytest.fixture
-def trained(
-    device: nearstep.Device,
-    make_parameters: Callable[..., list[Tensor]],
-    give_gradients: Callable[..., None],
-) -> tuple[list[Tensor], list[Tensor], torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Parameters and an optimizer after three steps, and torch's after the same."""
-    ours, theirs = make_parameters(), make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
-    for _ in range(3):
-        give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
-    return ours, theirs, optimizer, reference
+HOMES = {name: f"{url}&{RULES}" for name, url in URLS.items()} | {"host": "host:"}
 
 
-def clone(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Other parameters with the same contents."""
-    return [p.detach().clone().requires_grad_() for p in parameters]
+@pytest.fixture(params=chosen(HOMES, IN_DEPTH))
+def home(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The same devices with every update rule, and the name of the processor."""
+    url = HOMES[request.param]
+    with nullcontext(url) if request.param == "host" else nearstep.open(url) as opened:
+        yield opened
+
+
+on_devices = pytest.mark.parametrize("home", chosen(URLS, IN_DEPTH), indirect=True)
+"""For a test of homes that are devices."""
 
 
 @pytest.fixture(params=chosen(SCALING_URLS, IN_DEPTH))

@@ -9,6 +9,7 @@ import nearstep
 from nearstep.torch.convert import fingerprint
 from nearstep.torch.errors import ParameterError
 
+from .beside import Beside
 from .conftest import like_torch
 
 
@@ -68,70 +69,53 @@ CHANGES = [
 
 @like_torch
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_of_a_parameter_on_the_host_is_found(
-    change, device, make_parameters, give_gradients, assert_equal_bits
-):
-    ours, theirs = make_parameters(), make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
-    for _ in range(3):
-        give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
-        for parameters in (ours, theirs):
-            change(parameters[1])
-    down = optimizer.traffic.masters_down
-    give_gradients(ours, theirs)
-    optimizer.step()
-    reference.step()
-    assert optimizer.traffic.masters_down - down == 4 * ours[1].numel()
-    assert_equal_bits(ours, theirs, optimizer, reference)
+def test_a_change_of_a_parameter_on_the_host_is_found(change, home):
+    beside = Beside("AdamW", home)
+    for _ in range(4):  # one before the first step
+        for side in beside:
+            change(side.parameters[1])
+        down = beside.mine.optimizer.traffic.masters_down
+        beside.step()
+    if home != "host:":
+        size = beside.mine.parameters[1].numel()
+        assert beside.mine.optimizer.traffic.masters_down - down == 4 * size
+    beside.check()
 
 
-def test_a_change_before_the_first_step(device, make_parameters, give_gradients, assert_equal_bits):
-    ours, theirs = make_parameters(), make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, device=device)
-    reference = torch.optim.AdamW(theirs, fused=True)
-    for parameters in (ours, theirs):
-        through_data(parameters[0])
-    give_gradients(ours, theirs)
-    optimizer.step()
-    reference.step()
-    assert_equal_bits(ours, theirs, optimizer, reference)
-
-
-def test_a_write_that_changes_no_bit_sends_nothing(device, make_parameters, give_gradients):
-    ours = make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, device=device)
-    give_gradients(ours)
-    optimizer.step()
-    down = optimizer.traffic.masters_down
+def test_a_write_that_changes_no_bit_sends_nothing(device):
+    beside = Beside("AdamW", device)
+    beside.step()
+    down = beside.mine.optimizer.traffic.masters_down
     with torch.no_grad():
-        ours[0].copy_(ours[0].clone())
-    optimizer.step()
-    assert optimizer.traffic.masters_down == down
+        beside.mine.parameters[0].copy_(beside.mine.parameters[0].clone())
+    beside.mine.optimizer.step()
+    assert beside.mine.optimizer.traffic.masters_down == down
 
 
-def test_autograd_notices_that_a_step_changed_a_parameter(device):
-    p = torch.ones(16, requires_grad=True)
-    optimizer = nearstep.optim.AdamW([p], device=device)
-    loss = p.square().sum()
-    p.grad = torch.ones(16)
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_a_parameter_of_another_size_is_refused(device, make_parameters, give_gradients):
-    ours = make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, device=device)
-    give_gradients(ours)
-    optimizer.step()
-    ours[1].grad = None
-    ours[1].data = torch.ones(5)
-    ours[1].grad = torch.ones(5)
-    with pytest.raises(ParameterError, match="parameter 1 of group 0 must be of 64 elements"):
+def test_autograd_notices_that_a_step_changed_a_parameter(home):
+    strided = torch.ones(16, 32)[:, ::2]
+    for p in (torch.ones(16).requires_grad_(), strided.requires_grad_()):
+        optimizer = nearstep.optim.AdamW([p], device=home)
+        loss, before = p.square().sum(), p._version
+        p.grad = torch.ones_like(p)
         optimizer.step()
+        assert p._version > before
+        if home == "host:":
+            keys = ("exp_avg", "exp_avg_sq")
+            assert min(optimizer.state[p][key]._version for key in keys) > 0
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_parameter_of_another_size_is_refused(device):
+    beside = Beside("AdamW", device)
+    beside.step()
+    p = beside.mine.parameters[1]
+    p.grad = None
+    p.data = torch.ones(5)
+    p.grad = torch.ones(5)
+    with pytest.raises(ParameterError, match="parameter 1 of group 0 must be of 64 elements"):
+        beside.mine.optimizer.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -169,11 +153,11 @@ def negative_view(p):
     [other_order, shared_between_processes, negative_view, other_storage],
     ids=lambda change: change.__name__,
 )
-def test_other_memory_or_another_view_of_the_same_is_found(change, device):
+def test_other_memory_or_another_view_of_the_same_is_found(change, home):
     """A twin has the same values, in the memory that it always had."""
     p = torch.linspace(-1, 1, 24).view(4, 6).requires_grad_()
     twin = p.detach().clone().requires_grad_()
-    optimizers = [nearstep.optim.AdamW([each], lr=1e-2, device=device) for each in (p, twin)]
+    optimizers = [nearstep.optim.AdamW([each], lr=1e-2, device=home) for each in (p, twin)]
     for turn in range(4):
         if turn == 2:
             change(p)
