@@ -52,12 +52,17 @@ def through_a_file(state_dict: dict[str, Any]) -> Any:
     return torch.load(file)
 
 
-def made(kind: str, parameters: Any, device: Any = None, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer of nearstep on a device, or torch's fused one."""
-    name, common = KINDS[kind]
+def bare(kind: str, parameters: Any, device: Any = None, **options: Any) -> torch.optim.Optimizer:
+    """An optimizer of nearstep on a device, or torch's fused one, of the class of a kind."""
+    name, _ = KINDS[kind]
     if device is None:
-        return getattr(torch.optim, name)(parameters, **{"fused": True, **common, **options})
-    return getattr(nearstep.optim, name)(parameters, device=device, **{**common, **options})
+        return getattr(torch.optim, name)(parameters, **{"fused": True, **options})
+    return getattr(nearstep.optim, name)(parameters, device=device, **options)
+
+
+def made(kind: str, parameters: Any, device: Any = None, **options: Any) -> torch.optim.Optimizer:
+    """The same with the options of the kind."""
+    return bare(kind, parameters, device, **{**KINDS[kind][1], **options})
 
 
 @dataclass
@@ -86,8 +91,15 @@ class Beside:
     contents : of the parameters.
     dtype : of the first one's parameters; those of torch are their fp32 masters.
     grouped : makes groups of parameters.
+    own : options of the first one.
     options : of both.
+
+    Attributes
+    ----------
+    beyond : keys of state that torch's optimizer has not.
     """
+
+    beyond: Sequence[str] = ()
 
     def __init__(
         self,
@@ -97,6 +109,7 @@ class Beside:
         *,
         dtype: torch.dtype = torch.float32,
         grouped: Callable[[list[Tensor]], Any] = list,
+        own: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         print(f"seed {SEED}")
@@ -108,7 +121,7 @@ class Beside:
             each.detach().float().clone(memory_format=torch.contiguous_format).requires_grad_()
             for each in ours
         ]
-        self.mine = Side(ours, made(kind, grouped(ours), device, **options))
+        self.mine = Side(ours, made(kind, grouped(ours), device, **{**options, **(own or {})}))
         self.torchs = Side(theirs, made(kind, grouped(theirs), **options))
 
     def __iter__(self) -> Iterator[Side]:
@@ -132,16 +145,17 @@ class Beside:
             for side in self:
                 side.optimizer.step()
 
-    def check(self, state: bool = True) -> int:
+    def check(self, state: bool = True, gradients: bool = True) -> int:
         """Compare parameters, gradients and state, bit for bit; the number of values compared."""
         compared = 0
         for a, b in zip(self.mine.parameters, self.torchs.parameters, strict=True):
             assert torch.equal(bits(a), bits(b.detach().to(a.dtype)))
             assert (a.grad is None) == (b.grad is None)
-            assert a.grad is None or torch.equal(bits(a.grad), bits(b.grad.to(a.grad.dtype)))
+            if a.grad is not None and gradients:
+                assert torch.equal(bits(a.grad), bits(b.grad.to(a.grad.dtype)))
             compared += a.numel()
             mine, other = self.mine.state.get(a, {}), self.torchs.state.get(b, {})
-            assert list(mine) == list(other)
+            assert [key for key in mine if key not in self.beyond] == list(other)
             for key, value in other.items() if state else ():
                 if key == "step":
                     assert mine[key] == value

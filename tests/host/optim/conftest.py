@@ -13,7 +13,6 @@ from torch import Tensor
 import nearstep
 
 from ..driver.conftest import chosen
-from .scaling import URLS as SCALING_URLS
 
 SEED = 20231
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
@@ -157,10 +156,3 @@ def home(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 on_devices = pytest.mark.parametrize("home", chosen(URLS, IN_DEPTH), indirect=True)
 """For a test of homes that are devices."""
-
-
-@pytest.fixture(params=chosen(SCALING_URLS, IN_DEPTH))
-def scaling_device(request: pytest.FixtureRequest) -> Iterator[nearstep.Device]:
-    """A kernel by itself, a DIMM with small stripes and a card, which scan and scale."""
-    with nearstep.open(SCALING_URLS[request.param]) as opened:
-        yield opened

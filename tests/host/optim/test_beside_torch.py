@@ -201,13 +201,6 @@ PROGRAMS: dict[str, tuple[Sequence[str], tuple[Act, ...]]] = {
             for act in (options(lr=torch.tensor(1e-2 * scale)), steps())
         ),
     ),
-    "a learning rate in a tensor that is filled": (
-        tuple(KINDS),
-        (
-            each(lambda s: s.group.update(lr=torch.tensor(1e-2))),
-            *[steps(), each(lambda s: s.group["lr"].mul_(0.5))] * 3,
-        ),
-    ),
     "cosine": (
         tuple(KINDS),
         scheduled(partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=5)),
@@ -265,6 +258,17 @@ def test_a_program(kind: str, program: str, home: Any) -> None:
     beside = Beside(kind, home)
     for act in PROGRAMS[program][1]:
         act(beside)
+    beside.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learning_rate_in_a_tensor_that_is_filled(kind: str, home: Any) -> None:
+    rates = torch.tensor(1e-2), torch.tensor(1e-2)
+    beside = Beside(kind, home, own={"lr": rates[0]}, lr=rates[1])
+    for _ in range(3):
+        beside.step()
+        for rate in rates:
+            rate.mul_(0.5)
     beside.check()
 
 
@@ -543,7 +547,7 @@ def test_frozen_parameters_take_no_memory_until_they_are_thawed(kind: str, home:
     for side in beside:
         side.parameters[0].requires_grad_()
     beside.step(2)
-    assert array * frozen.numel() <= free - home.free_bytes
+    assert 0 <= free - home.free_bytes - array * frozen.numel() < 4 * frozen.numel()
     if kind != "Adagrad":
         beside.check()
         return
@@ -586,10 +590,10 @@ def test_one_run_for_neighbours_of_equal_group_and_step(home: Any) -> None:
         grouped=lambda ps: [{"params": ps[:3]}, {"params": ps[3:], "lr": 0.1}],
     )
     launches = [0]
-    for skipped in ((), (1,), ()):  # then the numbers of steps are 3, 2, 3 and 3
+    for skipped in ((0, 1, 2, 3), (), (1,), ()):  # then the numbers of steps are 3, 2, 3 and 3
         beside.step(1, skipped)
         launches.append(beside.mine.optimizer.traffic.launches)
-    assert [after - before for before, after in pairwise(launches)] == [2, 3, 4]
+    assert [after - before for before, after in pairwise(launches)] == [0, 2, 3, 4]
 
 
 @on_devices
@@ -600,3 +604,19 @@ def test_two_optimizers_on_one_device(home: Any) -> None:
             beside.step()
     for beside in two:
         beside.check()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("fu", ["rtl", "native"])
+@pytest.mark.parametrize("family", ["axdimm?block_bytes=512", "smartssd?chunk_bytes=512"])
+def test_simulated_devices(family: str, fu: str) -> None:
+    url = f"sim:{family}&lanes=4&rules=adam,adam_amsgrad&memory=halfduplex&stall=0.2&fu={fu}"
+    groups = {"amsgrad": True, "weight_decay": 0.1}, {"maximize": True}
+    beside = Beside(
+        "AdamW",
+        url,
+        grouped=lambda ps: [{"params": ps[:2], **groups[0]}, {"params": ps[2:], **groups[1]}],
+    )
+    beside.step(3)
+    beside.check()
+    assert beside.mine.optimizer.traffic.cycles > 0

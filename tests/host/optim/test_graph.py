@@ -329,39 +329,6 @@ def test_a_norm_that_is_not_finite_updates_nothing(as_graphs, make_parameters):
         optimizer.step()
 
 
-@pytest.mark.parametrize("url", [f"{GOLDEN}2", SIM], ids=["golden", "sim"])
-def test_two_threads_have_the_bits_that_each_has_alone(url, as_graphs):
-    as_graphs(True)
-    shapes, steps = ((3000,), (16,), (64, 17)), 3
-
-    def work(number: int, device: nearstep.Device, begin: threading.Barrier) -> None:
-        generator = torch.Generator().manual_seed(number)
-        ps = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        optimizer = nearstep.optim.AdamW(ps, lr=0.01 * (1 + number), device=device)
-        begin.wait()
-        for _ in range(steps):
-            for p in ps:
-                p.grad = torch.randn(p.shape, generator=generator)
-            optimizer.step()
-        found[number] = [p.detach().clone() for p in ps]
-
-    found: dict[int, list[Tensor]] = {}
-    with nearstep.open(url) as device:
-        for number in range(2):
-            work(number, device, threading.Barrier(1))
-    alone, found = found, {}
-    with nearstep.open(url) as device:
-        begin = threading.Barrier(2)
-        threads = [threading.Thread(target=work, args=(n, device, begin)) for n in range(2)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    assert found.keys() == alone.keys() == {0, 1}, "a thread ended with an error"
-    for number, ps in alone.items():
-        assert all(torch.equal(a, b) for a, b in zip(ps, found[number], strict=True))
-
-
 def test_a_copy_of_another_thread_waits_for_the_end_of_a_reservation():
     with nearstep.open(f"{GOLDEN}2") as device:
         buffers = [device.alloc(64, channel=channel) for channel in range(2)]

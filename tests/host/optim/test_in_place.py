@@ -14,8 +14,9 @@ from nearstep.backends.emulated import Injection
 from nearstep.errors import BusResponseError
 from nearstep.torch.exchange import SMALL_ELEMENTS
 
+from .beside import Beside, made, tensors
 from .conftest import bits, like_torch
-from .test_residency import CHANGES, through_data
+from .test_residency import CHANGES
 
 URLS = {
     "in place": "golden:axdimm?memory_bytes=64MiB",
@@ -44,57 +45,39 @@ def another_optimizer(p):
 
 
 @like_torch
-def test_every_change_on_the_host_is_found_whatever_the_size(
-    device, make_parameters, give_gradients, assert_equal_bits
-):
-    ours, theirs = make_parameters(SHAPES), make_parameters(SHAPES)
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
-    for change in [*CHANGES, another_optimizer]:
-        print(change.__name__)
-        give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
-        assert_equal_bits(ours, theirs)
-        for parameters in (ours, theirs):
+def test_every_change_on_the_host_is_found_whatever_the_size(device):
+    beside = Beside("AdamW", device, tensors(SHAPES))
+    for name, change in {**CHANGES, "another optimizer": another_optimizer}.items():
+        print(name)
+        beside.step()
+        beside.check(state=False)
+        for side in beside:
             for index in (1, 2, 4):
-                change(parameters[index])
-    give_gradients(ours, theirs)
-    optimizer.step()
-    reference.step()
-    assert_equal_bits(ours, theirs, optimizer, reference)
+                change(side.parameters[index])
+    beside.step()
+    beside.check()
 
 
-def test_neighbours_that_end_within_a_line_have_the_bits_of_each_alone(
-    device, make_parameters, give_gradients, assert_equal_bits
-):
-    ours, theirs = make_parameters(ODD), make_parameters(ODD)
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
+def test_neighbours_that_end_within_a_line_have_the_bits_of_each_alone(device):
+    beside = Beside("AdamW", device, tensors(ODD))
     alone = "golden:axdimm?memory_bytes=1MiB&engine=numpy&in_place=no"
-    references = [nearstep.optim.AdamW([p], lr=1e-2, device=alone) for p in theirs]
+    references = [made("AdamW", [p], alone) for p in beside.torchs.parameters]
     for step in range(3):
-        give_gradients(ours, theirs)
-        if step == 1:
-            for index in (1, 3):  # their neighbours are no longer that
-                ours[index].grad = theirs[index].grad = None
-        optimizer.step()
-        for reference in references:
-            reference.step()
-        through_data(ours[4])
-        through_data(theirs[4])
-    assert_equal_bits(ours, theirs)
+        beside.give((1, 3) if step == 1 else ())  # their neighbours are no longer that
+        for optimizer in (beside.mine.optimizer, *references):
+            optimizer.step()
+        for side in beside:
+            side.parameters[4].data.add_(1.0)
+    for a, b in zip(*(side.parameters for side in beside), strict=True):
+        assert torch.equal(bits(a), bits(b))
 
 
 @like_torch
-def test_an_array_that_a_parameter_was_made_of_stays_its_memory(device, give_gradients):
-    arrays = [np.linspace(-1, 1, SMALL_ELEMENTS + 32).astype(np.float32) for _ in range(2)]
-    ours, theirs = ([torch.nn.Parameter(torch.from_numpy(array))] for array in arrays)
-    optimizer = nearstep.optim.AdamW(ours, device=device)
-    reference = torch.optim.AdamW(theirs, fused=True)
+def test_an_array_that_a_parameter_was_made_of_stays_its_memory(device):
+    beside = Beside("AdamW", device, tensors([(SMALL_ELEMENTS + 32,)]))
+    arrays = [side.parameters[0].detach().numpy() for side in beside]
     for _ in range(3):
-        give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
+        beside.step()
         assert np.array_equal(arrays[0].view(np.uint32), arrays[1].view(np.uint32))
         for array in arrays:
             array[1::3] *= 1.5
@@ -153,20 +136,15 @@ def test_the_device_lets_go_of_gradients(device, make_parameters, give_gradients
 
 
 @like_torch
-def test_nothing_is_lost_when_the_device_is_closed(
-    make_parameters, give_gradients, assert_equal_bits
-):
-    ours, theirs = make_parameters(SHAPES), make_parameters(SHAPES)
-    views = [p.detach().numpy() for p in ours]
-    optimizer = nearstep.optim.AdamW(ours, device=URLS["in place"])
-    reference = torch.optim.AdamW(theirs, fused=True)
-    give_gradients(ours, theirs)
-    optimizer.step()
-    reference.step()
-    optimizer.device.close()
-    del optimizer
-    assert_equal_bits(ours, theirs)
-    for p, view in zip(ours, views, strict=True):
+def test_nothing_is_lost_when_the_device_is_closed():
+    beside = Beside("AdamW", URLS["in place"], tensors(SHAPES))
+    views = [p.detach().numpy() for p in beside.mine.parameters]
+    beside.step()
+    beside.mine.optimizer.device.close()
+    for a, b in zip(*(side.parameters for side in beside), strict=True):
+        assert torch.equal(bits(a), bits(b))
+    del beside.mine.optimizer
+    for p, view in zip(beside.mine.parameters, views, strict=True):
         view[...] = 2.0
         assert torch.all(p == 2.0)
 
