@@ -35,6 +35,21 @@ def tensors(shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
+def parameters(
+    shapes: Sequence[tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """The same at every call."""
+    return [each.to(dtype).requires_grad_() for each in tensors(shapes)]
+
+
+def equal_bits(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> int:
+    """Compare two lists of tensors; the number of values compared."""
+    assert all(torch.equal(bits(a), bits(b)) for a, b in zip(ours, theirs, strict=True))
+    compared = sum(each.numel() for each in ours)
+    assert compared > 0
+    return compared
+
+
 def clone(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [p.detach().clone().requires_grad_() for p in parameters]
 

@@ -189,9 +189,9 @@ def test_a_gradient_that_is_not_finite_reaches_the_parameter(device):
     assert int((residual == 0).sum()) == 5
 
 
-def test_nothing_but_pairs_goes_down_and_no_memory_is_taken_for_gradients(make_parameters):
+def test_nothing_but_pairs_goes_down_and_no_memory_is_taken_for_gradients():
     with nearstep.open(URLS["kernel"]) as device:
-        ours = make_parameters([(4096,), (1024,)])
+        ours = clone(tensors([(4096,), (1024,)]))
         free = device.free_bytes
         optimizer = nearstep.optim.AdamW(ours, device=device, compression=0.01)
         taken = free - device.free_bytes

@@ -52,11 +52,11 @@ class _Copies(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("layout", "copied"), [("channels_last", 0), ("transposed", 0), ("strided", 3)]
 )
-def test_dense_layouts_are_not_copied(layout, copied, make_parameters) -> None:
-    parameters = [*make_parameters(), LAYOUTS[layout](make_parameters([(4, 8, 2, 16)])[0].detach())]
-    optimizer = HostOptimizer(parameters, OPTIMIZERS["adamw"])
+def test_dense_layouts_are_not_copied(layout, copied) -> None:
+    given = [*tensors(), LAYOUTS[layout](tensors([(4, 8, 2, 16)])[0])]
+    optimizer = HostOptimizer(given, OPTIMIZERS["adamw"])
     for step in range(2):
-        for p in parameters:
+        for p in given:
             p.grad = torch.empty_strided(p.shape, p.stride()).fill_(0.5)
         with _Copies() as copies:
             optimizer.step()
@@ -247,14 +247,11 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_refused_before_anything_changes(
-    wrong, make_parameters, give_gradients
-) -> None:
+def test_what_is_wrong_is_refused_before_anything_changes(wrong) -> None:
     change, error, message = WRONG[wrong]
-    parameters = make_parameters([(0,), (32, 48), (64,), (16, 3, 5)])
-    optimizer = HostOptimizer(parameters, OPTIMIZERS["adamw"])
-    give_gradients(parameters)
-    optimizer.step()
+    beside = Beside("AdamW", "host:", tensors([(0,), (32, 48), (64,), (16, 3, 5)]))
+    beside.step()
+    parameters, optimizer = beside.mine.parameters, beside.mine.optimizer
     last = parameters[-1]
     change(last, optimizer.state[last])
     optimizer.grad_scale = torch.tensor(2.0)
@@ -267,14 +264,15 @@ def test_what_is_wrong_is_refused_before_anything_changes(
     assert len(after) == 3 * 5 + 1
 
 
-def test_state_and_processors_are_plain_data(make_parameters, give_gradients) -> None:
+def test_state_and_processors_are_plain_data() -> None:
     """Whatever the default dtype is, and after a copy."""
-    parameters = make_parameters()
-    optimizer = HostOptimizer(parameters, OPTIMIZERS["adagrad"], initial_accumulator_value=0.5)
+    given = tensors()
+    optimizer = HostOptimizer(given, OPTIMIZERS["adagrad"], initial_accumulator_value=0.5)
     torch.set_default_dtype(torch.float64)
     try:
-        adam = HostOptimizer(parameters, OPTIMIZERS["adam"])
-        give_gradients(parameters)
+        adam = HostOptimizer(given, OPTIMIZERS["adam"])
+        for p in given:
+            p.grad = torch.ones_like(p)
         adam.step()
     finally:
         torch.set_default_dtype(torch.float32)

@@ -96,8 +96,8 @@ def test_what_is_not_sent_is_negated_too(form, feedback, device):
     beside.check()
 
 
-def test_compression_without_a_kernel_that_scales_is_refused_by_name(make_parameters):
-    ours = make_parameters()
+def test_compression_without_a_kernel_that_scales_is_refused_by_name():
+    ours = clone(tensors())
     with nearstep.open(f"golden:axdimm?compression=fused&{FORMATS}") as device:
         with pytest.raises(UnsupportedOptionError, match=r"maximize=True.*gradient_scale=yes"):
             nearstep.optim.AdamW(ours, maximize=True, compression=0.1, device=device)

@@ -11,13 +11,12 @@ from nearstep.errors import ClosedDeviceError
 from .beside import Beside
 
 
-def test_step_hooks_and_the_profiler_see_the_step(device, make_parameters, give_gradients):
-    ours = make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, device=device)
-    seen = []
+def test_step_hooks_and_the_profiler_see_the_step(device):
+    beside, seen = Beside("AdamW", device), []
+    optimizer = beside.mine.optimizer
     optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
     handle = optimizer.register_step_post_hook(lambda *_: seen.append("post"))
-    give_gradients(ours)
+    beside.give()
     with torch.profiler.profile() as profile:
         optimizer.step()
     assert seen == ["pre", "post"]
@@ -28,13 +27,12 @@ def test_step_hooks_and_the_profiler_see_the_step(device, make_parameters, give_
     assert seen == ["pre", "post", "pre"]
 
 
-def test_a_step_on_a_closed_device(make_parameters, give_gradients):
-    ours = make_parameters()
+def test_a_step_on_a_closed_device():
     with nearstep.open("golden:axdimm?memory_bytes=1MiB") as device:
-        optimizer = nearstep.optim.AdamW(ours, device=device)
-    give_gradients(ours)
+        beside = Beside("AdamW", device)
+    beside.give()
     with pytest.raises(ClosedDeviceError):
-        optimizer.step()
+        beside.mine.optimizer.step()
 
 
 def test_the_paper_order_trains_too():
