@@ -128,8 +128,15 @@ HOMES: dict[str, tuple[str, dict[str, Any]]] = {
 each_home = pytest.mark.parametrize("home", HOMES)
 
 
-@each_home
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENODEV])
+@pytest.mark.parametrize(
+    ("home", "code"),
+    [
+        ("host", errno.EIO),
+        ("host", errno.ENODEV),
+        ("cards", errno.EIO),
+        pytest.param("cards", errno.ENODEV, marks=pytest.mark.deep),
+    ],
+)
 @pytest.mark.parametrize("action", ["read", "write", "flush"])
 def test_after_an_error_of_a_drive_everything_is_as_before_the_step(
     action: str, code: int, home: str
