@@ -142,6 +142,7 @@ def test_keys_of_the_user_are_kept(trained):
     optimizer.state[first]["note"] = "mine"
     optimizer.load_state_dict(optimizer.state_dict())
     assert optimizer.state[first]["note"] == "mine"
+    assert optimizer.state[first].pop("nothing", 5) == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
