@@ -33,8 +33,9 @@ from nearstep.storage.drive_errors import (
 from nearstep.storage.store import Store
 from nearstep_sim.models.drive import MemoryBlocks
 
-from ..overflow.jobs import Job, drives, everything, images
-from .test_equality import PLAIN, card_url, compare
+from ..overflow.jobs import PLAIN, Job, card_url, drives, everything, images
+from ..overflow.test_equality import cards as cards_home
+from ..overflow.test_equality import compare
 from .test_faults import expected_after
 from .test_moving import expected, files, names, resumed, trained, url
 
@@ -233,4 +234,4 @@ def test_a_subgroup_that_a_card_has_no_room_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [1e-9, 1.0])
 def test_one_pair_of_each_parameter_or_all(share: float) -> None:
-    assert compare(Job([(40, 16), (0,), (7,)]), 2, 128, compression=share) > 10
+    assert compare(Job([(40, 16), (0,), (7,)]), cards_home(2, 128), compression=share) > 10

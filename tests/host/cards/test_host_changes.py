@@ -16,8 +16,7 @@ from nearstep.storage.drive_errors import StorageError, UncertainCommitError
 from nearstep.torch.errors import InterruptedStepError
 from nearstep_sim.models.drive import FailAt
 
-from ..overflow.jobs import Drives, Job, bits, drives, everything
-from .test_equality import PLAIN, card_url
+from ..overflow.jobs import PLAIN, Drives, Job, bits, card_url, drives, everything
 
 WAIT_S = 60.0
 BLOCKS = 1200

@@ -19,21 +19,23 @@ from nearstep.storage.drive_errors import (
     StorageError,
 )
 from nearstep.storage.store import Store
-from nearstep.torch.homes import resume
+from nearstep.torch.homes import generation, resume
 from nearstep.torch.homes.errors import NothingToResumeError, ResumeError
 
+from ..overflow.jobs import PLAIN, Job, card_url, drives, everything
 from ..overflow.jobs import URL as DIMM
-from ..overflow.jobs import Job, drives, everything
-from .test_equality import PLAIN, card_url
 
-JOB = Job([(40, 16), (16,), (30, 20), (7,)], skips=3)
+JOB = Job(((40, 16), (16,), (30, 20), (7,)), skips=3)
 MEMORY = 1 << 16
+SHARE = {"compression": 0.1}
+dense_and_compressed = pytest.mark.parametrize("more", [{}, SHARE], ids=["dense", "compressed"])
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files without much room to spare: they are copied here."""
+    """Files without much room to spare, copied here, and residuals written in several parts."""
     monkeypatch.setattr("nearstep.torch.homes.opening.SPARE_BYTES", 1 << 17)
+    monkeypatch.setattr(generation, "WRITTEN_ELEMENTS", 256)
 
 
 def url(folder: Path, cards: int, subgroup: int = 128, chunk: int = 512) -> str:
@@ -51,8 +53,9 @@ def trained(device: str, steps: int, job: Job = JOB, **more: Any) -> tuple[list[
     return parameters, optimizer
 
 
-def expected(steps: int, job: Job = JOB) -> dict[str, bytes]:
-    return everything(*trained(PLAIN, steps, job))
+def expected(steps: int, job: Job = JOB, **more: Any) -> dict[str, bytes]:
+    """Without drives."""
+    return everything(*trained(PLAIN, steps, job, **more))
 
 
 def resumed(device: str, resume: Any = True, job: Job = JOB, **more: Any) -> tuple[list[Any], Any]:
@@ -60,14 +63,20 @@ def resumed(device: str, resume: Any = True, job: Job = JOB, **more: Any) -> tup
     return again, job.make(again, device, resume=resume, **more)
 
 
-def check(found: tuple[list[Any], Any], steps: int, job: Job = JOB) -> None:
+def held_back(optimizer: Any) -> int:
+    """States with something that error feedback holds back."""
+    return sum("residual" in state for state in optimizer.state.values())
+
+
+def check(found: tuple[list[Any], Any], steps: int, job: Job = JOB, **more: Any) -> None:
     """It has the bits after so many steps, and after two more; its drives are closed."""
     parameters, optimizer = found
-    assert everything(parameters, optimizer) == expected(steps, job)
+    assert everything(parameters, optimizer) == expected(steps, job, **more)
     for step in (steps, steps + 1):
         job.step(optimizer, parameters, step)
-    assert everything(parameters, optimizer) == expected(steps + 2, job)
+    assert everything(parameters, optimizer) == expected(steps + 2, job, **more)
     optimizer.store.close()
+    assert held_back(optimizer) == ("compression" in more) * len(job.shapes)
 
 
 def files(folder: Path) -> list[str]:
@@ -78,27 +87,36 @@ def names(cards: int) -> list[str]:
     return [f"card{i}of{cards}.nearstep" for i in range(cards)]
 
 
-def test_another_number_of_cards_block_and_subgroup(tmp_path: Path) -> None:
-    _, optimizer = trained(url(tmp_path, 2), 2)
+@dense_and_compressed
+def test_another_number_of_cards_block_and_subgroup(more: dict[str, Any], tmp_path: Path) -> None:
+    _, optimizer = trained(url(tmp_path, 2), 2, **more)
     optimizer.store.close()
     steps = 2
-    for cards, subgroup, chunk in [(2, 512, 512), (3, 256, 1024), (3, 256, 512), (1, 128, 512)]:
-        check(resumed(url(tmp_path, cards, subgroup, chunk)), steps)
+    for cards, subgroup, chunk in [
+        *((2, 128, 512), (2, 512, 512)),
+        *((3, 256, 1024), (3, 256, 512), (1, 128, 512)),
+    ]:
+        check(resumed(url(tmp_path, cards, subgroup, chunk), **more), steps, **more)
         steps += 2
         assert files(tmp_path) == names(cards)
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "amsgrad", "momentum"])
-@pytest.mark.deep
-def test_other_rules_and_masters_of_16_bits(optimizer: str, tmp_path: Path) -> None:
-    device = url(tmp_path, 2).replace("adam,adagrad", "adam_amsgrad,sgd_momentum,adagrad")
-    for dtype in (torch.float32, torch.bfloat16):
-        job = Job([(40, 16), (16,), (30, 20), (7,)], optimizer, dtype=dtype, skips=3)
-        _, found = trained(device, 2, job)
-        found.store.close()
-        check(resumed(device.replace("cards=2", "cards=3"), job=job), 2, job)
-        for name in names(3):
-            (tmp_path / name).unlink()
+def others(*names: Any) -> list[Any]:
+    """The first one, and more for deep tests."""
+    return [names[0], *(pytest.param(each, marks=pytest.mark.deep) for each in names[1:])]
+
+
+@dense_and_compressed
+@pytest.mark.parametrize("dtype", others(torch.bfloat16, torch.float16, torch.float32), ids=str)
+@pytest.mark.parametrize("optimizer", others("sgd", "adagrad", "amsgrad", "momentum"))
+def test_other_rules_and_masters_of_16_bits(
+    optimizer: str, dtype: torch.dtype, more: dict[str, Any], tmp_path: Path
+) -> None:
+    device = url(tmp_path, 2).replace("adam,adagrad", "adam_amsgrad,sgd,sgd_momentum,adagrad")
+    job = Job(JOB.shapes, optimizer, dtype=dtype, skips=3)
+    _, found = trained(device, 2, job, **more)
+    found.store.close()
+    check(resumed(device.replace("cards=2", "cards=3"), job=job, **more), 2, job, **more)
 
 
 def test_from_drives_of_the_host_and_back(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from torch import nn
 
 import nearstep
 
-from ..overflow.jobs import drives
-from .test_equality import PLAIN, card_url
+from ..overflow.jobs import PLAIN, card_url, drives
 
 STEPS = 3
 WIDTH, LAYERS = 32, 5

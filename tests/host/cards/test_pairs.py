@@ -14,8 +14,7 @@ from nearstep.errors import PairRangeError, ResetNeededError
 from nearstep.torch.compression import FORMS, Compression
 
 from ...sim.smartssd.test_card import URLS
-from ..overflow.jobs import Job, drives, everything
-from .test_equality import PLAIN, card_url
+from ..overflow.jobs import PLAIN, Job, card_url, drives, everything
 
 JOB = Job(((40, 16), (16,), (30, 20), (7,)))
 STEPS = 2

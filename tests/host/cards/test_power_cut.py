@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ..overflow.jobs import Job
+from ..overflow.jobs import Job, card_url
 from ..overflow.test_power_cut import check_cuts
-from .test_equality import card_url
 
 JOB = Job([(20, 16), (5,)])
 """Its first parameter takes several subgroups of a card."""

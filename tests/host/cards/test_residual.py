@@ -1,8 +1,10 @@
-"""What error feedback holds back of compressed gradients is on the drives of cards, too."""
+"""What error feedback holds back of compressed gradients is on the drives of cards, too.
+
+That it moves to other cards is a column of `test_moving.py`.
+"""
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,80 +16,29 @@ import nearstep
 from nearstep.storage.drive_errors import TornExtentError
 from nearstep.torch import convert
 from nearstep.torch.errors import HyperparameterError
-from nearstep.torch.homes import generation
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.homes.segments import HELD_BACK
 
+from ..overflow.jobs import PLAIN, Job, bits, card_url, drives, everything
 from ..overflow.jobs import URL as DIMM
-from ..overflow.jobs import Job, bits, drives, everything
 from .test_drives import flip
-from .test_equality import PLAIN, card_url
-from .test_moving import files, names, resumed, trained, url
+from .test_moving import (
+    JOB,
+    SHARE,
+    check,
+    expected,
+    files,
+    held_back,
+    names,
+    resumed,
+    small,
+    trained,
+    url,
+)
 
-JOB = Job(((40, 16), (16,), (30, 20), (7,)), skips=3)
-SHARE = {"compression": 0.1}
 LEFT_OUT = {**SHARE, "save_residual": False}
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files without much room to spare, and residuals that are written in several parts."""
-    monkeypatch.setattr("nearstep.torch.homes.opening.SPARE_BYTES", 1 << 17)
-    monkeypatch.setattr(generation, "WRITTEN_ELEMENTS", 256)
-
-
-@cache
-def expected(steps: int, job: Job = JOB) -> dict[str, bytes]:
-    """Without drives."""
-    return everything(*trained(PLAIN, steps, job, **SHARE))
-
-
-def held_back(optimizer: Any) -> int:
-    """States with something that is held back."""
-    return sum("residual" in state for state in optimizer.state.values())
-
-
-def check(found: tuple[list[Any], Any], steps: int, job: Job = JOB) -> int:
-    """It has the bits after so many steps, and after two more; its drives are closed."""
-    parameters, optimizer = found
-    assert everything(parameters, optimizer) == expected(steps, job)
-    for step in (steps, steps + 1):
-        job.step(optimizer, parameters, step)
-    assert everything(parameters, optimizer) == expected(steps + 2, job)
-    optimizer.store.close()
-    return held_back(optimizer)
-
-
-def test_a_resumed_run_has_the_bits_of_one_that_was_left_alone(tmp_path: Path) -> None:
-    _, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
-    optimizer.store.close()
-    steps, compared = 2, 0
-    for cards, subgroup, chunk in [(2, 128, 512), (2, 512, 512), (3, 256, 1024), (1, 128, 512)]:
-        compared += check(resumed(url(tmp_path, cards, subgroup, chunk), **SHARE), steps)
-        steps += 2
-        assert files(tmp_path) == names(cards)
-    assert compared == 4 * len(JOB.shapes)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "dtype"),
-    [
-        ("sgd", torch.bfloat16),
-        pytest.param("momentum", torch.float16, marks=pytest.mark.deep),
-        pytest.param("amsgrad", torch.float32, marks=pytest.mark.deep),
-        pytest.param("adagrad", torch.float32, marks=pytest.mark.deep),
-    ],
-)
-def test_other_rules_and_masters_of_16_bits(
-    optimizer: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    rules = "adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
-    device = url(tmp_path, 2).replace("adam,adagrad", rules)
-    job = Job(JOB.shapes, optimizer, dtype=dtype, skips=3)
-    _, found = trained(device, 2, job, **SHARE)
-    found.store.close()
-    other = device.replace("cards=2", "cards=3")
-    assert check(resumed(other, job=job, **SHARE), 2, job) == len(job.shapes)
+__all__ = ["small"]
 
 
 def test_its_bytes_have_a_counter_of_their_own() -> None:
@@ -147,9 +98,9 @@ def test_it_is_left_out_from_a_step_on(tmp_path: Path) -> None:
     _, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
     optimizer.store.close()
     parameters, optimizer = resumed(url(tmp_path, 2), **LEFT_OUT)
-    assert everything(parameters, optimizer) == expected(2)
+    assert everything(parameters, optimizer) == expected(2, **SHARE)
     JOB.step(optimizer, parameters, 2)
-    assert everything(parameters, optimizer) == expected(3)
+    assert everything(parameters, optimizer) == expected(3, **SHARE)
     assert not [name for name in optimizer.store.tensors if HELD_BACK in name]
     optimizer.store.close()
     with pytest.raises(ResumeError, match="a step that left it out"):
@@ -164,11 +115,11 @@ def test_through_drives_of_the_host_and_back(tmp_path: Path) -> None:
     on_host: dict[str, Any] = {"drives": host, "memory": 1 << 16}
     for resume in (cards, True):
         found = resumed(DIMM, resume, **on_host)
-        assert everything(*found) == expected(2)
+        assert everything(*found) == expected(2, **SHARE)
         found[1].store.close()
     for name in names(2):
         (cards / name).unlink()
-    assert check(resumed(url(cards, 3), host, **SHARE), 2) == len(JOB.shapes)
+    check(resumed(url(cards, 3), host, **SHARE), 2, **SHARE)
 
 
 def test_through_a_state_dict(tmp_path: Path) -> None:
@@ -179,7 +130,7 @@ def test_through_a_state_dict(tmp_path: Path) -> None:
     second = JOB.make(ours, url(other, 3), **SHARE)
     second.load_state_dict(saved)
     second.store.close()  # what was loaded is a generation
-    assert check(resumed(url(other, 3), **SHARE), 2) == len(JOB.shapes)
+    check(resumed(url(other, 3), **SHARE), 2, **SHARE)
     for state in saved["state"].values():
         del state["residual"]
     optimizer.load_state_dict(saved)

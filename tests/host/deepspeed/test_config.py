@@ -141,19 +141,16 @@ FULL: dict[str, Any] = {
     "zero_force_ds_cpu_optimizer": False,
     "comms_logger": {"enabled": True},
     "flops_profiler": {"enabled": True, "profile_step": 1},
-    "tensorboard": {"enabled": False},
     "wandb": {"enabled": False, "project": "x"},
-    "csv_monitor": {"enabled": False},
-    "comet": {"enabled": False},
     "checkpoint": {"tag_validation": "Warn"},
-    "amp": {"enabled": False},
-    "torch_autocast": {"enabled": False},
-    "autotuning": {"enabled": False},
-    "elasticity": {"enabled": False},
-    "curriculum_learning": {"enabled": False},
-    "data_efficiency": {"enabled": False},
-    "hybrid_engine": {"enabled": False},
-    "expert_parallel": {"enabled": False},
+    **{
+        name: {"enabled": False}
+        for name in (
+            *("tensorboard", "csv_monitor", "comet", "amp", "torch_autocast", "autotuning"),
+            *("elasticity", "curriculum_learning", "data_efficiency", "hybrid_engine"),
+            "expert_parallel",
+        )
+    },
 }
 """Every key that is not always refused, with a value that is taken."""
 
@@ -362,69 +359,47 @@ def test_what_is_not_supported_is_refused_with_the_reason() -> None:
     assert len(others) >= 19
 
 
+def fp16(**more: Any) -> dict[str, Any]:
+    return {"fp16": {"enabled": True, **more}}
+
+
+def optimizer(kind: str, **params: Any) -> dict[str, Any]:
+    return {"optimizer": {"type": kind, "params": params}}
+
+
+def zero(device: str = "nvme", path: str | None = "/x", **more: Any) -> dict[str, Any]:
+    offload = {"device": device} | ({} if path is None else {"nvme_path": path})
+    return {"zero_optimization": {**more, "offload_optimizer": offload}}
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "message"),
     [
         ({"optimizer": None}, "optimizer", "a table"),
         ({"optimizer": {}}, "optimizer.type", "must be given, not missing"),
-        (
-            {"optimizer": {"type": "Lamb"}},
-            "optimizer.type",
-            "Adam, AdamW, SGD, Adagrad, not 'Lamb'",
-        ),
-        (
-            {"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}},
-            "optimizer.params.betas",
-            "dampening",
-        ),
-        (
-            {"optimizer": {"type": "AdamW", "params": {"adam_w_mode": False}}},
-            "optimizer.params.adam_w_mode",
-            "decouples",
-        ),
-        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "bf16.enabled", "false where"),
+        (optimizer("Lamb"), "optimizer.type", "Adam, AdamW, SGD, Adagrad, not 'Lamb'"),
+        (optimizer("SGD", betas=[0, 0]), "optimizer.params.betas", "dampening"),
+        (optimizer("AdamW", adam_w_mode=False), "optimizer.params.adam_w_mode", "decouples"),
+        ({**fp16(), "bf16": {"enabled": True}}, "bf16.enabled", "false where"),
         ({"communication_data_type": "fp16"}, "communication_data_type", "fp32"),
         ({"data_types": {"grad_accum_dtype": "bf16"}}, "data_types.grad_accum_dtype", "fp32"),
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage", "from 0 to 3"),
+        (zero("cpu", None), "zero_optimization.stage", "1, 2 or 3 with"),
+        (zero(stage=2), "zero_optimization.stage", "3 with"),
         (
-            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-            "zero_optimization.stage",
-            "1, 2 or 3 with",
-        ),
-        (
-            {
-                "zero_optimization": {
-                    "stage": 2,
-                    "offload_optimizer": {"device": "nvme", "nvme_path": "/x"},
-                }
-            },
-            "zero_optimization.stage",
-            "3 with",
-        ),
-        (
-            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+            zero(path=None, stage=3),
             "zero_optimization.offload_optimizer.nvme_path",
             "given with",
         ),
         (
-            {
-                "zero_optimization": {
-                    "stage": 3,
-                    "sub_group_size": 0,
-                    "offload_optimizer": {"device": "nvme", "nvme_path": "/x"},
-                }
-            },
+            zero(stage=3, sub_group_size=0),
             "zero_optimization.sub_group_size",
             "at least 1",
         ),
+        (fp16(initial_scale_power=128), "fp16.initial_scale_power", "127"),
+        (fp16(min_loss_scale=0), "fp16.min_loss_scale", "above 0"),
         (
-            {"fp16": {"enabled": True, "initial_scale_power": 128}},
-            "fp16.initial_scale_power",
-            "127",
-        ),
-        ({"fp16": {"enabled": True, "min_loss_scale": 0}}, "fp16.min_loss_scale", "above 0"),
-        (
-            {"fp16": {"enabled": True, "initial_scale_power": 3, "min_loss_scale": 9}},
+            fp16(initial_scale_power=3, min_loss_scale=9),
             "fp16.min_loss_scale",
             "at most 2 to 3",
         ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from torch import Tensor
 import nearstep
 
 from ..driver.conftest import chosen
-from .scaling import URLS as SCALING_URLS
 
 SEED = 20231
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
@@ -74,99 +74,22 @@ def many_rules(request: pytest.FixtureRequest) -> Iterator[nearstep.Device]:
         yield opened
 
 
-@pytest.fixture
-def make_parameters() -> Callable[..., list[Tensor]]:
-    """Parameters of the shapes given: the same contents at every call."""
-
-    def make(
-        shapes: Sequence[tuple[int, ...]] = ((32, 48), (64,), (16, 3, 5)),
-        dtype: torch.dtype = torch.float32,
-    ) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(SEED)
-        return [
-            torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes
-        ]
-
-    return make
-
-
-@pytest.fixture
-def give_gradients() -> Callable[..., None]:
-    """Give every list of parameters the same gradients, of magnitudes from 1e-12 to 1e3."""
-    generator = torch.Generator().manual_seed(SEED + 1)
-    print(f"seed {SEED}")
-
-    def give(*lists: Sequence[Tensor]) -> None:
-        for same in zip(*lists, strict=True):
-            shape = same[0].shape
-            exponent = torch.rand(shape, generator=generator) * 15 - 12
-            values = torch.randn(shape, generator=generator) * 10**exponent
-            for parameter in same:
-                parameter.grad = values.to(parameter.dtype, copy=True)
-
-    return give
-
-
 def bits(tensor: Tensor) -> Tensor:
     """Bit patterns, for comparison with `==`."""
     flat = tensor.detach().resolve_neg().reshape(-1)
     return flat.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
-@pytest.fixture
-def assert_equal_bits() -> Callable[..., None]:
-    """Compare two parameters and their optimizer states, bit for bit."""
-
-    def check(
-        ours: Sequence[Tensor],
-        theirs: Sequence[Tensor],
-        optimizer: torch.optim.Optimizer | None = None,
-        reference: torch.optim.Optimizer | None = None,
-    ) -> None:
-        compared = 0
-        for a, b in zip(ours, theirs, strict=True):
-            assert torch.equal(bits(a), bits(b))
-            compared += a.numel()
-            if optimizer is not None and reference is not None:
-                mine: dict[str, Any] = optimizer.state.get(a, {})
-                other: dict[str, Any] = reference.state.get(b, {})
-                assert list(mine) == list(other)
-                for key, value in other.items():
-                    if key == "step":
-                        assert mine[key] == value
-                    else:
-                        assert torch.equal(bits(mine[key]), bits(value)), key
-                        compared += a.numel()
-        assert compared > 0
-        print(f"{compared} values compared, bit for bit")
-
-    return check
+HOMES = {name: f"{url}&{RULES}" for name, url in URLS.items()} | {"host": "host:"}
 
 
-@pytest.fixture
-def trained(
-    device: nearstep.Device,
-    make_parameters: Callable[..., list[Tensor]],
-    give_gradients: Callable[..., None],
-) -> tuple[list[Tensor], list[Tensor], torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Parameters and an optimizer after three steps, and torch's after the same."""
-    ours, theirs = make_parameters(), make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
-    for _ in range(3):
-        give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
-    return ours, theirs, optimizer, reference
-
-
-def clone(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Other parameters with the same contents."""
-    return [p.detach().clone().requires_grad_() for p in parameters]
-
-
-@pytest.fixture(params=chosen(SCALING_URLS, IN_DEPTH))
-def scaling_device(request: pytest.FixtureRequest) -> Iterator[nearstep.Device]:
-    """A kernel by itself, a DIMM with small stripes and a card, which scan and scale."""
-    with nearstep.open(SCALING_URLS[request.param]) as opened:
+@pytest.fixture(params=chosen(HOMES, IN_DEPTH))
+def home(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The same devices with every update rule, and the name of the processor."""
+    url = HOMES[request.param]
+    with nullcontext(url) if request.param == "host" else nearstep.open(url) as opened:
         yield opened
+
+
+on_devices = pytest.mark.parametrize("home", chosen(URLS, IN_DEPTH), indirect=True)
+"""For a test of homes that are devices."""

@@ -1,4 +1,4 @@
-"""Optimizers, scalers and devices of the tests of loss scaling and clipping."""
+"""Scalers and devices of the tests of loss scaling and clipping."""
 
 from __future__ import annotations
 
@@ -6,40 +6,20 @@ import torch
 
 import nearstep
 
-RULES = "rules=adam,sgd,sgd_momentum,adagrad"
-
+from .beside import KINDS as EVERY_KIND
+from .beside import Beside
 
 KERNEL = (
-    f"{RULES}&scan=yes&gradient_scale=yes&compression=fused"
+    "rules=adam,sgd,sgd_momentum,adagrad&scan=yes&gradient_scale=yes&compression=fused"
     "&gradient_formats=fp32,fp16,bf16&memory_bytes=64MiB"
 )
-
-
 URLS = {
     "kernel": f"golden:axdimm?{KERNEL}",
     "dimm": f"golden:axdimm?channels=2&block_bytes=512&{KERNEL}",
     "card": "golden:smartssd?memory_bytes=64MiB",
 }
-
-
-KINDS = {
-    "Adam": {"lr": 1e-2, "weight_decay": 0.1},
-    "AdamW": {"lr": 1e-2},
-    "SGD": {"lr": 0.1, "weight_decay": 0.01},
-    "SGD with momentum": {"lr": 0.1, "momentum": 0.9, "maximize": True},
-    "Adagrad": {"lr": 0.1, "lr_decay": 0.1},
-}
-
-
+KINDS = [kind for kind in EVERY_KIND if kind != "amsgrad"]
 SCALERS = {"torch": torch.amp.GradScaler, "nearstep": nearstep.optim.GradScaler}
-
-
-def pair(kind, ours, theirs, device, **options):
-    name = kind.split()[0]
-    return (
-        getattr(nearstep.optim, name)(ours, device=device, **KINDS[kind], **options),
-        getattr(torch.optim, name)(theirs, fused=True, **KINDS[kind]),
-    )
 
 
 def scalers(kind, **options):
@@ -56,3 +36,17 @@ def scaled(parameters, factor, bad=None):
             p.grad *= factor
     if bad is not None:
         parameters[1].grad.view(-1)[3] = bad
+
+
+def scaled_step(beside: Beside, both, bad=None, between=lambda side, scaler: None) -> list:
+    """A step of both with their scalers, of gradients of which one may be bad."""
+    beside.give()
+    given = []
+    for side, scaler in zip(beside, both, strict=True):
+        scaled(side.parameters, scaler.get_scale(), bad)
+        between(side, scaler)
+        given.append([p.grad.clone() for p in side.parameters])
+        scaler.step(side.optimizer)
+        scaler.update()
+    assert both[0].state_dict() == both[1].state_dict()
+    return given[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -19,33 +22,41 @@ from nearstep.torch.errors import (
 )
 
 FLAGS = ["foreach", "capturable", "differentiable"]
+OF = {
+    "Adam": nearstep.optim.Adam,
+    "AdamW": nearstep.optim.AdamW,
+    "SGD": nearstep.optim.SGD,
+    "Adagrad": nearstep.optim.Adagrad,
+}
 
 
 def parameter(*shape, dtype=torch.float32):
     return torch.ones(shape, dtype=dtype, requires_grad=True)
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.parametrize("optimizer", [nearstep.optim.Adam, nearstep.optim.AdamW])
-def test_an_unsupported_flag_is_refused_by_name(optimizer, flag, device):
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        (kind, flag)
+        for kind, flag in product(OF, FLAGS)
+        if flag != "capturable" or kind.startswith("Adam")
+    ],
+)
+def test_an_unsupported_flag_is_refused_by_name_whenever_it_is_given(kind, flag, many_rules):
+    p = parameter(4)
     with pytest.raises(UnsupportedOptionError, match=f"{flag}=True is not supported") as caught:
-        optimizer([parameter(4)], device=device, **{flag: True})
+        OF[kind]([p], device=many_rules, **{flag: True})
     assert caught.value.option == flag
     assert isinstance(caught.value, ValueError)
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-def test_an_unsupported_flag_of_one_group_is_refused(flag, device):
     with pytest.raises(UnsupportedOptionError, match=flag):
-        nearstep.optim.AdamW([{"params": [parameter(4)], flag: True}], device=device)
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-def test_a_flag_set_after_construction_is_refused_by_the_step(flag, device):
-    p = parameter(4)
-    p.grad = torch.ones(4)
-    optimizer = nearstep.optim.AdamW([p], device=device)
+        OF[kind]([{"params": [p], flag: True}], device=many_rules)
+    optimizer = OF[kind]([p], device=many_rules)
+    with pytest.raises(UnsupportedOptionError, match=flag):
+        optimizer.add_param_group({"params": [parameter(4)], flag: True})
+    assert len(optimizer.param_groups) == 1
     optimizer.param_groups[0][flag] = True
+    optimizer.step()  # without a gradient there is nothing to refuse
+    p.grad = torch.ones(4)
     with pytest.raises(UnsupportedOptionError, match=flag):
         optimizer.step()
     assert torch.equal(p, torch.ones(4))
@@ -58,29 +69,107 @@ def test_fused_is_accepted(fused, device):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("kind", "name", "options"),
     [
-        ("lr", {"lr": -1.0}),
-        ("lr", {"lr": float("nan")}),
-        ("lr", {"lr": "fast"}),
-        ("lr", {"lr": torch.ones(2)}),
-        ("eps", {"eps": -1e-8}),
-        ("weight_decay", {"weight_decay": -0.1}),
-        (r"betas\[0\]", {"betas": (1.0, 0.9)}),
-        (r"betas\[1\]", {"betas": (0.9, -0.1)}),
-        ("betas", {"betas": 0.9}),
-        ("betas", {"betas": (0.9,)}),
-        ("lr", {"lr": torch.tensor(1j)}),
-        ("lr", {"lr": np.ones(2)}),
-        ("lr", {"lr": 10**400}),
-        ("eps", {"eps": np.complex64(1)}),
+        ("AdamW", "lr", {"lr": -1.0}),
+        ("AdamW", "lr", {"lr": float("nan")}),
+        ("AdamW", "lr", {"lr": "fast"}),
+        ("AdamW", "lr", {"lr": torch.ones(2)}),
+        ("AdamW", "eps", {"eps": -1e-8}),
+        ("AdamW", "weight_decay", {"weight_decay": -0.1}),
+        ("AdamW", r"betas\[0\]", {"betas": (1.0, 0.9)}),
+        ("AdamW", r"betas\[1\]", {"betas": (0.9, -0.1)}),
+        ("AdamW", "betas", {"betas": 0.9}),
+        ("AdamW", "betas", {"betas": (0.9,)}),
+        ("AdamW", "lr", {"lr": torch.tensor(1j)}),
+        ("AdamW", "lr", {"lr": np.ones(2)}),
+        ("AdamW", "lr", {"lr": 10**400}),
+        ("AdamW", "eps", {"eps": np.complex64(1)}),
+        ("SGD", "lr", {"lr": -1.0}),
+        ("SGD", "lr", {"lr": "fast"}),
+        ("SGD", "momentum", {"momentum": -0.9}),
+        ("SGD", "momentum", {"momentum": math.nan}),
+        ("SGD", "dampening", {"momentum": 0.9, "dampening": -0.1}),
+        ("SGD", "weight_decay", {"weight_decay": math.inf}),
+        ("SGD", "nesterov", {"nesterov": True}),
+        ("SGD", "nesterov", {"nesterov": True, "momentum": 0.9, "dampening": 0.1}),
+        ("Adagrad", "lr", {"lr": -1.0}),
+        ("Adagrad", "lr_decay", {"lr_decay": math.nan}),
+        ("Adagrad", "weight_decay", {"weight_decay": -0.1}),
+        ("Adagrad", "eps", {"eps": "small"}),
+        ("Adagrad", "initial_accumulator_value", {"initial_accumulator_value": -1.0}),
+        ("Adagrad", "initial_accumulator_value", {"initial_accumulator_value": 1e39}),
     ],
 )
-def test_a_bad_hyperparameter_is_refused_by_name(name, options, device):
-    with pytest.raises(HyperparameterError, match=f"^{name} must be"):
-        nearstep.optim.AdamW([parameter(4)], device=device, **options)
-    with pytest.raises(HyperparameterError, match=f"^{name} must be"):
-        nearstep.optim.AdamW([{"params": [parameter(4)], **options}], device=device)
+def test_a_bad_hyperparameter_is_refused_by_name(kind, name, options, many_rules):
+    for parameters, given in (
+        ([parameter(4)], options),
+        ([{"params": [parameter(4)], **options}], {}),
+    ):
+        if given is not options and "initial_accumulator_value" in options:
+            continue  # all groups have the one of the optimizer
+        with pytest.raises(HyperparameterError, match=f"^{name} must be"):
+            OF[kind](parameters, device=many_rules, **given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "rules", "missing"),
+    [
+        ("SGD", {}, "", "sgd"),
+        ("SGD", {"momentum": 0.9}, "", "sgd_momentum"),
+        ("SGD", {"momentum": 0.9}, "&rules=adam,sgd", "sgd_momentum"),
+        ("SGD", {}, "&rules=sgd_momentum", "sgd"),
+        ("Adagrad", {}, "&rules=adam,sgd", "adagrad"),
+        ("Adam", {"amsgrad": True}, "", "adam_amsgrad"),
+    ],
+)
+def test_a_device_without_the_rule_is_refused_before_anything_is_allocated(
+    kind, options, rules, missing, monkeypatch
+):
+    with nearstep.open(f"golden:axdimm?memory_bytes=1MiB{rules}") as device:
+        monkeypatch.setattr(device, "alloc", None)
+        free = device.free_bytes
+        with pytest.raises(ArgumentError, match=rf"not {missing}: name it in .* rules="):
+            OF[kind]([parameter(4)], device=device, **options)
+        assert device.free_bytes == free
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules", "options"),
+    [("SGD", "sgd", {"momentum": 0.9}), ("AdamW", "adam", {"amsgrad": True})],
+)
+def test_an_option_that_asks_for_a_rule_that_is_missing_is_refused_later_too(kind, rules, options):
+    (option,) = options
+    p, q = parameter(16), parameter(16)
+    with nearstep.open(f"golden:axdimm?memory_bytes=1MiB&rules={rules}") as device:
+        optimizer = OF[kind]([p], device=device)
+        without = optimizer.param_groups[0][option]
+        with pytest.raises(ArgumentError, match="rules="):
+            optimizer.add_param_group({"params": [q], **options})
+        assert len(optimizer.param_groups) == 1
+        other = getattr(torch.optim, kind)([q], **options)
+        with pytest.raises(ArgumentError, match="rules="):
+            optimizer.load_state_dict(other.state_dict())
+        assert optimizer.param_groups[0][option] == without
+        optimizer.param_groups[0].update(options)
+        p.grad = torch.ones(16)
+        with pytest.raises(ArgumentError, match=r"rules=.*adam_amsgrad|rules=.*sgd_momentum"):
+            optimizer.step()
+        assert optimizer.traffic.gradients_down == 0
+        assert torch.equal(p, torch.ones(16))
+        optimizer.param_groups[0][option] = without
+        optimizer.step()
+        assert not torch.equal(p, torch.ones(16))
+
+
+def test_one_parameter_in_two_groups_is_refused_as_by_torch(device):
+    p = parameter(16)
+    for make in (
+        lambda groups: nearstep.optim.AdamW(groups, device=device),
+        lambda groups: torch.optim.AdamW(groups, fused=True),
+    ):
+        with pytest.raises(ValueError, match="appear in more than one parameter group"):
+            make([{"params": [p]}, {"params": [p]}])
 
 
 def test_betas_are_two_of_a_kind_as_torchs_constructor_demands(device):
@@ -108,11 +197,7 @@ def test_a_learning_rate_that_became_nan_is_refused_before_anything_is_updated(d
     assert optimizer.traffic.launches == 0
 
 
-KINDS = {
-    "AdamW": nearstep.optim.AdamW,
-    "SGD": nearstep.optim.SGD,
-    "Adagrad": nearstep.optim.Adagrad,
-}
+KINDS = {kind: make for kind, make in OF.items() if kind != "Adam"}
 
 
 @pytest.mark.parametrize(
@@ -305,13 +390,6 @@ def test_parameters_that_do_not_fit_are_refused_when_they_are_added():
         optimizer.add_param_group({"params": [parameter(1 << 16)]})
     assert len(optimizer.param_groups) == 1
     assert optimizer.device.free_bytes == free
-
-
-def test_a_group_that_is_refused_is_not_added(device):
-    optimizer = nearstep.optim.AdamW([parameter(4)], device=device)
-    with pytest.raises(UnsupportedOptionError):
-        optimizer.add_param_group({"params": [parameter(4)], "foreach": True})
-    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -30,6 +29,7 @@ from nearstep_spec.rule.rules import optimizer_named
 
 from ..driver.conftest import chosen
 from ..optimizers import EXAMPLES
+from .beside import through_a_file
 
 RULES = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad,rmsprop,adadelta"
 EIGHT = f"{RULES}&state_format=dynamic8"
@@ -84,16 +84,7 @@ def give_gradients(given: Sequence[Tensor], step: int) -> None:
 
 
 class Alone:
-    """A parameter and its moments in numpy, no other beside it.
-
-    Parameters
-    ----------
-    name : of the optimizer.
-    given : the parameter.
-    hyper
-    parameter_format : what p is kept in between steps.
-    kept : formats of moments that are not all in 8 bits.
-    """
+    """A parameter and its moments in numpy, no other beside it; `kept` are formats of some."""
 
     def __init__(
         self,
@@ -113,11 +104,8 @@ class Alone:
         self.states = {}
         for array in self.form.rule.states:
             if array != "p":
-                value = (
-                    self.hyper[self.definition.initial[array]]
-                    if array in self.definition.initial
-                    else 0.0
-                )
+                initial = self.definition.initial.get(array)
+                value = 0.0 if initial is None else self.hyper[initial]
                 wide = np.full(self.p.size, value, np.float32)
                 self.states[array] = self._kept(array, wide)
 
@@ -159,179 +147,192 @@ def moments_are(state: Any, model: Alone) -> int:
     return compared
 
 
-def all_is(optimizer: Any, given: Sequence[Tensor], models: Sequence[Alone]) -> int:
-    compared = 0
-    for each, model in zip(given, models, strict=True):
-        assert convert.to_float32(each.detach()).tobytes() == model.p.tobytes()
-        assert all(
-            value.shape == each.shape
-            for key, value in optimizer.state[each].items()
-            if key in model.definition.state
-        )
-        compared += each.numel() + moments_are(optimizer.state[each], model)
-    return compared
+class Trained:
+    """An optimizer, and each of its parameters alone; `own` are options of the first one."""
+
+    def __init__(
+        self,
+        kind: str,
+        device: str,
+        given: Sequence[torch.nn.Parameter] | None = None,
+        hyper: dict[str, Any] | None = None,
+        parameter_format: str = "fp32",
+        kept: Mapping[str, str] = MappingProxyType({}),
+        **own: Any,
+    ) -> None:
+        self.name = kind.split()[0]
+        self.hyper = KINDS.get(kind, {}) if hyper is None else hyper
+        self.given = parameters() if given is None else list(given)
+        self.models = [
+            Alone(self.name, each, dict(self.hyper), parameter_format, kept) for each in self.given
+        ]
+        self.made, self.optimizer = 0, self.another(device, **own)
+
+    def another(self, device: str, **own: Any) -> Any:
+        """An optimizer of the same parameters."""
+        return nearstep.optim.from_rule(self.name, self.given, device=device, **self.hyper, **own)
+
+    def step(self, times: int = 1, scale: float = 1.0, change: Any = None) -> None:
+        """Of gradients that may be changed before the step."""
+        for _ in range(times):
+            give_gradients(self.given, self.made)
+            self.made += 1
+            if change is not None:
+                change(self.given)
+            self.optimizer.step()
+            for each, model in zip(self.given, self.models, strict=True):
+                if each.grad is not None:
+                    model.step(each.grad, scale)
+
+    def check(self) -> int:
+        """Compare parameters and moments; the number of elements compared."""
+        compared = 0
+        for each, model in zip(self.given, self.models, strict=True):
+            if not model.made:
+                continue
+            state = self.optimizer.state[each]
+            assert convert.to_float32(each.detach()).tobytes() == model.p.tobytes()
+            assert all(state[k].shape == each.shape for k in state if k in model.definition.state)
+            compared += each.numel() + moments_are(state, model)
+        assert compared > 0
+        return compared
+
+    @property
+    def elements(self) -> int:
+        return sum(each.numel() for each in self.given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_those_of_each_parameter_alone(kind: str, url: str) -> None:
     if "ddr4" in url and kind not in OF_SIM_DIMM:
         pytest.skip("this kernel has the rule of Adam alone")
-    name, given = kind.split()[0], parameters()
-    models = [Alone(name, each, KINDS[kind]) for each in given]
-    optimizer = nearstep.optim.from_rule(name, given, device=url, **KINDS[kind])
-    compared = 0
-    for step in range(STEPS):
-        give_gradients(given, step)
-        optimizer.step()
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad)
-        if step != 1:  # the step after one whose state nobody has read can be one of bundles
-            compared += all_is(optimizer, given, models)
-    moments = len(models[0].states)
-    assert compared == (1 + moments) * (STEPS - 1) * sum(each.numel() for each in given)
+    trained = Trained(kind, url)
+    trained.step()
+    compared = trained.check()
+    trained.step(STEPS - 1)  # the one after a step whose state nobody has read can be of bundles
+    compared += trained.check()
+    assert compared == (1 + len(trained.models[0].states)) * 2 * trained.elements
 
 
-def test_state_is_nobodys_but_the_parameters() -> None:
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("adam", {"eps": 0.0, "weight_decay": 0.1}),
+        ("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+    ],
+    ids=["adam", "sgd"],
+)
+def test_state_is_nobodys_but_the_parameters(name: str, hyper: dict[str, Any]) -> None:
     """With hyper-parameters for which padding would become NaN, and infinite gradients."""
-    hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
-    for name, options in (("adam", {"eps": 0.0, "weight_decay": 0.1}), ("sgd", hyper)):
-        given = parameters(((1,), (300,), (3,), (256,), (5,)))
-        models = [Alone(name, each, options) for each in given]
-        optimizer = nearstep.optim.from_rule(name, given, device=URLS["golden-dimm"], **options)
-        for step in range(3):
-            give_gradients(given, step)
-            given[0].grad[0] = torch.inf
-            given[2].grad[1] = torch.nan
-            optimizer.step()
-            for each, model in zip(given, models, strict=True):
-                model.step(each.grad)
-            assert all_is(optimizer, given, models) > 0
+
+    def spoil(given: Sequence[Tensor]) -> None:
+        given[0].grad[0] = torch.inf
+        given[2].grad[1] = torch.nan
+
+    given = parameters(((1,), (300,), (3,), (256,), (5,)))
+    trained = Trained(name, URLS["golden-dimm"], given, hyper)
+    for _ in range(3):
+        trained.step(change=spoil)
+        trained.check()
 
 
 def test_groups_schedules_and_parameters_without_gradients(url: str) -> None:
-    given = parameters()
-    groups = [{"params": given[:5], "lr": 0.1}, {"params": given[5:], "weight_decay": 0.3}]
-    hyper = [{"lr": 0.1}, {"lr": 1e-2, "weight_decay": 0.3}]
-    models = [Alone("adamw", each, hyper[number >= 5]) for number, each in enumerate(given)]
-    optimizer = nearstep.optim.AdamW(groups, lr=1e-2, device=url)
-    for step in range(3):
-        give_gradients(given, step)
-        for number, (each, model) in enumerate(zip(given, models, strict=True)):
-            if (number + step) % 4 == 0:
+    trained = Trained("adamw", url, hyper={"lr": 1e-2})
+    given, hyper = trained.given, [{"lr": 0.1}, {"weight_decay": 0.3}]
+    groups = [{"params": given[:5], **hyper[0]}, {"params": given[5:], **hyper[1]}]
+    trained.optimizer = nearstep.optim.AdamW(groups, lr=1e-2, device=url)
+    for number, model in enumerate(trained.models):
+        model.hyper.update(hyper[number >= 5])
+
+    def skip(given: Sequence[Tensor]) -> None:
+        for number, each in enumerate(given):
+            if (number + trained.made - 1) % 4 == 0:
                 each.grad = None
-            else:
-                model.step(each.grad)
-        optimizer.step()
-        for number in range(2):
-            optimizer.param_groups[number]["lr"] *= 0.5
-        for model in models:
+
+    for _ in range(3):
+        trained.step(change=skip)
+        for group in trained.optimizer.param_groups:
+            group["lr"] *= 0.5
+        for model in trained.models:
             model.hyper["lr"] *= 0.5
-    stepped = [(each, model) for each, model in zip(given, models, strict=True) if model.made]
-    assert all_is(optimizer, *zip(*stepped, strict=True)) > 3 * 20_000
+    assert trained.check() > 3 * 20_000
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_parameters_of_16_bits_have_a_master_and_get_a_copy(dtype: torch.dtype) -> None:
     formats = "gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16"
     given = parameters(dtype=dtype)
-    models = [Alone("adamw", each, {}) for each in given]
-    optimizer = nearstep.optim.AdamW(given, device=f"{URLS['golden-dimm']}&{formats}")
-    for step in range(STEPS):
-        give_gradients(given, step)
-        optimizer.step()
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad)
-    saved = optimizer.state_dict()["state"]
-    for number, (each, model) in enumerate(zip(given, models, strict=True)):
+    trained = Trained("adamw", f"{URLS['golden-dimm']}&{formats}", given, {})
+    trained.step(STEPS)
+    saved = trained.optimizer.state_dict()["state"]
+    for number, (each, model) in enumerate(zip(given, trained.models, strict=True)):
         assert saved[number]["master_param"].reshape(-1).numpy().tobytes() == model.p.tobytes()
         narrow = convert.narrow(model.p, convert.NAMES[dtype])
         assert convert.to_words(each.detach()).tobytes() == narrow.tobytes()
-        moments_are(optimizer.state[each], model)
-    assert optimizer.traffic.parameters_up == 2 * STEPS * sum(each.numel() for each in given)
+        moments_are(trained.optimizer.state[each], model)
+    assert trained.optimizer.traffic.parameters_up == 2 * STEPS * trained.elements
 
 
 def test_bf16_parameters_without_a_master() -> None:
     formats = "parameter_format=bf16&gradient_formats=fp32,bf16"
     given = parameters(dtype=torch.bfloat16)
-    models = [Alone("adamw", each, {}, "bf16") for each in given]
-    optimizer = nearstep.optim.AdamW(given, device=f"{URLS['golden-cpp']}&{formats}")
-    for step in range(STEPS):
-        give_gradients(given, step)
-        optimizer.step()
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad)
-    assert all_is(optimizer, given, models) == 3 * sum(each.numel() for each in given)
-    assert "master_param" not in optimizer.state_dict()["state"][0]
+    trained = Trained("adamw", f"{URLS['golden-cpp']}&{formats}", given, {}, "bf16")
+    trained.step(STEPS)
+    assert trained.check() == 3 * trained.elements
+    assert "master_param" not in trained.optimizer.state_dict()["state"][0]
 
 
 SCANNING = "scan=yes&gradient_scale=yes"
 
 
 def test_gradients_are_clipped_on_the_device() -> None:
-    given, hyper = parameters(), {"lr": 1e-2}
-    models = [Alone("adamw", each, hyper) for each in given]
-    url = f"{URLS['golden-dimm']}&{SCANNING}"
-    optimizer = nearstep.optim.AdamW(given, device=url, max_grad_norm=0.0, **hyper)
-    for step in range(2):
-        give_gradients(given, step)
-        optimizer.step()
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad, 0.0)
-    assert all_is(optimizer, given, models) > 0
+    trained = Trained("adamw", f"{URLS['golden-dimm']}&{SCANNING}", max_grad_norm=0.0)
+    trained.step(2, scale=0.0)
+    trained.check()
 
 
 def test_a_scaler_divides_in_the_step_and_skips_one_with_an_infinity() -> None:
-    given, hyper = parameters(), {"lr": 1e-2}
-    models = [Alone("adamw", each, hyper) for each in given]
-    optimizer = nearstep.optim.AdamW(given, device=f"{URLS['golden-cpp']}&{SCANNING}", **hyper)
+    trained = Trained("adamw", f"{URLS['golden-cpp']}&{SCANNING}")
     scaler = nearstep.optim.GradScaler("cpu", init_scale=2.0**4, growth_interval=100)
     scaler.scale(torch.ones(()))
     for step in range(4):
-        give_gradients(given, step)
+        give_gradients(trained.given, step)
         scale = scaler.get_scale()
         if step == 2:
-            given[3].grad[1] = torch.inf
-        scaler.step(optimizer)
+            trained.given[3].grad[1] = torch.inf
+        scaler.step(trained.optimizer)
         scaler.update()
-        if step != 2:
-            for each, model in zip(given, models, strict=True):
+        for each, model in zip(trained.given, trained.models, strict=True):
+            if step != 2:
                 model.step(each.grad, 1.0 / scale)
-    assert optimizer.traffic.skipped == 1
-    assert all_is(optimizer, given, models) > 0
+    assert trained.optimizer.traffic.skipped == 1
+    trained.check()
 
 
 @pytest.mark.parametrize("form", ["fused", "scatter"])
 def test_compressed_gradients(form: str) -> None:
-    given = parameters()
     url = f"{URLS['golden-dimm']}&compression=fused,scatter"
-    models = [Alone("adamw", each, {}) for each in given]
-    optimizer = nearstep.optim.AdamW(
-        given, device=url, compression=0.1, error_feedback=False, compression_form=form
-    )
+    options = {"compression": 0.1, "error_feedback": False, "compression_form": form}
+    trained = Trained("adamw", url, hyper={}, **options)
     for step in range(STEPS):
-        give_gradients(given, step)
-        optimizer.step()
-        for each, model in zip(given, models, strict=True):
-            settings = optimizer.settings.compression
-            flat = each.grad.reshape(-1).numpy()
-            found = settings.compress(flat, None)
-            sent = np.zeros(flat.size, np.float32)
+        give_gradients(trained.given, step)
+        trained.optimizer.step()
+        for each, model in zip(trained.given, trained.models, strict=True):
+            found = trained.optimizer.settings.compression.compress(
+                each.grad.reshape(-1).numpy(), None
+            )
+            sent = np.zeros(each.numel(), np.float32)
             sent[found.index] = found.value
             model.step(torch.from_numpy(sent))
-    assert all_is(optimizer, given, models) == 3 * sum(each.numel() for each in given)
+    assert trained.check() == 3 * trained.elements
 
 
 def test_neighbours_of_whole_groups_share_runs_and_bundles() -> None:
     given = parameters(((256,), (2, 256), (768,), (1024,)))
-    models = [Alone("adamw", each, {}) for each in given]
-    optimizer = nearstep.optim.AdamW(given, device=URLS["golden-cpp"])
-    for step in range(4):
-        give_gradients(given, step)
-        optimizer.step()
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad)
-    assert optimizer.traffic.launches == 4
-    assert all_is(optimizer, given, models) > 0
+    trained = Trained("adamw", URLS["golden-cpp"], given, {})
+    trained.step(4)
+    assert trained.optimizer.traffic.launches == 4
+    trained.check()
 
 
 CONFIGURATIONS = {
@@ -341,68 +342,35 @@ CONFIGURATIONS = {
 }
 
 
-def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("other", CONFIGURATIONS)
 @pytest.mark.parametrize("kind", ["adamw amsgrad", "sgd", "adagrad"])
 def test_a_checkpoint_goes_on_with_the_same_bits_on_another_device(kind: str, other: str) -> None:
-    name, given = kind.split()[0], parameters()
-    models = [Alone(name, each, KINDS[kind]) for each in given]
-    first = nearstep.optim.from_rule(name, given, device=URLS["golden-dimm"], **KINDS[kind])
-    for step in range(2):
-        give_gradients(given, step)
-        first.step()
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad)
-    state = saved_and_loaded(first.state_dict())
-    second = nearstep.optim.from_rule(name, given, device=CONFIGURATIONS[other], **KINDS[kind])
-    second.load_state_dict(state)
-    again = second.state_dict()["state"]
+    trained = Trained(kind, URLS["golden-dimm"])
+    trained.step(2)
+    state = through_a_file(trained.optimizer.state_dict())
+    trained.optimizer = trained.another(CONFIGURATIONS[other])
+    trained.optimizer.load_state_dict(state)
+    again = trained.optimizer.state_dict()["state"]
     for number, kept in state["state"].items():
         assert kept.keys() == again[number].keys()
         for key, value in kept.items():
             assert value.dtype == again[number][key].dtype
             assert value.equal(again[number][key])
-    give_gradients(given, 2)
-    second.step()
-    for each, model in zip(given, models, strict=True):
-        model.step(each.grad)
-    assert all_is(second, given, models) > 0
+    trained.step()
+    trained.check()
 
 
 @pytest.mark.parametrize("act", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_copies_go_on_with_the_same_bits(act: Callable[[Any], Any]) -> None:
-    given = parameters()
-    models = [Alone("adamw", each, {}) for each in given]
-    optimizer = nearstep.optim.AdamW(given, device=URLS["golden-dimm"])
-    for step in range(2):
-        give_gradients(given, step)
-        optimizer.step()
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad)
-    twin = act(optimizer)
-    theirs = twin.param_groups[0]["params"]
-    give_gradients(theirs, 2)
+    trained = Trained("adamw", URLS["golden-dimm"], hyper={})
+    trained.step(2)
+    twin = copy.copy(trained)
+    twin.optimizer = act(trained.optimizer)
+    twin.models = [copy.copy(each) for each in trained.models]
+    twin.given = twin.optimizer.param_groups[0]["params"]
     twin.step()
-    for each, model in zip(theirs, models, strict=True):
-        model.step(each.grad)
-    assert all_is(twin, theirs, models) > 0
-    assert all_is(optimizer, given, _of_two_steps()) > 0
-
-
-def _of_two_steps() -> list[Alone]:
-    given = parameters()
-    models = [Alone("adamw", each, {}) for each in given]
-    for step in range(2):
-        give_gradients(given, step)
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad)
-    return models
+    twin.check()
+    trained.check()
 
 
 @pytest.mark.parametrize("kept", ["fp32", "bf16"])
@@ -442,28 +410,15 @@ def test_wider_checkpoints_are_quantized_and_these_are_widened(kind: str, kept: 
 
 
 @pytest.fixture
-def stepped() -> tuple[Any, list[torch.nn.Parameter], list[Alone]]:
-    """An optimizer after a step."""
-    given = parameters(((5, 100), (256,), (3,)))
-    models = [Alone("adamw", each, {}) for each in given]
-    optimizer = nearstep.optim.AdamW(given, device=URLS["golden-dimm"])
-    give_gradients(given, 0)
-    optimizer.step()
-    for each, model in zip(given, models, strict=True):
-        model.step(each.grad)
-    return optimizer, given, models
-
-
-def go_on(optimizer: Any, given: Sequence[Tensor], models: Sequence[Alone]) -> None:
-    give_gradients(given, 1)
-    optimizer.step()
-    for each, model in zip(given, models, strict=True):
-        model.step(each.grad)
-    assert all_is(optimizer, given, models) > 0
+def stepped() -> Trained:
+    """After a step."""
+    trained = Trained("adamw", URLS["golden-dimm"], parameters(((5, 100), (256,), (3,))), {})
+    trained.step()
+    return trained
 
 
 def test_codes_and_scales_that_are_changed_go_to_the_device(stepped) -> None:
-    optimizer, given, models = stepped
+    optimizer, given, models = stepped.optimizer, stepped.given, stepped.models
     state = optimizer.state[given[0]]
     assert list(state) == ["step", "exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale"]
     state["exp_avg"][2] = 200
@@ -473,13 +428,14 @@ def test_codes_and_scales_that_are_changed_go_to_the_device(stepped) -> None:
     optimizer.state[given[2]]["exp_avg_scale"] = torch.full((1,), 0.5)
     models[2].states["m"].scales[:] = 0.5
     before = optimizer.traffic.moments_down
-    go_on(optimizer, given, models)
+    stepped.step()
+    stepped.check()
     nbytes = optimizer.device.block_layout.nbytes
     assert optimizer.traffic.moments_down - before == nbytes(500) + nbytes(256) + nbytes(3)
 
 
 def test_what_is_only_read_stays_on_the_device(stepped) -> None:
-    optimizer, given, models = stepped
+    optimizer, given = stepped.optimizer, stepped.given
     before = optimizer.traffic.moments_up
     for each in given:
         assert optimizer.state[each]["exp_avg"].shape == each.shape
@@ -487,12 +443,13 @@ def test_what_is_only_read_stays_on_the_device(stepped) -> None:
     layout = optimizer.device.block_layout
     assert optimizer.traffic.moments_up - before == sum(layout.nbytes(p.numel()) for p in given)
     down = optimizer.traffic.moments_down
-    go_on(optimizer, given, models)
+    stepped.step()
+    stepped.check()
     assert optimizer.traffic.moments_down == down
 
 
 def test_a_floating_point_moment_is_quantized_when_it_is_assigned(stepped) -> None:
-    optimizer, given, models = stepped
+    optimizer, given, models = stepped.optimizer, stepped.given, stepped.models
     for dtype in (torch.float32, torch.bfloat16):
         values = torch.linspace(-2, 3, 500).view(5, 100).to(dtype)
         optimizer.state[given[0]]["exp_avg"] = values
@@ -500,11 +457,12 @@ def test_a_floating_point_moment_is_quantized_when_it_is_assigned(stepped) -> No
         assert optimizer.state[given[0]]["exp_avg"].reshape(-1).tolist() == wanted.codes.tolist()
         assert optimizer.state[given[0]]["exp_avg_scale"].tolist() == wanted.scales.tolist()
     models[0].states["m"] = wanted
-    go_on(optimizer, given, models)
+    stepped.step()
+    stepped.check()
 
 
 def test_state_that_cannot_be_is_refused_and_nothing_is_changed(stepped) -> None:
-    optimizer, given, models = stepped
+    optimizer, given = stepped.optimizer, stepped.given
     state = optimizer.state[given[0]]
     for key, value, message in (
         ("exp_avg", torch.zeros(500, dtype=torch.uint8), r"'exp_avg' of shape \(5, 100\)"),
@@ -538,7 +496,8 @@ def test_state_that_cannot_be_is_refused_and_nothing_is_changed(stepped) -> None
         change(wrong["state"][0])
         with pytest.raises(StateError, match=message):
             optimizer.load_state_dict(wrong)
-    go_on(optimizer, given, models)
+    stepped.step()
+    stepped.check()
 
 
 def test_an_optional_moment_may_be_missing_and_comes_back() -> None:
@@ -597,23 +556,19 @@ def test_a_rule_of_a_file_names_its_formats_and_may_keep_one_moment_wider(tmp_pa
     kept = {"m": "fp32", "v": "dynamic8u"}
     file = tmp_path / "adam_8.py"
     file.write_text(text.replace('{"m": "bf16", "v": "bf16"}', '{"v": "dynamic8u"}'))
-    name, given = f"{file}:ADAM_BF16", parameters()
-    optimizer = nearstep.optim.from_rule(name, given, lr=1e-2, device=f"golden:axdimm?rules={name}")
-    models = [Alone("adamw", each, {"lr": 1e-2}, kept=kept) for each in given]
-    for step in range(STEPS):
-        give_gradients(given, step)
-        optimizer.step()
-        for each, model in zip(given, models, strict=True):
-            model.step(each.grad)
+    name = f"{file}:ADAM_BF16"
+    device = f"golden:axdimm?rules={name}"
+    trained = Trained(name, device, hyper={"lr": 1e-2}, kept=kept)
+    trained.step(STEPS)
+    given, optimizer = trained.given, trained.optimizer
     assert list(optimizer.state[given[0]]) == ["step", "exp_avg", "exp_avg_sq", "exp_avg_sq_scale"]
-    for each, model in zip(given, models, strict=True):
+    for each, model in zip(given, trained.models, strict=True):
         assert convert.to_float32(each.detach()).tobytes() == model.p.tobytes()
         state, wanted = optimizer.state[each], model.states["v"]
         assert state["exp_avg"].reshape(-1).numpy().tobytes() == model.states["m"].tobytes()
         assert state["exp_avg_sq"].reshape(-1).numpy().tobytes() == wanted.codes.tobytes()
         assert state["exp_avg_sq_scale"].numpy().tobytes() == wanted.scales.tobytes()
-    before = optimizer.state_dict()
-    again = nearstep.optim.from_rule(name, given, lr=1e-2, device=f"golden:axdimm?rules={name}")
+    before, again = optimizer.state_dict(), trained.another(device)
     again.load_state_dict(copy.deepcopy(before))
     for number, state in again.state_dict()["state"].items():
         assert all(value.equal(before["state"][number][key]) for key, value in state.items())

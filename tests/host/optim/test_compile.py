@@ -10,6 +10,7 @@ import torch
 
 import nearstep
 
+from .beside import Beside, tensors
 from .conftest import like_torch
 
 URL = "golden:axdimm?memory_bytes=1MiB&scan=yes&gradient_scale=yes"
@@ -237,21 +238,18 @@ def test_what_is_compiled_trains_as_what_is_not(case, backend):
 
 @like_torch
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.deep)])
-def test_a_compiled_step_has_the_bits_of_torch(backend, make_parameters, give_gradients):
+def test_a_compiled_step_has_the_bits_of_torch(backend):
     """Gradients are given, so that nothing but the step is compiled: several of one shape, which
     dynamo confused."""
     torch._dynamo.reset()
-    ours, theirs = (make_parameters([(32,), (32,), (32,), (64,)]) for _ in range(2))
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=URL)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
-    compiled = torch.compile(optimizer.step, backend=backend)
+    beside = Beside("AdamW", URL, tensors([(32,), (32,), (32,), (64,)]))
+    compiled = torch.compile(beside.mine.optimizer.step, backend=backend)
     for _ in range(3):
-        give_gradients(ours, theirs)
+        beside.give()
         compiled()
-        reference.step()
-        for a, b in zip(ours, theirs, strict=True):
-            assert torch.equal(a, b)
-    assert optimizer.traffic.elements == 3 * 160
+        beside.torchs.optimizer.step()
+        beside.check()
+    assert beside.mine.optimizer.traffic.elements == 3 * 160
 
 
 def test_a_step_is_no_part_of_one_whole_graph():

@@ -1,7 +1,7 @@
 """Every optimizer as a class of torch, on every kind of device: parameters and state are those of
 its rule in numpy, bit for bit, in every group, format of parameters and form of the rule.
 
-What torch itself gives is asked elsewhere (`test_bit_identity.py` and others); here optimizers
+What torch itself gives is asked elsewhere (`test_beside_torch.py` and others); here optimizers
 come from their data, and one more of them is one more row.
 """
 
@@ -142,7 +142,12 @@ def compare(state: Any, p: torch.Tensor, model: Expected, definition: Optimizer)
     got = words.view(np.uint32) if words.dtype == np.float32 else words
     assert np.array_equal(got, model.parameter()), f"{definition.name} p of {p.numel()}"
     compared = p.numel()
+    assert set(definition.keys(model.form)) | ({"step"} if definition.counts else set()) == set(
+        state
+    )
     for key in definition.keys(model.form):
+        narrow = model.form.rule.formats.get(definition.state[key]) == "bf16"
+        assert state[key].dtype == (torch.bfloat16 if narrow else torch.float32)
         found = convert.to_float32(state[key]).view(np.uint32)
         wanted = model.arrays[definition.state[key]].view(np.uint32)
         assert np.array_equal(found, wanted), f"{definition.name} {key} of {p.numel()}"

@@ -95,7 +95,7 @@ def give(mesh, turn, *lists):
     for same in zip(*lists, strict=True):
         whole = torch.randn(same[0].shape, generator=generator)
         for p in same:
-            p.grad = distribute_tensor(whole, mesh, p.placements)
+            p.grad = distribute_tensor(whole.clone(), mesh, p.placements)
 
 
 @like_torch
@@ -124,6 +124,35 @@ def test_a_spread_parameter_has_the_bits_of_torch_and_spread_state(mesh):
     reference.step()
     assert_equal(ours, theirs, optimizer, reference)
     assert_equal(resumed, theirs, second, reference)
+
+
+@like_torch
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_on_the_processor_the_local_part_is_updated_in_place(scale, mesh):
+    spreads = {(32, 16): Shard(0), (16, 16): Replicate(), (64, 32): Shard(1)}
+    ours, theirs = (
+        [p for shape, how in spreads.items() for p in spread(mesh, shape, placements=[how])]
+        for _ in range(2)
+    )
+    places = [p.to_local().data_ptr() for p in ours]
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-2)
+    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
+    for turn in range(3):
+        give(mesh, turn, ours, theirs)
+        if turn == 2:  # a gradient that is spread otherwise
+            whole = torch.full((64, 32), 0.3)
+            ours[2].grad = distribute_tensor(whole, mesh, [Replicate()])
+            theirs[2].grad = distribute_tensor(whole, mesh, [Shard(1)])
+        before = [p._version for p in ours]
+        for each in (optimizer, reference):
+            each.grad_scale = torch.tensor(scale)
+            each.step()
+        assert all(p._version > version for p, version in zip(ours, before, strict=True))
+    compared = assert_equal(ours, theirs, optimizer, reference)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(words(a.grad), words(b.grad))
+    assert [p.to_local().data_ptr() for p in ours] == places
+    assert compared == 3 * (sum(p.numel() for p in ours) + 1)
 
 
 def test_state_of_a_spread_parameter_is_spread_as_it_is(mesh):

@@ -7,6 +7,7 @@ import gc
 import pickle
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -125,96 +126,18 @@ def test_nan_and_infinities_go_through(pair):
     pair.check()
 
 
-def scale_in_place(_, parameters):
-    with torch.no_grad():
-        parameters[1].mul_(0.5)
+def widen_count(state):
+    state["step"].data = state["step"].data.double()
 
 
-def last_element_through_numpy(_, parameters):
-    parameters[2].detach().numpy()[-1] += 1.0
-
-
-def sign_of_a_zero(_, parameters):
-    parameters[0].data[3] = 0.0
-    parameters[0].data[4] = -0.0
-
-
-def other_memory(_, parameters):
-    parameters[3].data = torch.full_like(parameters[3].data, 0.75)
-
-
-def other_shape(_, parameters):
-    parameters[1].data = parameters[1].data.view(8, 2)
-
-
-def other_strides(_, parameters):
-    parameters[3].data = parameters[3].data.t().contiguous().t()
-
-
-def negation(_, parameters):
-    parameters[1].data = torch._neg_view(parameters[1].data.clone())
-
-
-def other_count(optimizer, parameters):
-    optimizer.state[parameters[2]]["step"].fill_(9)
-
-
-def other_count_of_all(optimizer, parameters):
-    for parameter in parameters:
-        optimizer.state[parameter]["step"].fill_(9)
-
-
-def assigned_count(optimizer, parameters):
-    optimizer.state[parameters[2]]["step"] = torch.tensor(9.0)
-
-
-def count_of_another_dtype(optimizer, parameters):
-    optimizer.state[parameters[2]]["step"] = torch.tensor(9, dtype=torch.int64)
-
-
-def count_of_another_dtype_through_data(optimizer, parameters):
-    for parameter in parameters:
-        step = optimizer.state[parameter]["step"]
-        step.data = step.data.double()
-
-
-def moment_read(optimizer, parameters):
-    assert optimizer.state[parameters[4]]["exp_avg"].isfinite().all()
-
-
-def moment_changed(optimizer, parameters):
-    optimizer.state[parameters[4]]["exp_avg"].mul_(3.0)
-
-
-def moment_assigned(optimizer, parameters):
-    optimizer.state[parameters[4]]["exp_avg_sq"] = torch.ones_like(parameters[4])
-
-
-def key_of_the_user(optimizer, parameters):
-    optimizer.state[parameters[0]]["mine"] = torch.ones(3)
-
-
-def state_thrown_away(optimizer, parameters):
-    del optimizer.state[parameters[1]]
-
-
-def all_state_thrown_away(optimizer, _):
-    optimizer.state.clear()
-
-
-def state_assigned(optimizer, parameters):
-    optimizer.state[parameters[1]] = optimizer.state[parameters[1]].copy()
-
-
-def states_swapped(optimizer, parameters):
-    one, other = optimizer.state[parameters[0]], optimizer.state[parameters[1]]
+def swap_states(optimizer, parameters):
+    one, other = (optimizer.state[p] for p in parameters[:2])
     values = [dict(each) for each in (one, other)]
-    shapes = [parameters[0].shape, parameters[1].shape]
-    for state, taken, shape in zip((one, other), values[::-1], shapes, strict=True):
-        state["exp_avg"] = taken["exp_avg"].reshape(shape)
+    for state, taken, p in zip((one, other), values[::-1], parameters[:2], strict=True):
+        state["exp_avg"] = taken["exp_avg"].reshape(p.shape)
 
 
-def loaded(optimizer, _):
+def load(optimizer, _):
     state = copy.deepcopy(optimizer.state_dict())
     for each in state["state"].values():
         each["exp_avg"].mul_(2.0)
@@ -222,66 +145,54 @@ def loaded(optimizer, _):
     optimizer.load_state_dict(state)
 
 
-def other_options(optimizer, _):
-    optimizer.param_groups[0].update(lr=0.5, betas=(0.5, 0.5))
-
-
-def group_added(optimizer, parameters):
+def add_group(optimizer, parameters):
     parameters.append(torch.linspace(0, 1, 20).requires_grad_())
     optimizer.add_param_group({"params": [parameters[-1]], "lr": 0.3})
 
 
-def taken_out_of_the_group(optimizer, _):
-    del optimizer.param_groups[0]["params"][2]
-
-
-def order_changed(optimizer, _):
-    optimizer.param_groups[0]["params"].reverse()
-
-
-def in_its_group_twice(optimizer, parameters):
-    optimizer.param_groups[0]["params"].append(parameters[2])
-
-
-def moved_to_another_group(optimizer, parameters):
+def move_to_another_group(optimizer, parameters):
     group = optimizer.param_groups[0]
     optimizer.param_groups.append({**group, "params": [group["params"].pop(1)], "lr": 0.25})
 
 
-CHANGES = [
-    scale_in_place,
-    last_element_through_numpy,
-    sign_of_a_zero,
-    other_memory,
-    other_shape,
-    other_strides,
-    negation,
-    other_count,
-    other_count_of_all,
-    assigned_count,
-    count_of_another_dtype,
-    count_of_another_dtype_through_data,
-    moment_read,
-    moment_changed,
-    moment_assigned,
-    key_of_the_user,
-    state_thrown_away,
-    all_state_thrown_away,
-    state_assigned,
-    states_swapped,
-    loaded,
-    other_options,
-    group_added,
-    taken_out_of_the_group,
-    order_changed,
-    in_its_group_twice,
-    moved_to_another_group,
-]
+def set_data(p, value):
+    p.data = value
+
+
+CHANGES = {
+    "scale in place": lambda o, ps: ps[1].detach().mul_(0.5),
+    "last element through numpy": lambda o, ps: np.add.at(ps[2].detach().numpy(), -1, 1.0),
+    "sign of a zero": lambda o, ps: ps[0].data[3:5].copy_(torch.tensor([0.0, -0.0])),
+    "other memory": lambda o, ps: set_data(ps[3], torch.full_like(ps[3].data, 0.75)),
+    "other shape": lambda o, ps: set_data(ps[1], ps[1].data.view(8, 2)),
+    "other strides": lambda o, ps: set_data(ps[3], ps[3].data.t().contiguous().t()),
+    "negation": lambda o, ps: set_data(ps[1], torch._neg_view(ps[1].data.clone())),
+    "other count": lambda o, ps: o.state[ps[2]]["step"].fill_(9),
+    "other count of all": lambda o, ps: [o.state[p]["step"].fill_(9) for p in ps],
+    "assigned count": lambda o, ps: o.state[ps[2]].update(step=torch.tensor(9.0)),
+    "count of another dtype": lambda o, ps: o.state[ps[2]].update(step=torch.tensor(9)),
+    "counts of another dtype through data": lambda o, ps: [widen_count(o.state[p]) for p in ps],
+    "moment read": lambda o, ps: o.state[ps[4]]["exp_avg"].isfinite().all(),
+    "moment changed": lambda o, ps: o.state[ps[4]]["exp_avg"].mul_(3.0),
+    "moment assigned": lambda o, ps: o.state[ps[4]].update(exp_avg_sq=torch.ones_like(ps[4])),
+    "key of the user": lambda o, ps: o.state[ps[0]].update(mine=torch.ones(3)),
+    "state thrown away": lambda o, ps: o.state.pop(ps[1]),
+    "all state thrown away": lambda o, ps: o.state.clear(),
+    "state assigned": lambda o, ps: o.state.update({ps[1]: o.state[ps[1]].copy()}),
+    "states swapped": swap_states,
+    "loaded": load,
+    "other options": lambda o, ps: o.param_groups[0].update(lr=0.5, betas=(0.5, 0.5)),
+    "group added": add_group,
+    "taken out of the group": lambda o, ps: o.param_groups[0]["params"].pop(2),
+    "order changed": lambda o, ps: o.param_groups[0]["params"].reverse(),
+    "in its group twice": lambda o, ps: o.param_groups[0]["params"].append(ps[2]),
+    "moved to another group": move_to_another_group,
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_changes_between_steps_is_found(change, pair):
-    pair.both(change)
+    pair.both(CHANGES[change])
     pair.step()
     pair.check()
     pair.step()
@@ -290,8 +201,7 @@ def test_whatever_changes_between_steps_is_found(change, pair):
 
 
 def test_a_change_of_a_parameter_alone_takes_it_out_of_no_bucket(pair):
-    scale_in_place(None, pair.bucketed)
-    scale_in_place(None, pair.alone)
+    pair.both(CHANGES["scale in place"])
     assert [pair.step(), pair.step()] == [0, 0]
     pair.check()
 
@@ -418,7 +328,7 @@ def test_a_step_that_fails_interrupts_every_parameter(pair, monkeypatch):
 def test_a_bucket_that_inference_mode_made_is_used_outside(device):
     pair = Pair(device)
     pair.step()
-    pair.both(moment_read)
+    pair.both(CHANGES["moment read"])
     with torch.inference_mode():
         assert pair.step() == len(SHAPES)
     assert pair.step() == 0

@@ -27,6 +27,7 @@ from nearstep.torch.homes.home import DeviceHome
 from nearstep.work.trace import trace
 
 from ..driver.conftest import DIMMS, EVERYTHING
+from .beside import Beside, parameters, tensors
 from .conftest import like_torch
 
 SIM = DIMMS["sim-dimm"]
@@ -49,10 +50,10 @@ def as_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return choose
 
 
-def train(url: str, make, give, dtype=torch.float32, steps=3, **options: Any):
+def train(url: str, give, dtype=torch.float32, steps=3, **options: Any):
     """Parameters, state and counters after some steps; parameters are changed between them."""
     with nearstep.open(url) as device:
-        ps = make(SHAPES, dtype)
+        ps = parameters(SHAPES, dtype)
         groups = [{"params": ps[:4]}, {"params": ps[4:]}]
         optimizer = nearstep.optim.AdamW(groups, lr=1e-2, device=device, **options)
         scaler = nearstep.optim.GradScaler(init_scale=2.0**10) if dtype != torch.float32 else None
@@ -96,9 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("case", "channels"), [*product(CASES, (1, 2)), ("dense", 4), ("pairs in any order", 4)]
 )
-def test_graphs_have_the_bits_and_the_traffic_of_a_sequence(
-    case, channels, as_graphs, make_parameters
-):
+def test_graphs_have_the_bits_and_the_traffic_of_a_sequence(case, channels, as_graphs):
     results = []
     for yes in (False, True):
         as_graphs(yes)
@@ -108,7 +107,7 @@ def test_graphs_have_the_bits_and_the_traffic_of_a_sequence(
             for p in ps:
                 p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
 
-        results.append(train(f"{GOLDEN}{channels}", make_parameters, give, **CASES[case]))
+        results.append(train(f"{GOLDEN}{channels}", give, **CASES[case]))
     (expected, before), (found, after) = results
     compared = 0
     for one, other in zip(expected, found, strict=True):
@@ -147,20 +146,16 @@ def dimm() -> Iterator[nearstep.Device]:
 
 
 @like_torch
-def test_a_step_on_two_channels_takes_little_more_than_its_busiest_resource(
-    dimm, make_parameters, assert_equal_bits
-):
-    ours, theirs = make_parameters(LARGE), make_parameters(LARGE)
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=dimm)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
-    give = give_normal(4)
+def test_a_step_on_two_channels_takes_little_more_than_its_busiest_resource(dimm):
+    beside = Beside("AdamW", dimm, tensors(LARGE))
+    optimizer = beside.mine.optimizer
     assert optimizer.timeline is None
     for _ in range(3):
-        give(ours, theirs)
+        beside.give()
         begun = dimm.cycles
         optimizer.step()
         cycles = dimm.cycles - begun
-        reference.step()
+        beside.torchs.optimizer.step()
         timeline = optimizer.timeline
         busy = {lane: timeline.busy(lane) for lane in timeline.lanes}
         print("step", cycles, "timeline", timeline.makespan, busy)
@@ -168,16 +163,14 @@ def test_a_step_on_two_channels_takes_little_more_than_its_busiest_resource(
         assert timeline.limit == max(busy.values())
         assert timeline.makespan == cycles
         assert cycles <= 1.1 * timeline.limit
-    assert_equal_bits(ours, theirs, optimizer, reference)
+    beside.check()
 
 
-def test_a_graph_takes_fewer_cycles_than_a_sequence_and_always_the_same(
-    as_graphs, make_parameters, monkeypatch
-):
+def test_a_graph_takes_fewer_cycles_than_a_sequence_and_always_the_same(as_graphs, monkeypatch):
     def cycles(overlaps: bool) -> tuple[int, object]:
         monkeypatch.setattr(tables, "DeviceHome", partial(DeviceHome, overlaps=overlaps))
         with nearstep.open(SIM) as device:
-            ps = make_parameters(LARGE)
+            ps = parameters(LARGE)
             optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device)
             give = give_normal(6)
             give(ps)
@@ -194,12 +187,12 @@ def test_a_graph_takes_fewer_cycles_than_a_sequence_and_always_the_same(
     assert once[0] < 0.9 * sequence[0]
 
 
-def test_a_small_step_takes_about_as_long_as_in_sequence(make_parameters, monkeypatch):
+def test_a_small_step_takes_about_as_long_as_in_sequence(monkeypatch):
     found = {}
     for overlaps in (True, False):
         monkeypatch.setattr(tables, "DeviceHome", partial(DeviceHome, overlaps=overlaps))
         with nearstep.open(SIM) as device:
-            ps = make_parameters(((300,), (7, 5)))
+            ps = parameters(((300,), (7, 5)))
             optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device)
             give = give_normal(7)
             for _ in range(2):
@@ -211,8 +204,8 @@ def test_a_small_step_takes_about_as_long_as_in_sequence(make_parameters, monkey
     assert found[True] <= 1.02 * found[False]  # commands to the first channel come earlier
 
 
-def test_the_timeline_keeps_no_data(dimm, make_parameters):
-    ps = make_parameters(LARGE)
+def test_the_timeline_keeps_no_data(dimm):
+    ps = parameters(LARGE)
     optimizer = nearstep.optim.AdamW(ps, device=dimm)
     give_normal(8)(ps)
     optimizer.step()
@@ -224,12 +217,12 @@ def test_the_timeline_keeps_no_data(dimm, make_parameters):
 
 
 @pytest.fixture(params=["golden", "sim"])
-def failing(request, as_graphs, make_parameters):
+def failing(request, as_graphs):
     """A device, an optimizer that has made a step, its parameters; and a checkpoint."""
     as_graphs(True)
     url = f"{GOLDEN}2" if request.param == "golden" else SIM
     with nearstep.open(url) as device:
-        ps = make_parameters(((64, 128), (16,), (4096,)))
+        ps = parameters(((64, 128), (16,), (4096,)))
         optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device, max_cycles=20_000)
         give_normal(9)(ps)
         optimizer.step()
@@ -313,10 +306,10 @@ def test_ctrl_c_in_the_middle_leaves_the_device_idle(failing, monkeypatch):
     check_heals(device, optimizer, ps, before, saved)
 
 
-def test_a_norm_that_is_not_finite_updates_nothing(as_graphs, make_parameters):
+def test_a_norm_that_is_not_finite_updates_nothing(as_graphs):
     as_graphs(True)
     with nearstep.open(f"{GOLDEN}2") as device:
-        ps = make_parameters(SHAPES)
+        ps = parameters(SHAPES)
         optimizer = nearstep.optim.AdamW(ps, device=device, max_grad_norm=1.0)
         before = [p.detach().clone() for p in ps]
         give = give_normal(12)
@@ -327,39 +320,6 @@ def test_a_norm_that_is_not_finite_updates_nothing(as_graphs, make_parameters):
         assert all(torch.equal(p, bits) for p, bits in zip(ps, before, strict=True))
         give(ps)
         optimizer.step()
-
-
-@pytest.mark.parametrize("url", [f"{GOLDEN}2", SIM], ids=["golden", "sim"])
-def test_two_threads_have_the_bits_that_each_has_alone(url, as_graphs):
-    as_graphs(True)
-    shapes, steps = ((3000,), (16,), (64, 17)), 3
-
-    def work(number: int, device: nearstep.Device, begin: threading.Barrier) -> None:
-        generator = torch.Generator().manual_seed(number)
-        ps = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        optimizer = nearstep.optim.AdamW(ps, lr=0.01 * (1 + number), device=device)
-        begin.wait()
-        for _ in range(steps):
-            for p in ps:
-                p.grad = torch.randn(p.shape, generator=generator)
-            optimizer.step()
-        found[number] = [p.detach().clone() for p in ps]
-
-    found: dict[int, list[Tensor]] = {}
-    with nearstep.open(url) as device:
-        for number in range(2):
-            work(number, device, threading.Barrier(1))
-    alone, found = found, {}
-    with nearstep.open(url) as device:
-        begin = threading.Barrier(2)
-        threads = [threading.Thread(target=work, args=(n, device, begin)) for n in range(2)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    assert found.keys() == alone.keys() == {0, 1}, "a thread ended with an error"
-    for number, ps in alone.items():
-        assert all(torch.equal(a, b) for a, b in zip(ps, found[number], strict=True))
 
 
 def test_a_copy_of_another_thread_waits_for_the_end_of_a_reservation():

@@ -14,8 +14,9 @@ from nearstep.backends.emulated import Injection
 from nearstep.errors import BusResponseError
 from nearstep.torch.exchange import SMALL_ELEMENTS
 
-from .conftest import bits, like_torch
-from .test_residency import CHANGES, through_data
+from .beside import Beside, clone, equal_bits, made, parameters, tensors
+from .conftest import like_torch
+from .test_residency import CHANGES
 
 URLS = {
     "in place": "golden:axdimm?memory_bytes=64MiB",
@@ -44,57 +45,38 @@ def another_optimizer(p):
 
 
 @like_torch
-def test_every_change_on_the_host_is_found_whatever_the_size(
-    device, make_parameters, give_gradients, assert_equal_bits
-):
-    ours, theirs = make_parameters(SHAPES), make_parameters(SHAPES)
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
-    for change in [*CHANGES, another_optimizer]:
-        print(change.__name__)
-        give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
-        assert_equal_bits(ours, theirs)
-        for parameters in (ours, theirs):
+def test_every_change_on_the_host_is_found_whatever_the_size(device):
+    beside = Beside("AdamW", device, tensors(SHAPES))
+    for name, change in {**CHANGES, "another optimizer": another_optimizer}.items():
+        print(name)
+        beside.step()
+        beside.check(state=False)
+        for side in beside:
             for index in (1, 2, 4):
-                change(parameters[index])
-    give_gradients(ours, theirs)
-    optimizer.step()
-    reference.step()
-    assert_equal_bits(ours, theirs, optimizer, reference)
+                change(side.parameters[index])
+    beside.step()
+    beside.check()
 
 
-def test_neighbours_that_end_within_a_line_have_the_bits_of_each_alone(
-    device, make_parameters, give_gradients, assert_equal_bits
-):
-    ours, theirs = make_parameters(ODD), make_parameters(ODD)
-    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
+def test_neighbours_that_end_within_a_line_have_the_bits_of_each_alone(device):
+    beside = Beside("AdamW", device, tensors(ODD))
     alone = "golden:axdimm?memory_bytes=1MiB&engine=numpy&in_place=no"
-    references = [nearstep.optim.AdamW([p], lr=1e-2, device=alone) for p in theirs]
+    references = [made("AdamW", [p], alone) for p in beside.torchs.parameters]
     for step in range(3):
-        give_gradients(ours, theirs)
-        if step == 1:
-            for index in (1, 3):  # their neighbours are no longer that
-                ours[index].grad = theirs[index].grad = None
-        optimizer.step()
-        for reference in references:
-            reference.step()
-        through_data(ours[4])
-        through_data(theirs[4])
-    assert_equal_bits(ours, theirs)
+        beside.give((1, 3) if step == 1 else ())  # their neighbours are no longer that
+        for optimizer in (beside.mine.optimizer, *references):
+            optimizer.step()
+        for side in beside:
+            side.parameters[4].data.add_(1.0)
+    equal_bits(*(side.parameters for side in beside))
 
 
 @like_torch
-def test_an_array_that_a_parameter_was_made_of_stays_its_memory(device, give_gradients):
-    arrays = [np.linspace(-1, 1, SMALL_ELEMENTS + 32).astype(np.float32) for _ in range(2)]
-    ours, theirs = ([torch.nn.Parameter(torch.from_numpy(array))] for array in arrays)
-    optimizer = nearstep.optim.AdamW(ours, device=device)
-    reference = torch.optim.AdamW(theirs, fused=True)
+def test_an_array_that_a_parameter_was_made_of_stays_its_memory(device):
+    beside = Beside("AdamW", device, tensors([(SMALL_ELEMENTS + 32,)]))
+    arrays = [side.parameters[0].detach().numpy() for side in beside]
     for _ in range(3):
-        give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
+        beside.step()
         assert np.array_equal(arrays[0].view(np.uint32), arrays[1].view(np.uint32))
         for array in arrays:
             array[1::3] *= 1.5
@@ -109,108 +91,87 @@ def counted(device):
     return written, read
 
 
-def test_what_stays_on_the_host_is_not_copied(make_parameters, give_gradients):
-    shapes = ((SMALL_ELEMENTS,), (2 * SMALL_ELEMENTS,))
+def test_what_stays_on_the_host_is_not_copied():
     with nearstep.open(URLS["in place"]) as device:
-        ours = make_parameters(shapes)
-        places = [p.data_ptr() for p in ours]
         written, read = counted(device)
-        optimizer = nearstep.optim.AdamW(ours, device=device)
-        versions = [p._version for p in ours]
-        for _ in range(2):
-            give_gradients(ours)
-            optimizer.step()
+        beside = Beside("AdamW", device, tensors(((SMALL_ELEMENTS,), (2 * SMALL_ELEMENTS,))))
+        ours, traffic = beside.mine.parameters, beside.mine.optimizer.traffic
+        before = [(p.data_ptr(), p._version) for p in ours]
+        beside.step(2)
         assert (written, read) == ([], [])
-        assert [p.data_ptr() for p in ours] == places
-        assert all(p._version > before for p, before in zip(ours, versions, strict=True))
-        traffic = optimizer.traffic
+        for p, (place, version) in zip(ours, before, strict=True):
+            assert p.data_ptr() == place
+            assert p._version > version
         assert traffic.gradients_down == traffic.parameters_up == 2 * 4 * 3 * SMALL_ELEMENTS
         assert traffic.masters_down == 4 * 3 * SMALL_ELEMENTS  # as of a memory of its own
 
 
 @pytest.mark.parametrize("url", ["copied", "card"])
-def test_small_neighbours_are_copied_together(url, make_parameters, give_gradients):
+def test_small_neighbours_are_copied_together(url):
     with nearstep.open(URLS[url]) as device:
-        ours = make_parameters([(64,), (5,), (3, 7)] * 20)
-        optimizer = nearstep.optim.AdamW(ours, device=device)
-        give_gradients(ours)
-        optimizer.step()
+        beside = Beside("AdamW", device, tensors([(64,), (5,), (3, 7)] * 20))
+        beside.step()
         written, read = counted(device)
-        give_gradients(ours)
-        optimizer.step()
+        beside.step()
         assert (len(written), len(read)) == (1, 1)
 
 
-def test_the_device_lets_go_of_gradients(device, make_parameters, give_gradients):
-    ours = make_parameters(SHAPES)
-    optimizer = nearstep.optim.AdamW(ours, device=device)
-    give_gradients(ours)
-    optimizer.step()
-    gradients = [weakref.ref(p.grad) for p in ours]
-    for p in ours:
+def test_the_device_lets_go_of_gradients(device):
+    beside = Beside("AdamW", device, tensors(SHAPES))
+    beside.step()
+    gradients = [weakref.ref(p.grad) for p in beside.mine.parameters]
+    for p in beside.mine.parameters:
         p.grad = None
-    assert [each() for each in gradients] == [None] * len(ours)
+    assert [each() for each in gradients] == [None] * len(SHAPES)
 
 
 @like_torch
-def test_nothing_is_lost_when_the_device_is_closed(
-    make_parameters, give_gradients, assert_equal_bits
-):
-    ours, theirs = make_parameters(SHAPES), make_parameters(SHAPES)
-    views = [p.detach().numpy() for p in ours]
-    optimizer = nearstep.optim.AdamW(ours, device=URLS["in place"])
-    reference = torch.optim.AdamW(theirs, fused=True)
-    give_gradients(ours, theirs)
-    optimizer.step()
-    reference.step()
-    optimizer.device.close()
-    del optimizer
-    assert_equal_bits(ours, theirs)
-    for p, view in zip(ours, views, strict=True):
+def test_nothing_is_lost_when_the_device_is_closed():
+    beside = Beside("AdamW", URLS["in place"], tensors(SHAPES))
+    views = [p.detach().numpy() for p in beside.mine.parameters]
+    beside.step()
+    beside.mine.optimizer.device.close()
+    equal_bits(*(side.parameters for side in beside))
+    del beside.mine.optimizer
+    for p, view in zip(beside.mine.parameters, views, strict=True):
         view[...] = 2.0
         assert torch.all(p == 2.0)
 
 
-def test_a_failed_step_leaves_parameters_as_they_were(device, make_parameters, give_gradients):
-    ours = make_parameters(SHAPES)
-    optimizer = nearstep.optim.AdamW(ours, device=device)
-    give_gradients(ours)
-    optimizer.step()
-    before = [bits(p).clone() for p in ours]
+def test_a_failed_step_leaves_parameters_as_they_were(device):
+    beside = Beside("AdamW", device, tensors(SHAPES))
+    beside.step()
+    before = clone(beside.mine.parameters)
     device.backend.inject(Injection(kind="slverr", write=True, nth=9))
     with pytest.raises(BusResponseError):
-        optimizer.step()
-    for p, saved in zip(ours, before, strict=True):
-        assert torch.equal(bits(p), saved)
+        beside.mine.optimizer.step()
+    equal_bits(beside.mine.parameters, before)
 
 
 @like_torch
-def test_memory_that_is_shared_has_the_bits_of_copies(make_parameters, assert_equal_bits):
+def test_memory_that_is_shared_has_the_bits_of_copies():
     results = []
     for url in (URLS["in place"], URLS["copied"]):
-        (p, twin) = make_parameters(((SMALL_ELEMENTS + 16,),) * 2)
-        common = torch.linspace(-1, 1, p.numel())
-        p.grad, twin.grad = common, common  # one gradient for two
-        (own,) = make_parameters(((SMALL_ELEMENTS,),))
+        p, twin, own = parameters(((SMALL_ELEMENTS + 16,),) * 2 + ((SMALL_ELEMENTS,),))
+        p.grad = twin.grad = torch.linspace(-1, 1, p.numel())  # one gradient for two
         own.grad = own.detach()  # its own gradient
         optimizer = nearstep.optim.AdamW([p, twin, own], device=url)
         for _ in range(2):
             optimizer.step()
         results.append([p, twin, own])
-    assert_equal_bits(*results)
+    equal_bits(*results)
 
 
-def test_a_parameter_that_is_narrowed_keeps_the_bits_of_its_master(make_parameters, give_gradients):
+def test_a_parameter_that_is_narrowed_keeps_the_bits_of_its_master():
     results = []
     for url in (URLS["in place"], URLS["copied"]):
-        ours = make_parameters(((SMALL_ELEMENTS + 1,),))
-        optimizer = nearstep.optim.AdamW(ours, lr=1e-4, device=url)
+        (p,) = parameters(((SMALL_ELEMENTS + 1,),))
+        optimizer = nearstep.optim.AdamW([p], lr=1e-4, device=url)
         for _ in range(2):
-            ours[0].grad = torch.ones_like(ours[0])
+            p.grad = torch.ones_like(p)
             optimizer.step()
-            ours[0].grad = None
-            ours[0].data = ours[0].data.bfloat16()
-        results.append((ours[0], optimizer.state_dict()["state"][0]["master_param"]))
-    assert torch.equal(bits(results[0][0]), bits(results[1][0]))
-    assert torch.equal(bits(results[0][1]), bits(results[1][1]))
+            p.grad = None
+            p.data = p.data.bfloat16()
+        results.append([p, optimizer.state_dict()["state"][0]["master_param"]])
+    equal_bits(*results)
     assert not torch.equal(results[0][1], results[0][0].float())

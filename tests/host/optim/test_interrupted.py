@@ -15,6 +15,7 @@ from nearstep.errors import BusResponseError, BusyError, DeviceError, WaitTimeou
 from nearstep.torch.errors import InterruptedStepError
 
 from ...interrupts import Interrupts
+from .beside import Beside, clone, step_alone
 from .conftest import like_torch
 
 URLS = [
@@ -30,67 +31,63 @@ FAILURES = {
 }
 
 
-class Interrupted:
+class Interrupted(Beside):
     """An optimizer whose fourth step fails in the second of two runs, and a checkpoint."""
 
-    def __init__(self, url, make_parameters, give_gradients, monkeypatch):
-        self.device = nearstep.open(url)
-        self.ours, self.theirs = make_parameters(), make_parameters()
-        self.optimizer = nearstep.optim.AdamW(
-            self.groups(self.ours), lr=1e-2, device=self.device, max_cycles=20_000
+    def __init__(self, url, monkeypatch):
+        self.opened = nearstep.open(url)
+        super().__init__(
+            "AdamW",
+            self.opened,
+            grouped=lambda ps: [{"params": ps[:1]}, {"params": ps[1:]}],
+            own={"max_cycles": 20_000},
         )
-        self.reference = torch.optim.AdamW(self.groups(self.theirs), lr=1e-2, fused=True)
         addresses = []
-        update = self.device.run_rule
+        update = self.opened.run_rule
 
         def spy(optimizer, arrays, **options):
             addresses.append({name: each.address for name, each in arrays.items()})
             return update(optimizer, arrays, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(self.device, "run_rule", spy)
-            for _ in range(3):
-                give_gradients(self.ours, self.theirs)
-                self.optimizer.step()
-                self.reference.step()
+            patch.setattr(self.opened, "run_rule", spy)
+            self.step(3)
         self.second_run = addresses[-1]
-        self.parameters = [p.detach().clone() for p in self.ours]
-        self.state = self.optimizer.state_dict()
+        self.before = clone(self.mine.parameters)
+        self.saved = self.mine.optimizer.state_dict()
 
-    @staticmethod
-    def groups(parameters):
-        return [{"params": parameters[:1]}, {"params": parameters[1:]}]
-
-    def fail(self, failure, give_gradients):
+    def fail(self, failure):
         options, array, error = FAILURES[failure]
-        backend = self.device.backend
+        backend = self.opened.backend
         assert isinstance(backend, EmulatedBackend)
         address = self.second_run[array]
         backend.inject(Injection(base=address, limit=address + 64, **options))
-        give_gradients(self.ours)
+        generator = self.generator.get_state()
+        self.give()
         with pytest.raises(error):
-            self.optimizer.step()
+            self.mine.optimizer.step()
         backend.heal()
+        self.generator.set_state(generator)
 
 
 @pytest.fixture(params=URLS)
-def before(request, make_parameters, give_gradients, monkeypatch):
-    prepared = Interrupted(request.param, make_parameters, give_gradients, monkeypatch)
+def before(request, monkeypatch):
+    prepared = Interrupted(request.param, monkeypatch)
     yield prepared
-    prepared.device.close()
+    prepared.opened.close()
 
 
 @pytest.fixture(params=FAILURES)
-def interrupted(request, before, give_gradients):
-    before.fail(request.param, give_gradients)
+def interrupted(request, before):
+    before.fail(request.param)
     return before
 
 
 def test_the_host_keeps_the_old_parameters_and_counts_no_step(interrupted):
-    for p, saved in zip(interrupted.ours, interrupted.parameters, strict=True):
-        assert torch.equal(p, saved)
-    assert interrupted.optimizer.traffic.steps == 3
-    assert interrupted.optimizer.state[interrupted.ours[0]]["step"] == 3
+    ours, optimizer = interrupted.mine.parameters, interrupted.mine.optimizer
+    assert all(torch.equal(p, saved) for p, saved in zip(ours, interrupted.before, strict=True))
+    assert optimizer.traffic.steps == 3
+    assert optimizer.state[ours[0]]["step"] == 3
 
 
 @pytest.mark.parametrize(
@@ -104,53 +101,41 @@ def test_the_host_keeps_the_old_parameters_and_counts_no_step(interrupted):
     ],
     ids=["step", "state_dict", "state", "pickle", "deepcopy"],
 )
-def test_it_refuses_further_use(use, before, give_gradients):
-    before.fail("read answered with SLVERR", give_gradients)
+def test_it_refuses_further_use(use, before):
+    before.fail("read answered with SLVERR")
     with pytest.raises(InterruptedStepError, match="BusResponseError"):
-        use(before.optimizer)
+        use(before.mine.optimizer)
 
 
 @like_torch
-def test_a_checkpoint_heals_it(interrupted, give_gradients, assert_equal_bits):
-    ours, theirs = interrupted.ours, interrupted.theirs
+def test_a_checkpoint_heals_it(interrupted):
     with torch.no_grad():
-        for p, saved in zip(ours, interrupted.parameters, strict=True):
+        for p, saved in zip(interrupted.mine.parameters, interrupted.before, strict=True):
             p.copy_(saved)
-    interrupted.optimizer.load_state_dict(interrupted.state)
-    for _ in range(2):
-        give_gradients(ours, theirs)
-        interrupted.optimizer.step()
-        interrupted.reference.step()
-    assert_equal_bits(ours, theirs, interrupted.optimizer, interrupted.reference)
-
-
-def test_other_optimizers_of_the_device_go_on(
-    interrupted, make_parameters, give_gradients, assert_equal_bits
-):
-    ours, theirs = make_parameters(), make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, device=interrupted.device)
-    reference = torch.optim.AdamW(theirs, fused=True)
-    give_gradients(ours, theirs)
-    optimizer.step()
-    reference.step()
-    assert_equal_bits(ours, theirs, optimizer, reference)
+    interrupted.mine.optimizer.load_state_dict(interrupted.saved)
+    interrupted.step(2)
+    interrupted.check()
 
 
 @like_torch
-def test_a_step_that_could_not_start_may_be_repeated(
-    before, give_gradients, monkeypatch, assert_equal_bits
-):
+def test_other_optimizers_of_the_device_go_on(interrupted):
+    other = Beside("AdamW", interrupted.opened)
+    other.step()
+    other.check()
+
+
+@like_torch
+def test_a_step_that_could_not_start_may_be_repeated(before, monkeypatch):
     def busy(*_, **__) -> None:
         raise BusyError("another run has not ended")
 
-    give_gradients(before.ours, before.theirs)
+    before.give()
     with monkeypatch.context() as patch:
-        patch.setattr(before.device, "run_rule", busy)
+        patch.setattr(before.opened, "run_rule", busy)
         with pytest.raises(DeviceError):
-            before.optimizer.step()
-    before.optimizer.step()
-    before.reference.step()
-    assert_equal_bits(before.ours, before.theirs, before.optimizer, before.reference)
+            before.mine.optimizer.step()
+    step_alone(before)
+    before.check()
 
 
 def _groups(parameters):
@@ -161,13 +146,15 @@ def _groups(parameters):
 @like_torch
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("layout", ["dense", "strided"])
-def test_ctrl_c_leaves_the_old_step_or_the_new_one_on_the_host(first, layout, make_parameters):
+def test_ctrl_c_leaves_the_old_step_or_the_new_one_on_the_host(first, layout):
     seed = 11
     print(f"seed {seed}")
     shapes = [(16, 16), (48,), (32, 4)]
 
     def begin(made, **on):
-        parameters = make_parameters(shapes)
+        generator = torch.Generator().manual_seed(seed)
+        tensors = [torch.randn(each, generator=generator) for each in shapes]
+        parameters = [torch.nn.Parameter(each) for each in tensors]
         if layout == "strided" and made is nearstep.optim.AdamW:
             wide = [torch.stack([p.detach(), p.detach()], -1) for p in parameters]
             parameters = [torch.nn.Parameter(each[..., 0]) for each in wide]

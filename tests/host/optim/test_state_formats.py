@@ -12,7 +12,6 @@ from torch import Tensor
 
 import nearstep
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.state import ParameterState
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.fp import BF16
@@ -165,39 +164,6 @@ def test_torch_rounds_once_at_the_end():
     kept = scalars | {"m_weight": 0.0, "m_from_g": 0, "v_weight": 0.0, "v_decay": 1.0}
     early = evaluate(ADAM, wide | rounded, kept)
     assert np.count_nonzero(found != fp.narrow32(early["p"], BF16)) > size // 1000
-
-
-def test_fp32_parameters_keep_moments_in_bf16(url):
-    given = parameters(torch.float32)
-    optimizer = nearstep.optim.from_rule(MOMENTS, given, device=device_of(url, MOMENTS), **HYPER)
-    states = [
-        {"p": each.detach().reshape(-1).numpy().copy(), "m": zeros, "v": zeros}
-        for each in given
-        for zeros in [np.zeros(each.numel(), np.float32)]
-    ]
-    compared = 0
-    for step in range(1, 5):
-        for each in given:
-            each.grad = torch.randn(each.shape)
-        optimizer.step()
-        scalars = adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, step, True)
-        for index, each in enumerate(given):
-            if not each.numel():
-                continue
-            made = evaluate(ADAM, states[index] | {"g": each.grad.reshape(-1).numpy()}, scalars)
-            words = {name: fp.narrow32(made[name], BF16) for name in "mv"}
-            states[index] = {"p": made["p"]} | {n: fp.widen32(w, BF16) for n, w in words.items()}
-            assert each.detach().reshape(-1).numpy().tobytes() == made["p"].tobytes()
-            state = optimizer.state[each]
-            assert isinstance(state, ParameterState)
-            for key, name in (("exp_avg", "m"), ("exp_avg_sq", "v")):
-                moment = state[key]
-                assert moment.dtype == torch.bfloat16
-                assert (
-                    moment.reshape(-1).view(torch.int16).numpy().tobytes() == words[name].tobytes()
-                )
-            compared += 3 * each.numel()
-    assert compared == 4 * 3 * sum(each.numel() for each in given)
 
 
 def test_a_parameter_that_the_rule_cannot_keep_is_refused(url):

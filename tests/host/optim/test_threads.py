@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -11,14 +11,24 @@ import torch
 import nearstep
 from nearstep.optim import AdamW
 
+from ..driver.test_threads import at_once, often
+from .test_graph import SIM, as_graphs
+
+__all__ = ["as_graphs", "often"]
+
+URLS = ["golden:axdimm", "golden:axdimm?channels=2", "golden:smartssd?rules=adam", SIM]
 THREADS, STEPS = 2, 8
 SIZES = (64, 1600)
 
 
-@pytest.mark.parametrize(
-    "url", ["golden:axdimm", "golden:axdimm?channels=2", "golden:smartssd?rules=adam"]
-)
-def test_two_optimizers_in_two_threads_give_the_bits_that_each_gives_alone(url) -> None:
+@pytest.mark.parametrize("graphs", [False, True], ids=["sequence", "graphs"])
+@pytest.mark.parametrize("url", URLS)
+def test_two_optimizers_in_two_threads_give_the_bits_that_each_gives_alone(
+    url, graphs, often, as_graphs
+) -> None:
+    if graphs:
+        as_graphs(True)
+
     def train(number: int, device: nearstep.Device, begin: threading.Barrier) -> None:
         generator = torch.Generator().manual_seed(number)
         parameters = [torch.nn.Parameter(torch.randn(n, generator=generator)) for n in SIZES]
@@ -36,23 +46,11 @@ def test_two_optimizers_in_two_threads_give_the_bits_that_each_gives_alone(url) 
             train(number, device, threading.Barrier(1))
     alone, found = found, {}
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with nearstep.open(url) as device:
-            begin = threading.Barrier(THREADS)
-            running = [
-                threading.Thread(target=train, args=(number, device, begin))
-                for number in range(THREADS)
-            ]
-            for each in running:
-                each.start()
-            for each in running:
-                each.join()
-    finally:
-        sys.setswitchinterval(before)
+    with nearstep.open(url) as device:
+        begin = threading.Barrier(THREADS)
+        at_once(*(partial(train, number, device, begin) for number in range(THREADS)))
     compared = 0
-    assert alone.keys() == found.keys() == set(range(THREADS)), "a thread ended with an error"
+    assert alone.keys() == found.keys() == set(range(THREADS))
     for number, parameters in alone.items():
         for one, other in zip(parameters, found[number], strict=True):
             assert torch.equal(one.view(torch.int32), other.view(torch.int32))

@@ -20,6 +20,14 @@ from nearstep_sim.models.drive import Journal, MemoryBlocks
 URL = "golden:axdimm?memory_bytes=8MiB&rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
 DIMM = f"{URL}&channels=2&block_bytes=512"
 BF16 = f"{URL}&gradient_formats=fp32,bf16&copy_out_formats=bf16"
+PLAIN = URL.replace("axdimm", "smartssd").replace("8MiB", "1MiB") + "&chunk_bytes=512"
+"""A card without drives."""
+
+
+def card_url(cards: int, subgroup: int) -> str:
+    """Cards whose drives are given with `drives=`."""
+    return f"{PLAIN}&cards={cards}&subgroup_elements={subgroup}&drive=unused"
+
 
 OPTIMIZERS: dict[str, Any] = {
     "adamw": (nearstep.optim.AdamW, {"lr": 1e-2}),

@@ -30,6 +30,7 @@ from nearstep.storage.blocks import BlockFile
 from nearstep.storage.drive_errors import DriveIOError, StorageError, UncertainCommitError
 
 from .jobs import bits
+from .jobs import everything as bits_of_all
 
 SMALL = ((16, 16), (16,), (16, 12))
 LARGE = ((128, 130), (16,), (130, 128))
@@ -172,14 +173,9 @@ Everything = dict[str, bytes]
 
 
 def everything(parameters: Sequence[Tensor], optimizer: Any) -> Everything:
-    """Bits of parameters and state, and learning rates."""
-    saved = optimizer.state_dict()
-    found = {f"p{index}": bits(p) for index, p in enumerate(parameters)}
-    for index, state in saved["state"].items():
-        for key, value in state.items():
-            found[f"{index}.{key}"] = bits(value)
-    found["lr"] = repr([float(group["lr"]) for group in saved["param_groups"]]).encode()
-    return found
+    """Bits of parameters and state, and learning rates in the place of all options."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return bits_of_all(parameters, optimizer) | {"groups": repr(rates).encode()}
 
 
 def difference(found: Everything, expected: Everything) -> str:

@@ -1,8 +1,10 @@
-"""Training with state on drives has the bits that it has without."""
+"""Training with state on drives, of the host or of cards, has the bits that it has without."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +15,37 @@ import nearstep
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.homes.errors import MemoryTooSmallError
 
-from .jobs import BF16, DIMM, OPTIMIZERS, URL, Job, bits, drives, everything, random_job
+from .jobs import (
+    BF16,
+    DIMM,
+    OPTIMIZERS,
+    PLAIN,
+    URL,
+    Job,
+    bits,
+    card_url,
+    drives,
+    everything,
+    random_job,
+)
 
 STEPS = 3
+SHAPES = [(40, 16), (16,), (30, 20), (7,), (1,)]
+LARGE = [(160, 128), (128, 130), (64, 300)]
+
+
+@dataclass(frozen=True)
+class Home:
+    """A device whose state is on drives, and the same device without."""
+
+    url: str
+    plain: str
+    count: int = 2
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def cards(count: int, subgroup: int) -> Home:
+    return Home(card_url(count, subgroup), PLAIN, count)
 
 
 def smallest(job: Job, url: str) -> int:
@@ -27,74 +57,115 @@ def smallest(job: Job, url: str) -> int:
     return caught.value.expected
 
 
-def compare(job: Job, url: str, memory: int, eviction: str, count: int) -> int:
+def host(job: Job, url: str = URL, eviction: str = "updated_first", more: float = 1.0) -> Home:
+    """With the smallest memory, or some times as much."""
+    memory = int(smallest(job, url) * more)
+    return Home(url, url, options={"memory": memory, "eviction": eviction})
+
+
+def compare(job: Job, home: Home, **more: Any) -> int:
     """Train with drives and without; values that were compared."""
-    plain = job.parameters()
-    expected = job.make(plain, url)
-    with drives(count) as on:
-        own = job.parameters()
-        found = job.make(own, url, drives=on.store, memory=memory, eviction=eviction)
-        compared = 0
+    plain, own = job.parameters(), job.parameters()
+    expected = job.make(plain, home.plain, **more)
+    compared = 0
+    with drives(home.count, 1200) as on:
+        found = job.make(own, home.url, drives=on.store, **home.options, **more)
         for step in range(STEPS):
             job.step(expected, plain, step)
             job.step(found, own, step)
             here, there = everything(own, found), everything(plain, expected)
-            assert here == there, (job, memory, eviction, step)
+            assert here == there, (job, home, step)
             compared += len(here)
-        assert 0 < found.memory_peak <= memory
         assert on.store.generation == STEPS + 1
-        return compared
+        if home.options:
+            assert 0 < found.memory_peak <= home.options["memory"]
+            return compared
+        for name, tensor in on.store.tensors.items():
+            drives_of = {each.drive for each in tensor.table.extents() if not each.is_hole}
+            assert drives_of <= {int(name.partition("@")[2])}
+            compared += 1
+    return compared
 
 
-@pytest.mark.parametrize("eviction", ["updated_first", "belady"])
+@pytest.mark.parametrize("home", ["updated_first", "belady", "cards"])
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-def test_every_optimizer_and_policy_under_the_smallest_memory(
-    optimizer: str, eviction: str
-) -> None:
-    job = Job([(40, 16), (16,), (30, 20), (7,), (1,)], optimizer, skips=4)
-    least = smallest(job, URL)
-    if OPTIMIZERS[optimizer][1].get("amsgrad"):
-        assert least == 5 * 4 * 640
-    assert compare(job, URL, least, eviction, 2) >= STEPS * 6
-    with drives() as on, pytest.raises(MemoryTooSmallError, match=str(least)):
-        job.make(job.parameters(), URL, drives=on.store, memory=least - 1)
+def test_every_optimizer(optimizer: str, home: str) -> None:
+    """On drives of the host under the smallest memory, with every policy."""
+    job = Job(SHAPES, optimizer, skips=4)
+    made = cards(2, 128) if home == "cards" else host(job, eviction=home)
+    assert compare(job, made) >= STEPS * 6
+    if home == "updated_first":
+        least = made.options["memory"]
+        if OPTIMIZERS[optimizer][1].get("amsgrad"):
+            assert least == 5 * 4 * 640
+        with drives() as on, pytest.raises(MemoryTooSmallError, match=str(least)):
+            job.make(job.parameters(), URL, drives=on.store, memory=least - 1)
 
 
-@pytest.mark.parametrize("url", [URL, DIMM])
-def test_large_parameters_that_the_device_updates_in_place(url: str) -> None:
-    job = Job([(160, 128), (128, 130), (64, 300)])
-    least = smallest(job, url)
-    assert least >= 16 * 160 * 128
-    assert compare(job, url, least, "updated_first", 2) > 20
+@pytest.mark.parametrize("home", [URL, DIMM, 1, 2], ids=["host", "host-dimm", "card", "cards"])
+def test_large_parameters_that_the_device_updates_in_place(home: str | int) -> None:
+    job = Job(LARGE)
+    made = host(job, home) if isinstance(home, str) else cards(home, 8192)
+    assert made.options.get("memory", 1 << 30) >= 16 * 160 * 128
+    assert compare(job, made) > 20
 
 
-@pytest.mark.parametrize("url", [URL, BF16])
-def test_masters_of_16_bit_parameters_move_with_their_state(url: str) -> None:
-    job = Job([(40, 16), (16,), (30, 20), (7,), (9,)], dtype=torch.bfloat16, skips=3)
-    assert compare(job, url, smallest(job, url), "updated_first", 1) > 20
+@pytest.mark.parametrize(
+    ("home", "dtype"),
+    [(URL, "bfloat16"), (BF16, "bfloat16"), (3, "bfloat16"), (3, "float16")],
+    ids=["host", "host-copies", "cards", "cards-fp16"],
+)
+def test_masters_of_16_bit_parameters_move_with_their_state(home: str | int, dtype: str) -> None:
+    job = Job([*SHAPES[:4], (9,)], dtype=getattr(torch, dtype), skips=3)
+    assert compare(job, host(job, home) if isinstance(home, str) else cards(home, 256)) > 20
 
 
-def rounds(first: int, count: int) -> int:
+@pytest.mark.parametrize("count", [1, 3])
+def test_compressed_gradients_with_error_feedback(count: int) -> None:
+    assert compare(Job(SHAPES), cards(count, 256), compression=0.1) > 20
+
+
+def rounds(kind: str, first: int, count: int) -> int:
     compared = 0
     for seed in range(first, first + count):
         print(f"seed {seed}")
         choose = np.random.default_rng(seed)
         job = random_job(choose, str(choose.choice(list(OPTIMIZERS))), seed=seed)
-        url = str(choose.choice([URL, DIMM]))
-        least = smallest(job, url)
-        memory = least if choose.random() < 0.3 else int(least * choose.uniform(1, 6))
-        eviction = str(choose.choice(["updated_first", "belady"]))
-        compared += compare(job, url, memory, eviction, int(choose.integers(1, 4)))
+        more: dict[str, Any] = {}
+        if kind == "cards":
+            more = {"compression": 0.05} if choose.random() < 0.3 else {}
+            home = cards(int(choose.integers(1, 5)), 128 * int(choose.integers(1, 9)))
+        else:
+            share = 1.0 if choose.random() < 0.3 else choose.uniform(1, 6)
+            eviction = str(choose.choice(["updated_first", "belady"]))
+            home = host(job, str(choose.choice([URL, DIMM])), eviction, share)
+            home = Home(home.url, home.plain, int(choose.integers(1, 4)), home.options)
+        compared += compare(job, home, **more)
     return compared
 
 
-def test_random_models_and_memories() -> None:
-    assert rounds(300, 8) > 100
+@pytest.mark.parametrize(("kind", "count"), [("host", 8), ("cards", 6)])
+def test_random_models_and_homes(kind: str, count: int) -> None:
+    assert rounds(kind, 300, count) > 100
 
 
 @pytest.mark.deep
-def test_many_random_models_and_memories() -> None:
-    assert rounds(1000, 150) > 3000
+@pytest.mark.parametrize("kind", ["host", "cards"])
+def test_many_random_models_and_homes(kind: str) -> None:
+    assert rounds(kind, 1000, 150) > 3000
+
+
+@pytest.mark.parametrize("options", ["", "&copy_out_formats=bf16&gradient_formats=fp32,bf16"])
+def test_a_subgroup_of_which_nothing_is_said_has_room(tmp_path: Path, options: str) -> None:
+    """Steps of more than two subgroups, in a memory that holds two, with what is beside them."""
+    url = f"golden:smartssd?chunk_bytes=512&memory_bytes=64KiB{options}&drive={tmp_path}/drive"
+    weight = torch.nn.Parameter(torch.ones(6000, dtype=torch.bfloat16 if options else None))
+    with nearstep.open(url) as device:
+        optimizer = nearstep.optim.AdamW([weight], lr=0.5, device=device)
+        for _ in range(2):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        assert bool((weight < 0.1).all())
 
 
 def test_parameters_and_state_changed_on_the_host_between_steps() -> None:

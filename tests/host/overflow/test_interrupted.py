@@ -11,8 +11,7 @@ import pytest
 from nearstep.torch.errors import InterruptedStepError
 
 from ...interrupts import Interrupts
-from ..cards.test_equality import PLAIN, card_url
-from .jobs import URL, Drives, Job, drives, everything
+from .jobs import PLAIN, URL, Drives, Job, card_url, drives, everything
 
 JOB = Job([(40, 16), (16,), (30, 20)])
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -24,10 +24,9 @@ from ..driver.job import Job
 from ..driver.start import Start
 from ..driver.test_conformance import ROWS
 from ..driver.test_start import start
-from ..optim.conftest import assert_equal_bits, give_gradients, make_parameters
 
-__all__ = ["assert_equal_bits", "give_gradients", "make_parameters", "start"]
-"""Fixtures of other tests that those here use as they are."""
+__all__ = ["start"]
+"""A fixture of other tests that those here use as it is."""
 
 HERE = Path(__file__).parent
 FAST = {"golden-card"}

@@ -21,38 +21,6 @@ from ..driver.conftest import DIMMS
 from .test_dimm import chunks, plan
 
 
-def test_two_dimms_work_at_the_same_time_on_one_clock():
-    """What one of them does alone takes as long beside the other, but for how far they are apart
-    and the commands that the host, one after the other, gives to the other one."""
-    url = DIMMS["sim-dimm"]
-    with nearstep.open(url) as alone:
-        single = chunks(alone, 2, 4096)
-        cycles = execute(plan(single), Clock([alone.backend])).makespan
-        expected = [each.bits() for each in single]
-    with nearstep.open(url) as one, nearstep.open(url) as other:
-        other.regs.adam0.status.get()  # their counters differ
-        graph, work = Graph(), []
-        for number, dimm in enumerate((one, other)):
-            work.append(chunks(dimm, 2, 4096))
-            moved: dict[int, object] = {}
-            for each in plan(work[-1]):
-                moved[each.index] = graph.add(
-                    f"{each.name} of {number}",
-                    *(f"{resource} {number}" for resource in each.holds),
-                    reads=each.reads,
-                    writes=each.writes,
-                    action=each.action,
-                )
-        timeline = execute(graph, Clock([one.backend, other.backend]))
-        for pieces in work:
-            for each, bits in zip(pieces, expected, strict=True):
-                np.testing.assert_array_equal(each.bits(), bits)
-        print("alone", cycles, "both", timeline.makespan)
-        late = 2 * QUANTUM_CYCLES * len(graph) / 2
-        assert cycles <= timeline.makespan <= 1.25 * cycles + late
-        assert timeline.makespan < 1.7 * cycles
-
-
 def two_dimms(threads, monkeypatch, prepare=lambda number, dimm, work: None):
     """What a graph on two DIMMs does with so many threads: its timeline or error, bits, cycles."""
     monkeypatch.setenv(VARIABLE, str(threads))
@@ -77,6 +45,22 @@ def two_dimms(threads, monkeypatch, prepare=lambda number, dimm, work: None):
                 dimm.reset()
         bits = [each.bits() for pieces in work for each in pieces]
         return found, [dimm.cycles for dimm in (one, other)], bits
+
+
+def test_two_dimms_work_at_the_same_time_on_one_clock(monkeypatch):
+    """What one of them does alone takes as long beside the other, but for how far they are apart
+    and the commands that the host, one after the other, gives to the other one."""
+    with nearstep.open(DIMMS["sim-dimm"]) as alone:
+        single = chunks(alone, 2, 4096)
+        cycles = execute(plan(single), Clock([alone.backend])).makespan
+        expected = [each.bits() for each in single]
+    entries, _, found = two_dimms(2, monkeypatch)
+    for bits, wanted in zip(found, 2 * expected, strict=True):
+        np.testing.assert_array_equal(bits, wanted)
+    makespan = max(end for _, _, end, _ in entries)
+    print("alone", cycles, "both", makespan)
+    assert cycles <= makespan <= 1.25 * cycles + QUANTUM_CYCLES * len(entries)
+    assert makespan < 1.7 * cycles
 
 
 @pytest.mark.parametrize("broken", [(), (0,), (0, 1)], ids=["none", "one", "both"])
