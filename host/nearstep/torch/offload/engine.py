@@ -24,7 +24,6 @@ from nearstep.torch.memferry.policy import in_place, plan_for
 from nearstep.torch.memferry.tracer import ModelTracer, Profiling
 from nearstep.torch.offload.access_hooks import AccessHooks
 from nearstep.torch.offload.averaging import Averager
-from nearstep.torch.offload.buckets import first_buckets, largest_bucket
 from nearstep.torch.offload.cache import ParameterCache
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.construction import end_waiting
@@ -109,10 +108,9 @@ class Engine:
         if policy == "memferry" and self._names.device.type != "cpu":
             may = dict.fromkeys(parameters, InPlace(forward=True))
             check_mapped(self._names.device, may if self.plan is None else places)
-        smallest = smallest_budget(model, parameters, places) + _bucket(self._wrapper, places)
+        smallest = smallest_budget(model, parameters, places)
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
-            what = what if self._wrapper is None else f"{what}, and a bucket"
             raise BudgetError(what, smallest, self.budget, parameters=self._bytes)
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
@@ -218,7 +216,6 @@ class Engine:
             peak=ledger.peak,
             peak_parameters=ledger.parameters_peak,
             peak_gradients=ledger.gradients_peak,
-            peak_buckets=0 if self._averager is None else self._averager.peak,
             parameters_up=now.parameters_up - before.parameters_up,
             parameters_down=now.masters_down - before.masters_down,
             gradients_down=now.gradients_down - before.gradients_down,
@@ -498,15 +495,6 @@ class Engine:
             raise
         for copy in stay:
             copy.refresh()
-
-
-def _bucket(wrapper: Wrapper | None, places: Mapping[Tensor, InPlace]) -> int:
-    """Bytes of the largest bucket in which gradients are averaged first."""
-    if wrapper is None:
-        return 0
-    direct = {each for each in wrapper.parameters if places.get(each, NOTHING).spares_gradient}
-    buckets = first_buckets(wrapper.ddp, wrapper.parameters)
-    return largest_bucket(wrapper.parameters, buckets, direct)
 
 
 def _like(parameter: Tensor) -> Tensor | None:

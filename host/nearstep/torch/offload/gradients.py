@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import GradientError
+from nearstep.torch.offload.averaging import Averager
 from nearstep.torch.offload.cache import ParameterCache
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import BudgetError
@@ -30,19 +31,6 @@ from nearstep.work.operation import Operation
 OWN_REFERENCES = 3
 """To a gradient that only its parameter has: torch's, that of a variable, and that of
 `sys.getrefcount`."""
-
-
-class Averages(Protocol):
-    """Takes gradients that are averaged with those of other workers (`averaging.Averager`)."""
-
-    def takes(self, copy: ComputeCopy) -> bool:
-        """Whether a gradient that backward has made is to be averaged."""
-
-    def add(self, copy: ComputeCopy, gradient: Tensor) -> None:
-        """Take a gradient."""
-
-    def abandon(self) -> None:
-        """Backward has failed."""
 
 
 class Gradients:
@@ -68,7 +56,7 @@ class Gradients:
         self._arrived = arrived
         self._passes: set[int] = set()
         self._given_up: ComputeCopy | None = None
-        self.averages: Averages | None = None
+        self.averages: Averager | None = None
         self.compresses: DeviceOptimizer | None = None
         self.keeps_whole = False
         space.spill = self._spill
@@ -158,28 +146,22 @@ class Gradients:
             self._send(copy, gradient)
             self._arrived(copy)
 
-    def _average(self, averages: Averages, copy: ComputeCopy, gradient: Tensor) -> None:
+    def _average(self, averages: Averager, copy: ComputeCopy, gradient: Tensor) -> None:
         if gradient.requires_grad:
             expected = "no part of a graph (create_graph), to be averaged"
             raise GradientError(copy.name, expected, "one")
         check_gradient(copy.name, copy.parameter, gradient)
         with self._space.aside():
             self._space.check_old(copy, "another backward has made a gradient of it")
-            averages.add(copy, gradient)
+            averages.add(copy)
 
-    def deliver(self, averaged: Sequence[tuple[ComputeCopy, Tensor]]) -> None:
-        """Have owners get gradients in place of those that there are."""
-        for copy, gradient in averaged:
-            copy.resident.release_gradient()
-            copy.set_raw_gradient(None)
-            self._recount(copy, gradient)
-        try:
-            for copy, gradient in averaged:
-                self._send(copy, gradient)
-                self._arrived(copy)
-        finally:
-            for copy, _ in averaged:  # those that something has kept from going
-                self._recount(copy, copy.raw_gradient())
+    def deliver(self, copy: ComputeCopy, averaged: Tensor) -> None:
+        """Have the owner of a parameter get a gradient in place of those that there are."""
+        copy.resident.release_gradient()
+        copy.set_raw_gradient(averaged)
+        self._recount(copy, averaged)
+        self._send(copy, averaged)
+        self._arrived(copy)
 
     def read(self, copy: ComputeCopy) -> Tensor | None:
         """What `grad` of a parameter is.
