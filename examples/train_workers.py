@@ -141,7 +141,7 @@ def made(
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     """A wrapped model and its optimizer: equal on all workers.
 
-    Torch alone has a bucket for each gradient, since the order of a sum of three depends on buckets.
+    Torch alone has a bucket for each gradient: the order of a sum of three depends on buckets.
     """
     torch.manual_seed(options.seed)
     model = Gpt(sized(options.size, context=options.context))

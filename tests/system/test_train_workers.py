@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_workers.py"
-ROW = re.compile(
-    r"^│\s+(\d+) │\s+[\d.]+ │\s+[\d.]+ │\s+([\d,]+) │\s+([\d,]+) │\s+0 │$"
-)
+ROW = re.compile(r"^│\s+(\d+) │\s+[\d.]+ │\s+[\d.]+ │\s+([\d,]+) │\s+([\d,]+) │\s+0 │$")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -87,6 +87,7 @@ class ParameterCache:
         self._by_storage: MutableMapping[int, ComputeCopy] = {}
         for copy in self._present:
             self._know(copy)
+            copy.holds = copy.nbytes
         self._largest = max((copy.nbytes for copy in copies), default=0)
         self._reserve = self._largest_gradient
         ledger.add_parameter(sum(copy.nbytes for copy in self._present))
@@ -96,21 +97,43 @@ class ParameterCache:
         growing = (each.gradient_bytes for each in self.copies if each.parameter.requires_grad)
         return max(growing, default=0)
 
-    def follow_plan(self, shadow: Shadow | None) -> None:
+    def follow_plan(self, shadow: Shadow | None, budget: int) -> None:
         """Have parameters in the places of a plan, by what `in_place` of each is from here on;
-        `release_all` and `bring_in_place` come next."""
+        those that can go have gone (`release_all`)."""
         self.shadow = shadow
         self._reserve = self._largest_gradient
+        self.bring_in_place()
+        if shadow is not None:
+            shadow.allocate(budget - self.ledger.used)
+            self.ledger.add_parameter(shadow.nbytes)
+            if self.streams is not None:
+                self.streams.load_into(shadow.vector if shadow.nbytes else None)
+
+    def _free_vector(self) -> bool:
+        """Free the vector of a plan, and whoever is in it goes; whether it is free."""
+        shadow = self.shadow
+        if shadow is None or not shadow.nbytes:
+            return False
+        for copy in [each for each in self._present if not each.holds and each.can_go]:
+            self.release(copy)
+        nbytes = shadow.nbytes
+        if not shadow.free():
+            return False
+        self.ledger.add_parameter(-nbytes)
+        if self.streams is not None:
+            self.streams.load_into(None)
+        return True
 
     def rebind(self, copy: ComputeCopy) -> None:
         """Look at the memory of a parameter, which is here, anew."""
-        before = copy.nbytes
+        before = copy.holds
         self._forget(copy)
         copy.rebind()
         copy.binding += 1
         self._know(copy)
         if copy not in self._direct:
-            self.ledger.add_parameter(copy.nbytes - before)
+            copy.holds = copy.nbytes
+            self.ledger.add_parameter(copy.holds - before)
 
     def follow(self, copy: ComputeCopy) -> None:
         """Go over to another place on the owner, if the optimizer has made one.
@@ -276,7 +299,7 @@ class ParameterCache:
                 self.release(victim)
             elif self._departing:
                 self._wait_for_room()
-            elif not self.spill():
+            elif not (self.spill() or self._free_vector()):
                 stay = [copy.name for copy in self._present if not copy.pins and copy.is_aliased]
                 if stay:
                     hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"
@@ -347,12 +370,13 @@ class ParameterCache:
             self._direct.discard(copy)
             return
         self._present.discard(copy)
-        gone = partial(self.ledger.add_parameter, -copy.nbytes)
+        nbytes, copy.holds = copy.holds, 0
+        gone = partial(self.ledger.add_parameter, -nbytes)
         computed = self._computed.get(copy)
         if self.pipeline is None or computed is None:
             gone()
         else:
-            self.pipeline.depart(Departure([computed], copy.nbytes, gone, gone))
+            self.pipeline.depart(Departure([computed], nbytes, gone, gone))
 
     def released(self, copy: ComputeCopy) -> bool:
         """Have a parameter go if it may; whether it has gone."""
@@ -384,7 +408,8 @@ class ParameterCache:
                 return  # in memory of the accelerator
             copy.land()
             self._present.discard(copy)
-            self.ledger.add_parameter(-copy.nbytes)
+            self.ledger.add_parameter(-copy.holds)
+            copy.holds = 0
         self._direct.add(copy)
 
     def leave_places(self) -> None:
@@ -403,19 +428,26 @@ class ParameterCache:
             self.release(copy)
 
     def _fetch(self, copy: ComputeCopy) -> None:
-        self.make_room(copy.nbytes, copy.name)
+        if not self._has_place(copy):
+            self.make_room(copy.nbytes, copy.name)
+        holds = 0 if self._has_place(copy) else copy.nbytes
         computed = self._computed.get(copy) if copy.in_place.forward else None
         memory = None if self.shadow is None else self.shadow.in_vector(copy)
         after = [] if computed is None else [computed]
         copy.fetch(self.pipeline, after, self.streams, memory=memory)
         self._know(copy)
         self._present.add(copy)
-        self.ledger.add_parameter(copy.nbytes)
+        copy.holds = holds
+        self.ledger.add_parameter(holds)
+
+    def _has_place(self, copy: ComputeCopy) -> bool:
+        """Whether a parameter that is fetched needs no memory besides the vector of a plan."""
+        return self.shadow is not None and self.shadow.has_room(copy)
 
     def _victim(self) -> ComputeCopy | None:
         distance = self.order.distance
         ordered = sorted(self._present, key=lambda each: (-distance(each.index), each.index))
-        return next((copy for copy in ordered if copy.can_go), None)
+        return next((copy for copy in ordered if copy.holds and copy.can_go), None)
 
     def _prefetch(self) -> None:
         """Fetch what is used next, in order, while there is room, or something goes that is used
@@ -444,12 +476,13 @@ class ParameterCache:
                     continue
             again = self.pipeline is not None and self.order.was_used(index)  # then in backward
             reserve = self._gradient_room if in_backward or again else 0
-            while self._soon_free < copy.nbytes + reserve:
+            needed = 0 if self._has_place(copy) else copy.nbytes + reserve
+            while self._soon_free < needed:
                 victim = self._victim()
                 if victim is None or distance(victim.index) <= distance(index):
                     return
                 self.release(victim)
-            if self.ledger.free < copy.nbytes + reserve:
+            if self.ledger.free < needed:
                 return  # not yet
             if copy in self._direct:
                 self.release(copy)

@@ -72,6 +72,7 @@ class ComputeCopy:
     reserved : bytes that are counted for gradients that are being made.
     uses : of the parameter in backward passes that are going on, each with the pass.
     counted : bytes that are counted for its gradient here.
+    holds : bytes that are counted for the parameter; 0 in place, and in the vector of a plan.
     binding : how many times it has been given other memory (`p.data = ...`).
     updated : whether backward has updated it, and `step()` has not yet been called.
     given_up : how many times that was to no end, as `step()` was not called, or backward failed.
@@ -100,7 +101,7 @@ class ComputeCopy:
         self.pins = 0
         self.reserved = 0
         self.uses: dict[object, int] = {}
-        self.counted = 0
+        self.counted = self.holds = 0
         self.updated = False
         self.given_up = 0
         self.binding = 0

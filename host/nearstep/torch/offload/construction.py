@@ -101,7 +101,8 @@ class WaitingSpace(ParameterCache):
             raise BudgetError(copy.name, expected, self.ledger.budget, hint)
         self._know(copy)
         self._present.add(copy)
-        self.ledger.add_parameter(copy.nbytes)
+        copy.holds = copy.nbytes
+        self.ledger.add_parameter(copy.holds)
 
     def flush(self) -> None:
         """Have all go that may."""
@@ -113,7 +114,7 @@ class WaitingSpace(ParameterCache):
         if copy in self._present:
             self._forget(copy)
             self._present.discard(copy)
-            self.ledger.add_parameter(-copy.nbytes)
+            self.ledger.add_parameter(-copy.holds)
             copy.storage = None
 
     def release(self, copy: ComputeCopy) -> None:
@@ -129,7 +130,7 @@ class WaitingSpace(ParameterCache):
 
     def _count(self) -> None:
         """Count no more those that have been dropped."""
-        self.ledger.parameters = sum(each.nbytes for each in self._present)
+        self.ledger.parameters = sum(each.holds for each in self._present)
 
 
 class UnclaimedAccessHooks(AccessHooks):

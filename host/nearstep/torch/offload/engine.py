@@ -166,6 +166,7 @@ class Engine:
         self._space.release_all()
         if self.plan is not None:
             self._put_in_force(self.plan)
+            self._take_places(self.plan)
             if warns and self.shadow is not None and self.shadow.needs > self.budget:
                 warnings.warn(VectorWarning(self.shadow.needs, self.budget), stacklevel=4)
         self._space.bring_in_place()
@@ -429,6 +430,7 @@ class Engine:
                 self._end_watch()
                 self._put_in_force(plan)
                 self._gradients.recount_all()
+                self._take_places(plan)
             self._space.bring_in_place()
         self._space.reap()
         if self._early is not None:
@@ -462,18 +464,17 @@ class Engine:
             self._space.watch = None
 
     def _put_in_force(self, plan: Plan) -> None:
-        places = self._in_place(plan)
-        for parameter, place in places.items():
+        for parameter, place in self._in_place(plan).items():
             self._copies[parameter].in_place = place
         self.plan = plan
+
+    def _take_places(self, plan: Plan) -> None:
         device = self._names.device
         if device.type == "cpu" or device.type in MAPPERS:
             room = gradients_at_once(self._model, self._copies)
-            named = [self._copies[parameter] for parameter in places]
-            self.shadow = Shadow(named, self.budget, room, device)
-            if self._space.streams is not None and self.shadow.nbytes:
-                self._space.streams.load_into(self.shadow.vector)
-        self._space.follow_plan(self.shadow)
+            named = [self._copies[parameter] for parameter in self._in_place(plan)]
+            self.shadow = Shadow(named, room, device)
+        self._space.follow_plan(self.shadow, self.budget)
 
     def _in_place(self, plan: Plan) -> Mapping[Tensor, InPlace]:
         places = in_place(self._model, plan)

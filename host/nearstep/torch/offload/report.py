@@ -12,8 +12,9 @@ class Report:
     Attributes
     ----------
     parameters : of all parameters.
-    peak : most that was on the compute device: parameters, and gradients from before they are made
-        until their owner has them; without what is in place by a plan.
+    peak : most that was on the compute device: parameters, the whole vector of a plan, and
+        gradients from before they are made until their owner has them; without what is in place by
+        a plan.
     peak_parameters, peak_gradients : most of one of them.
     parameters_up, parameters_down : fetched from their owner, and sent there because they were
         changed here, or had never been there.

@@ -142,11 +142,12 @@ class Streams:
         self._users: set[torch.Stream] = set()
         self._vector: Tensor | None = None
 
-    def load_into(self, vector: Tensor) -> None:
+    def load_into(self, vector: Tensor | None) -> None:
         """What is copied to the accelerator goes to parts of this from here on, which are used
-        again and again: each copy comes after what any stream has been given before it."""
+        again and again: each copy comes after what any stream has been given before it. None: to
+        memory of its own."""
         self._vector = vector
-        for stream in (self._up, *self._users):
+        for stream in () if vector is None else (self._up, *self._users):
             vector.record_stream(stream)
 
     def _used(self, stream: torch.Stream) -> None:
