@@ -33,7 +33,6 @@ from nearstep.updater.device import KernelDevice
 from nearstep.updater.pairs import Pairs
 from nearstep.updater.rounding import Numbering
 from nearstep.updater.run import KernelRun, ScanRun
-from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import Execution
 from nearstep.work.graph import Graph
@@ -109,7 +108,6 @@ class StepGraph:
     max_cycles : bound on each run.
     sends : arrays that the step sends.
     lists : compressed gradients.
-    clock : of the device. None: a new one.
     """
 
     def __init__(
@@ -120,7 +118,6 @@ class StepGraph:
         max_cycles: int | None,
         sends: Sends,
         lists: Lists,
-        clock: Clock | None,
     ) -> None:
         self._home = home
         self._device = device
@@ -129,7 +126,7 @@ class StepGraph:
         self._lists = lists
         self._lists_sent = False
         self._accelerator = Accelerator(device, traffic, max_cycles)
-        self._clock = home.clock() if clock is None else clock
+        self._clock = home.clock()
         self._graph = Graph()
         home.open(self._graph)
         self._sent: list[Operation] = []
@@ -497,7 +494,7 @@ class StepExecutor:
     ----------
     pair_spaces : room for compressed gradients.
     timeline : of the last step; None before the first, and on a device without a clock.
-    clock : of the device, if others go by it, too.
+    launches : runs of the last step; none if it was skipped, or failed.
     """
 
     def __init__(
@@ -510,7 +507,7 @@ class StepExecutor:
     ) -> None:
         self.pair_spaces: dict[Segment, PairSpace] = {}
         self.timeline: Timeline | None = None
-        self.clock: Clock | None = None
+        self.launches: Sequence[Launch] = ()
         self.home = home
         self._device = device
         self._placement = placement
@@ -535,6 +532,7 @@ class StepExecutor:
         StorageError, ChangedParameterError : of homes on drives.
         """
         step.sends.sort()
+        self.launches = ()
         items, home, settings = step.items, self.home, self._settings
         launches = self._launches(items)
         compresses, looks = settings.compression is not None, self._looks(step.scaling)
@@ -542,8 +540,8 @@ class StepExecutor:
         work = home.pieces(launches, whole=compresses and looks)
         lists = self._lists(work, items) if compresses else {}
         results = self._results(items) if step.fetches else None
-        bound, clock = settings.max_cycles, self.clock
-        graph = StepGraph(home, self._device, self._traffic, bound, step.sends, lists, clock)
+        bound = settings.max_cycles
+        graph = StepGraph(home, self._device, self._traffic, bound, step.sends, lists)
         try:
             with self._device.reserved():
                 factor = self._factor(graph.scan(launches) if looks else (), step.scaling)
@@ -564,6 +562,7 @@ class StepExecutor:
         step.sends.sent()
         graph.count(step.begun)
         self._traffic.launches += sum(len(each.runs) for each in step.begun)
+        self.launches = launches
         return results or Results({})
 
     def _launches(self, items: Mapping[Extent, StepItem]) -> list[Launch]:

@@ -138,11 +138,6 @@ class Execution:
         with self.growing():
             self._start_all()
 
-    def wait_for_one(self, groups: Sequence[Sequence[Operation]]) -> None:
-        """Let time pass until all of one of these groups have ended. Raises as `wait`."""
-        wanted = [{each.index for each in group} for group in groups]
-        self._guarded(lambda: self._pass_until(lambda: any(g <= self._ended for g in wanted)))
-
     def wait(self, operations: Iterable[Operation]) -> None:
         """Let time pass until these have ended.
 
@@ -153,10 +148,6 @@ class Execution:
         wanted = {each.index for each in operations}
         self._guarded(lambda: self._pass_until(lambda: wanted <= self._ended))
         assert wanted <= self._ended, "nothing waits for what is not in the graph"
-
-    def has_ended(self, operations: Iterable[Operation]) -> bool:
-        """Whether these have, without letting time pass."""
-        return all(each.index in self._ended for each in operations)
 
     def finish(self) -> None:
         """Let time pass until all have ended. Raises as `wait`."""

@@ -89,11 +89,6 @@ class Graph(Sequence[Operation]):
         self._operations.append(operation)
         return operation
 
-    def conflicts(self, reads: Iterable[Range], writes: Iterable[Range]) -> list[Operation]:
-        """Operations that one which did this would have to wait for: waiting for these is waiting
-        for all that touch the same bytes."""
-        return [self._operations[index] for index in sorted(self._hazards.find(reads, writes))]
-
     def __len__(self) -> int:
         return len(self._operations)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, MutableSet, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +15,9 @@ from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError, TransformError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
-from nearstep.torch.offload.pipeline import Departure, Pipeline
+from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.shadow import Shadow
 from nearstep.torch.offload.streams import Streams
-from nearstep.work.operation import Operation
 
 
 @dataclass(kw_only=True)
@@ -54,8 +52,7 @@ class ParameterCache:
     sent : bytes of gradients that count until their owner has them.
     shadow : places of what a plan names, while one is in force.
     watch : sees what the program computes, and nothing of what the engine does.
-    pipeline : what transfers are added to, and computation, while they are recorded; None makes
-        transfers at once, or in streams.
+    recording : gets to know what is done, while there is one.
     """
 
     def __init__(
@@ -73,11 +70,9 @@ class ParameterCache:
         self.counts = Counts()
         self.prefetches = prefetches
         self.closed = False
-        self.pipeline: Pipeline | None = None
         self.streams = streams
         self.sent = 0
-        self._used: Sequence[ComputeCopy] = ()
-        self._computed: dict[ComputeCopy, Operation] = {}
+        self.recording = None
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
         self.shadow: Shadow | None = None
@@ -91,6 +86,15 @@ class ParameterCache:
         self._largest = max((copy.nbytes for copy in copies), default=0)
         self._reserve = self._largest_gradient
         ledger.add_parameter(sum(copy.nbytes for copy in self._present))
+
+    @property
+    def recording(self) -> Recording | None:
+        return self._recording
+
+    @recording.setter
+    def recording(self, recording: Recording | None) -> None:
+        self._recording = recording
+        self.ledger.grown = None if recording is None else recording.grown
 
     @property
     def _largest_gradient(self) -> int:
@@ -192,7 +196,8 @@ class ParameterCache:
                     self._prefetch()
                 for copy in copies:
                     copy.land()
-            self._uses(copies)
+            if self.recording is not None:
+                self.recording.uses(copies, [each for each in copies if each in self._direct])
             yield
         finally:
             for copy in copies:
@@ -201,46 +206,16 @@ class ParameterCache:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is done in this `with` statement is the engine's, and none of what modes of torch
-        see, the program's own included; the program's computation before it is complete.
-
-        Raises
-        ------
-        QueueThreadError : it is recorded, and this is another thread.
-        """
+        see, the program's own included."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            if self.pipeline is not None:
-                self._complete_computation(self.pipeline)
+            if self.recording is not None:
+                self.recording.compute()
             yield
-
-    def _complete_computation(self, pipeline: Pipeline) -> None:
-        pipeline.queue.check_thread()
-        before = pipeline.computed
-        computed = pipeline.compute()
-        if computed is not None and pipeline.computed is not before:
-            self._computed.update(dict.fromkeys(self._used, computed))
-            self._used = [copy for copy in self._used if copy.present and not copy.can_go]
-        self.reap()
-
-    def _uses(self, copies: Sequence[ComputeCopy]) -> None:
-        """The program computes with parameters from here on."""
-        if self.pipeline is None or not copies:
-            return
-        module, _, name = copies[0].name.rpartition(".")
-        self.pipeline.uses(module or name)
-        self._used = list(dict.fromkeys([*self._used, *copies]))
-        for copy in copies:
-            if copy in self._direct:
-                copy.resident.begin_pull(partial(self.pipeline.read_beside, copy.name))
 
     def reap(self) -> None:
         """Count no more what is gone."""
-        if self._mover is not None:
-            self._mover.reap()
-
-    @property
-    def _mover(self) -> Pipeline | Streams | None:
-        """What transfers are under way in."""
-        return self.streams if self.pipeline is None else self.pipeline
+        if self.streams is not None:
+            self.streams.reap()
 
     def check_runs(self) -> None:
         """Raise `CaptureError` where what is done now would be done when a graph is replayed,
@@ -262,21 +237,10 @@ class ParameterCache:
         if self.streams is not None:
             self.streams.finish()
 
-    def end_recording(self) -> None:
-        """Make transfers at once again."""
-        self.pipeline = None
-        self._computed.clear()
-        self._used = ()
-
     def land_all(self) -> None:
         """End all fetches that were begun."""
         for copy in list(self._present):
             copy.land()
-
-    def lose_readings(self) -> None:
-        """Give up fetches that were begun: something failed, and parameters are away."""
-        for copy in [each for each in self._present if each.reading is not None]:
-            self._drop(copy, copy.lose)
 
     def check_old(self, copy: ComputeCopy, reason: str) -> None:
         """Raise `EarlyUpdateError` if backward has updated a parameter, and `step()` has not yet
@@ -311,8 +275,8 @@ class ParameterCache:
 
     def _wait_for_room(self) -> None:
         """Let time pass until something is gone."""
-        assert self._mover is not None, "something departs"
-        self._mover.wait_for_room()
+        assert self.streams is not None, "something departs"
+        self.streams.wait_for_room()
 
     @property
     def _soon_free(self) -> int:
@@ -324,7 +288,7 @@ class ParameterCache:
     def _on_their_way(self) -> int:
         """Bytes of gradients that may be on their way without anything waiting for them: as many as
         are made at once, if the budget has room for two parameters besides."""
-        if self._mover is None:
+        if self.streams is None and self.recording is None:
             return 0
         left = self.ledger.budget - 2 * self._reserve
         return self._reserve if left >= 2 * self._largest else 0
@@ -343,7 +307,7 @@ class ParameterCache:
     @property
     def _departing(self) -> int:
         """Bytes that count until something has ended."""
-        return 0 if self._mover is None else self._mover.departing_bytes
+        return 0 if self.streams is None else self.streams.departing_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
         """Count a gradient that is about to be made.
@@ -359,24 +323,18 @@ class ParameterCache:
 
     def release(self, copy: ComputeCopy) -> None:
         """Have a parameter go."""
-        self._drop(copy, copy.release)
         self.counts.releases += 1
-
-    def _drop(self, copy: ComputeCopy, drop: Callable[[], None]) -> None:
         cdata = copy.storage._cdata if copy.storage is not None else 0
-        drop()
+        copy.release()
         self._by_storage.pop(cdata, None)
         if copy in self._direct:
             self._direct.discard(copy)
             return
         self._present.discard(copy)
         nbytes, copy.holds = copy.holds, 0
-        gone = partial(self.ledger.add_parameter, -nbytes)
-        computed = self._computed.get(copy)
-        if self.pipeline is None or computed is None:
-            gone()
-        else:
-            self.pipeline.depart(Departure([computed], nbytes, gone, gone))
+        self.ledger.add_parameter(-nbytes)
+        if self.recording is not None:
+            self.recording.freed(copy, nbytes)
 
     def released(self, copy: ComputeCopy) -> bool:
         """Have a parameter go if it may; whether it has gone."""
@@ -431,14 +389,15 @@ class ParameterCache:
         if not self._has_place(copy):
             self.make_room(copy.nbytes, copy.name)
         holds = 0 if self._has_place(copy) else copy.nbytes
-        computed = self._computed.get(copy) if copy.in_place.forward else None
         memory = None if self.shadow is None else self.shadow.in_vector(copy)
-        after = [] if computed is None else [computed]
-        copy.fetch(self.pipeline, after, self.streams, memory=memory)
+        begun = 0 if self.recording is None else self.recording.now
+        copy.fetch(self.streams, memory=memory)
         self._know(copy)
         self._present.add(copy)
         copy.holds = holds
         self.ledger.add_parameter(holds)
+        if self.recording is not None:
+            self.recording.fetched(copy, begun)
 
     def _has_place(self, copy: ComputeCopy) -> bool:
         """Whether a parameter that is fetched needs no memory besides the vector of a plan."""
@@ -474,7 +433,7 @@ class ParameterCache:
                     return  # in the order of backward
                 if copy.present and not copy.can_go:
                     continue
-            again = self.pipeline is not None and self.order.was_used(index)  # then in backward
+            again = self.recording is not None and self.order.was_used(index)  # then in backward
             reserve = self._gradient_room if in_backward or again else 0
             needed = 0 if self._has_place(copy) else copy.nbytes + reserve
             while self._soon_free < needed:

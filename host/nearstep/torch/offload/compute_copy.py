@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,9 +16,7 @@ from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.sparse_gradient import SparseGradient
 
 if TYPE_CHECKING:
-    from nearstep.torch.offload.pipeline import Pipeline, Reading
     from nearstep.torch.offload.streams import Streams, Upload
-    from nearstep.work.operation import Operation
 
 GRAD: Any = Tensor.grad
 """The property of torch."""
@@ -105,7 +102,7 @@ class ComputeCopy:
         self.updated = False
         self.given_up = 0
         self.binding = 0
-        self.reading: Reading | Upload | None = None
+        self.reading: Upload | None = None
         self.arrival: Arrival | None = None
         self.exposed = True
         self._version = -1  # of the parameter, when it came
@@ -218,8 +215,6 @@ class ComputeCopy:
 
     def fetch(
         self,
-        pipeline: Pipeline | None = None,
-        after: Sequence[Operation] = (),
         streams: Streams | None = None,
         *,
         direct: bool = False,
@@ -230,9 +225,7 @@ class ComputeCopy:
 
         Parameters
         ----------
-        pipeline : if given, the fetch is begun there, and `land` ends it.
-        after : operations there that end first.
-        streams : if given, and no pipeline is, the same of these.
+        streams : if given, the fetch is begun there, and `land` ends it.
         direct : into memory of the host that the accelerator, which has streams, gets at.
         memory : that it comes into; None of memory of its own.
         """
@@ -249,21 +242,14 @@ class ComputeCopy:
             )
         self._set_data(empty)
         try:
-            if pipeline is None and streams is None:
+            if streams is None:
                 self.refresh()
-            elif pipeline is None:
-                assert streams is not None
+            else:
                 with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                     staged = streams.staging(like)
                     self.resident.copy_into(staged)
                     self.reading = upload = streams.upload(staged, empty)
                     self.arrival = upload.arrival
-            else:
-                with torch._C.DisableTorchFunctionSubclass():
-                    empty.fill_(torch.nan)
-                    self.reading = self.resident.begin_pull(
-                        partial(pipeline.read, self.name, after=after)
-                    )
         except BaseException:
             self._set_data(self._away)
             raise

@@ -47,8 +47,6 @@ from nearstep.torch.offload.names import (
 )
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_copy
-from nearstep.torch.offload.pipeline import Pipeline
-from nearstep.torch.offload.queued import QueuedSteps
 from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.report import Report
 from nearstep.torch.offload.shadow import Shadow
@@ -306,13 +304,12 @@ class Engine:
         host_params_per_s: float | None = None,
         overlaps: bool = True,
     ) -> Iterator[Recording]:
-        """Have what is done in this `with` statement overlap, in the time of a machine.
+        """Record what is done in this `with` statement, in the time of a machine.
 
         Layers compute as fast as a processor of the machine would (`computation.Computation`).
-        Transfers and updates go on meanwhile: on a device with a clock they are the device's own,
-        in its cycles; on others they take what the machine's links and its update rate say. Values
-        are those that they are without. The thread that records trains; to others parameters and
-        gradients raise `QueueThreadError` meanwhile.
+        Transfers and updates go on meanwhile: on a device with a clock they take the device's own
+        cycles; on others they take what the machine's links and its update rate say. What is done
+        is what would be done without.
 
         Parameters
         ----------
@@ -326,7 +323,7 @@ class Engine:
             are not on the CPU.
         RecordingError : one goes on already, or the engine is closed.
         """
-        if self.closed or self._optimizer.device.queue is not None:
+        if self.closed or self._space.recording is not None:
             raise RecordingError("closed" if self.closed else "recording already")
         if self._names.device.type != "cpu":
             raise UnsupportedOptionError(
@@ -338,44 +335,16 @@ class Engine:
         if compression is not None:
             reason = "transfers of compressed gradients are not recorded"
             raise UnsupportedOptionError("compression", compression.share, reason)
-        optimizer, device = self._optimizer, self._optimizer.device
+        device = self._optimizer.device
         machine = Machine.of(platform, device, compute, memory, hertz, host_params_per_s)
-        self._space.land_all()
-        self._space.end_sending()
-        pipeline = Pipeline(
-            device,
-            machine,
-            optimizer.traffic,
-            optimizer.settings.max_cycles,
-            self._failed,
-            overlaps=overlaps,
-        )
-        with (
-            optimizer.stepping_by(
-                lambda steps: QueuedSteps(steps, pipeline, self._names.parameters)
-            ),
-            pipeline.active(),
-        ):
-            self._space.pipeline = pipeline
-            try:
-                yield Recording(pipeline)
-            finally:
-                try:
-                    with self._space.aside():
-                        self._space.land_all()
-                finally:
-                    try:
-                        pipeline.finish()
-                    finally:
-                        self._space.reap()
-                        self._space.end_recording()
-
-    def _failed(self, cause: BaseException, updates: bool) -> None:
-        """Work that was recorded failed, and perhaps updates with it."""
-        self._space.lose_readings()
-        if updates:
-            self._space.give_up()
-            self._optimizer.interrupt(type(cause).__name__)
+        recording = Recording(device, machine, self.budget, overlaps=overlaps)
+        self._space.recording = recording
+        try:
+            with recording.computation:
+                yield recording
+        finally:
+            self._space.recording = None
+            recording.finish()
 
     def __enter__(self) -> Self:
         return self
@@ -407,6 +376,12 @@ class Engine:
         stay = [copy for copy in copies if copy.present and not self._space.released(copy)]
         with self._apart(stay):
             self._optimizer.update_held()
+        self._record_step()
+
+    def _record_step(self) -> None:
+        if self._space.recording is not None:
+            names = {copy.resident.extent: copy.name for copy in self._space.copies}
+            self._space.recording.stepped(self._optimizer.table.executor, names)
 
     @contextmanager
     def _around_update(self) -> Iterator[None]:
@@ -424,8 +399,9 @@ class Engine:
         with self._space.aside():
             with self._apart(self._space.release_all()):
                 yield
-            if self._space.pipeline is not None:
-                self._space.pipeline.finish()
+            if self._space.recording is not None:
+                self._record_step()
+                self._space.recording.finish()
             if plan is not None:
                 self._end_watch()
                 self._put_in_force(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nearstep.torch.offload.errors import BudgetError
@@ -18,6 +19,7 @@ class Ledger:
     parameters : of parameters that are there, those fetched ahead included.
     gradients : of gradients, from before the backward of the operation that makes one.
     peak : the most of both together; parameters_peak, gradients_peak : of one.
+    grown : called with what is used when that has become more.
     """
 
     budget: int = sys.maxsize
@@ -26,6 +28,7 @@ class Ledger:
     peak: int = 0
     parameters_peak: int = 0
     gradients_peak: int = 0
+    grown: Callable[[int], None] | None = None
 
     @property
     def used(self) -> int:
@@ -58,7 +61,7 @@ class Ledger:
         """
         self._check("a parameter", nbytes)
         self.parameters += nbytes
-        self._look()
+        self._look(nbytes)
 
     def add_gradient(self, nbytes: int) -> None:
         """A gradient comes, or goes if `nbytes` is negative.
@@ -69,13 +72,15 @@ class Ledger:
         """
         self._check("a gradient", nbytes)
         self.gradients += nbytes
-        self._look()
+        self._look(nbytes)
 
     def _check(self, what: str, nbytes: int) -> None:
         if nbytes > max(self.free, 0):
             raise BudgetError(what, self.used + nbytes, self.budget)
 
-    def _look(self) -> None:
+    def _look(self, more: int = 0) -> None:
         self.peak = max(self.peak, self.used)
         self.parameters_peak = max(self.parameters_peak, self.parameters)
         self.gradients_peak = max(self.gradients_peak, self.gradients)
+        if more > 0 and self.grown is not None:
+            self.grown(self.used)

@@ -147,8 +147,9 @@ class Streams:
         again and again: each copy comes after what any stream has been given before it. None: to
         memory of its own."""
         self._vector = vector
-        for stream in () if vector is None else (self._up, *self._users):
-            vector.record_stream(stream)
+        if vector is not None:
+            for stream in (self._up, *self._users):
+                vector.record_stream(stream)
 
     def _used(self, stream: torch.Stream) -> None:
         if stream not in self._users and self._vector is not None:
