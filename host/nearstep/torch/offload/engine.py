@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from nearstep.errors import ArgumentError
 from nearstep.memferry.plan import Plan
@@ -22,10 +20,9 @@ from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.memferry.attribution import memory_of
 from nearstep.torch.memferry.policy import in_place, plan_for
 from nearstep.torch.memferry.tracer import ModelTracer, Profiling
-from nearstep.torch.offload.access_hooks import AccessHooks
 from nearstep.torch.offload.averaging import Averager
 from nearstep.torch.offload.cache import ParameterCache
-from nearstep.torch.offload.compute_copy import ComputeCopy
+from nearstep.torch.offload.compute_copy import NOTHING, ComputeCopy, InPlace
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.early import EarlyUpdates
 from nearstep.torch.offload.errors import (
@@ -35,7 +32,6 @@ from nearstep.torch.offload.errors import (
     VectorWarning,
 )
 from nearstep.torch.offload.gradients import Gradients
-from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.offload.mapped import MAPPERS, check_mapped
@@ -46,7 +42,7 @@ from nearstep.torch.offload.names import (
     smallest_budget,
 )
 from nearstep.torch.offload.order import UseOrder
-from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_copy
+from nearstep.torch.offload.parameter import AccessHooks, OffloadedParameter, waiting_copy
 from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.report import Report
 from nearstep.torch.offload.shadow import Shadow
@@ -103,9 +99,9 @@ class Engine:
         self.profile = profile if isinstance(profile, Profile) else None
         self.shadow: Shadow | None = None
         places = {} if self.plan is None else self._in_place(self.plan)
-        if policy == "memferry" and self._names.device.type != "cpu":
-            may = dict.fromkeys(parameters, InPlace(forward=True))
-            check_mapped(self._names.device, may if self.plan is None else places)
+        direct = self.plan is None or any(p.forward or p.gradient for p in places.values())
+        if policy == "memferry" and direct and self._names.device.type != "cpu":
+            check_mapped(self._names.device)
         smallest = smallest_budget(model, parameters, places)
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
@@ -159,7 +155,6 @@ class Engine:
         if self._wrapper is not None:
             self._average(self._wrapper, copies)
         self._uses = AccessHooks(self._space, self._gradients)
-        self._places: list[Place] = []
         self._space.watch = watch
         self._space.release_all()
         if self.plan is not None:
@@ -170,12 +165,7 @@ class Engine:
         self._space.bring_in_place()
         ledger.limit(self.budget)
         for copy in copies:
-            parameter = copy.parameter
-            parameter.__class__ = OffloadedParameter
-            assert isinstance(parameter, OffloadedParameter)
-            place = Place(self._uses, copy)
-            self._places.append(place)
-            parameter._place = weakref.ref(place)
+            OffloadedParameter.make(copy, self._uses)
             self._uses.hook(copy)
             gradient = copy.raw_gradient()
             if gradient is not None:
@@ -264,9 +254,8 @@ class Engine:
             remove()
         self._uses.unhook()
         for copy in self._space.copies:
-            parameter = copy.parameter
-            del parameter._place  # type: ignore[attr-defined]
-            parameter.__class__ = Parameter
+            assert isinstance(copy.parameter, OffloadedParameter)
+            copy.parameter.end()
         self._optimizer.around_update = nullcontext
         if self._wrapper is not None:
             self._wrapper.give_back()

@@ -59,9 +59,7 @@ class Ledger:
         ------
         BudgetError : there is no room; nothing is counted.
         """
-        self._check("a parameter", nbytes)
-        self.parameters += nbytes
-        self._look(nbytes)
+        self._add("a parameter", parameters=nbytes)
 
     def add_gradient(self, nbytes: int) -> None:
         """A gradient comes, or goes if `nbytes` is negative.
@@ -70,17 +68,19 @@ class Ledger:
         ------
         BudgetError : there is no room; nothing is counted.
         """
-        self._check("a gradient", nbytes)
-        self.gradients += nbytes
-        self._look(nbytes)
+        self._add("a gradient", gradients=nbytes)
 
-    def _check(self, what: str, nbytes: int) -> None:
+    def _add(self, what: str, *, parameters: int = 0, gradients: int = 0) -> None:
+        nbytes = parameters + gradients
         if nbytes > max(self.free, 0):
             raise BudgetError(what, self.used + nbytes, self.budget)
+        self.parameters += parameters
+        self.gradients += gradients
+        self._look()
+        if nbytes > 0 and self.grown is not None:
+            self.grown(self.used)
 
-    def _look(self, more: int = 0) -> None:
+    def _look(self) -> None:
         self.peak = max(self.peak, self.used)
         self.parameters_peak = max(self.parameters_peak, self.parameters)
         self.gradients_peak = max(self.gradients_peak, self.gradients)
-        if more > 0 and self.grown is not None:
-            self.grown(self.used)
