@@ -323,9 +323,9 @@ class ParameterCache:
 
     def release(self, copy: ComputeCopy) -> None:
         """Have a parameter go."""
-        self.counts.releases += 1
         cdata = copy.storage._cdata if copy.storage is not None else 0
         copy.release()
+        self.counts.releases += 1
         self._by_storage.pop(cdata, None)
         if copy in self._direct:
             self._direct.discard(copy)
