@@ -111,9 +111,7 @@ def audit(engine: Engine) -> None:
         (copy, copy.raw_gradient()) for copy in space.copies if not copy.in_place.spares_gradient
     ]
     made = sum(g.numel() * g.element_size() for _, g in gradients if g is not None)
-    assert space.ledger.parameters == here, (
-        "parameters that are counted are those that are here, and a vector"
-    )
+    assert space.ledger.parameters == here, "parameters that are counted are here, or a vector"
     reserved = sum(copy.reserved for copy in space.copies)
     assert space.ledger.gradients == made + reserved + space.sent, "gradients as well"
 
