@@ -457,6 +457,23 @@ def test_a_vector_that_something_refers_to_is_not_freed() -> None:
     engine.close()
 
 
+def test_other_memory_frees_a_vector_that_leaves_no_room_for_it() -> None:
+    torch.manual_seed(11)
+    model, layer = Products().to(COMPUTE), 4 * WIDTH * WIDTH
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
+    plan = places(model, {f"layers.{i}": Decision(Mode.GFGB) for i in range(4)})
+    engine = nearstep.offload(model, optimizer, budget=5 * layer, policy="memferry", plan=plan)
+    first = model.layers[0].weight
+    first.grad = torch.ones(WIDTH, WIDTH, device=COMPUTE)
+    kept = first.grad  # it cannot go to its owner
+    first.data = torch.full((WIDTH, WIDTH), 0.5, device=COMPUTE)
+    assert shadow_of(engine).nbytes == 0
+    assert held_by(engine) == engine._space.ledger.used == 2 * layer
+    assert bits(first.detach()) == bits(kept / 2)
+    assert engine.report().peak <= 5 * layer
+    engine.close()
+
+
 def test_a_closed_engine_leaves_the_vector() -> None:
     model, optimizer, engine = opened()
     shadow = shadow_of(engine)

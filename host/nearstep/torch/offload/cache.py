@@ -137,6 +137,8 @@ class ParameterCache:
         self._know(copy)
         if copy not in self._direct:
             copy.holds = copy.nbytes
+            if copy.holds - before > self.ledger.free:
+                self._free_vector()
             self.ledger.add_parameter(copy.holds - before)
 
     def follow(self, copy: ComputeCopy) -> None:
@@ -272,6 +274,26 @@ class ParameterCache:
                 raise BudgetError(what, needed, budget, hint, parameters=total)
         while self.ledger.free < nbytes:
             self._wait_for_room()
+
+    def make_room_for_other(self, copy: ComputeCopy, nbytes: int) -> None:
+        """Have room for other memory of a parameter, which is here.
+
+        Raises
+        ------
+        BudgetError
+        """
+        if copy in self._direct or self.closed:
+            return
+        more, shadow = nbytes - copy.holds, self.shadow
+        with self.aside():
+            try:
+                self.make_room(more, f"other memory of {copy.name}")
+            except BudgetError:
+                # The vector is free when the parameter, the last one in it, has left it.
+                if shadow is None or not shadow.has_only(copy):
+                    raise
+                if more > self.ledger.free + shadow.nbytes:
+                    raise
 
     def _wait_for_room(self) -> None:
         """Let time pass until something is gone."""

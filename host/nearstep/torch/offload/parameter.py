@@ -446,10 +446,8 @@ class AccessHooks:
         BudgetError
         """
         with torch._C.DisableTorchFunctionSubclass():
-            more = value.untyped_storage().nbytes() - copy.nbytes
-        if more > 0 and not self.space.closed:
-            with self.space.aside():
-                self.space.make_room(more, f"other memory of {copy.name}")
+            nbytes = value.untyped_storage().nbytes()
+        self.space.make_room_for_other(copy, nbytes)
 
     def twin(self, parameter: OffloadedParameter) -> Parameter:
         """A copy of a parameter: a plain one."""

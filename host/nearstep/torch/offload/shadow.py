@@ -126,6 +126,10 @@ class Shadow:
         self.vector = _memory(0, self._device)
         return True
 
+    def has_only(self, copy: ComputeCopy) -> bool:
+        """Whether the vector has this parameter and nothing else."""
+        return [each for each, slot in self._vector.items() if slot.is_lent] == [copy]
+
     def has_room(self, copy: ComputeCopy) -> bool:
         """Whether the parameter can be loaded into its place in the vector."""
         slot = self._vector.get(copy)
