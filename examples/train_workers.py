@@ -48,7 +48,6 @@ class Options:
     context: int
     budget: str
     policy: Policy
-    bucket_mb: float
     device: str
     seed: int
 
@@ -60,10 +59,9 @@ def main(
     batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch, of all workers.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Bytes in a sequence.")] = 64,
     budget: Annotated[
-        str, typer.Option(help="Memory of a worker for parameters, gradients and buckets.")
+        str, typer.Option(help="Memory of a worker for parameters and gradients.")
     ] = "60%",
     policy: Annotated[str, typer.Option(help=", ".join(get_args(Policy)) + ".")] = "memferry",
-    bucket_mb: Annotated[float, typer.Option(help="MiB of gradients averaged at once.")] = 0.05,
     device: Annotated[str, typer.Option(help="Of each worker.")] = "golden:axdimm",
     seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 1,
 ) -> None:
@@ -73,8 +71,6 @@ def main(
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}", param_hint=name)
     if batch % workers:
         raise typer.BadParameter(f"{batch} is no multiple of {workers} workers", param_hint="batch")
-    if not bucket_mb > 0.0:
-        raise typer.BadParameter(f"{bucket_mb} is not above 0", param_hint="bucket-mb")
     options = Options(
         workers=workers,
         size=size,
@@ -83,7 +79,6 @@ def main(
         context=context,
         budget=budget,
         policy=policy,  # type: ignore[arg-type]
-        bucket_mb=bucket_mb,
         device=device,
         seed=seed,
     )
@@ -144,11 +139,14 @@ def train(rank: int, options: Options) -> None:
 def made(
     options: Options, device: nearstep.Device
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """A wrapped model and its optimizer: equal on all workers."""
+    """A wrapped model and its optimizer: equal on all workers.
+
+    Torch alone has a bucket for each gradient: the order of a sum of three depends on buckets.
+    """
     torch.manual_seed(options.seed)
     model = Gpt(sized(options.size, context=options.context))
     optimizer = nearstep.optim.AdamW(model.decay_groups(0.1), lr=1e-3, device=device)
-    return DistributedDataParallel(model, bucket_cap_mb_list=[options.bucket_mb]), optimizer
+    return DistributedDataParallel(model, bucket_cap_mb_list=[1e-6]), optimizer
 
 
 def step(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, tokens: Tensor) -> float:
@@ -183,10 +181,10 @@ def show(rank: int, options: Options, engine: Engine, losses: list[float], diffe
     if rank:
         return
     table = Table(title=f"{options.workers} workers, {options.steps} steps, {options.policy}")
-    for name in ("worker", "first loss", "last loss", "peak", "in buckets", "of", "bits different"):
+    for name in ("worker", "first loss", "last loss", "peak", "of", "bits different"):
         table.add_column(name, justify="right")
     for number, (found, count, report) in enumerate(rows):
-        figures = (report.peak, report.peak_buckets, report.budget, count)
+        figures = (report.peak, report.budget, count)
         row = [f"{found[0]:.4f}", f"{found[-1]:.4f}", *(f"{each:,}" for each in figures)]
         table.add_row(str(number), *row)
     console = Console()

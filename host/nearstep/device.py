@@ -34,8 +34,6 @@ from nearstep.registers import BlockRegisters, Registers
 from nearstep.run import Run
 from nearstep.scalars import index, is_whole
 from nearstep.updater.processor import Processor
-from nearstep.work.operation import Range
-from nearstep.work.queue import Queue
 from nearstep_spec.blockwise import BlockLayout
 from nearstep_spec.rule.optimizer import Optimizer
 
@@ -81,13 +79,10 @@ class Device:
     url : the name that it was opened by.
     backend : the transport, for tests and tools.
     regs : registers as objects: `dev.regs.adam0.status.busy`; none on a device of several nodes.
-    queue : work of one thread that may go on between accesses of that thread, which wait for what
-        they depend on; None if there is none.
     """
 
     def __init__(self, backend: Backend, url: str) -> None:
         self.url = url
-        self.queue: Queue | None = None
         self.backend = backend
         self.regs = Registers(backend, {})
         self._allocators = [Allocator(nbytes, base) for base, nbytes in backend.regions]
@@ -242,22 +237,7 @@ class Device:
         ------
         ModeError : its channel belongs to the kernel.
         """
-        self.settle(buffer, changes=action != "read")
         yield
-
-    def settle(self, buffer: Buffer | None = None, *, changes: bool = True) -> None:
-        """Before an access that is not in the queue: let what it depends on end; all, if there is
-        no one buffer.
-
-        Raises
-        ------
-        Exception : that of what failed in the queue.
-        """
-        if self.queue is not None:
-            if buffer is None:
-                self.queue.settle_all()
-            else:
-                self.queue.settle(Range.of(buffer), changes=changes)
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
         """Raise unless the host may use `buffer` now; `action` is what was to be done.
@@ -270,7 +250,6 @@ class Device:
         ------
         BusyError : a run or a transfer that has not ended uses memory of the buffer.
         """
-        self.settle(buffer, changes=changes)
         stop = buffer.address + buffer.nbytes
         for each in self._transfers:
             overlap = max(each.start, buffer.address) < min(each.stop, stop)
@@ -330,7 +309,6 @@ class Device:
     def reset(self) -> None:
         """Hard reset of the kernels and of their path to memory. Memory and buffers stay."""
         self.check_open("reset")
-        self.settle()
         self.backend.reset()
 
     def close(self) -> None:

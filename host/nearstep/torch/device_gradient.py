@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nearstep.placement import Extent
@@ -15,15 +14,6 @@ from nearstep.torch.compression import Compressed
 from nearstep.torch.dtensor import local
 from nearstep.torch.errors import GradientError
 from nearstep.torch.traffic import Traffic
-
-Write = Callable[[Extent, str, NDArray[Any]], None]
-"""Brings an array of `count` elements to one of an extent."""
-
-
-def write_at_once(extent: Extent, array: str, data: NDArray[Any]) -> None:
-    """A copy that has ended when this returns."""
-    extent.write(array, data)
-
 
 PART_ELEMENTS = 1 << 14
 """Elements that are fetched at once where gradients are added up."""
@@ -38,12 +28,12 @@ class DeviceGradient:
     array : of gradients in `form`.
     form : what the device keeps it in.
     gradient : its first value; any dtype whose values `form` has.
-    write : brings the first value there.
     wait : waits until `gradient` has its values, which are then brought there when they are needed;
         None if it has them.
 
     Attributes
     ----------
+    array, dtype : as given, and of the gradient.
     applied : steps leave it out.
     """
 
@@ -54,7 +44,6 @@ class DeviceGradient:
         form: str,
         gradient: Tensor,
         traffic: Traffic,
-        write: Write = write_at_once,
         wait: Callable[[], None] | None = None,
     ) -> None:
         extent.segment.reserve({array: 0.0})
@@ -62,13 +51,13 @@ class DeviceGradient:
         self.dtype = gradient.dtype
         self.applied = False
         self._extent = extent
-        self._array = array
+        self.array = array
         self._traffic = traffic
         self._negated = False
         self._divisor = 1.0
         self._coming = None if wait is None else (gradient, wait)
         if wait is None:
-            self._write(extent, gradient, write)
+            self._write(extent, gradient)
 
     def land(self) -> None:
         """Bring the first value there, if that is still to be done."""
@@ -128,10 +117,10 @@ class DeviceGradient:
 
     def _flip(self) -> None:
         for part, _ in self._parts():
-            array = part.read(self._array)
+            array = part.read(self.array)
             self._traffic.gradients_up += array.nbytes
             self._traffic.gradients_down += array.nbytes
-            part.write(self._array, convert.negated(array))
+            part.write(self.array, convert.negated(array))
         self._negated = not self._negated
 
     def _parts(self) -> Iterator[tuple[Extent, int]]:
@@ -141,17 +130,17 @@ class DeviceGradient:
             yield Extent(extent.segment, extent.start + start, count), start
 
     def _read(self, part: Extent) -> Tensor:
-        array = part.read(self._array)
+        array = part.read(self.array)
         self._traffic.gradients_up += array.nbytes
         if array.dtype.name == "uint16":
             return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
         return torch.from_numpy(array).to(self.dtype)
 
-    def _write(self, part: Extent, values: Tensor, write: Write = write_at_once) -> None:
+    def _write(self, part: Extent, values: Tensor) -> None:
         wide = self.form == "fp32"
         array = convert.to_float32(values) if wide else convert.to_words(values)
         self._traffic.gradients_down += array.nbytes
-        write(part, self._array, array)
+        part.write(self.array, array)
 
 
 _GRAD: Any = Tensor.grad

@@ -32,7 +32,6 @@ from nearstep.updater.device import KernelDevice
 from nearstep.updater.pairs import Pairs
 from nearstep.updater.rounding import Numbering
 from nearstep.updater.run import KernelRun, ScanRun
-from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import Execution
 from nearstep.work.graph import Graph
@@ -108,7 +107,7 @@ class StepGraph:
         self._lists_sent = False
         bound = steps._settings.max_cycles
         self._accelerator = Accelerator(self._device, self._traffic, bound)
-        self._clock = home.clock() if steps.clock is None else steps.clock
+        self._clock = home.clock()
         self._graph = Graph()
         home.open(self._graph)
         self._sent: list[Operation] = []
@@ -440,7 +439,7 @@ class StepExecutor:
     ----------
     pair_spaces : room for compressed gradients.
     timeline : of the last step; None before the first, and on a device without a clock.
-    clock : of the device, if others go by it, too.
+    launches : runs of the last step; none if it was skipped, or failed.
     """
 
     def __init__(
@@ -453,7 +452,7 @@ class StepExecutor:
     ) -> None:
         self.pair_spaces: dict[Segment, PairSpace] = {}
         self.timeline: Timeline | None = None
-        self.clock: Clock | None = None
+        self.launches: Sequence[Launch] = ()
         self.home = home
         self._device = device
         self._placement = placement
@@ -478,6 +477,7 @@ class StepExecutor:
         StorageError, ChangedParameterError : of homes on drives.
         """
         step.sends.sort()
+        self.launches = ()
         items, home, settings = step.items, self.home, self._settings
         launches = self._launches(items)
         compresses, looks = settings.compression is not None, self._looks(step.scaling)
@@ -504,6 +504,7 @@ class StepExecutor:
         step.sends.sent()
         graph.count(step.begun)
         self._traffic.launches += sum(len(each.runs) for each in step.begun)
+        self.launches = launches
         return results
 
     def _launches(self, items: Mapping[Extent, StepItem]) -> list[Launch]:

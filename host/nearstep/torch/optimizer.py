@@ -7,8 +7,8 @@ import inspect
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack, overload
 
@@ -25,7 +25,6 @@ from nearstep.torch.device_gradient import SparseGradient
 from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError, UnsupportedOptionError
-from nearstep.torch.execution import StepExecutor
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.generation import digest
 from nearstep.torch.homes.open_home import open_home
@@ -493,21 +492,6 @@ class DeviceOptimizer(Optimizer):
         """Compress a gradient: as of `Stepper.compress`."""
         assert isinstance(self._stepper, Stepper), "gradients are compressed for a device"
         return self._stepper.compress(parameter, gradient, residual)
-
-    @contextmanager
-    def stepping_by(self, steps: Callable[[StepExecutor], StepExecutor]) -> Iterator[None]:
-        """Make steps by another executor in this `with` statement.
-
-        Parameters
-        ----------
-        steps : makes the executor, from the one before.
-        """
-        before = self.table.executor
-        self.table.executor = steps(before)
-        try:
-            yield
-        finally:
-            self.table.executor = before
 
     def interrupt(self, cause: str) -> None:
         """Refuse further use until a checkpoint is loaded.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
-from nearstep.torch.device_gradient import DeviceGradient, SparseGradient, Write, write_at_once
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.dtensor import local
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.exchange import SMALL_ELEMENTS, Results, Sending, Sends, Target, send_now
@@ -34,9 +34,6 @@ from nearstep.torch.layout import Layout
 from nearstep.torch.select import flat, select_largest
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
-
-Reading = TypeVar("Reading")
-"""A fetch that has begun."""
 
 
 class DeviceParameter:
@@ -315,23 +312,16 @@ class DeviceParameter:
         exact = self._current != "p" or not self.keeps_master
         self._leave(self._current if exact else None, copy)
 
-    def begin_pull(self, read: Callable[[Extent, str], Reading]) -> Reading:
-        """Begin to fetch the parameter, which is away: `land` takes what is read.
+    @property
+    def current(self) -> str:
+        """Array with the contents of a parameter that is away, or has come from there."""
+        return self._current
 
-        Parameters
-        ----------
-        read : begins to fetch an array of an extent.
-        """
-        reading = read(self.extent, self._current)
-        element = self.extent.segment.dtype_of(self._current)
-        self._traffic.parameters_up += self.extent.count * element.itemsize
-        return reading
-
-    def land(self, array: NDArray[Any]) -> None:
-        """End a `pull` that was begun, into memory that the parameter has got again."""
-        with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
-            convert.store(array, self.parameter)
-        self.arrived(self.parameter)
+    def peek(self) -> NDArray[Any]:
+        """Fetch what the device has of a parameter that has come from there."""
+        array = self.extent.read(self._current)
+        self._traffic.parameters_up += array.nbytes
+        return array
 
     @torch.no_grad()
     def copy_into(self, tensor: Tensor) -> None:
@@ -412,17 +402,12 @@ class DeviceParameter:
         self.held = self.interrupted = None
         self.last_seen = self._home = self._landing = self._seen = self._loaded_master = None
 
-    def hold_gradient(
-        self,
-        gradient: Tensor,
-        write: Write = write_at_once,
-        wait: Callable[[], None] | None = None,
-    ) -> None:
+    def hold_gradient(self, gradient: Tensor, wait: Callable[[], None] | None = None) -> None:
         """Have the device keep a gradient until `release_gradient`; one that it has is added to.
 
         Parameters
         ----------
-        write, wait : as of `DeviceGradient`, of a first gradient.
+        wait : as of `DeviceGradient`, of a first gradient.
         """
         self.count_to_host(gradient)
         assert not isinstance(self.held, SparseGradient), "nothing is added to what was compressed"
@@ -431,7 +416,7 @@ class DeviceParameter:
             return
         form = self.gradient_format(gradient)
         array = gradient_array(form)
-        self.held = DeviceGradient(self.extent, array, form, gradient, self._traffic, write, wait)
+        self.held = DeviceGradient(self.extent, array, form, gradient, self._traffic, wait)
 
     def release_gradient(self) -> None:
         """The device need not keep a gradient any more."""

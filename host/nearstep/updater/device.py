@@ -84,7 +84,6 @@ class KernelDevice(UpdatingDevice):
         KernelError, MemoryFaultError, ProtocolError : from a run that was waited for at the end.
         """
         self.check_open("enter acceleration mode")
-        self.settle()
         for number in channels:
             self.check_channel(number)
         if len(set(channels)) != len(channels):
@@ -133,7 +132,6 @@ class KernelDevice(UpdatingDevice):
         ModeError : another thread has a channel and waits for this one, or is idle.
         """
         self.check_open("reserve channels")
-        self.settle()
         numbers = [channel.number for channel in self.channels]
         with self._turns.region(numbers, "reserve channels"):
             yield
@@ -160,7 +158,6 @@ class KernelDevice(UpdatingDevice):
 
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
-        self.settle(buffer, changes=action != "read")
         channel = self.channels[self.channel_of(buffer)]
         if channel.has_modes:  # formatting takes as long as all else here
             self._turns.begin_copy(channel.number, f"{action} {buffer!r}")

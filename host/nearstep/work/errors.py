@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nearstep.errors import Fielded, NearstepError
+from nearstep.errors import NearstepError
 
 
 class WorkError(NearstepError):
@@ -34,22 +34,6 @@ class WorkError(NearstepError):
             f"{self.operation} failed: {_line(error)}{others}; {len(done)} "
             f"operations are done, {len(not_run)} were not run: {some(not_run)}"
         )
-
-
-class QueueThreadError(Fielded, NearstepError, RuntimeError):
-    """A queue, or memory that it uses, was used by another thread than its owner.
-
-    Attributes
-    ----------
-    expected, actual : numbers of threads.
-    """
-
-    template = (
-        "unfinished work belongs to thread {expected}: thread {actual} can neither add to it nor "
-        "use its memory"
-    )
-    expected: int
-    actual: int
 
 
 def _line(error: Exception) -> str:

@@ -137,11 +137,6 @@ class Execution:
         with self.growing():
             self._start_all()
 
-    def wait_for_one(self, groups: Sequence[Sequence[Operation]]) -> None:
-        """Advance time until all of one of these groups have ended; errors as of `wait`."""
-        wanted = [{each.index for each in group} for group in groups]
-        self._guarded(lambda: self._pass_until(lambda: any(g <= self._ended for g in wanted)))
-
     def wait(self, operations: Iterable[Operation]) -> None:
         """Advance time until these have ended.
 
@@ -152,10 +147,6 @@ class Execution:
         wanted = {each.index for each in operations}
         self._guarded(lambda: self._pass_until(lambda: wanted <= self._ended))
         assert wanted <= self._ended, "only operations of the graph are waited for"
-
-    def has_ended(self, operations: Iterable[Operation]) -> bool:
-        """Whether these have ended, without advancing time."""
-        return all(each.index in self._ended for each in operations)
 
     def finish(self) -> None:
         """Advance time until all have ended; errors as of `wait`."""

@@ -88,12 +88,6 @@ class Graph(Sequence[Operation]):
         self._operations.append(operation)
         return operation
 
-    def conflicts(self, reads: Iterable[Range], writes: Iterable[Range]) -> list[Operation]:
-        """Return the operations on which one with these accesses would depend, directly;
-        transitively they include all that access the same bytes.
-        """
-        return [self._operations[index] for index in sorted(self._hazards.find(reads, writes))]
-
     def __len__(self) -> int:
         return len(self._operations)
 

@@ -100,6 +100,11 @@ class Transfer:
         """Of all hops together."""
         return sum(hop.latency_s for hop in self.route)
 
+    @property
+    def seconds(self) -> float:
+        """How long it takes by itself."""
+        return self.latency_s + self.nbytes / min(hop.bytes_per_s for hop in self.route)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Operation:

@@ -17,7 +17,7 @@ from nearstep.memferry.cost import Decision, Mode
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.offload.mapped import MAPPERS
-from nearstep.torch.offload.streams import Arrival, Download, Streams, Upload
+from nearstep.torch.offload.streams import Arrival, Download, Streams
 
 from . import accelerator
 from .models import WIDTH
@@ -403,7 +403,8 @@ def under_way(budget: str) -> tuple[nn.Module, Any, Any, Tensor]:
     optimizer.step()
     optimizer.zero_grad()
     result = model[0](torch.ones(4, WIDTH, device=COMPUTE))
-    assert sum(copy.reading is not None for copy in engine._space.copies) > 1
+    arrivals = [copy.arrival for copy in engine._space.copies]
+    assert sum(each is not None and each.staged is not None for each in arrivals) > 1
     return model, optimizer, engine, result
 
 
@@ -465,11 +466,11 @@ def test_a_gradient_that_cannot_be_sent_is_not_counted_for_ever(
 # The checker of orders of streams is one that trips.
 
 
-def without_waiting_for_memory(self: Streams, staged: Tensor, target: Tensor) -> Upload:
+def without_waiting_for_memory(self: Streams, staged: Tensor, target: Tensor) -> Arrival:
     with self._up:
         target.copy_(staged, non_blocking=True)
         event = self._up.record_event()
-    return Upload(staged, Arrival(self._device, event))
+    return Arrival(self._device, event, staged=staged)
 
 
 def without_meeting(self: Arrival, parameter: Tensor) -> None:

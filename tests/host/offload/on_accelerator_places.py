@@ -306,7 +306,6 @@ def in_two_streams(engine_of: Callable[[nn.Module, Any], Any]) -> list[Any]:
         losses.append(loss.item())
         optimizer.step()
     if engine:
-        assert engine.report().peak_buckets > 0
         engine.close()
     return [losses, bits(model.state_dict())]
 
@@ -326,9 +325,9 @@ def first_and_second(model: nn.Module, x: Tensor, stream: torch.Stream) -> Tenso
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
-def test_buckets_of_gradients_that_are_made_in_several_streams() -> None:
+def test_averages_of_gradients_that_are_made_in_several_streams() -> None:
     def wrapped(model: nn.Module, optimizer: Any) -> Any:
-        ddp = DistributedDataParallel(model, bucket_cap_mb_list=[0.003])
+        ddp = DistributedDataParallel(model)
         return ddp, nearstep.offload(ddp, optimizer, budget="300%")
 
     plain = in_two_streams(lambda model, _: (model, None))

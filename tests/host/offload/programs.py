@@ -101,12 +101,17 @@ def audit(engine: Engine) -> None:
     if engine.closed:
         return
     space = engine._space
-    here = sum(copy.nbytes for copy in space.copies if copy.present and copy not in space._direct)
+    vector = torch.empty(0) if space.shadow is None else space.shadow.vector
+    inside = range(vector.data_ptr(), vector.data_ptr() + vector.nbytes)
+    here = vector.nbytes
+    for copy in space.copies:
+        if copy.storage is not None and copy not in space._direct:
+            here += 0 if copy.storage.data_ptr() in inside else copy.nbytes
     gradients = [
         (copy, copy.raw_gradient()) for copy in space.copies if not copy.in_place.spares_gradient
     ]
     made = sum(g.numel() * g.element_size() for _, g in gradients if g is not None)
-    assert space.ledger.parameters == here, "parameters that are counted are those that are here"
+    assert space.ledger.parameters == here, "parameters that are counted are here, or a vector"
     reserved = sum(copy.reserved for copy in space.copies)
     assert space.ledger.gradients == made + reserved + space.sent, "gradients as well"
 

@@ -158,10 +158,10 @@ def opened(
     ("decision", "fetched", "peak"),
     [
         (ON_GPU, COUNT, COUNT + 1),
-        (LATER, COUNT - 1, COUNT),  # backward has no use for the first layer's
+        (LATER, COUNT - 1, COUNT + 1),  # backward has no use for the first layer, which has a place
         (DIRECT, 0, 1),
         (Decision(Mode.GFGB, write=True), COUNT, COUNT),
-        (Decision(Mode.DFGB, write=True), COUNT - 1, COUNT - 1),
+        (Decision(Mode.DFGB, write=True), COUNT - 1, COUNT),
         (Decision(Mode.DHA, write=True), 0, 0),
     ],
 )

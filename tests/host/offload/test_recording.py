@@ -20,7 +20,7 @@ from nearstep.errors import ArgumentError, DeviceError
 from nearstep.measure.overlap import Overlap, Stack
 from nearstep.torch.errors import InterruptedStepError, UnsupportedOptionError
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.errors import RecordingError
+from nearstep.torch.offload.errors import EarlyUpdateError, RecordingError
 from nearstep.torch.offload.recording import backward_and_update
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
@@ -282,8 +282,7 @@ def test_overlap_on_two_channels_of_the_rtl(count: int, rows: int, room: int, mo
 
 @pytest.mark.parametrize("on", [TWO, pytest.param(DIMM, marks=pytest.mark.deep)])
 def test_clipping_and_parameters_beside_are_recorded_too(on: str) -> None:
-    """Steps that look at the gradients first, or fetch what they leave, are not work of the
-    queue."""
+    """Steps that look at the gradients first, or fetch what they leave."""
 
     def trained(**options: Any) -> tuple[Any, Timeline | None]:
         torch.manual_seed(4)
@@ -315,10 +314,10 @@ def test_clipping_and_parameters_beside_are_recorded_too(on: str) -> None:
     assert kinds["fetch"] >= 2
     if on == DIMM:  # steps have a timeline of their own where there is a clock
         assert kinds["scan"] == 2
-        assert kinds["run"] >= 2
+        assert kinds["update"] >= 2
 
 
-def test_what_else_reads_the_device_waits_for_what_it_needs() -> None:
+def test_what_else_reads_the_device_gets_what_is_there() -> None:
     model, optimizer = layers(4, DIMM)
     plain, plain_optimizer = layers(4, DIMM)
     with nearstep.offload(model, optimizer, budget=6 * LAYER) as engine, engine.record("axdimm"):
@@ -458,7 +457,7 @@ def fail(device: AxdimmDevice, method: str, after: int) -> Callable[[], None]:
     return lambda: setattr(backend, method, original)
 
 
-@pytest.mark.parametrize("method", ["submit_read", "submit_write"])
+@pytest.mark.parametrize("method", ["read_memory", "write_memory"])
 @pytest.mark.parametrize("after", [1, 3, 6])
 @pytest.mark.parametrize("updates", ["at-step", "in-backward"])
 def test_a_transfer_that_fails(method: str, after: int, updates: str) -> None:
@@ -478,7 +477,7 @@ def test_a_transfer_that_fails(method: str, after: int, updates: str) -> None:
         mend()
         try:
             step(model, optimizer)
-        except InterruptedStepError:
+        except (EarlyUpdateError, InterruptedStepError):
             assert updates == "in-backward"
             model.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])

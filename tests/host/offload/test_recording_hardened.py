@@ -1,8 +1,7 @@
-"""Recordings: what others do meanwhile, and what fails."""
+"""Recordings: values, times, and what fails."""
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,26 +20,15 @@ from nearstep.errors import ArgumentError, DeviceError
 from nearstep.torch.computation import Computation
 from nearstep.torch.offload import Engine
 from nearstep.work.clock import Clock
-from nearstep.work.errors import QueueThreadError
-from nearstep.work.operation import Range
-from nearstep.work.queue import Queue
+from nearstep.work.errors import WorkError
+from nearstep.work.executor import execute
+from nearstep.work.graph import Graph
 from nearstep_spec.platform.load import load
 
-from .test_recording import DIMM, LAYER, ONE, WIDTH, layers, step
+from .test_recording import LAYER, ONE, WIDTH, layers, step
 from .training import bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-
-
-def busy(engine: Engine) -> None:
-    """Have no transfer begin before the program waits for it."""
-    pipeline = engine._space.pipeline
-    assert pipeline is not None
-    pipeline.queue.add("busy", "bus", seconds=1e-5)
-
-
-def gone(*_: Any) -> None:
-    raise DeviceError("gone")
 
 
 def check_ledger(engine: Engine) -> None:
@@ -74,8 +62,6 @@ def test_a_gradient_that_is_changed_after_it_was_sent_is_the_one_that_was_sent(h
         kept = kept_by(model, how)
         engine = nearstep.offload(model, optimizer, budget=16 * LAYER)
         with engine.record("axdimm") if records else nullcontext():
-            if records:
-                busy(engine)
             model(torch.ones(4, WIDTH)).square().mean().backward()
             assert len(kept) == 3
             for each in kept:
@@ -155,7 +141,8 @@ def test_parameters_of_one_function_are_used_until_it_is_computed() -> None:
     with engine.record("axdimm"):
         model(torch.ones(64, WIDTH)).sum().backward()
         space = engine._space
-        last = {copy.name: space._computed[copy] for copy in space.copies}
+        assert space.recording is not None
+        last = {copy.name: space.recording._used[copy] for copy in space.copies}
         assert last["1.weight"] is last["1.bias"]
         assert last["1.weight"].name == "backward 1"
 
@@ -163,39 +150,10 @@ def test_parameters_of_one_function_are_used_until_it_is_computed() -> None:
 # Faults
 
 
-@pytest.mark.parametrize("again", ["reset", "set"])
-def test_a_gradient_that_fails_to_arrive_does_not_come_back(again: str) -> None:
-    """After the program has reset or set it."""
-    model, optimizer = layers(4, ONE)
-    engine = nearstep.offload(model, optimizer, budget=16 * LAYER)
-    backend: Any = optimizer.device.backend
-    write = backend.write_memory
-
-    def trained() -> None:
-        with engine.record("axdimm"):
-            busy(engine)
-            model(torch.ones(8, WIDTH)).sum().backward()
-            backend.write_memory = gone
-            optimizer.zero_grad()
-            if again == "set":
-                for parameter in model.parameters():
-                    parameter.grad = torch.ones(WIDTH, WIDTH)
-
-    with pytest.raises(DeviceError, match="gone"):
-        trained()
-    backend.write_memory = write
-    check_ledger(engine)
-    for parameter in model.parameters():
-        if again == "reset":
-            assert parameter.grad is None
-        else:
-            assert bits(parameter.grad) == bits(torch.ones(WIDTH, WIDTH))
-    engine.close()
-
-
 @pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
-def test_what_fails_at_the_end_of_a_recording_is_not_counted_any_more(
-    error: type[BaseException],
+@pytest.mark.parametrize("method", ["read_memory", "write_memory"])
+def test_what_fails_in_a_recording_is_not_counted_any_more(
+    method: str, error: type[BaseException]
 ) -> None:
     model, optimizer = layers(6, ONE)
     engine = nearstep.offload(model, optimizer, budget=3 * LAYER)
@@ -203,21 +161,25 @@ def test_what_fails_at_the_end_of_a_recording_is_not_counted_any_more(
     with engine.record("axdimm"):
         step(model, optimizer)
     backend: Any = optimizer.device.backend
-    read = backend.read_memory
+    original, left = getattr(backend, method), [2]
 
-    def failing(*_: Any) -> None:
-        raise error("gone")
+    def failing(*arguments: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise error("gone")
+        original(*arguments)
 
-    def evaluated() -> None:
-        with engine.record("axdimm"), torch.no_grad():
-            model[:2](torch.ones(2, WIDTH))
-            assert any(copy.reading is not None for copy in engine._space.copies)
-            backend.read_memory = failing
+    def trained() -> None:
+        with engine.record("axdimm"):
+            setattr(backend, method, failing)
+            optimizer.zero_grad()
+            model(torch.ones(2, WIDTH)).sum().backward()
 
     with pytest.raises(error, match="gone"):
-        evaluated()
-    backend.read_memory = read
-    assert optimizer.device.queue is None
+        trained()
+    setattr(backend, method, original)
+    assert engine._space.recording is engine._space.ledger.grown is None
+    optimizer.zero_grad()
     check_ledger(engine)
     step(model, optimizer)
     engine.close()
@@ -250,12 +212,11 @@ def test_a_run_that_fails_when_it_is_looked_at_gives_its_channel_back() -> None:
             return run
 
         for after in range(1, 4):
-            queue = Queue(Clock([device.backend], 1e9))
-
+            graph = Graph()
+            graph.add("run", "channel 0", action=partial(begin, after))
             backend.write_register = failing
-            queue.add("run", "channel 0", action=partial(begin, after))
-            with pytest.raises(DeviceError, match="gone"):
-                queue.finish()
+            with pytest.raises(WorkError, match="gone"):
+                execute(graph, Clock([device.backend], 1e9))
             backend.write_register = write
             assert np.isfinite(arrays["p"].read()).all()
             checked += 1
@@ -276,70 +237,3 @@ def test_a_machine_without_a_way_is_refused_before_anything_is_recorded() -> Non
             assert there
             step(model, optimizer)
     engine.close()
-
-
-# Threads
-
-
-@pytest.mark.parametrize("device", [ONE, DIMM])
-def test_another_thread_gets_no_value_that_is_under_way(device: str) -> None:
-    model, optimizer = layers(3, device)
-    engine = nearstep.offload(model, optimizer, budget=16 * LAYER)
-    raised: list[BaseException] = []
-
-    def outcome(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except QueueThreadError as error:
-            raised.append(error)
-
-    def other(work: Callable[[], object]) -> None:
-        thread = threading.Thread(target=outcome, args=[work])
-        thread.start()
-        thread.join(60)
-        assert not thread.is_alive()
-
-    with engine.record("axdimm"):
-        busy(engine)
-        model(torch.ones(4, WIDTH)).sum().backward()
-        other(lambda: [parameter.grad for parameter in model.parameters()])
-        other(lambda: model(torch.ones(4, WIDTH)))
-        other(optimizer.step)
-        assert len(raised) == 3
-        found = bits([parameter.grad for parameter in model.parameters()])
-    plain, _ = layers(3, ONE)
-    plain(torch.ones(4, WIDTH)).sum().backward()
-    assert found == bits([parameter.grad for parameter in plain.parameters()])
-    check_ledger(engine)
-    engine.close()
-
-
-def test_a_queue_is_that_of_a_thread() -> None:
-    queue = Queue(Clock())
-    queue.add("write", "a", writes=[Range("m", 0, 8)], seconds=2e-12)
-    read = queue.add("read", "b", reads=[Range("m", 16, 24)], seconds=7e-12)
-    outcomes: list[str] = []
-
-    def tried() -> None:
-        for work in (
-            lambda: queue.add("other", "c", seconds=1e-12),
-            lambda: queue.wait([read]),
-            queue.finish,
-            lambda: queue.settle(Range("m", 0, 1), changes=False),
-            lambda: queue.settle(Range("m", 16, 17), changes=True),
-            lambda: queue.settle(Range("m", 16, 17), changes=False),
-            lambda: queue.settle(Range("m", 8, 16), changes=True),
-            queue.settle_all,
-        ):
-            try:
-                work()
-                outcomes.append("done")
-            except QueueThreadError as error:
-                outcomes.append("refused" if error.expected != error.actual else "wrong")
-
-    thread = threading.Thread(target=tried)
-    thread.start()
-    thread.join(60)
-    assert outcomes == ["refused"] * 5 + ["done"] * 3
-    assert queue.clock.now == 0
-    assert [e.operation.name for e in queue.finish().entries] == ["write", "read"]

@@ -18,7 +18,7 @@ import nearstep
 from nearstep.memferry.cost import Decision, Mode
 from nearstep.torch.computation import FLOPS
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.errors import VectorWarning
+from nearstep.torch.offload.errors import BudgetError, VectorWarning
 from nearstep.torch.offload.shadow import ALIGNMENT, Location, Shadow
 
 from .models import WIDTH
@@ -360,6 +360,118 @@ def test_a_vector_that_does_not_fit_beside_gradients_is_none() -> None:
         assert engine.report().peak <= layers * layer
         engine.close()
     assert layer % ALIGNMENT == 0
+
+
+def held_by(engine: Engine) -> int:
+    """Bytes that parameters and gradients really have on the compute device: storages, and the
+    vector, however little of it is used."""
+    shadow, found = shadow_of(engine), {}
+    first = shadow.vector.data_ptr()
+    for copy in engine._space.copies:
+        gradient = copy.raw_gradient()
+        if gradient is not None:
+            found[gradient.data_ptr()] = gradient.nbytes
+        if copy.storage is not None and copy not in engine._space._direct:
+            if not first <= copy.storage.data_ptr() < first + shadow.vector.nbytes:
+                found[copy.storage.data_ptr()] = copy.nbytes
+    return shadow.vector.nbytes + sum(found.values())
+
+
+class Products(nn.Module):
+    """Layers by twos: backward of a product makes the gradients of two modules at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.made: Callable[..., None] = lambda *_: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one, other in zip(self.layers[::2], self.layers[1::2], strict=True):
+            product = one.weight @ other.weight
+            if product.grad_fn is not None:
+                product.grad_fn.register_hook(lambda made, _: self.made(made))
+            x = torch.tanh(x @ product)
+        return x
+
+
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+@pytest.mark.parametrize("room", [5, 6, 7])
+def test_the_whole_vector_counts_against_the_budget(room: int, updates: str) -> None:
+    """In a budget with room for the vector and one gradient, two are made at once: the vector is
+    freed, and nothing is on the compute device that is not counted."""
+    layer, most, checks = 4 * WIDTH * WIDTH, 0, 0
+    results = []
+    for offloaded in (False, True):
+        torch.manual_seed(11)
+        model = Products().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
+        engine = None
+        if offloaded:
+            plan = places(model, {f"layers.{i}": Decision(Mode.GFGB) for i in range(4)})
+            options: Any = {"policy": "memferry", "plan": plan, "updates": updates}
+            engine = nearstep.offload(model, optimizer, budget=room * layer, **options)
+            assert shadow_of(engine).nbytes == 4 * layer
+
+            def made(gradients: Any, engine: Engine = engine) -> None:
+                nonlocal most, checks
+                held = held_by(engine) + sum(each.nbytes for each in gradients)
+                assert held <= engine._space.ledger.used <= room * layer
+                most, checks = max(most, held), checks + 1
+
+            model.made = made
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, WIDTH, device=COMPUTE)).square().mean().backward()
+            optimizer.step()
+        if engine is not None:
+            assert shadow_of(engine).nbytes == (4 * layer if room > 5 else 0)
+            assert most <= engine.report().peak <= room * layer
+            assert most == min(room, 6) * layer
+            engine.close()
+        results.append((bits(model.state_dict()), bits(optimizer.state_dict())))
+    assert results[0] == results[1]
+    assert checks == 6
+
+
+def test_a_vector_that_something_refers_to_is_not_freed() -> None:
+    """An operation that does not fit beside it raises, and what is smaller works on."""
+    torch.manual_seed(11)
+    model, layer = Products().to(COMPUTE), 4 * WIDTH * WIDTH
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
+    plan = places(model, {f"layers.{i}": Decision(Mode.GFGB) for i in range(4)})
+    engine = nearstep.offload(model, optimizer, budget=5 * layer, policy="memferry", plan=plan)
+    x = torch.ones(2, WIDTH, device=COMPUTE)
+    loss = model(x).sum()
+    view = model.layers[0].weight[:1].detach()
+    with pytest.raises(BudgetError, match=r"layers\.0\.weight"):
+        loss.backward()
+    assert held_by(engine) <= engine.report().peak <= 5 * layer
+    optimizer.zero_grad()
+    (x @ model.layers[1].weight).sum().backward()
+    optimizer.step()
+    assert shadow_of(engine).nbytes == 4 * layer
+    del view
+    model(x).sum().backward()
+    assert shadow_of(engine).nbytes == 0
+    assert engine.report().peak <= 5 * layer
+    engine.close()
+
+
+def test_other_memory_frees_a_vector_that_leaves_no_room_for_it() -> None:
+    torch.manual_seed(11)
+    model, layer = Products().to(COMPUTE), 4 * WIDTH * WIDTH
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
+    plan = places(model, {f"layers.{i}": Decision(Mode.GFGB) for i in range(4)})
+    engine = nearstep.offload(model, optimizer, budget=5 * layer, policy="memferry", plan=plan)
+    first = model.layers[0].weight
+    first.grad = torch.ones(WIDTH, WIDTH, device=COMPUTE)
+    kept = first.grad  # it cannot go to its owner
+    first.data = torch.full((WIDTH, WIDTH), 0.5, device=COMPUTE)
+    assert shadow_of(engine).nbytes == 0
+    assert held_by(engine) == engine._space.ledger.used == 2 * layer
+    assert bits(first.detach()) == bits(kept / 2)
+    assert engine.report().peak <= 5 * layer
+    engine.close()
 
 
 def test_a_closed_engine_leaves_the_vector() -> None:

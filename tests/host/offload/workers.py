@@ -32,7 +32,7 @@ TIMEOUT_S = 120.0
 """Of a collective, and of all that workers do in one test."""
 
 
-ALL_BUCKETS = 4 * 5 * WIDTH * (WIDTH + 1)
+ALL_GRADIENTS = 4 * 5 * WIDTH * (WIDTH + 1)
 """Bytes of all gradients of `Branches`."""
 
 
@@ -50,6 +50,20 @@ class Branches(nn.Module):
         self.calls += 1
         found = self.branches[(self.calls + dist.get_rank()) % 2]
         return found(torch.relu(self.first(x)))
+
+
+class Backwards(nn.Module):
+    """Layers that are used in the reverse order of registration: all gradients but the last one
+    wait to be averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in reversed(self.layers):
+            x = torch.tanh(layer(x))
+        return x
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +149,7 @@ def places(model: nn.Module, seed: int) -> Places:
 def train_in_least(case: Case) -> Result:
     """Train with the smallest budget that the errors of smaller ones name, the same everywhere.
 
-    Where workers do not all do the same, it has room for all buckets besides.
+    Where workers do not all do the same, it has room for all gradients besides.
     """
     tried = []
     budget = torch.tensor([1])
@@ -144,7 +158,7 @@ def train_in_least(case: Case) -> Result:
         try:
             return train(case, int(budget))
         except BudgetError as error:
-            budget = torch.tensor([error.expected + (ALL_BUCKETS if case.differs else 0)])
+            budget = torch.tensor([error.expected + (ALL_GRADIENTS if case.differs else 0)])
         dist.all_reduce(budget, dist.ReduceOp.MAX)
     raise AssertionError(f"no budget is enough: {tried}")
 
@@ -182,7 +196,7 @@ def on_workers(
 
 
 def _backend() -> str:
-    KINDS["branches"] = Branches  # in this process alone
+    KINDS.update(branches=Branches, backwards=Backwards)  # in this process alone
     if COMPUTE.type != "accel":
         return "gloo"
     hosted.register()

@@ -14,7 +14,7 @@ from nearstep.memferry.plan import Plan, check
 from nearstep.memferry.profile import Profile
 from nearstep.torch.memferry.layers import layers_of, model_fingerprint
 from nearstep.torch.memferry.tracer import Profiling
-from nearstep.torch.offload.in_place import InPlace
+from nearstep.torch.offload.compute_copy import InPlace
 
 
 def plan_for(

@@ -13,34 +13,29 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import UnsupportedOptionError
-from nearstep.torch.offload.buckets import Assignment, Bucket, first_buckets, later_buckets
 from nearstep.torch.offload.cache import ParameterCache
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import AveragingError, LostWorkerError
 
-Deliver = Callable[[Sequence[tuple[ComputeCopy, Tensor]]], None]
-"""Gives owners gradients."""
+Deliver = Callable[[ComputeCopy, Tensor], None]
+"""Gives the owner of a parameter its gradient."""
 
-REASON = "the engine averages gradients, each bucket when it is complete"
+REASON = "the engine averages gradients, each by itself"
 """Why options of a wrapper are not supported that say how it does."""
 
 
 class Averager:
     """Averages gradients over the workers of a wrapper, in place of torch's reducer.
 
-    Buckets, their order, the factor and the collectives are those of the reducer, and so are the
-    bits. Buckets are on the compute device. Other than there, a bucket has memory from its first
-    gradient on until it is averaged and its gradients have gone to their owners. It is both what
-    the wrapper calls its reducer and what it calls its logger: methods with torch's names are what
-    its forward calls.
+    Each gradient is multiplied by 1 / workers, and summed in place by one all-reduce of the
+    wrapper's process group, in the reverse order of registration. A gradient that backward makes
+    before its turn waits as the parameter's gradient, and counts as one. The object is both what
+    the wrapper calls its reducer and what it calls its logger: its forward calls the methods that
+    have torch's names.
 
     Parameters
     ----------
-    copies : of the parameters that the wrapper averages, in its order.
-
-    Attributes
-    ----------
-    peak : most bytes that buckets had at once.
+    copies : of the parameters that the wrapper averages, in the order of registration.
     """
 
     def __init__(
@@ -53,151 +48,114 @@ class Averager:
         self._ddp = ddp
         self._space = space
         self._copies = copies
-        self._device = copies[0].parameter.device
-        self._index = {copy: index for index, copy in enumerate(copies)}
+        self._turns = copies[::-1]
+        self._known = frozenset(copies)
         self._deliver = deliver
         self._factor = 1.0 / dist.get_world_size(ddp.process_group)
         self._finds_unused = ddp.find_unused_parameters
-        self._rebuilt = self._finds_unused
-        self._order: list[int] = []
         self._nodes: dict[ComputeCopy, Node] = {}
-        self._unused: Sequence[ComputeCopy] = ()
+        self._unused: frozenset[ComputeCopy] = frozenset()  # by this worker
+        self._skipped: frozenset[ComputeCopy] = frozenset()  # unused by all workers
         self._ready: set[ComputeCopy] = set()
+        self._touched: set[ComputeCopy] = set()  # got a gradient since the last average
         self._next = 0
         self._expects = self._failed = False
-        self._bytes = self.peak = 0
-        self._assign(first_buckets(ddp, [copy.like for copy in copies]))
-
-    def _assign(self, buckets: Assignment) -> None:
-        self._buckets = [Bucket([self._copies[index] for index in each]) for each in buckets]
-        self._bucket_of = {copy: each for each in self._buckets for copy in each.copies}
 
     def takes(self, copy: ComputeCopy) -> bool:
-        """Whether a gradient that backward has made is to be averaged."""
-        return self._expects and copy in self._index
+        """Whether a gradient that backward has made is to be averaged now; one that is not, as in
+        `no_sync`, is averaged with the next."""
+        if not self._expects:
+            self._touched.add(copy)
+        return self._expects and copy in self._known
 
-    def add(self, copy: ComputeCopy, gradient: Tensor) -> None:
-        """Take a gradient, which counts no more afterwards; average what is complete.
+    def add(self, copy: ComputeCopy) -> None:
+        """Note that backward has made the gradient of a parameter; average those whose turn it is.
 
         Raises
         ------
-        BudgetError : there is no room for its bucket.
-        AveragingError : it is the parameter's second one in this backward.
+        BudgetError : there is no room for what was accumulated before.
+        AveragingError : it is the parameter's second gradient in this backward.
         LostWorkerError : another worker does not take part.
         """
         try:
-            if not self._ready:
-                for other in self._unused:
-                    self._fill(other, None)
-            self._fill(copy, gradient)
-            self._space.ledger.add_gradient(-copy.counted)
-            copy.counted = 0
-            copy.resident.release_gradient()
-            copy.set_raw_gradient(None)
-            self._order.append(self._index[copy])
-            while self._next < len(self._buckets) and not self._buckets[self._next].pending:
-                self._average(self._buckets[self._next])
+            if not self._ready and self._finds_unused:
+                self._find_skipped()
+            if copy in self._ready:
+                raise AveragingError(copy.name, "was to be averaged twice in one backward")
+            self._ready.add(copy)
+            while self._next < len(self._turns):
+                following = self._turns[self._next]
+                if following in self._ready or following in self._unused:
+                    if following not in self._skipped:
+                        self._average(following)
+                elif following not in self._skipped:
+                    return
                 self._next += 1
-            if self._next == len(self._buckets):
-                self._finish()
+            self._expects = False
+            self._ready.clear()
+            self._touched.clear()
         except BaseException:
             self.abandon()
             self._failed = True
             raise
 
-    def _fill(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
-        """Put a gradient into its bucket; None is of a parameter that this worker has not used."""
-        if copy in self._ready:
-            raise AveragingError(copy.name, "was to be averaged twice in one backward")
-        self._ready.add(copy)
-        bucket = self._bucket_of[copy]
-        if bucket.buffer is None:
-            self._space.make_room(bucket.nbytes, f"averaging of gradients with {copy.name}'s")
-            self._count(bucket.nbytes)
-            bucket.open()
-        if gradient is None:
-            bucket.absent.append(copy)
-        held, room = copy.resident.held, 0
-        if held is not None:
-            room = copy.gradient_bytes
-            self._space.make_room(room, f"gradient of {copy.name}")
-            self._space.ledger.add_gradient(room)
-        with torch.no_grad():
-            if held is not None:
-                assert isinstance(held, DeviceGradient), "what is averaged is not compressed"
-                before = held.fetch(copy.parameter)
-                gradient = before if gradient is None else before.add_(gradient)
-            elif gradient is None:
-                gradient = copy.raw_gradient()
-            view = bucket.view(copy)
-            if gradient is None:
-                view.zero_()
-            else:
-                torch.mul(gradient, self._factor, out=view)
-        self._space.ledger.add_gradient(-room)
-        bucket.pending -= 1
+    def _find_skipped(self) -> None:
+        """Find the parameters that no worker has used: they keep the gradients that they have."""
+        mine = [copy in self._touched or copy not in self._unused for copy in self._copies]
+        device = self._copies[0].parameter.device
+        used = torch.tensor(mine, dtype=torch.int32, device=device)
+        self._all_reduce(used)
+        pairs = zip(self._copies, used.tolist(), strict=True)
+        self._skipped = frozenset(copy for copy, count in pairs if not count)
 
-    def _average(self, bucket: Bucket) -> None:
-        assert bucket.buffer is not None, "it has gradients"
-        self._all_reduce(bucket.buffer)
-        if not bucket.absent:
-            self._give(bucket, bucket.copies)
-
-    def _give(self, bucket: Bucket, copies: Sequence[ComputeCopy]) -> None:
-        """Have owners get what is in a bucket, which ends."""
-        found = [(copy, bucket.view(copy)) for copy in copies]
-        bucket.buffer = None
-        self._count(-bucket.nbytes)
-        self._deliver(found)
-
-    def _finish(self) -> None:
-        """All is averaged. A parameter that no worker has used keeps the gradient that it had."""
-        self._expects = False
-        if self._finds_unused:
-            unused = set(self._unused)
-            mine = [copy not in unused for copy in self._copies]
-            used = torch.tensor(mine, dtype=torch.int32, device=self._device)
-            self._all_reduce(used)
-            anywhere = used.tolist()
-            for bucket in self._buckets:
-                if bucket.buffer is not None:
-                    copies = [copy for copy in bucket.copies if anywhere[self._index[copy]]]
-                    self._give(bucket, copies)
-        self._ready.clear()
-
-    def _all_reduce(self, tensor: Tensor) -> None:
+    def _average(self, copy: ComputeCopy) -> None:
+        """Average one gradient, with what was accumulated before, and deliver it."""
+        gradient, held, counted = copy.raw_gradient(), copy.resident.held, 0
         try:
-            dist.all_reduce(tensor, group=self._ddp.process_group)
+            with torch.no_grad():
+                if held is not None or gradient is None:
+                    counted += self._reserve(copy)
+                if held is not None:
+                    assert isinstance(held, DeviceGradient), "what is averaged is not compressed"
+                    before = held.fetch(copy.parameter)
+                    gradient = before if gradient is None else before.add_(gradient)
+                elif gradient is None:
+                    gradient = torch.zeros_like(copy.like, device=copy.parameter.device)
+                flat = _flat(gradient, copy.like)
+                if flat is None:  # workers have to agree on the order of elements
+                    counted += self._reserve(copy)
+                    gradient = torch.empty_like(copy.like, device=gradient.device).copy_(gradient)
+                    flat = _flat(gradient, copy.like)
+                    assert flat is not None, "it has the layout of the parameter"
+                self._all_reduce(flat.mul_(self._factor))
+        finally:
+            self._space.ledger.add_gradient(-counted)
+        self._deliver(copy, gradient)
+
+    def _reserve(self, copy: ComputeCopy) -> int:
+        self._space.reserve(copy.gradient_bytes, f"gradient of {copy.name}")
+        return copy.gradient_bytes
+
+    def _all_reduce(self, flat: Tensor) -> None:
+        if not flat.numel():
+            return
+        try:
+            dist.all_reduce(flat, group=self._ddp.process_group)
         except RuntimeError as error:
             raise LostWorkerError(str(error)) from error
-
-    def _count(self, nbytes: int) -> None:
-        self._space.ledger.add_gradient(nbytes)
-        self._bytes += nbytes
-        self.peak = max(self.peak, self._bytes)
 
     def abandon(self) -> None:
         """Backward has failed: forget what was being averaged."""
         if self._expects or self._ready:
             self._expects, self._failed = False, bool(self._ready)
-            self._end()
-
-    def _end(self) -> None:
-        for bucket in self._buckets:
-            if bucket.buffer is not None:
-                self._count(-bucket.nbytes)
-            bucket.reset()
-        self._ready.clear()
-        if not self._rebuilt:
-            self._order.clear()
-        self._next = 0
+            self._ready.clear()
 
     def check_finished(self) -> None:
         """Raise `AveragingError` if gradients are not the average of all workers."""
         if self._failed:
             raise AveragingError("a gradient", "was not averaged, as backward failed")
         if self._ready:
-            missing = next(copy.name for copy in self._copies if copy not in self._ready)
+            missing = self._turns[self._next].name
             self.abandon()
             raise AveragingError(
                 missing,
@@ -218,13 +176,8 @@ class Averager:
         self.check_finished()
 
     def _rebuild_buckets(self) -> bool:
-        """After the first backward that averaged: buckets by the order in which gradients came."""
-        if self._rebuilt or self._expects or len(self._order) < len(self._copies):
-            return False
-        self._rebuilt = True
-        likes = [copy.like for copy in self._copies]
-        self._assign(later_buckets(self._ddp, likes, self._order, self._device))
-        return True
+        """There are none."""
+        return False
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """Average gradients from here on, until there is one of each parameter.
@@ -233,11 +186,12 @@ class Averager:
         ----------
         outputs : of forward, if parameters may be unused.
         """
-        self._end()
-        self._expects = True
+        self._ready.clear()
+        self._next, self._expects = 0, True
         if self._finds_unused:
             reached = _reached(outputs)
-            self._unused = [copy for copy in self._copies if self._node(copy) not in reached]
+            unused = (copy for copy in self._copies if self._node(copy) not in reached)
+            self._unused = frozenset(unused)
 
     def _node(self, copy: ComputeCopy) -> Node | None:
         """What adds to the gradient of a parameter; None if it has been frozen all the time."""
@@ -272,3 +226,12 @@ def _reached(outputs: Sequence[Tensor]) -> set[Node]:
                 found.add(node)
                 todo.append(node)
     return found
+
+
+def _flat(gradient: Tensor, like: Tensor) -> Tensor | None:
+    """The memory of a gradient as one dimension; None if its elements are in another order than
+    those of a new tensor like the parameter."""
+    wanted = zip(gradient.shape, gradient.stride(), torch.empty_like(like).stride(), strict=True)
+    if gradient.is_neg() or any(size != 1 and own != its for size, own, its in wanted):
+        return None
+    return gradient.as_strided((gradient.numel(),), (1,))

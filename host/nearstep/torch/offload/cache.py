@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, MutableSet, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +15,9 @@ from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError, TransformError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
-from nearstep.torch.offload.pipeline import Departure, Pipeline
+from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.shadow import Shadow
 from nearstep.torch.offload.streams import Streams
-from nearstep.work.operation import Operation
 
 
 @dataclass(kw_only=True)
@@ -54,8 +52,7 @@ class ParameterCache:
     sent : bytes of gradients that count until their owner has them.
     shadow : places of what a plan names, while one is in force.
     watch : sees what the program computes, and nothing of what the engine does.
-    pipeline : what transfers are added to, and computation, while they are recorded; None makes
-        transfers at once, or in streams.
+    recording : gets to know what is done, while there is one.
     """
 
     def __init__(
@@ -73,11 +70,9 @@ class ParameterCache:
         self.counts = Counts()
         self.prefetches = prefetches
         self.closed = False
-        self.pipeline: Pipeline | None = None
         self.streams = streams
         self.sent = 0
-        self._used: Sequence[ComputeCopy] = ()
-        self._computed: dict[ComputeCopy, Operation] = {}
+        self.recording = None
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
         self.shadow: Shadow | None = None
@@ -87,30 +82,64 @@ class ParameterCache:
         self._by_storage: MutableMapping[int, ComputeCopy] = {}
         for copy in self._present:
             self._know(copy)
+            copy.holds = copy.nbytes
         self._largest = max((copy.nbytes for copy in copies), default=0)
         self._reserve = self._largest_gradient
         ledger.add_parameter(sum(copy.nbytes for copy in self._present))
+
+    @property
+    def recording(self) -> Recording | None:
+        return self._recording
+
+    @recording.setter
+    def recording(self, recording: Recording | None) -> None:
+        self._recording = recording
+        self.ledger.grown = None if recording is None else recording.grown
 
     @property
     def _largest_gradient(self) -> int:
         growing = (each.gradient_bytes for each in self.copies if each.parameter.requires_grad)
         return max(growing, default=0)
 
-    def follow_plan(self, shadow: Shadow | None) -> None:
+    def follow_plan(self, shadow: Shadow | None, budget: int) -> None:
         """Have parameters in the places of a plan, by what `in_place` of each is from here on;
-        `release_all` and `bring_in_place` come next."""
+        those that can go have gone (`release_all`)."""
         self.shadow = shadow
         self._reserve = self._largest_gradient
+        self.bring_in_place()
+        if shadow is not None:
+            shadow.allocate(budget - self.ledger.used)
+            self.ledger.add_parameter(shadow.nbytes)
+            if self.streams is not None:
+                self.streams.load_into(shadow.vector if shadow.nbytes else None)
+
+    def _free_vector(self) -> bool:
+        """Free the vector of a plan, and whoever is in it goes; whether it is free."""
+        shadow = self.shadow
+        if shadow is None or not shadow.nbytes:
+            return False
+        for copy in [each for each in self._present if not each.holds and each.can_go]:
+            self.release(copy)
+        nbytes = shadow.nbytes
+        if not shadow.free():
+            return False
+        self.ledger.add_parameter(-nbytes)
+        if self.streams is not None:
+            self.streams.load_into(None)
+        return True
 
     def rebind(self, copy: ComputeCopy) -> None:
         """Look at the memory of a parameter, which is here, anew."""
-        before = copy.nbytes
+        before = copy.holds
         self._forget(copy)
         copy.rebind()
         copy.binding += 1
         self._know(copy)
         if copy not in self._direct:
-            self.ledger.add_parameter(copy.nbytes - before)
+            copy.holds = copy.nbytes
+            if copy.holds - before > self.ledger.free:
+                self._free_vector()
+            self.ledger.add_parameter(copy.holds - before)
 
     def follow(self, copy: ComputeCopy) -> None:
         """Go over to another place on the owner, if the optimizer has made one.
@@ -169,7 +198,8 @@ class ParameterCache:
                     self._prefetch()
                 for copy in copies:
                     copy.land()
-            self._uses(copies)
+            if self.recording is not None:
+                self.recording.uses(copies, [each for each in copies if each in self._direct])
             yield
         finally:
             for copy in copies:
@@ -178,46 +208,16 @@ class ParameterCache:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is done in this `with` statement is the engine's, and none of what modes of torch
-        see, the program's own included; the program's computation before it is complete.
-
-        Raises
-        ------
-        QueueThreadError : it is recorded, and this is another thread.
-        """
+        see, the program's own included."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            if self.pipeline is not None:
-                self._complete_computation(self.pipeline)
+            if self.recording is not None:
+                self.recording.compute()
             yield
-
-    def _complete_computation(self, pipeline: Pipeline) -> None:
-        pipeline.queue.check_thread()
-        before = pipeline.computed
-        computed = pipeline.compute()
-        if computed is not None and pipeline.computed is not before:
-            self._computed.update(dict.fromkeys(self._used, computed))
-            self._used = [copy for copy in self._used if copy.present and not copy.can_go]
-        self.reap()
-
-    def _uses(self, copies: Sequence[ComputeCopy]) -> None:
-        """The program computes with parameters from here on."""
-        if self.pipeline is None or not copies:
-            return
-        module, _, name = copies[0].name.rpartition(".")
-        self.pipeline.uses(module or name)
-        self._used = list(dict.fromkeys([*self._used, *copies]))
-        for copy in copies:
-            if copy in self._direct:
-                copy.resident.begin_pull(partial(self.pipeline.read_beside, copy.name))
 
     def reap(self) -> None:
         """Count no more what is gone."""
-        if self._mover is not None:
-            self._mover.reap()
-
-    @property
-    def _mover(self) -> Pipeline | Streams | None:
-        """What transfers are under way in."""
-        return self.streams if self.pipeline is None else self.pipeline
+        if self.streams is not None:
+            self.streams.reap()
 
     def check_runs(self) -> None:
         """Raise `CaptureError` where what is done now would be done when a graph is replayed,
@@ -239,21 +239,10 @@ class ParameterCache:
         if self.streams is not None:
             self.streams.finish()
 
-    def end_recording(self) -> None:
-        """Make transfers at once again."""
-        self.pipeline = None
-        self._computed.clear()
-        self._used = ()
-
     def land_all(self) -> None:
         """End all fetches that were begun."""
         for copy in list(self._present):
             copy.land()
-
-    def lose_readings(self) -> None:
-        """Give up fetches that were begun: something failed, and parameters are away."""
-        for copy in [each for each in self._present if each.reading is not None]:
-            self._drop(copy, copy.lose)
 
     def check_old(self, copy: ComputeCopy, reason: str) -> None:
         """Raise `EarlyUpdateError` if backward has updated a parameter, and `step()` has not yet
@@ -276,7 +265,7 @@ class ParameterCache:
                 self.release(victim)
             elif self._departing:
                 self._wait_for_room()
-            elif not self.spill():
+            elif not (self.spill() or self._free_vector()):
                 stay = [copy.name for copy in self._present if not copy.pins and copy.is_aliased]
                 if stay:
                     hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"
@@ -286,10 +275,30 @@ class ParameterCache:
         while self.ledger.free < nbytes:
             self._wait_for_room()
 
+    def make_room_for_other(self, copy: ComputeCopy, nbytes: int) -> None:
+        """Have room for other memory of a parameter, which is here.
+
+        Raises
+        ------
+        BudgetError
+        """
+        if copy in self._direct or self.closed:
+            return
+        more, shadow = nbytes - copy.holds, self.shadow
+        with self.aside():
+            try:
+                self.make_room(more, f"other memory of {copy.name}")
+            except BudgetError:
+                # The vector is free when the parameter, the last one in it, has left it.
+                if shadow is None or not shadow.has_only(copy):
+                    raise
+                if more > self.ledger.free + shadow.nbytes:
+                    raise
+
     def _wait_for_room(self) -> None:
         """Let time pass until something is gone."""
-        assert self._mover is not None, "something departs"
-        self._mover.wait_for_room()
+        assert self.streams is not None, "something departs"
+        self.streams.wait_for_room()
 
     @property
     def _soon_free(self) -> int:
@@ -301,7 +310,7 @@ class ParameterCache:
     def _on_their_way(self) -> int:
         """Bytes of gradients that may be on their way without anything waiting for them: as many as
         are made at once, if the budget has room for two parameters besides."""
-        if self._mover is None:
+        if self.streams is None and self.recording is None:
             return 0
         left = self.ledger.budget - 2 * self._reserve
         return self._reserve if left >= 2 * self._largest else 0
@@ -320,7 +329,7 @@ class ParameterCache:
     @property
     def _departing(self) -> int:
         """Bytes that count until something has ended."""
-        return 0 if self._mover is None else self._mover.departing_bytes
+        return 0 if self.streams is None else self.streams.departing_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
         """Count a gradient that is about to be made.
@@ -336,23 +345,18 @@ class ParameterCache:
 
     def release(self, copy: ComputeCopy) -> None:
         """Have a parameter go."""
-        self._drop(copy, copy.release)
-        self.counts.releases += 1
-
-    def _drop(self, copy: ComputeCopy, drop: Callable[[], None]) -> None:
         cdata = copy.storage._cdata if copy.storage is not None else 0
-        drop()
+        copy.release()
+        self.counts.releases += 1
         self._by_storage.pop(cdata, None)
         if copy in self._direct:
             self._direct.discard(copy)
             return
         self._present.discard(copy)
-        gone = partial(self.ledger.add_parameter, -copy.nbytes)
-        computed = self._computed.get(copy)
-        if self.pipeline is None or computed is None:
-            gone()
-        else:
-            self.pipeline.depart(Departure([computed], copy.nbytes, gone, gone))
+        nbytes, copy.holds = copy.holds, 0
+        self.ledger.add_parameter(-nbytes)
+        if self.recording is not None:
+            self.recording.freed(copy, nbytes)
 
     def released(self, copy: ComputeCopy) -> bool:
         """Have a parameter go if it may; whether it has gone."""
@@ -384,7 +388,8 @@ class ParameterCache:
                 return  # in memory of the accelerator
             copy.land()
             self._present.discard(copy)
-            self.ledger.add_parameter(-copy.nbytes)
+            self.ledger.add_parameter(-copy.holds)
+            copy.holds = 0
         self._direct.add(copy)
 
     def leave_places(self) -> None:
@@ -403,19 +408,27 @@ class ParameterCache:
             self.release(copy)
 
     def _fetch(self, copy: ComputeCopy) -> None:
-        self.make_room(copy.nbytes, copy.name)
-        computed = self._computed.get(copy) if copy.in_place.forward else None
+        if not self._has_place(copy):
+            self.make_room(copy.nbytes, copy.name)
+        holds = 0 if self._has_place(copy) else copy.nbytes
         memory = None if self.shadow is None else self.shadow.in_vector(copy)
-        after = [] if computed is None else [computed]
-        copy.fetch(self.pipeline, after, self.streams, memory=memory)
+        begun = 0 if self.recording is None else self.recording.now
+        copy.fetch(self.streams, memory=memory)
         self._know(copy)
         self._present.add(copy)
-        self.ledger.add_parameter(copy.nbytes)
+        copy.holds = holds
+        self.ledger.add_parameter(holds)
+        if self.recording is not None:
+            self.recording.fetched(copy, begun)
+
+    def _has_place(self, copy: ComputeCopy) -> bool:
+        """Whether a parameter that is fetched needs no memory besides the vector of a plan."""
+        return self.shadow is not None and self.shadow.has_room(copy)
 
     def _victim(self) -> ComputeCopy | None:
         distance = self.order.distance
         ordered = sorted(self._present, key=lambda each: (-distance(each.index), each.index))
-        return next((copy for copy in ordered if copy.can_go), None)
+        return next((copy for copy in ordered if copy.holds and copy.can_go), None)
 
     def _prefetch(self) -> None:
         """Fetch what is used next, in order, while there is room, or something goes that is used
@@ -442,14 +455,15 @@ class ParameterCache:
                     return  # in the order of backward
                 if copy.present and not copy.can_go:
                     continue
-            again = self.pipeline is not None and self.order.was_used(index)  # then in backward
+            again = self.recording is not None and self.order.was_used(index)  # then in backward
             reserve = self._gradient_room if in_backward or again else 0
-            while self._soon_free < copy.nbytes + reserve:
+            needed = 0 if self._has_place(copy) else copy.nbytes + reserve
+            while self._soon_free < needed:
                 victim = self._victim()
                 if victim is None or distance(victim.index) <= distance(index):
                     return
                 self.release(victim)
-            if self.ledger.free < copy.nbytes + reserve:
+            if self.ledger.free < needed:
                 return  # not yet
             if copy in self._direct:
                 self.release(copy)

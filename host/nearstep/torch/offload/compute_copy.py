@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,15 +11,12 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from nearstep.torch.device_gradient import SparseGradient
-from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.offload.streams import Arrival
 from nearstep.torch.parameter import DeviceParameter
 
 if TYPE_CHECKING:
-    from nearstep.torch.offload.pipeline import Pipeline, Reading
-    from nearstep.torch.offload.streams import Streams, Upload
-    from nearstep.work.operation import Operation
+    from nearstep.torch.offload.streams import Streams
 
 GRAD: Any = Tensor.grad
 """The property of torch."""
@@ -31,6 +28,37 @@ OWN_STORAGE_REFERENCES = 2
 Memory = Callable[[Tensor], Tensor]
 """Makes a tensor like one without elements, of memory that autograd takes: it outlives
 `torch.inference_mode`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace:
+    """What of a parameter the compute device gets at where it is, in the memory of the host (direct
+    access).
+
+    What is in place is not fetched, takes nothing of the budget, and in a recording goes over the
+    link while it is computed with. Torch makes gradients in memory of the accelerator, if layers
+    compute on one: there, one counts until a kernel has been launched that writes it.
+
+    Attributes
+    ----------
+    forward, backward : the parameter is read in place in this part of an iteration; not in
+        backward alone.
+    gradient : backward writes the gradient to the host.
+    is_apart : the compute device has memory of its own, where the gradient is made.
+    """
+
+    forward: bool = False
+    backward: bool = False
+    gradient: bool = False
+    is_apart: bool = False
+
+    @property
+    def spares_gradient(self) -> bool:
+        """Whether the compute device has no memory for the gradient, not even while it is made."""
+        return self.gradient and not self.is_apart
+
+
+NOTHING = InPlace()
 
 
 class Owner(Protocol):
@@ -72,11 +100,12 @@ class ComputeCopy:
     reserved : bytes that are counted for gradients that are being made.
     uses : of the parameter in backward passes that are going on, each with the pass.
     counted : bytes that are counted for its gradient here.
+    holds : bytes that are counted for the parameter; 0 in place, and in the vector of a plan.
     binding : how many times it has been given other memory (`p.data = ...`).
     updated : whether backward has updated it, and `step()` has not yet been called.
     given_up : how many times that was to no end, as `step()` was not called, or backward failed.
-    reading : of a parameter that is here, what it has not yet: `land` waits for it.
     arrival : of a parameter that is here, on an accelerator: what each stream meets that uses it.
+    hooks : what happens when a function of torch is called with the parameter.
     exposed : something that torch does not tell about may have changed it here.
     """
 
@@ -100,13 +129,13 @@ class ComputeCopy:
         self.pins = 0
         self.reserved = 0
         self.uses: dict[object, int] = {}
-        self.counted = 0
+        self.counted = self.holds = 0
         self.updated = False
         self.given_up = 0
         self.binding = 0
-        self.reading: Reading | Upload | None = None
         self.arrival: Arrival | None = None
         self.exposed = True
+        self.hooks: Any = None  # of the module above
         self._version = -1  # of the parameter, when it came
         self._node: Node | None = None
         self._readers: list[torch.Event] = []  # in place, what has left
@@ -200,25 +229,19 @@ class ComputeCopy:
 
     def release(self) -> None:
         """Let the memory go; the owner gets the parameter if it was changed."""
-        if self.reading is None:
+        if self.arrival is None or self.arrival.staged is None:
             self.settle()
         else:
-            self.reading.drop()
-        self.lose()
-
-    def lose(self) -> None:
-        """Let the memory go with what is in it."""
+            self.arrival.drop()
         if self.arrival is not None:
             self._readers += self.arrival.leave()
-        self.reading = self.arrival = None
+        self.arrival = None
         self._set_data(self._away)
         self.storage = None
         self.present = False
 
     def fetch(
         self,
-        pipeline: Pipeline | None = None,
-        after: Sequence[Operation] = (),
         streams: Streams | None = None,
         *,
         direct: bool = False,
@@ -229,9 +252,7 @@ class ComputeCopy:
 
         Parameters
         ----------
-        pipeline : if given, the fetch is begun there, and `land` ends it.
-        after : operations there that end first.
-        streams : if given, and no pipeline is, the same of these.
+        streams : if given, the fetch is begun there, and `land` ends it.
         direct : into memory of the host that the accelerator, which has streams, gets at.
         memory : that it comes into; None of memory of its own.
         """
@@ -248,21 +269,13 @@ class ComputeCopy:
             )
         self._set_data(empty)
         try:
-            if pipeline is None and streams is None:
+            if streams is None:
                 self.refresh()
-            elif pipeline is None:
-                assert streams is not None
+            else:
                 with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                     staged = streams.staging(like)
                     self.resident.copy_into(staged)
-                    self.reading = upload = streams.upload(staged, empty)
-                    self.arrival = upload.arrival
-            else:
-                with torch._C.DisableTorchFunctionSubclass():
-                    empty.fill_(torch.nan)
-                    self.reading = self.resident.begin_pull(
-                        partial(pipeline.read, self.name, after=after)
-                    )
+                    self.arrival = streams.upload(staged, empty)
         except BaseException:
             self._set_data(self._away)
             raise
@@ -288,18 +301,10 @@ class ComputeCopy:
         self.present = True
 
     def land(self) -> None:
-        """End a fetch that was begun, if one was, for the stream that is the current one.
-
-        Raises
-        ------
-        Exception : that of what failed: the parameter has been lost here by then.
-        """
-        if self.reading is not None:
-            with torch._C.DisableTorchFunctionSubclass():
-                self.reading.land(self.resident)
-            self.reading = None
+        """End a fetch that was begun, if one was, for the stream that is the current one."""
         if self.arrival is not None:
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                self.arrival.land(self.resident)
                 self.arrival.meet(self.parameter)
 
     def refresh(self) -> None:

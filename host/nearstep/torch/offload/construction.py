@@ -27,14 +27,13 @@ from nearstep.torch.checks import check_parameter
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.formats import Formats
 from nearstep.torch.layout import Layout
-from nearstep.torch.offload.access_hooks import AccessHooks
 from nearstep.torch.offload.cache import ParameterCache
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import BudgetError, NestedInitError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
-from nearstep.torch.offload.parameter import SET_DATA, OffloadedParameter, Place
+from nearstep.torch.offload.parameter import SET_DATA, AccessHooks, OffloadedParameter
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.unclaimed import SharedDevice, UnclaimedParameter, unclaimed
@@ -100,7 +99,8 @@ class WaitingSpace(ParameterCache):
             raise BudgetError(copy.name, expected, self.ledger.budget, hint)
         self._know(copy)
         self._present.add(copy)
-        self.ledger.add_parameter(copy.nbytes)
+        copy.holds = copy.nbytes
+        self.ledger.add_parameter(copy.holds)
 
     def flush(self) -> None:
         """Have all go that may."""
@@ -112,7 +112,7 @@ class WaitingSpace(ParameterCache):
         if copy in self._present:
             self._forget(copy)
             self._present.discard(copy)
-            self.ledger.add_parameter(-copy.nbytes)
+            self.ledger.add_parameter(-copy.holds)
             copy.storage = None
 
     def release(self, copy: ComputeCopy) -> None:
@@ -128,7 +128,7 @@ class WaitingSpace(ParameterCache):
 
     def _count(self) -> None:
         """Count no more those that have been dropped."""
-        self.ledger.parameters = sum(each.nbytes for each in self._present)
+        self.ledger.parameters = sum(each.holds for each in self._present)
 
 
 class UnclaimedAccessHooks(AccessHooks):
@@ -272,7 +272,7 @@ class Init:
         self._home = Home(device)
         self._space = WaitingSpace(self._budget)
         self._uses = UnclaimedAccessHooks(self._space, self._twin)
-        self._places: weakref.WeakSet[Place] = weakref.WeakSet()
+        self._copies: weakref.WeakSet[ComputeCopy] = weakref.WeakSet()
         self._bytes = self._count = 0
         self._thread: int | None = None
         self._peak: int | None = None
@@ -345,8 +345,8 @@ class Init:
                 copy.fetch()
             parameter = copy.parameter
             end_waiting(parameter)
-            del parameter._place  # type: ignore[attr-defined]
-            parameter.__class__ = Parameter
+            assert isinstance(parameter, OffloadedParameter)
+            parameter.end()
 
     def _registered(self, module: nn.Module, name: str, parameter: Parameter) -> None:
         known = isinstance(parameter, OffloadedParameter)
@@ -377,20 +377,16 @@ class Init:
                 copy.resident.extent.segment.free()
                 raise
             self._bytes += parameter.numel() * parameter.element_size()
-            place = Place(self._uses, copy)
-            parameter.__class__ = OffloadedParameter
-            assert isinstance(parameter, OffloadedParameter)
-            parameter._place = weakref.ref(place)
-            parameter._kept = place
-            parameter._waiting = found
-            self._places.add(place)
+            made = OffloadedParameter.make(copy, self._uses)
+            made._kept, made._waiting = copy, found
+            self._copies.add(copy)
             self._space.flush()
 
     def _twin(self, parameter: OffloadedParameter) -> Parameter:
         """A copy of a parameter."""
         if threading.get_ident() != self._thread:
             return parameter.plain()
-        copy = parameter.place.copy
+        copy = parameter.copy
         with torch._C.DisableTorchFunction():
             self._space.flush()
             memory = torch.empty_like(copy.like, device=parameter.device)
@@ -413,14 +409,14 @@ class Init:
                 found.resident.extent.segment.free()
 
     def _waiting(self) -> list[ComputeCopy]:
-        return [each.copy for each in list(self._places) if unclaimed(each.copy.parameter)]
+        return [each for each in list(self._copies) if unclaimed(each.parameter)]
 
 
 def end_waiting(parameter: Tensor) -> None:
     """A parameter that waited for an engine has one, or waits no more."""
-    place: Place | None = vars(parameter).pop("_kept", None)
-    if place is not None:
+    copy: ComputeCopy | None = vars(parameter).pop("_kept", None)
+    if copy is not None:
         del parameter._waiting  # type: ignore[attr-defined]
-        space = place.uses.space
+        space = copy.hooks.space
         assert isinstance(space, WaitingSpace)
-        space.forget(place.copy)
+        space.forget(copy)

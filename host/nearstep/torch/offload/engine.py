@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from nearstep.errors import ArgumentError
 from nearstep.memferry.plan import Plan
@@ -23,11 +21,9 @@ from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.memferry.attribution import memory_of
 from nearstep.torch.memferry.policy import in_place, plan_for
 from nearstep.torch.memferry.tracer import ModelTracer, Profiling
-from nearstep.torch.offload.access_hooks import AccessHooks
 from nearstep.torch.offload.averaging import Averager
-from nearstep.torch.offload.buckets import first_buckets, largest_bucket
 from nearstep.torch.offload.cache import ParameterCache
-from nearstep.torch.offload.compute_copy import ComputeCopy
+from nearstep.torch.offload.compute_copy import NOTHING, ComputeCopy, InPlace
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.early import EarlyUpdates
 from nearstep.torch.offload.errors import (
@@ -37,7 +33,6 @@ from nearstep.torch.offload.errors import (
     VectorWarning,
 )
 from nearstep.torch.offload.gradients import Gradients
-from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.offload.mapped import MAPPERS, check_mapped
@@ -48,9 +43,7 @@ from nearstep.torch.offload.names import (
     smallest_budget,
 )
 from nearstep.torch.offload.order import UseOrder
-from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_copy
-from nearstep.torch.offload.pipeline import Pipeline
-from nearstep.torch.offload.queued import QueuedSteps
+from nearstep.torch.offload.parameter import AccessHooks, OffloadedParameter, waiting_copy
 from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.report import Report
 from nearstep.torch.offload.shadow import Shadow
@@ -106,13 +99,12 @@ class Engine:
         self.profile = profile if isinstance(profile, Profile) else None
         self.shadow: Shadow | None = None
         places = {} if self.plan is None else self._in_place(self.plan)
-        if policy == "memferry" and self._names.device.type != "cpu":
-            may = dict.fromkeys(parameters, InPlace(forward=True))
-            check_mapped(self._names.device, may if self.plan is None else places)
-        smallest = smallest_budget(model, parameters, places) + _bucket(self._wrapper, places)
+        direct = self.plan is None or any(p.forward or p.gradient for p in places.values())
+        if policy == "memferry" and direct and self._names.device.type != "cpu":
+            check_mapped(self._names.device)
+        smallest = smallest_budget(model, parameters, places)
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
-            what = what if self._wrapper is None else f"{what}, and a bucket"
             raise BudgetError(what, smallest, self.budget, parameters=self._bytes)
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
@@ -163,22 +155,17 @@ class Engine:
         if self._wrapper is not None:
             self._average(self._wrapper, copies)
         self._uses = AccessHooks(self._space, self._gradients)
-        self._places: list[Place] = []
         self._space.watch = watch
         self._space.release_all()
         if self.plan is not None:
             self._put_in_force(self.plan)
+            self._take_places(self.plan)
             if warns and self.shadow is not None and self.shadow.needs > self.budget:
                 warnings.warn(VectorWarning(self.shadow.needs, self.budget), stacklevel=4)
         self._space.bring_in_place()
         ledger.limit(self.budget)
         for copy in copies:
-            parameter = copy.parameter
-            parameter.__class__ = OffloadedParameter
-            assert isinstance(parameter, OffloadedParameter)
-            place = Place(self._uses, copy)
-            self._places.append(place)
-            parameter._place = weakref.ref(place)
+            OffloadedParameter.make(copy, self._uses)
             self._uses.hook(copy)
             gradient = copy.raw_gradient()
             if gradient is not None:
@@ -218,7 +205,6 @@ class Engine:
             peak=ledger.peak,
             peak_parameters=ledger.parameters_peak,
             peak_gradients=ledger.gradients_peak,
-            peak_buckets=0 if self._averager is None else self._averager.peak,
             parameters_up=now.parameters_up - before.parameters_up,
             parameters_down=now.masters_down - before.masters_down,
             gradients_down=now.gradients_down - before.gradients_down,
@@ -268,9 +254,8 @@ class Engine:
             remove()
         self._uses.unhook()
         for copy in self._space.copies:
-            parameter = copy.parameter
-            del parameter._place  # type: ignore[attr-defined]
-            parameter.__class__ = Parameter
+            assert isinstance(copy.parameter, OffloadedParameter)
+            copy.parameter.end()
         self._optimizer.around_update = nullcontext
         if self._wrapper is not None:
             self._wrapper.give_back()
@@ -308,13 +293,12 @@ class Engine:
         host_params_per_s: float | None = None,
         overlaps: bool = True,
     ) -> Iterator[Recording]:
-        """Have what is done in this `with` statement overlap, in the time of a machine.
+        """Record what is done in this `with` statement, in the time of a machine.
 
         Layers compute as fast as a processor of the machine would (`computation.Computation`).
-        Transfers and updates go on meanwhile: on a device with a clock they are the device's own,
-        in its cycles; on others they take what the machine's links and its update rate say. Values
-        are those that they are without. The thread that records trains; to others parameters and
-        gradients raise `QueueThreadError` meanwhile.
+        Transfers and updates go on meanwhile: on a device with a clock they take the device's own
+        cycles; on others they take what the machine's links and its update rate say. What is done
+        is what would be done without.
 
         Parameters
         ----------
@@ -328,7 +312,7 @@ class Engine:
             are not on the CPU.
         RecordingError : one goes on already, or the engine is closed.
         """
-        if self.closed or self._optimizer.device.queue is not None:
+        if self.closed or self._space.recording is not None:
             raise RecordingError("closed" if self.closed else "recording already")
         if self._names.device.type != "cpu":
             raise UnsupportedOptionError(
@@ -340,44 +324,16 @@ class Engine:
         if compression is not None:
             reason = "transfers of compressed gradients are not recorded"
             raise UnsupportedOptionError("compression", compression.share, reason)
-        optimizer, device = self._optimizer, self._optimizer.device
+        device = self._optimizer.device
         machine = Machine.of(platform, device, compute, memory, hertz, host_params_per_s)
-        self._space.land_all()
-        self._space.end_sending()
-        pipeline = Pipeline(
-            device,
-            machine,
-            optimizer.traffic,
-            optimizer.settings.max_cycles,
-            self._failed,
-            overlaps=overlaps,
-        )
-        with (
-            optimizer.stepping_by(
-                lambda steps: QueuedSteps(steps, pipeline, self._names.parameters)
-            ),
-            pipeline.active(),
-        ):
-            self._space.pipeline = pipeline
-            try:
-                yield Recording(pipeline)
-            finally:
-                try:
-                    with self._space.aside():
-                        self._space.land_all()
-                finally:
-                    try:
-                        pipeline.finish()
-                    finally:
-                        self._space.reap()
-                        self._space.end_recording()
-
-    def _failed(self, cause: BaseException, updates: bool) -> None:
-        """Work that was recorded failed, and perhaps updates with it."""
-        self._space.lose_readings()
-        if updates:
-            self._space.give_up()
-            self._optimizer.interrupt(type(cause).__name__)
+        recording = Recording(device, machine, self.budget, overlaps=overlaps)
+        self._space.recording = recording
+        try:
+            with recording.computation:
+                yield recording
+        finally:
+            self._space.recording = None
+            recording.finish()
 
     def __enter__(self) -> Self:
         return self
@@ -409,6 +365,12 @@ class Engine:
         stay = [copy for copy in copies if copy.present and not self._space.released(copy)]
         with self._apart(stay):
             self._optimizer.update_held()
+        self._record_step()
+
+    def _record_step(self) -> None:
+        if self._space.recording is not None:
+            names = {copy.resident.extent: copy.name for copy in self._space.copies}
+            self._space.recording.stepped(self._optimizer.table.executor, names)
 
     @contextmanager
     def _around_update(self) -> Iterator[None]:
@@ -426,12 +388,14 @@ class Engine:
         with self._space.aside():
             with self._apart(self._space.release_all()):
                 yield
-            if self._space.pipeline is not None:
-                self._space.pipeline.finish()
+            if self._space.recording is not None:
+                self._record_step()
+                self._space.recording.finish()
             if plan is not None:
                 self._end_watch()
                 self._put_in_force(plan)
                 self._gradients.recount_all()
+                self._take_places(plan)
             self._space.bring_in_place()
         self._space.reap()
         if self._early is not None:
@@ -465,18 +429,17 @@ class Engine:
             self._space.watch = None
 
     def _put_in_force(self, plan: Plan) -> None:
-        places = self._in_place(plan)
-        for parameter, place in places.items():
+        for parameter, place in self._in_place(plan).items():
             self._copies[parameter].in_place = place
         self.plan = plan
+
+    def _take_places(self, plan: Plan) -> None:
         device = self._names.device
         if device.type == "cpu" or device.type in MAPPERS:
             room = gradients_at_once(self._model, self._copies)
-            named = [self._copies[parameter] for parameter in places]
-            self.shadow = Shadow(named, self.budget, room, device)
-            if self._space.streams is not None and self.shadow.nbytes:
-                self._space.streams.load_into(self.shadow.vector)
-        self._space.follow_plan(self.shadow)
+            named = [self._copies[parameter] for parameter in self._in_place(plan)]
+            self.shadow = Shadow(named, room, device)
+        self._space.follow_plan(self.shadow, self.budget)
 
     def _in_place(self, plan: Plan) -> Mapping[Tensor, InPlace]:
         places = in_place(self._model, plan)
@@ -498,15 +461,6 @@ class Engine:
             raise
         for copy in stay:
             copy.refresh()
-
-
-def _bucket(wrapper: Wrapper | None, places: Mapping[Tensor, InPlace]) -> int:
-    """Bytes of the largest bucket in which gradients are averaged first."""
-    if wrapper is None:
-        return 0
-    direct = {each for each in wrapper.parameters if places.get(each, NOTHING).spares_gradient}
-    buckets = first_buckets(wrapper.ddp, wrapper.parameters)
-    return largest_bucket(wrapper.parameters, buckets, direct)
 
 
 def _like(parameter: Tensor) -> Tensor | None:

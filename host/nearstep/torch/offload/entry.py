@@ -65,8 +65,7 @@ def _offload(
 
     Raises
     ------
-    BudgetError : the budget is smaller than what one module needs, and a bucket in which workers
-        average gradients.
+    BudgetError : the budget is smaller than what one module needs.
     WrapperError : a part of the model is in a wrapper of its own.
     PlanError, PlanBudgetError : the plan or the profile is of another model, or nothing fits.
     BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError : the budget or the

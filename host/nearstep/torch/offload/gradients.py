@@ -5,43 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import GradientError
+from nearstep.torch.offload.averaging import Averager
 from nearstep.torch.offload.cache import ParameterCache
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import BudgetError
-from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.torch.offload.streams import Download, Streams
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.select import Chosen, flat, select_largest
-from nearstep.work.operation import Operation
 
 OWN_REFERENCES = 3
 """To a gradient that only its parameter has: torch's, that of a variable, and that of
 `sys.getrefcount`."""
-
-
-class Averages(Protocol):
-    """Takes gradients that are averaged with those of other workers (`averaging.Averager`)."""
-
-    def takes(self, copy: ComputeCopy) -> bool:
-        """Whether a gradient that backward has made is to be averaged."""
-
-    def add(self, copy: ComputeCopy, gradient: Tensor) -> None:
-        """Take a gradient."""
-
-    def abandon(self) -> None:
-        """Backward has failed."""
 
 
 class Gradients:
@@ -67,7 +50,7 @@ class Gradients:
         self._arrived = arrived
         self._passes: set[int] = set()
         self._given_up: ComputeCopy | None = None
-        self.averages: Averages | None = None
+        self.averages: Averager | None = None
         self.compresses: DeviceOptimizer | None = None
         self.keeps_whole = False
         space.spill = self._spill
@@ -157,28 +140,22 @@ class Gradients:
             self._send(copy, gradient)
             self._arrived(copy)
 
-    def _average(self, averages: Averages, copy: ComputeCopy, gradient: Tensor) -> None:
+    def _average(self, averages: Averager, copy: ComputeCopy, gradient: Tensor) -> None:
         if gradient.requires_grad:
             expected = "no part of a graph (create_graph), to be averaged"
             raise GradientError(copy.name, expected, "one")
         check_gradient(copy.name, copy.parameter, gradient)
         with self._space.aside():
             self._space.check_old(copy, "another backward has made a gradient of it")
-            averages.add(copy, gradient)
+            averages.add(copy)
 
-    def deliver(self, averaged: Sequence[tuple[ComputeCopy, Tensor]]) -> None:
-        """Have owners get gradients in place of those that there are."""
-        for copy, gradient in averaged:
-            copy.resident.release_gradient()
-            copy.set_raw_gradient(None)
-            self._recount(copy, gradient)
-        try:
-            for copy, gradient in averaged:
-                self._send(copy, gradient)
-                self._arrived(copy)
-        finally:
-            for copy, _ in averaged:  # those that something has kept from going
-                self._recount(copy, copy.raw_gradient())
+    def deliver(self, copy: ComputeCopy, averaged: Tensor) -> None:
+        """Have the owner of a parameter get a gradient in place of those that there are."""
+        copy.resident.release_gradient()
+        copy.set_raw_gradient(averaged)
+        self._recount(copy, averaged)
+        self._send(copy, averaged)
+        self._arrived(copy)
 
     def read(self, copy: ComputeCopy) -> Tensor | None:
         """What `grad` of a parameter is.
@@ -221,17 +198,16 @@ class Gradients:
         self._recount(copy, gradient)
 
     def _send(self, copy: ComputeCopy, gradient: Tensor) -> None:
-        pipeline, streams = self._space.pipeline, self._space.streams
+        streams, recording = self._space.streams, self._space.recording
         is_whole = self.keeps_whole or isinstance(copy.resident.held, DeviceGradient)
         if self.compresses is not None and not is_whole:
             self._compress(self.compresses, copy, gradient)
             return
-        if pipeline is not None and copy.resident.held is None:
-            self._begin_to_send(pipeline, copy, gradient)
-            return
         if streams is not None and copy.resident.held is None:
             self._begin_download(streams, copy, gradient)
             return
+        is_first, nbytes = copy.resident.held is None, copy.counted
+        begun = 0 if recording is None else recording.now
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             try:
                 copy.resident.hold_gradient(gradient)
@@ -241,6 +217,9 @@ class Gradients:
         self._space.counts.gradients += 1
         copy.set_raw_gradient(None)
         self._recount(copy, None)
+        held = copy.resident.held
+        if recording is not None and is_first and isinstance(held, DeviceGradient):
+            recording.sent(copy, held.array, nbytes, begun)
 
     def _compress(self, optimizer: DeviceOptimizer, copy: ComputeCopy, gradient: Tensor) -> None:
         """Keep what is to be sent of a gradient, which goes.
@@ -280,24 +259,6 @@ class Gradients:
             self._space.ledger.add_gradient(nbytes)
             streams.depart(each, nbytes, partial(self._downloaded, copy, held, nbytes))
 
-    def _begin_to_send(self, pipeline: Pipeline, copy: ComputeCopy, gradient: Tensor) -> None:
-        """Send a gradient, which counts until it has arrived."""
-        operations: list[Operation] = []
-
-        def write(extent: Extent, array: str, data: NDArray[Any]) -> None:
-            direct = copy.in_place.gradient
-            operations.extend(pipeline.write(copy.name, extent, array, data, direct=direct))
-
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            copy.resident.hold_gradient(gradient, write)
-        self._space.counts.gradients += 1
-        copy.set_raw_gradient(None)
-        nbytes, copy.counted = copy.counted, 0
-        self._space.sent += nbytes
-        held = copy.resident.held
-        gone, lost = partial(self._gone, nbytes), partial(self._keep, copy, held, gradient, nbytes)
-        pipeline.depart(Departure(operations, nbytes, gone, lost))
-
     def _begin_download(self, streams: Streams, copy: ComputeCopy, gradient: Tensor) -> None:
         """Send a gradient, which counts until it is on the host; or write it there by a kernel, and
         it counts no more, since memory is others' in the order of its stream."""
@@ -331,21 +292,6 @@ class Gradients:
         """A gradient has arrived."""
         self._space.sent -= nbytes
         self._space.ledger.add_gradient(-nbytes)
-
-    def _keep(
-        self,
-        copy: ComputeCopy,
-        held: DeviceGradient | SparseGradient | None,
-        gradient: Tensor,
-        nbytes: int,
-    ) -> None:
-        """A gradient has not arrived: it is here, and counts, unless it has been reset or set
-        since."""
-        self._gone(nbytes)
-        if copy.resident.held is held:
-            copy.resident.release_gradient()
-            copy.set_raw_gradient(gradient)
-            self._recount(copy, gradient)
 
     def _recount(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
         """Count the gradient of a parameter that is here; what was expected becomes that."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nearstep.torch.offload.errors import BudgetError
@@ -18,6 +19,7 @@ class Ledger:
     parameters : of parameters that are there, those fetched ahead included.
     gradients : of gradients, from before the backward of the operation that makes one.
     peak : the most of both together; parameters_peak, gradients_peak : of one.
+    grown : called with what is used when that has become more.
     """
 
     budget: int = sys.maxsize
@@ -26,6 +28,7 @@ class Ledger:
     peak: int = 0
     parameters_peak: int = 0
     gradients_peak: int = 0
+    grown: Callable[[int], None] | None = None
 
     @property
     def used(self) -> int:
@@ -56,9 +59,7 @@ class Ledger:
         ------
         BudgetError : there is no room; nothing is counted.
         """
-        self._check("a parameter", nbytes)
-        self.parameters += nbytes
-        self._look()
+        self._add("a parameter", parameters=nbytes)
 
     def add_gradient(self, nbytes: int) -> None:
         """A gradient comes, or goes if `nbytes` is negative.
@@ -67,13 +68,17 @@ class Ledger:
         ------
         BudgetError : there is no room; nothing is counted.
         """
-        self._check("a gradient", nbytes)
-        self.gradients += nbytes
-        self._look()
+        self._add("a gradient", gradients=nbytes)
 
-    def _check(self, what: str, nbytes: int) -> None:
+    def _add(self, what: str, *, parameters: int = 0, gradients: int = 0) -> None:
+        nbytes = parameters + gradients
         if nbytes > max(self.free, 0):
             raise BudgetError(what, self.used + nbytes, self.budget)
+        self.parameters += parameters
+        self.gradients += gradients
+        self._look()
+        if nbytes > 0 and self.grown is not None:
+            self.grown(self.used)
 
     def _look(self) -> None:
         self.peak = max(self.peak, self.used)

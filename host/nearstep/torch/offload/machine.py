@@ -109,9 +109,9 @@ class Machine:
         """What computes."""
         return self.platform.processors[self.compute]
 
-    def clock(self, device: KernelDevice) -> Clock:
-        """A clock of the device, or of the model alone."""
-        return Clock() if self.hertz is None else Clock([device.backend], self.hertz)
+    def clock(self) -> Clock:
+        """A clock with the cycles of the device, or of the model alone."""
+        return Clock(hertz=self.hertz)
 
     def transfer(self, nbytes: int, channel: int, *, down: bool) -> Transfer | None:
         """Bytes to a channel of the memory or from it.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nearstep.torch.errors import UnsupportedOptionError
-from nearstep.torch.offload.in_place import InPlace
 
 _WORDS = {1: "|u1", 2: "<i2", 4: "<i4"}
 """What numpy calls words of so many bytes: the interface has no bfloat16."""
@@ -59,12 +58,9 @@ def mapped(pinned: Tensor, device: torch.device) -> Tensor:
     return found.as_strided(pinned.size(), pinned.stride())
 
 
-def check_mapped(device: torch.device, places: Mapping[Tensor, InPlace]) -> None:
-    """Raise `UnsupportedOptionError` if anything is to be in place, and the accelerator is none of
-    `MAPPERS`."""
-    if device.type not in MAPPERS and any(
-        each.forward or each.gradient for each in places.values()
-    ):
+def check_mapped(device: torch.device) -> None:
+    """Raise `UnsupportedOptionError` if the accelerator is none of `MAPPERS`."""
+    if device.type not in MAPPERS:
         known = ", ".join(MAPPERS)
         reason = f"mapped memory of the host is had on {known}, not on {device.type}"
         raise UnsupportedOptionError("policy", "memferry", reason)

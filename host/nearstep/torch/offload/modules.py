@@ -79,9 +79,9 @@ def _own(module: nn.Module) -> list[OffloadedParameter]:
 
 def _begin_saving(module: nn.Module) -> None:
     for each in _own(module):
-        each.place.uses.saving.add(each.place.copy)
+        each.copy.hooks.saving.add(each.copy)
 
 
 def _end_saving(module: nn.Module) -> None:
     for each in _own(module):
-        each.place.uses.saving.discard(each.place.copy)
+        each.copy.hooks.saving.discard(each.copy)

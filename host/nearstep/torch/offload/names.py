@@ -11,9 +11,8 @@ from torch.nn import Parameter
 from nearstep.torch.checks import is_on_host_or_accelerator, label
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.offload.compute_copy import ComputeCopy
+from nearstep.torch.offload.compute_copy import NOTHING, ComputeCopy, InPlace
 from nearstep.torch.offload.errors import ChangedModelError
-from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.parameter import OffloadedParameter, waiting_copy
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.unclaimed import unclaimed

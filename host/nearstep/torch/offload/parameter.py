@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy as copying
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from nearstep.torch.eager import eager
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.cache import ParameterCache
 from nearstep.torch.offload.compute_copy import ComputeCopy
-from nearstep.torch.offload.errors import LostEngineError
+from nearstep.torch.offload.errors import EarlyUpdateError, LostEngineError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.saved import SavedHooks, is_dense
 from nearstep.torch.unclaimed import UnclaimedParameter
@@ -82,77 +82,49 @@ ADDRESSES = frozenset({_TENSOR.data_ptr, _TENSOR.untyped_storage, _TENSOR.storag
 """Functions whose answer says where memory is, and does not keep it there."""
 
 
-class AccessHooks(Protocol):
-    """What happens when a function of torch is called with parameters.
-
-    Attributes
-    ----------
-    saved : hooks for what is saved for backward.
-    saving : parameters of which the next `detach` makes a tensor with memory of its own.
-    """
-
-    space: ParameterCache
-    gradients: Gradients
-    saved: SavedHooks
-    saving: set[ComputeCopy]
-
-    def of(
-        self, func: Callable[..., Any], copies: Sequence[ComputeCopy]
-    ) -> AbstractContextManager[None]:
-        """Have parameters here during a call."""
-
-    def watch(self, result: Any, uses: Sequence[tuple[ComputeCopy, object]]) -> None:
-        """Look after what a function returned."""
-
-    def requires_grad_changed(self, copies: Iterable[ComputeCopy]) -> None:
-        """Parameters may require a gradient that did not."""
-
-    def check_data(self, copy: ComputeCopy, value: Tensor) -> None:
-        """Raise `ParameterError` unless a parameter may have this as its data."""
-
-    def make_room(self, copy: ComputeCopy, value: Tensor) -> None:
-        """Have room for the memory of what is to be a parameter's data."""
-
-    def rebind(self, copies: Iterable[ComputeCopy]) -> None:
-        """Parameters have been given other memory."""
-
-    def twin(self, parameter: OffloadedParameter) -> Parameter:
-        """A copy of a parameter."""
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """What an offloaded parameter needs to know.
-
-    The parameter does not keep it alive. Through it, autograd refers to the parameter, and that is
-    no reference that a garbage collector sees.
-    """
-
-    uses: AccessHooks
-    copy: ComputeCopy
-
-
 class OffloadedParameter(Parameter):
     """What a parameter of an offloaded model is an instance of.
 
     Every function of torch that takes one comes through `__torch_function__`.
     """
 
-    _place: Callable[[], Place | None]
-    _kept: Place
+    _copy: Callable[[], ComputeCopy | None]
+    _kept: ComputeCopy
     _waiting: UnclaimedParameter
 
+    @classmethod
+    def make(cls, copy: ComputeCopy, hooks: AccessHooks) -> Self:
+        """Make the parameter of a copy one, which does not keep the copy alive: through it autograd
+        refers to the parameter, and that is no reference that a garbage collector sees."""
+        copy.hooks = hooks
+        parameter = copy.parameter
+        parameter.__class__ = cls
+        assert isinstance(parameter, cls)
+        parameter._copy = weakref.ref(copy)
+        return parameter
+
+    def end(self) -> None:
+        """Make it a plain one."""
+        del self._copy
+        self.__class__ = Parameter  # type: ignore[assignment]
+
     @property
-    def place(self) -> Place:
-        """What looks after the parameter.
+    def copy(self) -> ComputeCopy:
+        """The parameter on the compute device.
 
         Raises
         ------
         LostEngineError : the engine is gone, and with it the model.
         """
-        found = self._place()
+        found = self._copy()
         if found is None:
             raise LostEngineError
+        return found
+
+    @property
+    def hooks(self) -> AccessHooks:
+        """What happens when a function of torch is called with the parameter."""
+        found: AccessHooks = self.copy.hooks
         return found
 
     @classmethod
@@ -169,18 +141,18 @@ class OffloadedParameter(Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func in LAYOUT and isinstance(args[0], OffloadedParameter):
-            return func(args[0].place.copy.like, *args[1:], **kwargs)
+            return func(args[0].copy.like, *args[1:], **kwargs)
         if func in ADDRESSES and TracingContext.try_get() is None:  # dynamo has it as an identity
-            args[0].place.uses.space.check_runs()
+            args[0].hooks.space.check_runs()
             expected = "located by p.detach(), whose memory stays, or saved by model.state_dict()"
             actual = f"by {func.__name__} of a parameter that comes and goes"
-            raise ParameterError(args[0].place.copy.name, expected, actual)
+            raise ParameterError(args[0].copy.name, expected, actual)
         if func is torch.autograd.grad:
             return func(*map(_as_edges, args), **{k: _as_edges(v) for k, v in kwargs.items()})
         found = list(dict.fromkeys(_instances((args, kwargs), OffloadedParameter)))
         engines: dict[AccessHooks, list[ComputeCopy]] = {}
         for each in found:
-            engines.setdefault(each.place.uses, []).append(each.place.copy)
+            engines.setdefault(each.hooks, []).append(each.copy)
         uses, copies = next(iter(engines.items()))
         if func in REQUIRES_GRAD:
             with torch._C.DisableTorchFunctionSubclass():
@@ -214,16 +186,16 @@ class OffloadedParameter(Parameter):
         A gradient that its owner has comes when it is read, and stays until it is set to None, or
         its memory is needed and nobody refers to it.
         """
-        return self.place.uses.gradients.read(self.place.copy)
+        return self.hooks.gradients.read(self.copy)
 
     @grad.setter
     @eager
     def grad(self, gradient: Tensor | None) -> None:
-        self.place.uses.gradients.assign(self.place.copy, gradient)
+        self.hooks.gradients.assign(self.copy, gradient)
 
     @grad.deleter
     def grad(self) -> None:
-        self.place.uses.gradients.assign(self.place.copy, None)
+        self.hooks.gradients.assign(self.copy, None)
 
     def set_(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: torch does not tell of it.
@@ -233,10 +205,10 @@ class OffloadedParameter(Parameter):
         ParameterError
         """
         expected = "given other memory by p.data = ... while offloaded"
-        raise ParameterError(self.place.copy.name, expected, "by set_")
+        raise ParameterError(self.copy.name, expected, "by set_")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        found = memo[id(self)] = self.place.uses.twin(self)
+        found = memo[id(self)] = self.hooks.twin(self)
         return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -306,8 +278,8 @@ class ParameterView(Tensor):
 
 def waiting_copy(parameter: Tensor) -> ComputeCopy | None:
     """That of a parameter which `init` has sent, and which no engine looks after yet."""
-    place: Place | None = getattr(parameter, "_kept", None)
-    return None if place is None else place.copy
+    found: ComputeCopy | None = getattr(parameter, "_kept", None)
+    return found
 
 
 def plainly(
@@ -380,3 +352,133 @@ def _instances(value: Any, kind: type[Any]) -> Iterator[Any]:
     elif isinstance(value, dict):
         for each in value.values():
             yield from _instances(each, kind)
+
+
+class AccessHooks:
+    """What happens when a function of torch is called with parameters.
+
+    Attributes
+    ----------
+    saved : hooks for what is saved for backward.
+    saving : parameters of which the next `detach` makes a tensor with memory of its own.
+    """
+
+    def __init__(self, space: ParameterCache, gradients: Gradients) -> None:
+        self.space = space
+        self.gradients = gradients
+        self.saved = SavedHooks(space)
+        self.saving: set[ComputeCopy] = set()
+        self._hooked: dict[ComputeCopy, Any] = {}
+
+    @contextmanager
+    def of(self, func: Callable[..., Any], copies: Sequence[ComputeCopy]) -> Iterator[None]:
+        """Have parameters here during a call.
+
+        Raises
+        ------
+        BudgetError, EarlyUpdateError
+        """
+        updated = self.gradients.take_given_up()
+        if updated is not None and func is not Tensor.copy_:  # as a checkpoint is loaded
+            reason = "backward failed before optimizer.step()"
+            raise EarlyUpdateError(updated.name, reason)
+        watch = self.space.watch
+        with self.space.using(copies), nullcontext() if watch is None else watch.seeing():
+            yield
+
+    def watch(self, result: Any, uses: Sequence[tuple[ComputeCopy, object]]) -> None:
+        """Have backward say so before it comes to what a function returned, and know results on the
+        memory of parameters again."""
+        if not torch.is_grad_enabled():
+            return
+        by_copy = dict(uses)
+        for view, copy in views(result, self):
+            if copy in by_copy:
+                ParameterView.of(view, self, copy, by_copy[copy])
+        growing = [(copy, use) for copy, use in uses if copy.parameter.requires_grad]
+        if growing:
+            nodes = {each.grad_fn for each in tensors(result) if not isinstance(each, Parameter)}
+            for node in nodes:
+                if node is not None:
+                    node.register_prehook(partial(_expect, self.gradients, growing))
+
+    def requires_grad_changed(self, copies: Iterable[ComputeCopy]) -> None:
+        """Parameters may require a gradient that did not."""
+        for copy in copies:
+            copy.watch_gradient()
+            self.hook(copy)
+            self.space.follow(copy)
+
+    def hook(self, copy: ComputeCopy) -> None:
+        """Have a parameter's gradient go when it is complete, if it requires one."""
+        if copy.parameter.requires_grad and copy not in self._hooked:
+            complete = partial(_complete, weakref.ref(self.gradients), weakref.ref(copy))
+            register = copy.parameter.register_post_accumulate_grad_hook
+            arriving = partial(_arriving, weakref.ref(self.gradients), weakref.ref(copy))
+            self._hooked[copy] = [
+                register(complete),  # type: ignore[no-untyped-call]
+                copy.register_prehook(arriving),
+            ]
+
+    def unhook(self) -> None:
+        """Take all hooks away."""
+        for handles in self._hooked.values():
+            for handle in handles:
+                handle.remove()
+        self._hooked.clear()
+
+    def check_data(self, copy: ComputeCopy, value: Tensor) -> None:
+        """Raise `ParameterError` unless a parameter may have this as its data."""
+        own = copy.parameter
+        for what, expected, actual in (
+            ("dtype", own.dtype, value.dtype),
+            ("device", own.device, value.device),
+            ("shape", own.shape, value.shape),
+        ):
+            if expected != actual:
+                raise ParameterError(copy.name, f"of {what} {expected} while offloaded", actual)
+
+    def make_room(self, copy: ComputeCopy, value: Tensor) -> None:
+        """Have room for the memory of what is to be a parameter's data.
+
+        Raises
+        ------
+        BudgetError
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            nbytes = value.untyped_storage().nbytes()
+        self.space.make_room_for_other(copy, nbytes)
+
+    def twin(self, parameter: OffloadedParameter) -> Parameter:
+        """A copy of a parameter: a plain one."""
+        return parameter.plain()
+
+    def rebind(self, copies: Iterable[ComputeCopy]) -> None:
+        """Parameters have been given other memory."""
+        for copy in copies:
+            self.space.rebind(copy)
+
+
+@eager
+def _expect(
+    gradients: Gradients, uses: Sequence[tuple[ComputeCopy, object]], _: Sequence[Tensor]
+) -> None:
+    gradients.expect(uses)
+
+
+@eager
+def _arriving(
+    gradients: Callable[[], Gradients | None], copy: Callable[[], ComputeCopy | None], _: Any
+) -> None:
+    found, of = gradients(), copy()
+    if found is not None and of is not None:
+        found.arriving(of)
+
+
+@eager
+def _complete(
+    gradients: Callable[[], Gradients | None], copy: Callable[[], ComputeCopy | None], _: Tensor
+) -> None:
+    found, of = gradients(), copy()
+    if found is not None and of is not None:
+        found.complete(of)

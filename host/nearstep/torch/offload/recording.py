@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
-from nearstep.torch.offload.pipeline import Pipeline
+from nearstep.placement import Extent
+from nearstep.torch.computation import Computation, is_in_backward
+from nearstep.torch.execution import StepExecutor
+from nearstep.torch.formats import gradient_array
+from nearstep.torch.homes.home import BUS, lane
+from nearstep.torch.offload.compute_copy import ComputeCopy
+from nearstep.torch.offload.machine import Machine
+from nearstep.torch.step import RunKey
+from nearstep.updater.device import KernelDevice
+from nearstep.work.executor import execute
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Operation, Range
 from nearstep.work.timeline import Timeline
+
+FETCH, SEND = -2, -1
+"""Priorities, as in `nearstep.plan.iteration`: what computation waits for goes first; then
+gradients, so that a channel has updates to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +67,58 @@ def backward_and_update(timeline: Timeline) -> Phase:
     return Phase(start=start, end=end, busy=busy)
 
 
-class Recording:
-    """Made by `nearstep.torch.offload.engine.Engine.record`, which see."""
+class _Leaving(NamedTuple):
+    """Bytes that the compute device has until operations have ended."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    nbytes: int
+    after: Sequence[Operation]
+
+
+class Recording:
+    """Made by `nearstep.torch.offload.engine.Engine.record`, which see.
+
+    While it goes on, the engine does one thing after the other, and each becomes an operation of a
+    graph with the time that it takes by itself. `finish` replays the graph: operations overlap as
+    far as bytes, resources and the budget allow. Computation takes the time of a machine. On a
+    device with a clock transfers and updates take the cycles that they took; on others, the time of
+    the machine. A channel does one thing at a time, a transfer or an update, and one transfer to or
+    from the device is under way (AXDIMM, section 5.2).
+
+    Parameters
+    ----------
+    device : of the optimizer.
+    budget : of the compute device, in bytes.
+    overlaps : False replays one thing after the other.
+
+    Attributes
+    ----------
+    computation : counts the time of torch's operations while it is entered.
+    """
+
+    def __init__(
+        self, device: KernelDevice, machine: Machine, budget: int, *, overlaps: bool
+    ) -> None:
+        self.computation = Computation(machine.processor)
+        self._device = device
+        self._machine = machine
+        self._budget = budget
+        self._overlaps = overlaps
+        self._clock = machine.clock()
+        self._timelines: list[Timeline] = []
+        self._forward, self._backward = "other", "backward"
+        self._begin()
+
+    def _begin(self) -> None:
+        self._graph = Graph()
+        self._computed: list[Operation] = []  # last, with what goes over the link meanwhile
+        self._before: list[Operation] = []  # what the last computation came after
+        self._beside: list[Operation] = []  # reads of what computes next
+        self._needed: list[Operation] = []  # by what computes next
+        self._fetch_after: list[Operation] = []  # what gives room to the next fetch
+        self._using: list[ComputeCopy] = []
+        self._used: dict[ComputeCopy, Operation] = {}
+        self._fetched: dict[ComputeCopy, Sequence[Operation]] = {}
+        self._leaving: deque[_Leaving] = deque()
 
     @property
     def timeline(self) -> Timeline:
@@ -63,4 +127,194 @@ class Recording:
 
         `nearstep.work.trace` draws it, and writes it as a Chrome trace.
         """
-        return self._pipeline.queue.timeline
+        if not self._timelines:
+            return Timeline([], self._clock.hertz, self._clock.unit)
+        return Timeline.joined(self._timelines)
+
+    def finish(self) -> None:
+        """Replay what has been recorded, to the end of all of it."""
+        self.compute()
+        timeline = execute(self._graph, self._clock)
+        if timeline.entries:
+            self._timelines.append(timeline)
+        self._begin()
+
+    def uses(self, copies: Sequence[ComputeCopy], in_place: Iterable[ComputeCopy]) -> None:
+        """Note that the program computes with parameters from here on.
+
+        Parameters
+        ----------
+        in_place : those of them that are read over the link while it computes.
+        """
+        if not copies:
+            return
+        module, _, name = copies[0].name.rpartition(".")
+        self._forward = "other" if is_in_backward() else f"forward {module or name}"
+        self._backward = f"backward {module or name}"
+        self._using = list(dict.fromkeys([*self._using, *copies]))
+        for copy in copies:
+            self._needed += self._fetched.get(copy, ())
+        for copy in in_place:
+            begun = self.now
+            copy.resident.peek()
+            where = copy.resident.extent, copy.resident.current
+            self._beside += self._transfers(
+                f"fetch {copy.name} in place", *where, begun, down=False, after=self._computed
+            )
+
+    def compute(self) -> None:
+        """Record what torch has computed since the last call."""
+        for in_backward, seconds in self.computation.take():
+            name, self._before = self._backward if in_backward else self._forward, self._computed
+            after = [*self._before, *self._needed]
+            made = self._add(name, self._machine.compute, after=after, seconds=seconds)
+            self._computed, self._beside, self._needed = [made, *self._beside], [], []
+            self._used.update(dict.fromkeys(self._using, made))
+            self._using = [copy for copy in self._using if copy.present and not copy.can_go]
+            if in_backward:
+                self._forward = "other"  # such as what a step does
+
+    @property
+    def now(self) -> int:
+        """Cycle of the device; 0 without a clock."""
+        return self._device.cycles or 0
+
+    def fetched(self, copy: ComputeCopy, begun: int) -> None:
+        """Record that a parameter, which counts by now, has been fetched since a cycle."""
+        after, self._fetch_after = self._fetch_after, []
+        if copy.in_place.forward and copy in self._used:
+            after.append(self._used[copy])
+        extent, array = copy.resident.extent, copy.resident.current
+        self._used.pop(copy, None)
+        self._fetched[copy] = self._transfers(
+            f"fetch {copy.name}", extent, array, begun, down=False, after=after
+        )
+
+    def freed(self, copy: ComputeCopy, nbytes: int) -> None:
+        """Record that the memory of a parameter, which counts no more, has been freed: when what
+        computes with it has ended."""
+        fetched = self._fetched.pop(copy, ())
+        last = self._used.get(copy)
+        self._leave(nbytes, fetched if last is None else [last])
+
+    def sent(self, copy: ComputeCopy, array: str, nbytes: int, begun: int) -> None:
+        """Record that a gradient, which counts no more, has been sent to an array of its owner
+        since a cycle.
+
+        One that is written there in place ends with what computes it, and no sooner than that.
+        """
+        direct = copy.in_place.gradient
+        made = self._transfers(
+            f"send {copy.name}",
+            copy.resident.extent,
+            array,
+            begun,
+            down=True,
+            after=self._before if direct else self._computed,
+        )
+        if direct:
+            self._computed = [*self._computed, *made]
+        self._leave(nbytes, made)
+
+    def _leave(self, nbytes: int, after: Sequence[Operation]) -> None:
+        if nbytes and after:
+            self._leaving.append(_Leaving(nbytes, after))
+
+    def grown(self, used: int) -> None:
+        """Have what comes next wait for room.
+
+        Parameters
+        ----------
+        used : bytes that count now: what leaves does not, and is there until it has left.
+        """
+        left = sum(each.nbytes for each in self._leaving)
+        while self._leaving and used + left > self._budget:
+            nbytes, after = self._leaving.popleft()
+            left -= nbytes
+            self._fetch_after += after
+            self._needed += after
+
+    def stepped(self, executor: StepExecutor, names: Mapping[Extent, str]) -> None:
+        """Record the last step of an executor.
+
+        Parameters
+        ----------
+        names : of parameters, by their extents.
+        """
+        launches, timeline, hertz = executor.launches, executor.timeline, self._machine.hertz
+        ends = [[names.get(each.extents[at], "others") for at in (0, -1)] for each in launches]
+        if hertz is not None and timeline is not None:
+            whole = " to ".join(dict.fromkeys(name for own in ends for name in own))
+            made: dict[int, Operation] = {}
+            for entry in sorted(timeline.entries, key=lambda each: each.operation.index):
+                old = entry.operation
+                made[old.index] = self._add(
+                    f"update {whole}" if old.name.startswith("run ") else old.name,
+                    *old.holds,
+                    reads=old.reads,
+                    writes=old.writes,
+                    after=[made[need] for need in old.needs if need in made],
+                    priority=old.priority,
+                    seconds=entry.duration / hertz,
+                )
+            return
+        for launch, own in zip(launches, ends, strict=True):
+            key = cast(RunKey, launch.key)
+            gradient = gradient_array(key.gradient_format)
+            for channel, part in launch.parts.items():
+                self._add(
+                    f"update {' to '.join(dict.fromkeys(own))}",
+                    lane(channel),
+                    reads=[Range.of(part[gradient])],
+                    writes=[Range.of(each) for name, each in part.items() if name != gradient],
+                    seconds=self._machine.update_seconds(part["p"].size * key.times),
+                )
+
+    def _transfers(
+        self,
+        name: str,
+        extent: Extent,
+        array: str,
+        begun: int,
+        *,
+        down: bool,
+        after: Sequence[Operation],
+    ) -> list[Operation]:
+        """Add the transfers of an array, one for each channel.
+
+        Parameters
+        ----------
+        begun : cycle of the device, if it has a clock, at which they began, one after the other.
+        """
+        hertz, cycles = self._machine.hertz, self.now - begun
+        parts = list(extent.segment.parts(array, extent.start, extent.start + extent.count))
+        whole = sum(view.nbytes for _, view in parts)
+        made = []
+        for channel, view in parts:
+            transfer = self._machine.transfer(view.nbytes, channel, down=down)
+            seconds = None
+            if hertz is not None:
+                beyond = 0.0 if transfer is None else transfer.seconds
+                seconds, transfer = max(cycles * view.nbytes / whole / hertz, beyond), None
+            where = [Range.of(view)]
+            made.append(
+                self._add(
+                    name,
+                    BUS,
+                    lane(channel),
+                    reads=[] if down else where,
+                    writes=where if down else [],
+                    after=after,
+                    seconds=seconds,
+                    transfer=transfer,
+                    priority=SEND if down else FETCH,
+                )
+            )
+        return made
+
+    def _add(
+        self, name: str, *holds: str, after: Iterable[Operation] = (), **how: Any
+    ) -> Operation:
+        if not self._overlaps:
+            after = self._graph[-1:]
+        return self._graph.add(name, *holds, after=after, **how)

@@ -12,10 +12,10 @@ class Report:
     Attributes
     ----------
     parameters : of all parameters.
-    peak : most that was on the compute device: parameters, and gradients from before they are made
-        until their owner has them; without what is in place by a plan.
+    peak : most that was on the compute device: parameters, the whole vector of a plan, and
+        gradients from before they are made until their owner has them; without what is in place by
+        a plan.
     peak_parameters, peak_gradients : most of one of them.
-    peak_buckets : of gradients, most in buckets in which workers average them.
     parameters_up, parameters_down : fetched from their owner, and sent there because they were
         changed here, or had never been there.
     gradients_down, gradients_up : sent to their owner, and fetched from there.
@@ -30,7 +30,6 @@ class Report:
     peak: int
     peak_parameters: int
     peak_gradients: int
-    peak_buckets: int
     parameters_up: int
     parameters_down: int
     gradients_down: int

@@ -48,20 +48,18 @@ class Shadow:
 
     A place is given to its parameter again when nobody refers to its memory any more. What comes
     while somebody does gets other memory once, and so does a parameter that the plan does not name;
-    so do all fetched ones where the vector and the gradients of a module do not fit the budget.
+    so do all fetched ones where there is no vector.
 
     Parameters
     ----------
     copies : parameters that the plan names, in the order of use.
-    budget : bytes of parameters and gradients on the compute device.
     gradients : bytes of gradients that are made at once.
     device : that layers compute on.
 
     Attributes
     ----------
     vector : uint8, of shape (nbytes,).
-    locations : by the name of the parameter.
-    nbytes : of the vector; 0 if there is none.
+    nbytes : of the vector, all of which count against the budget; 0 if there is none.
     needs : bytes of the least budget with which there is one.
     host_nbytes : of the places in the host's memory.
     loads : bytes that have been loaded into the vector.
@@ -70,41 +68,72 @@ class Shadow:
     Ref: MemFerry paper, section IV-C.
     """
 
-    def __init__(
-        self,
-        copies: Sequence[ComputeCopy],
-        budget: int,
-        gradients: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, copies: Sequence[ComputeCopy], gradients: int, device: torch.device) -> None:
         self._device = device
         self.loads = self.allocations = self.allocated = 0
-        named = [copy for copy in copies if copy.nbytes]
-        fetched = [copy for copy in named if not copy.in_place.backward]
-        sizes = [-(-_nbytes(copy.like) // ALIGNMENT) * ALIGNMENT for copy in fetched]
-        self.needs = sum(sizes) + gradients
-        fits = self.needs <= budget
-        self.nbytes = sum(sizes) if fits else 0
+        self._named = [copy for copy in copies if copy.nbytes]
+        self._sizes = {
+            copy: -(-_nbytes(copy.like) // ALIGNMENT) * ALIGNMENT
+            for copy in self._named
+            if not copy.in_place.backward
+        }
+        self.needs = sum(self._sizes.values()) + gradients
+        self._gradients = gradients
         self._vector: dict[ComputeCopy, _Slot] = {}
-        self._host: dict[ComputeCopy, _Slot] = {}
-        self.vector, start = _aligned(self.nbytes, device), 0
-        for copy, size in zip(fetched, sizes, strict=True) if fits else ():
-            self._vector[copy] = _Slot(self.vector[start : start + _nbytes(copy.like)])
-            start += size
-        for copy in named:
-            if copy.in_place.forward:
-                pinned = device.type != "cpu"
-                self._host[copy] = _Slot(_aligned(_nbytes(copy.like), pinned=pinned))
+        self.vector = _memory(0, device)
+        pinned = device.type != "cpu"
+        self._host = {
+            copy: _Slot(_memory(_nbytes(copy.like), pinned=pinned))
+            for copy in self._named
+            if copy.in_place.forward
+        }
         self.host_nbytes = sum(slot.nbytes for slot in self._host.values())
-        self.locations: Mapping[str, Location] = {
+
+    @property
+    def nbytes(self) -> int:
+        return self.vector.nbytes
+
+    @property
+    def locations(self) -> Mapping[str, Location]:
+        """Where each parameter can be, by its name."""
+        return {
             copy.name: Location(
                 partition=_partition(copy),
                 vector=_address(self._vector.get(copy)),
                 host=_address(self._host.get(copy)),
                 nbytes=_nbytes(copy.like),
             )
-            for copy in named
+            for copy in self._named
         }
+
+    def allocate(self, free: int) -> None:
+        """Allocate the vector, if it fits `free` bytes beside the gradients."""
+        if self.needs > free:
+            return
+        self.vector, start = _memory(self.needs - self._gradients, self._device), 0
+        for copy, size in self._sizes.items():
+            self._vector[copy] = _Slot(self.vector[start : start + _nbytes(copy.like)])
+            start += size
+
+    def free(self) -> bool:
+        """Free the vector, for good, unless something refers to memory in it; whether it is free.
+
+        What is loaded gets memory of its own from then on.
+        """
+        if any(slot.is_lent for slot in self._vector.values()):
+            return False
+        self._vector.clear()
+        self.vector = _memory(0, self._device)
+        return True
+
+    def has_only(self, copy: ComputeCopy) -> bool:
+        """Whether the vector has this parameter and nothing else."""
+        return [each for each, slot in self._vector.items() if slot.is_lent] == [copy]
+
+    def has_room(self, copy: ComputeCopy) -> bool:
+        """Whether the parameter can be loaded into its place in the vector."""
+        slot = self._vector.get(copy)
+        return slot is not None and not slot.is_lent and _nbytes(copy.like) <= slot.nbytes
 
     def in_vector(self, copy: ComputeCopy) -> Memory:
         """Memory on the compute device that a parameter is loaded into."""
@@ -147,15 +176,18 @@ class _Slot:
         self.address = memory.data_ptr()
         self.nbytes = memory.nbytes
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether something refers to the memory."""
+        return self._lent is not None and not self._lent.expired()  # type: ignore[no-untyped-call]
+
     def lend(self, like: Tensor) -> Tensor | None:
         """A tensor on the memory; None if something refers to the last one's, or it is too small.
 
         Each has a storage of its own, which is there for as long as any tensor or array has the
         memory.
         """
-        if self._lent is not None and not self._lent.expired():  # type: ignore[no-untyped-call]
-            return None
-        if _nbytes(like) > self.nbytes:
+        if self.is_lent or _nbytes(like) > self.nbytes:
             return None
         with torch.inference_mode(False), torch.no_grad():
             storage = apart(self._memory).untyped_storage()
@@ -178,11 +210,7 @@ def _nbytes(like: Tensor) -> int:
     return like.untyped_storage().nbytes()
 
 
-def _aligned(nbytes: int, device: torch.device | None = None, *, pinned: bool = False) -> Tensor:
-    """Memory of shape (nbytes,), uint8, at an address of `ALIGNMENT`."""
+def _memory(nbytes: int, device: torch.device | None = None, *, pinned: bool = False) -> Tensor:
+    """Memory of shape (nbytes,), uint8; torch's allocators align it to `ALIGNMENT` at least."""
     with torch.inference_mode(False):
-        memory = torch.empty(
-            nbytes + ALIGNMENT, dtype=torch.uint8, device=device or "cpu", pin_memory=pinned
-        )
-    start = -memory.data_ptr() % ALIGNMENT
-    return memory[start : start + nbytes]
+        return torch.empty(nbytes, dtype=torch.uint8, device=device or "cpu", pin_memory=pinned)

@@ -26,6 +26,10 @@ class Arrival:
     event : of a copy, what goes there is there.
     mapped : what the memory is on, if it is the host's.
     used : called with each stream that uses the memory.
+
+    Attributes
+    ----------
+    staged : what is copied there, in pinned memory, until `land`.
     """
 
     def __init__(
@@ -34,13 +38,21 @@ class Arrival:
         event: torch.Event | None = None,
         mapped: Tensor | None = None,
         used: Callable[[torch.Stream], None] = lambda _: None,
+        staged: Tensor | None = None,
     ) -> None:
+        self.staged = staged
         self._device = device
         self._home = _current(device)
         self._event = event
         self._mapped = mapped
         self._used = used
         self._met: set[torch.Stream] = set()
+
+    def land(self, resident: DeviceParameter) -> None:
+        """The parameter is what is copied there."""
+        if self.staged is not None:
+            resident.arrived(self.staged)
+            self.staged = None
 
     def meet(self, parameter: Tensor) -> None:
         """Have what the current stream does from now on come after the copy, and the memory, which
@@ -74,29 +86,7 @@ class Arrival:
             self._home.wait_event(self._event)
 
 
-@dataclass(frozen=True)
-class Upload:
-    """A parameter on its way to the accelerator.
-
-    Attributes
-    ----------
-    staged : what goes, in pinned memory.
-    arrival : where it goes.
-    """
-
-    staged: Tensor
-    arrival: Arrival
-
-    def land(self, resident: DeviceParameter) -> None:
-        """The parameter is what goes there."""
-        resident.arrived(self.staged)
-
-    def drop(self) -> None:
-        """The memory that it goes to may be another's, but after it."""
-        self.arrival.drop()
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Download:
     """A gradient on its way to the host.
 
@@ -106,22 +96,19 @@ class Download:
         own stream has written.
     staged : where it goes, in pinned memory.
     event : it is there.
+    nbytes : that count until it is.
+    gone : called then.
     """
 
     gradient: Tensor | None
     staged: Tensor
     event: torch.Event
+    nbytes: int = 0
+    gone: Callable[[], None] = lambda: None
 
     def wait(self) -> None:
         """Have the host wait for it."""
         self.event.synchronize()
-
-
-@dataclass(frozen=True, eq=False)
-class _Departure:
-    download: Download
-    nbytes: int
-    gone: Callable[[], None]
 
 
 class Streams:
@@ -138,16 +125,20 @@ class Streams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._up, self._down = torch.Stream(device=device), torch.Stream(device=device)
-        self._departures: list[_Departure] = []
+        self._departures: list[Download] = []
         self._users: set[torch.Stream] = set()
         self._vector: Tensor | None = None
 
-    def load_into(self, vector: Tensor) -> None:
-        """What is copied to the accelerator goes to parts of this from here on, which are used
-        again and again: each copy comes after what any stream has been given before it."""
+    def load_into(self, vector: Tensor | None) -> None:
+        """Copy parameters to parts of this from here on; None: to memory of their own.
+
+        The parts are used again and again: each copy comes after what any stream has been given
+        before it.
+        """
         self._vector = vector
-        for stream in (self._up, *self._users):
-            vector.record_stream(stream)
+        if vector is not None:
+            for stream in (self._up, *self._users):
+                vector.record_stream(stream)
 
     def _used(self, stream: torch.Stream) -> None:
         if stream not in self._users and self._vector is not None:
@@ -178,7 +169,7 @@ class Streams:
         flat = torch.empty(size, dtype=like.dtype, device="cpu", pin_memory=True)
         return flat.as_strided(like.size(), like.stride())
 
-    def upload(self, staged: Tensor, target: Tensor) -> Upload:
+    def upload(self, staged: Tensor, target: Tensor) -> Arrival:
         """Begin to copy pinned memory to that of the accelerator."""
         self._up.wait_stream(_current(self._device))
         for stream in self._users if self._vector is not None else ():
@@ -186,7 +177,7 @@ class Streams:
         with self._up:
             target.copy_(staged, non_blocking=True)
             event = self._up.record_event()
-        return Upload(staged, Arrival(self._device, event, used=self._used))
+        return Arrival(self._device, event, used=self._used, staged=staged)
 
     def download(self, gradient: Tensor) -> Download:
         """Begin to copy a gradient to pinned memory."""
@@ -211,17 +202,18 @@ class Streams:
 
     def depart(self, download: Download, nbytes: int, gone: Callable[[], None]) -> None:
         """Count bytes until a gradient is on the host, and call `gone` then."""
-        self._departures.append(_Departure(download, nbytes, gone))
+        download.nbytes, download.gone = nbytes, gone
+        self._departures.append(download)
 
     def reap(self) -> None:
         """Count no more what is on the host."""
-        for each in [each for each in self._departures if each.download.event.query()]:
+        for each in [each for each in self._departures if each.event.query()]:
             self._departures.remove(each)
             each.gone()
 
     def wait_for_room(self) -> None:
         """Wait until one more gradient is on the host."""
-        self._departures[0].download.wait()
+        self._departures[0].wait()
         self.reap()
 
     def finish(self) -> None:

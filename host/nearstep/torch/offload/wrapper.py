@@ -52,7 +52,7 @@ class Wrapper:
             raise UnsupportedOptionError("sparse", True, "gradients are averaged dense")
 
     def take(self) -> None:
-        """Have the wrapper give up its reducer, with its buckets."""
+        """Have the wrapper give up its reducer, which holds memory for all gradients."""
         self.ddp.reducer = self.ddp.logger = None
 
     def use(self, averager: Averager) -> None:
