@@ -19,6 +19,7 @@ import nearstep
 from nearstep import cli
 from nearstep.errors import OptionError
 from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.drive import TIMEOUT_S
 from nearstep.storage.drive_errors import (
     DriveAccessError,
     DriveFullError,
@@ -205,14 +206,18 @@ def stuck() -> Iterator[threading.Event]:
 
 def test_a_drive_that_does_not_answer(stuck: threading.Event) -> None:
     blocks = [MemoryBlocks(each, at) for at, each in enumerate(images(2))]
-    store = Store.open(blocks, owner=None, queue_depth=2, timeout_s=0.15)
+    store = Store.open(blocks, owner=None, queue_depth=2)
     parameters = JOB.parameters()
     optimizer = JOB.make(parameters, card_url(2, 128), drives=store)
     JOB.step(optimizer, parameters, 0)
     blocks[1].fault = lambda action, block: None if action == "look" else _wait(stuck)
+    for drive in store.drives:
+        drive.timeout_s = 0.15
     for _ in range(2):
         with pytest.raises(DriveTimeoutError, match=r"waited 0\.15 s"):
             JOB.step(optimizer, parameters, 1)
+    for drive in store.drives:
+        drive.timeout_s = TIMEOUT_S
     blocks[1].fault = lambda action, block: None
     stuck.set()
     assert everything(parameters, optimizer) == expected_after(1)
