@@ -1,4 +1,4 @@
-"""Optimizers of torch whose parameters and state a device updates, each of the data of one."""
+"""Optimizers of torch, each defined by data, whose parameters and state a device updates."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ _ON_DEVICE = (
     ),
     *inspect.signature(Settings.given).parameters.values(),
 )
-"""Parameters that are in `OnDevice`, as signatures show them."""
+"""Parameters of `OnDevice`, for signatures."""
 
 
 class DeviceOptimizer(Optimizer):
     """An optimizer of torch whose parameters and state are on a device, where its steps run.
 
-    A subclass names an optimizer of nearstep, and has the constructor of torch's class; or is made
-    of any other (`NamedOptimizer`). What a step does is in `table` (where arrays are), `Stepper`
-    (what is updated) and the home of the table (how); here are what a user calls, checkpoints and
+    A subclass names an optimizer of nearstep and has the constructor of torch's class;
+    `NamedOptimizer` is built from any other rule. `table` has the arrays, `Stepper` selects what a
+    step updates, and the table's home runs it; this class has the user's methods, checkpoints and
     copies.
 
     Parameters
     ----------
-    defaults : options of a group, those of torch's optimizer.
+    defaults : options of a group, as of torch's optimizer.
     **on : arguments besides torch's, as of `nearstep.optim.Adam`.
 
     Attributes
     ----------
-    definition : the optimizer as data, which the device takes.
-    layout : state of a parameter.
-    around_update : entered by each step, after its closure, before anything else: by
+    definition : the optimizer as data, for the device.
+    layout : layout of a parameter's state.
+    around_update : context that each step enters after its closure, before anything else; set by
         `nearstep.offload`.
     """
 
@@ -82,7 +82,7 @@ class DeviceOptimizer(Optimizer):
     _stepper: Stepper | HostTable
     around_update: Callable[[], AbstractContextManager[None]]
     __signature__: ClassVar[inspect.Signature]
-    _named = ""  # what `rules=` in a device's name calls the rule, if that is one of a file
+    _named = ""  # the rule's name in `rules=` of a device's name, if the rule is of a file
 
     _fixed: Mapping[str, Any] = MappingProxyType({})  # options that a loaded group cannot change
 
@@ -134,7 +134,7 @@ class DeviceOptimizer(Optimizer):
         else:
             self.table = StateTable(home, settings, rule)
             self._stepper = Stepper(self.table)
-            # Nothing that refers to a parameter, which may refer to the optimizer.
+            # No argument may refer to a parameter: parameters may refer to the optimizer.
             weakref.finalize(self, self.table.placement.free)
         self.layout = self.table.layout
         self.around_update = nullcontext
@@ -142,25 +142,25 @@ class DeviceOptimizer(Optimizer):
 
     @property
     def device(self) -> KernelDevice:
-        """The device that the steps run on."""
+        """The device that runs the steps."""
         return self.table.device
 
     @property
     def settings(self) -> Settings:
-        """What was given besides torch's options."""
+        """Arguments besides torch's options."""
         return self.table.settings
 
     @property
     def traffic(self) -> Traffic:
-        """Counters of what this optimizer has moved and launched. Live: copy it to keep it."""
+        """Counters of this optimizer's transfers and launches. Live: copy to keep a state."""
         return self.table.traffic
 
     @property
     def timeline(self) -> Timeline | None:
-        """When each transfer and run of the last step was under way, in device cycles; None before
+        """Start and end of each transfer and run of the last step, in device cycles; None before
         the first step, and on a device without a clock.
 
-        It refers to no data.
+        The timeline keeps no array alive.
         """
         return None if self._is_host else self.table.executor.timeline
 
@@ -175,52 +175,51 @@ class DeviceOptimizer(Optimizer):
 
     @property
     def store(self) -> Store | None:
-        """The drives that state is kept on, if it was given any.
+        """The drives that state is kept on, or None.
 
-        Its generation is the last step. Nobody else writes to it.
+        Their generation is the last step. No other process may write to them.
         """
         return None if self._durable is None else self._durable.drives.last
 
     @property
     def memory_peak(self) -> int | None:
         """With drives: most bytes of the device's memory that were in use at once since the
-        optimizer was made, or since its last step that failed; None without."""
+        optimizer was made, or since its last failed step; else None."""
         return None if self._durable is None else self._durable.peak
 
     @property
     def title(self) -> str:
-        """What the optimizer is called on drives."""
+        """Name of the optimizer on drives."""
         return type(self).__name__
 
     @property
     def computes(self) -> str:
-        """What a generation on drives says of the arithmetic."""
+        """Description of the arithmetic in a generation on drives."""
         formats = sorted(self.table.formats.state.items())
         parts = [digest(self.definition, self._source), *(f"{k}:{v}" for k, v in formats)]
         return " ".join(parts)
 
     @property
     def _source(self) -> str:
-        """What steps depend on besides the rules: of a file, SHA-256 of its text."""
+        """SHA-256 of the text of the rule's file; empty for a rule of nearstep."""
         return ""
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether `torch.amp.GradScaler` leaves the division by its scale to the step.
 
-        Where gradients are compressed it does not: their elements are compared, and what is left of
-        them is added up, without the scale.
+        Not with compression: elements are compared, and residuals added up, without the scale.
         """
         return self.settings.compression is None and self.table.scans
 
     @property
     def looks_for_inf(self) -> bool:
-        """Whether a step can look for infinities and NaN on the device, and end if it finds one.
+        """Whether a step can search for infinities and NaN on the device, and stop at the first.
 
-        It cannot where other processes have other elements of a parameter: all would have to end.
+        Not if a parameter is sharded: all processes would have to stop.
         """
         if self._is_host:
-            return False  # torch looks for them on the host
+            return False  # torch searches on the host
         if self._durable is not None:
             return False  # updates begin before all gradients are on the device
         parameters = (p for group in self.param_groups for p in group["params"])
@@ -228,15 +227,15 @@ class DeviceOptimizer(Optimizer):
 
     @property
     def scales(self) -> bool:
-        """Whether a scaler has told the step that is being made of the scale of the gradients."""
+        """Whether a scaler has set the scale of the gradients for the present step."""
         return self._report_inf is not None or getattr(self, "grad_scale", None) is not None
 
     @eager
     def report_inf_to(self, found: Tensor) -> None:
-        """Make the next step look for infinities and NaN.
+        """Make the next step search for infinities and NaN.
 
-        If it finds one, it sets `found`, of one element, to 1, and updates nothing; nor does it
-        count as a step.
+        If there is one, the step sets `found`, of one element, to 1, updates nothing and is not
+        counted.
         """
         self._report_inf = found
 
@@ -251,27 +250,27 @@ class DeviceOptimizer(Optimizer):
         """Update every parameter that has a gradient, on the device.
 
         Everything that can be checked is checked before anything is sent. If the device fails
-        later, what is in its memory is part old and part new, and the optimizer refuses further use
-        until a checkpoint is loaded. Parameters on the host change only after the last run, unless
-        the device updates them where they are (`golden:axdimm`, large ones): then with their run,
-        so that a step that is interrupted leaves some of them new, or part old and part new.
+        later, its memory is partly old and partly new, and the optimizer refuses further use until
+        a checkpoint is loaded. Parameters on the host change after the last run; large ones that
+        the device updates in place (`golden:axdimm`) change with their run, so that an interrupted
+        step leaves some of them new, or partly new.
 
         Parameters
         ----------
-        closure : reevaluates the model with gradients enabled, and returns the loss.
+        closure : reevaluates the model with gradients enabled and returns the loss.
 
         Returns
         -------
-        float | None : what the closure returned.
+        float | None : the closure's result.
 
         Raises
         ------
-        ArgumentError, OutOfDeviceMemoryError : nothing has been updated: an option, a gradient, a
-            parameter or its state is wrong (HyperparameterError, UnsupportedOptionError,
-            GradientError, ParameterError, StateError), or scalar registers cannot hold what follows
-            from the options.
+        ArgumentError, OutOfDeviceMemoryError : an option, a gradient, a parameter or its state is
+            wrong (HyperparameterError, UnsupportedOptionError, GradientError, ParameterError,
+            StateError), or a value computed from the options exceeds the scalar registers. Nothing
+            has been updated.
         DeviceError : the device failed during the update.
-        InterruptedStepError : it failed in an earlier step.
+        InterruptedStepError : the device failed in an earlier step.
         ClosedDeviceError
         """
         loss: float | None = None
@@ -285,14 +284,14 @@ class DeviceOptimizer(Optimizer):
                     self.traffic.skipped += 1
         except BaseException:
             self._report_inf = None
-            for name in ("grad_scale", "found_inf"):  # GradScaler does so after steps that return
+            for name in ("grad_scale", "found_inf"):  # GradScaler deletes both after other steps
                 vars(self).pop(name, None)
             raise
         self._report_inf = None
         return loss
 
     def _ready(self) -> Scaling | None:
-        """The scale of the gradients, of an optimizer that can make a step; None: a scaler has
+        """Check that a step can run and return the scale of the gradients; None if a scaler has
         found an infinity or NaN."""
         self._check_whole("step")
         self.table.check_open("step")
@@ -305,8 +304,8 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def update_held(self) -> None:
-        """Update, before the next step, parameters whose gradients the device keeps, but for those
-        that are to be left out.
+        """Update, before the next step, parameters whose gradients the device keeps, except
+        gradients marked as applied.
 
         Raises
         ------
@@ -320,8 +319,8 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients, as torch does; those that the device keeps are not fetched for it
-        unless they become zeros."""
+        """Reset the gradients as torch does; gradients on the device are fetched only to become
+        zeros."""
         for resident in self.table.parameters.values() if set_to_none else ():
             if resident.held is not None and not resident.held.applied:
                 resident.release_gradient()
@@ -329,12 +328,12 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does, and place its parameters that require a gradient.
+        """Add a group as torch does, and allocate its parameters that require a gradient.
 
         Raises
         ------
         UnsupportedOptionError, HyperparameterError, ParameterError, OutOfDeviceMemoryError
-        ArgumentError : the kernel does not have the rule. In any case the group has not been added.
+        ArgumentError : the kernel does not have the rule. After any error the group is not added.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -353,14 +352,14 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def state_dict(self) -> dict[str, Any]:
-        """The state as torch has it, with the values of now, in fp32: a snapshot, not a view.
+        """Return a snapshot of the state under torch's keys, in fp32.
 
-        Its groups have `fused=True`, so that an optimizer of torch that loads it goes on with the
-        step that has the same bits, under the conditions that this module states.
+        The groups have `fused=True`, so that an optimizer of torch that loads the state continues
+        with the same bits, under the conditions of `nearstep.optim`.
 
         Raises
         ------
-        InterruptedStepError : the last step failed half way.
+        InterruptedStepError : the last step failed.
         """
         self._check_whole("make a checkpoint")
         packed = super().state_dict()
@@ -373,17 +372,17 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` of this class or of torch's returned.
+        """Load the result of `state_dict` of this class or of torch's.
 
-        The state is sent to the device as fp32 and every parameter with its next step. What the
-        checkpoint says about torch's way to compute (foreach, capturable) is not taken over.
+        The state is sent to the device as fp32, each parameter with its next step. Options that
+        select torch's implementation (foreach, capturable) are ignored.
 
         Raises
         ------
         UnsupportedOptionError, HyperparameterError, StateError, ValueError : nothing has been
             loaded.
         """
-        # Registered now, it runs after the hooks of the user.
+        # Registered last, the hook runs after the user's.
         handle = self.register_load_state_dict_pre_hook(_prepare_to_load)
         try:
             super().load_state_dict(state_dict)
@@ -408,7 +407,7 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over state from pickle, from a copy, or from `load_state_dict`."""
+        """Set the state from pickle, a copy, or `load_state_dict`."""
         state = dict(state)
         if "device" in state:
             self._attach(state.pop("device"), state.pop("settings"), state["defaults"])
@@ -445,20 +444,20 @@ class DeviceOptimizer(Optimizer):
         return twin
 
     def _check_whole(self, action: str) -> None:
-        """Raise unless the last step was whole, or could be rolled back.
+        """Raise unless the last step was complete, or can be rolled back now.
 
         Raises
         ------
         InterruptedStepError
-        StorageError : the drives do not answer yet.
+        StorageError : the drives do not answer.
         """
         if self._durable is not None:
             self._durable.check_whole(self.table)
         self.table.check_whole(action)
 
     def resident(self, parameter: Tensor) -> DeviceParameter:
-        """Return the parameter on the device; allocate its extent if needed: that of its state, or,
-        of one that has none, an extent alone.
+        """Return the parameter on the device; allocate an extent if needed, without state for a
+        parameter that has none.
 
         Raises
         ------
@@ -468,8 +467,8 @@ class DeviceOptimizer(Optimizer):
         return self.table.place_one(self, parameter) if found is None else found
 
     def place_of(self, parameter: Tensor) -> DeviceParameter | None:
-        """Return the parameter on the device if it has state or will have it, since it is in a
-        group and requires a gradient; None of others.
+        """Return the parameter on the device if it has state, or will have some as a member of a
+        group that requires a gradient; else None.
 
         Raises
         ------
@@ -498,27 +497,26 @@ class DeviceOptimizer(Optimizer):
 
         Parameters
         ----------
-        cause : name of the class of an error.
+        cause : name of an error's class.
         """
         self.table.interrupted = cause
 
     def write_failed(self, error: Exception) -> None:
-        """Go on after a write to the drives that failed outside of a step.
+        """Recover from a failed write to the drives outside of a step.
 
-        What was written since the last generation is lost: gradients that the device was to keep,
-        which it keeps no more. If anything else was, the optimizer refuses steps until a checkpoint
-        is loaded.
+        Writes since the last generation are lost: gradients that the device was to keep are freed.
+        If anything else was written, the optimizer refuses steps until a checkpoint is loaded.
 
         Parameters
         ----------
-        error : nothing is done unless it is one of the drives.
+        error : ignored unless it is an error of the drives.
         """
         if self._durable is not None:
             self._durable.write_failed(self.table, error)
 
 
 class NamedOptimizer(DeviceOptimizer):
-    """What `nearstep.optim.from_rule` makes."""
+    """An optimizer made by `nearstep.optim.from_rule`."""
 
     def __init__(
         self,
@@ -573,11 +571,11 @@ class NamedOptimizer(DeviceOptimizer):
 
 
 def _prepare_to_load(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Keep torch from casting moments to the format of 16-bit parameters.
+    """Prevent torch from casting moments to the format of 16-bit parameters.
 
     Raises
     ------
-    StateError : what was saved is no state of an optimizer.
+    StateError : `state_dict` is not the state of an optimizer.
     """
     missing = {"state", "param_groups"} - set(state_dict)
     if missing:

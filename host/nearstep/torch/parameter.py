@@ -1,4 +1,4 @@
-"""One parameter whose fp32 master and moments live on a device."""
+"""A parameter whose fp32 master and moments are kept on a device."""
 
 from __future__ import annotations
 
@@ -37,33 +37,32 @@ from nearstep.torch.traffic import Traffic
 
 
 class DeviceParameter:
-    """A parameter on the host and its extent on the device; moves data between the two.
+    """A parameter on the host and its extent on the device; copies data between the two.
 
-    The host's copy is the one that the user sees and may change at any time. So each time before a
-    step its contents are compared with what the last step left there, and if they differ, they
-    become the master. The last step left there what the device has: a device that can tell whether
-    it still does (`nearstep.buffer.Buffer.holds`) is asked; for others
-    `convert.fingerprint` is kept, and of small parameters what was fetched.
+    The user may change the host's copy at any time. Before each step the copy is therefore compared
+    with its contents after the last step; a changed copy becomes the master. A device that can
+    compare (`nearstep.buffer.Buffer.holds`) compares with its own array; for other devices
+    `convert.fingerprint` is kept, and for small parameters the fetched array.
 
     Parameters
     ----------
-    narrow : there are arrays of 16 bits.
-    moves : arrays on the device are evicted, and cannot be asked what the host has.
-    durable : the master outlasts the memory of the device, and changes of the host are sent, or
-        found, before a step is prepared (`push_changes`, `expected`).
+    narrow : the segment has 16-bit arrays.
+    moves : arrays on the device are evicted, so the device cannot compare them with the host's.
+    durable : the master outlasts the device's memory, and changes by the host are sent
+        (`push_changes`) or checked for (`expected`) before a step is prepared.
 
     Attributes
     ----------
-    label : what the parameter is called in errors.
-    is_small : whether it is copied together with its neighbours.
-    is_new : the arrays are what they were allocated with.
-    interrupted : name of what a step of this parameter failed with half way; cleared by
+    label : name of the parameter in errors.
+    is_small : whether the parameter is copied together with its neighbours.
+    is_new : the arrays have their initial values.
+    interrupted : name of the error that interrupted a step of this parameter; cleared by
         `load_master`.
-    left : what the last step left in the host's parameter: an array on the device with the same
-        contents, by name; a fingerprint; or, of a small parameter, what was fetched. None if that
-        is not known.
-    away : the device alone has the parameter (`push`): steps neither send nor fetch it.
-    held : its gradient, if that is on the device until a step, or has been compressed for one.
+    last_seen : contents of the host's parameter after the last step: the name of an array on the
+        device with the same contents; a fingerprint; or, of a small parameter, the fetched array.
+        None if unknown.
+    offloaded : the device alone has the parameter (`push`): steps neither send nor fetch it.
+    held : the gradient, if the device keeps it until a step, or if it is compressed for one.
     """
 
     def __init__(
@@ -86,26 +85,26 @@ class DeviceParameter:
         self.interrupted: str | None = None
         self.offloaded = False
         self.held: DeviceGradient | SparseGradient | None = None
-        self._current = "p"  # array with the contents of a parameter that is away
+        self._current = "p"  # array with the contents of an offloaded parameter
         self._traffic = traffic
         self._formats = formats
         self.last_seen: str | int | NDArray[Any] | None = None
         self._lent: list[str] = []
-        self._landing: NDArray[np.float32] | None = None  # for the step that looked for it
-        self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
+        self._landing: NDArray[np.float32] | None = None  # set by the comparison before a step
+        self._home: NDArray[np.float32] | None = None  # the master, if updated in host memory
         self._loaded_master: NDArray[np.float32] | None = None
         self.is_new = True
         self._seen: tuple[int, NDArray[np.float32]] | None = None
         self._narrow = narrow
         self._moves = moves
         self._durable = durable
-        self._checked = False  # for changes of the host, for the step that follows
+        self._checked = False  # the next step need not look for changes by the host
         self._p = formats.state_of("p")
         self.is_small = extent.count < SMALL_ELEMENTS
 
     @property
     def elements(self) -> int:
-        """Of the parameter."""
+        """Number of elements of the parameter."""
         return self.extent.count
 
     @property
@@ -118,8 +117,8 @@ class DeviceParameter:
         return not (self.offloaded or self.keeps_master)
 
     def host_master(self) -> NDArray[Any]:
-        """The master of a parameter that is not away, as the host has it and the last step left it,
-        in the format of the device; to be read only."""
+        """Return the master of a parameter that is not offloaded, as the host's parameter and the
+        last step define it, in the device's format; read-only."""
         if self._p != "fp32":
             return convert.to_words(self.parameter)
         if not self.keeps_master:
@@ -129,19 +128,19 @@ class DeviceParameter:
         return self._merged() if self._known else convert.to_float32(self.parameter)
 
     def lose_master(self) -> None:
-        """The memory of the master is gone: the next step sends it, if the host has it."""
+        """Mark the device's master as lost if the host has all bits; the next step sends it."""
         if self.is_on_host and not self._durable:
             self.last_seen = self._home = self._seen = None
 
     def resume(self) -> None:
-        """Make what the device has the parameter, as a step would have left it."""
+        """Copy the device's parameter to the host, as after a step."""
         self.copy_into(self.parameter)
         self.is_new = False
         self._leave(None)
         self.lose_master()
 
     def savepoint(self) -> Callable[[], None]:
-        """What restores what is known of the parameter now; the memory of the master is gone."""
+        """Return a function that restores the present record and marks the master as lost."""
         known = (self.last_seen, self._home, self._loaded_master, self.is_new, self._current)
 
         def restore() -> None:
@@ -151,13 +150,13 @@ class DeviceParameter:
         return restore
 
     def fetch(self, key: str) -> Mapping[str, Tensor]:
-        """The moment `key` as a new tensor of the parameter's shape, of fp32 unless the rule says
-        otherwise; one in 8 bits as its codes, and its scales under their key.
+        """Return the moment `key` as a new tensor of the parameter's shape, of fp32 unless the rule
+        names another dtype; an 8-bit moment as codes, and its scales under their key.
 
         Raises
         ------
-        InterruptedStepError : it may be part old and part new.
-        ParameterError : the parameter has been given another number of elements.
+        InterruptedStepError : the moment may be partly old and partly new.
+        ParameterError : the parameter's number of elements has changed.
         """
         if self.interrupted is not None:
             raise InterruptedStepError(f"read {key} of {self.label}", self.interrupted)
@@ -171,7 +170,7 @@ class DeviceParameter:
         return {key: found.codes, scales: found.scales}
 
     def send(self, key: str, value: Tensor | Coded) -> None:
-        """Make `value` the moment `key`; in 8 bits as it is, if the device keeps it so."""
+        """Write `value` to the moment `key`; 8-bit codes unchanged if the device keeps codes."""
         self.is_new = False
         name = self.layout.moments[key]
         self.extent.segment.reserve({name: 0.0})
@@ -186,9 +185,9 @@ class DeviceParameter:
         self._traffic.moments_down += array.nbytes
 
     def reset_moments(self, keys: Iterable[str], arrays: Mapping[str, float]) -> None:
-        """Give these moments the values that `arrays` has for their arrays.
+        """Reset these moments to the values that `arrays` has for their arrays.
 
-        A new extent has them.
+        A new extent already has these values.
         """
         if self.is_new:
             return
@@ -200,8 +199,8 @@ class DeviceParameter:
             self._traffic.moments_down += values.nbytes
 
     def check_size(self) -> None:
-        """Raise `ParameterError` if the parameter was given another number of elements, or a
-        dtype that the rule does not keep."""
+        """Raise `ParameterError` if the parameter's number of elements has changed, or if the rule
+        does not keep its dtype."""
         if self._p != "fp32":
             self._formats.check(self.label, self.parameter)
         size = convert.size(self.parameter)
@@ -209,7 +208,7 @@ class DeviceParameter:
             raise ParameterError(self.label, f"of {self.extent.count} elements", size)
 
     def fetch_master(self) -> Tensor:
-        """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that."""
+        """Return the fp32 master as a new tensor; that of a 16-bit parameter has all 32 bits."""
         self.check_size()
         if self.offloaded:
             array = self.extent.read("p")
@@ -219,7 +218,7 @@ class DeviceParameter:
         return convert.to_tensor(array, self.parameter)
 
     def load_master(self, value: Tensor | None) -> None:
-        """Have the next step send the parameter, with a saved master's bits where they agree."""
+        """Make the next step send the parameter, with a saved master's bits where both agree."""
         self.interrupted = None
         if self.offloaded:
             if not self.keeps_master or self._p != "fp32":
@@ -239,9 +238,9 @@ class DeviceParameter:
             self._loaded_master = convert.to_float32(value).copy()
 
     def send_master_if_changed(self, sends: Sends) -> None:
-        """Make the host's parameter the master, unless it is what the last step left there.
+        """Send the host's parameter as the new master, unless it is unchanged since the last step.
 
-        A device that works on the host's memory takes a large fp32 parameter where it is: there is
+        A device that works on the host's memory updates a large fp32 parameter in place: there is
         no other master, nothing to send and nothing to fetch. `check_size` has been called.
         """
         checked, self._checked = self._checked, False
@@ -250,7 +249,7 @@ class DeviceParameter:
         self._send_master(sends)
 
     def push_changes(self) -> None:
-        """Send the parameter now, if the host changed it; the step that follows need not look."""
+        """Send the parameter now if the host changed it; the next step does not compare."""
         self._checked = False
         if not self.offloaded:
             self.check_size()
@@ -258,10 +257,10 @@ class DeviceParameter:
         self._checked = True
 
     def expected(self) -> Expected | None:
-        """What shows that the host has not changed the parameter; the step that follows need not
-        look.
+        """Return the check that the host has not changed the parameter, or None; the next step does
+        not compare.
 
-        None: `push_changes` finds it at once.
+        None: call `push_changes`, which compares at once.
         """
         if self.offloaded or not isinstance(self.last_seen, int) or not self.parameter.is_cpu:
             return None
@@ -270,20 +269,20 @@ class DeviceParameter:
         return Expected(self.label, convert.part_sums(self.parameter), self.last_seen)
 
     def read_again(self) -> None:
-        """Make the host's parameter what its home has."""
+        """Copy the device's parameter to the host, unless it is offloaded."""
         self._checked = False
         if not self.offloaded:
             self.copy_into(self.parameter)
 
     def push(self, *, unchanged: bool = False) -> None:
-        """Have the device know the parameter as the host has it, and from then on alone: it is
-        `offloaded`, and its memory may be freed.
+        """Offload the parameter: send it if the host changed it, after which the device alone has
+        it and the host's memory may be freed.
 
         `check_size` has been called.
 
         Parameters
         ----------
-        unchanged : nothing has changed the parameter since it came: that need not be looked for.
+        unchanged : the parameter has not changed since it was fetched; skip the comparison.
         """
         if self.offloaded:
             return
@@ -294,38 +293,38 @@ class DeviceParameter:
         self.last_seen = self._home = self._landing = self._seen = None
 
     def keep(self) -> None:
-        """After `push`: the parameter's memory has not gone, and counts again as it is."""
+        """Cancel `push`: the host's memory was not freed and holds the parameter again."""
         self.offloaded = False
 
     def pull(self) -> None:
-        """Fetch the parameter, which is away, into the memory that it has got again.
+        """Fetch the offloaded parameter into its newly allocated memory.
 
-        To autograd this is no change.
+        Autograd sees no change.
         """
         with _unsafe_preserve_version_counter(self.parameter):
             self.copy_into(self.parameter)
         self.arrived(self.parameter)
 
     def arrived(self, copy: Tensor) -> None:
-        """The parameter, which was away, has got what `copy` has."""
+        """Record that the offloaded parameter is on the host again, with the contents of `copy`."""
         self.offloaded = False
         exact = self._current != "p" or not self.keeps_master
         self._leave(self._current if exact else None, copy)
 
     @property
     def current(self) -> str:
-        """Array with the contents of a parameter that is away, or has come from there."""
+        """Array with the contents of a parameter that is or was offloaded."""
         return self._current
 
     def peek(self) -> NDArray[Any]:
-        """Fetch what the device has of a parameter that has come from there."""
+        """Fetch the device's contents of a parameter that was offloaded."""
         array = self.extent.read(self._current)
         self._traffic.parameters_up += array.nbytes
         return array
 
     @torch.no_grad()
     def copy_into(self, tensor: Tensor) -> None:
-        """Fetch the parameter into a tensor like it: the parameter itself, or another one."""
+        """Fetch the parameter into `tensor`: the parameter itself, or another tensor like it."""
         plain = self.extent.segment.dtype_of(self._current) == np.float32
         target = convert.landing(tensor) if plain else None
         array = self.extent.read(self._current, target)
@@ -339,7 +338,7 @@ class DeviceParameter:
         self._traffic.masters_down += master.nbytes
 
     def _lend_parameter(self) -> bool:
-        """Have the device update the parameter where it is, if it can."""
+        """Let the device update the parameter in host memory; return whether the device can."""
         array = None if self.is_small else convert.landing(self.parameter)
         if array is None or not self.extent.lend("p", array, writes=True):
             return False
@@ -354,24 +353,24 @@ class DeviceParameter:
         self._loaded_master = None
 
     def gradient_format(self, gradient: Tensor) -> str:
-        """Format in which a gradient is sent: its own if the kernel takes it, else fp32."""
+        """Return the format in which a gradient is sent: its own if the kernel has it, or fp32."""
         return self._formats.gradient_of(gradient.dtype) if self._narrow else "fp32"
 
     @property
     def copy_format(self) -> str | None:
-        """Format of the copy of the master that the kernel makes and the host fetches: the
+        """Format of the copy of the master that the kernel writes and the host fetches: the
         parameter's, if the kernel has it.
 
-        None: the master is fetched.
+        None: the host fetches the master.
         """
         return self._formats.copy_of(self.parameter.dtype) if self._narrow else None
 
     def send_gradient(self, gradient: Tensor, sends: Sends, *, negated: bool = False) -> None:
-        """Send a gradient of any of `convert.FORMATS`, as `gradient_format` says; its
-        negation if `negated`.
+        """Send a gradient of any of `convert.FORMATS` in its `gradient_format`; its negation if
+        `negated`.
 
-        A large one is lent, if the device takes it as it is: nobody changes it during a step, which
-        ends with `end_loan`.
+        A large gradient is lent if the device accepts the array unchanged: nothing may write to the
+        gradient during the step, which ends with `end_loan`.
         """
         form = self.gradient_format(gradient)
         wide = form == "fp32"
@@ -387,27 +386,27 @@ class DeviceParameter:
         self.count_to_host(gradient)
 
     def count_to_host(self, gradient: Tensor) -> None:
-        """A whole gradient is on the host, or is about to be."""
+        """Count the copy of a whole gradient from an accelerator to the host."""
         if not self.parameter.is_cpu:
             self._traffic.gradients_to_host += convert.size(gradient) * gradient.element_size()
 
     def move_in(self, label: str, layout: Layout, traffic: Traffic, *, narrow: bool) -> None:
-        """An optimizer has adopted the parameter where it is on the device."""
+        """Adopt the parameter for an optimizer; its extent on the device is kept."""
         self.label, self.layout, self._traffic, self._narrow = label, layout, traffic, narrow
         self.is_new = True
 
     def move_out(self) -> None:
-        """The optimizer is gone, and with it every array but the master."""
+        """Forget every array but the master: the optimizer no longer exists."""
         self._current = "p"
         self.held = self.interrupted = None
         self.last_seen = self._home = self._landing = self._seen = self._loaded_master = None
 
     def hold_gradient(self, gradient: Tensor, wait: Callable[[], None] | None = None) -> None:
-        """Have the device keep a gradient until `release_gradient`; one that it has is added to.
+        """Keep a gradient on the device until `release_gradient`; add it to one kept already.
 
         Parameters
         ----------
-        wait : as of `DeviceGradient`, of a first gradient.
+        wait : as of `DeviceGradient`; used for the first gradient alone.
         """
         self.count_to_host(gradient)
         assert not isinstance(self.held, SparseGradient), "nothing is added to what was compressed"
@@ -419,15 +418,15 @@ class DeviceParameter:
         self.held = DeviceGradient(self.extent, array, form, gradient, self._traffic, wait)
 
     def release_gradient(self) -> None:
-        """The device need not keep a gradient any more."""
+        """Free the device's gradient."""
         self.held = None
 
     def interrupt(self, name: str) -> None:
-        """A step of this parameter failed half way, with what is called `name`."""
+        """Record that the error called `name` interrupted a step of this parameter."""
         self.interrupted = name
 
     def end_loan(self) -> None:
-        """The step has ended: the device lets go of parameter and gradient."""
+        """End the step's loans of the parameter and the gradient to the device."""
         self._landing = None
         while self._lent:
             self.extent.end_loan(self._lent.pop())
@@ -439,8 +438,8 @@ class DeviceParameter:
         compression: Compression,
         memory: Callable[[int], NDArray[np.float32]],
     ) -> Compressed:
-        """What of a gradient is to be sent instead of it, and what of it stays: on the host in an
-        array of `memory`, on an accelerator beside the gradient."""
+        """Select the elements of a gradient to send; the residual of a gradient on the host is
+        kept in an array of `memory`, that of one on an accelerator beside the gradient."""
         part = local(gradient)
         if not part.is_cpu:
             left = None if residual is None else flat(residual, part.device)
@@ -454,24 +453,24 @@ class DeviceParameter:
 
     @property
     def result(self) -> str:
-        """Array that has the parameter behind a step: the master, or a copy in its format."""
+        """Array that has the parameter after a step: the master, or a copy in its format."""
         form = self.copy_format
         return "p" if form is None else copy_array(form)
 
     @property
     def is_fetched(self) -> bool:
-        """Whether a step fetches the parameter: the host has memory for it, which the device does
-        not update itself."""
+        """Whether a step fetches the parameter: the parameter is not offloaded, and the device does
+        not update it in place."""
         return not self.offloaded and "p" not in self._lent
 
     def target(self, *, direct: bool, fingerprints: bool) -> Target:
-        """Memory for the result of a step.
+        """Return memory for the result of a step.
 
         Parameters
         ----------
-        direct : the parameter's own, if it takes the result as it is; else the parameter takes the
-            result, if that is large, as soon as it has been fetched.
-        fingerprints : make the fingerprint of such a parameter while it is filled.
+        direct : use the parameter's own memory if the formats agree; else convert a large result
+            into the parameter as soon as it has been fetched.
+        fingerprints : compute the fingerprint of the parameter while it is filled.
         """
         count, dtype = self.extent.count, self.extent.segment.dtype_of(self.result)
         if not direct or self.is_small:
@@ -482,7 +481,7 @@ class DeviceParameter:
         return Target(partial(np.empty, count, dtype), count=count, store=self._store)
 
     def take_result(self, results: Results) -> None:
-        """Take over the result of a step: the master, rounded to the parameter's format."""
+        """Update the host's parameter from a step's result, rounded to the parameter's format."""
         if self.offloaded:
             self._current = self.result
             convert.mark_changed(self.parameter)
@@ -524,7 +523,7 @@ class DeviceParameter:
 
     @property
     def _is_as_left(self) -> bool:
-        """Whether the host's parameter is what the last step left there, bit for bit."""
+        """Whether the host's parameter equals its contents after the last step, bit for bit."""
         if isinstance(self.last_seen, np.ndarray):
             self._landing = self._found_landing()
             words = convert.to_words(self.parameter) if self._landing is None else self._landing
@@ -538,7 +537,7 @@ class DeviceParameter:
         return self.last_seen is not None and convert.fingerprint(self.parameter) == self.last_seen
 
     def _found_landing(self) -> NDArray[np.float32] | None:
-        """`convert.landing` of the parameter: that of the step before, if it still is."""
+        """Return `convert.landing` of the parameter; the cached array if it is still valid."""
         parameter, seen = self.parameter, self._seen
         if (
             seen is not None
@@ -556,8 +555,8 @@ class DeviceParameter:
     def _leave(
         self, array: str | None, copy: Tensor | None = None, *, fingerprint: int | None = None
     ) -> None:
-        """The host's parameter is what the next step is to find; `array` on the device has the
-        same contents, if it is given, and so has `copy`; `fingerprint` is its own, if known."""
+        """Record the contents of the host's parameter: by the device's `array` with the same
+        contents, by `fingerprint`, or by the fingerprint of `copy`, an equal tensor."""
         self._home = None
         asked = array is not None and self.extent.segment.compares and not self._moves
         if array is not None and asked:
@@ -569,7 +568,7 @@ class DeviceParameter:
 
     @property
     def _known(self) -> bool:
-        """Whether there is a master that the last step left."""
+        """Whether the master after the last step is known."""
         return self.last_seen is not None or self._home is not None
 
     def _merged(self) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""State of one parameter, as torch knows it: on the device until it is read, or saved."""
+"""State of one parameter under torch's keys; fetched from the device when read or saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nearstep.torch.parameter import DeviceParameter
 from nearstep.updater.checks import STEPS
 
 RESIDUAL = "residual"
-"""Key of what compression has not sent so far. torch has no such key and ignores it."""
+"""Key of the part of the gradients not sent so far. torch has no such key and ignores it."""
 
 
 class _OnDevice:
@@ -38,25 +38,23 @@ _ON_DEVICE = _OnDevice()
 
 
 class ParameterState(dict[str, Any]):
-    """`optimizer.state[p]` with the keys that torch has there, of Adam `step`, `exp_avg` and
-    `exp_avg_sq`.
+    """`optimizer.state[p]` with torch's keys: for Adam `step`, `exp_avg` and `exp_avg_sq`.
 
-    `step` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as a
-    tensor of the parameter's shape, of fp32 whatever the parameter's format unless the rule names
-    another one, and is good until the next step. One that was changed in place, or assigned, goes
-    down with that step.
+    `step` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as a tensor of
+    the parameter's shape, of fp32 whatever the parameter's format unless the rule names another
+    dtype, and is valid until the next step. A moment that was assigned, or changed in place, is
+    sent with that step.
 
-    A moment that the device keeps in 8 bits is a tensor of uint8, its codes, and under a key of its
-    own, `exp_avg_scale` beside `exp_avg`, one of fp32 with a scale for each 256 elements. A
-    floating-point tensor that is assigned to it becomes both.
+    An 8-bit moment is a uint8 tensor of codes; its scales are an fp32 tensor, one for each 256
+    elements, under a key of their own (`exp_avg_scale` beside `exp_avg`). A floating-point tensor
+    assigned to the moment is quantized to both.
 
-    With error feedback `residual` is there after a step, an fp32 tensor of the parameter's shape
-    where the gradient was: what has not been sent, with -0 where nothing is left. A step makes a
-    new one.
+    With error feedback a step adds `residual`, a new fp32 tensor of the parameter's shape on the
+    gradient's device: the part of the gradients that was not sent, -0 where nothing is left.
 
-    It is a dict, because torch and its users test for one; every way to read a value (`dict(s)`,
-    `items()`, `|`, `copy()`, pickle, deepcopy, pytrees) fetches it. One that is made as a
-    dict is, by `type(s)({...})` or of a pytree, is on no device until a step takes it over.
+    The class is a dict, because torch and its users test for one; every way to read a value
+    (`dict(s)`, `items()`, `|`, `copy()`, pickle, deepcopy, pytrees) fetches it. A state built like
+    a dict (`type(s)({...})`, or from a pytree) is on no device until a step adopts it.
     """
 
     def __init__(self, *values: Any, **more: Any) -> None:
@@ -68,11 +66,11 @@ class ParameterState(dict[str, Any]):
 
     @classmethod
     def of(cls, store: DeviceParameter, step: Tensor | None, held: Iterable[str]) -> Self:
-        """State of a parameter whose moments are on a device.
+        """Return the state of a parameter whose moments are on a device.
 
         Parameters
         ----------
-        step : None if torch keeps no such count.
+        step : None if torch keeps no count for this rule.
         held : keys of the moments that the device has.
         """
         state = cls({} if step is None else {"step": step})
@@ -82,59 +80,59 @@ class ParameterState(dict[str, Any]):
 
     @property
     def store(self) -> DeviceParameter | None:
-        """Where the moments are kept; None of a state that is on no device."""
+        """The parameter on the device that has the moments; None if the state is on no device."""
         return self._store
 
     @property
     def step(self) -> Any:
-        """What is under the key `step`."""
+        """Value under the key `step`."""
         return super().__getitem__("step")
 
     @property
     def residual(self) -> Tensor | None:
-        """What is under the key `residual`."""
+        """Value under the key `residual`, or None."""
         return super().get(RESIDUAL)
 
     def keep_residual(self, residual: Tensor) -> None:
-        """Put a new tensor there that is like a moment of the parameter."""
+        """Set `residual` to a new tensor of the moments' shape."""
         super().__setitem__(RESIDUAL, residual)
         self._residual_is_saved = self._residual_is_shown = False
 
     @property
     def unsaved_residual(self) -> Tensor | None:
-        """What is under the key `residual`, unless drives have it as it is.
+        """Value under the key `residual`; None if the drives have the same value.
 
-        What the user has seen may be changed at any time.
+        A residual that the user has read counts as unsaved, since the user may change it.
         """
         known = self._residual_is_saved and not self._residual_is_shown
         return None if known else self.residual
 
     def residual_saved(self) -> None:
-        """Drives have the residual."""
+        """Record that the drives have the residual."""
         self._residual_is_saved = True
 
     @property
     def held(self) -> frozenset[str]:
-        """Keys of the moments that are on the device, and have not been fetched or assigned."""
+        """Keys of the moments on the device that have been neither fetched nor assigned."""
         return frozenset(key for key, raw in super().items() if raw is _ON_DEVICE)
 
     @property
     def is_on_device(self) -> bool:
-        """Whether no moment is anywhere else."""
+        """Whether no moment has been fetched or assigned since the last step."""
         layout = self._placed.layout
         moments = map(super().get, layout.with_scales(layout.moments))
         return all(raw is None or raw is _ON_DEVICE for raw in moments)
 
     def has_moment(self, key: str) -> bool:
-        """Whether there is a moment `key`, on the device or to be sent there."""
+        """Return whether there is a moment `key`, on the device or still to be sent."""
         return super().get(key) is not None
 
     def written(self, keys: Iterable[str]) -> list[Tensor]:
-        """Steps wrote these moments.
+        """Record that a step wrote these moments.
 
         Returns
         -------
-        list[Tensor] : the count of steps, which is to be advanced, if there is one.
+        list[Tensor] : the step count, for the caller to increment; empty if there is none.
         """
         for key in self._placed.layout.with_scales(keys):
             super().__setitem__(key, _ON_DEVICE)
@@ -146,7 +144,7 @@ class ParameterState(dict[str, Any]):
         return [step]
 
     def flush(self) -> None:
-        """Send what was changed on the host, and let go of what was fetched.
+        """Send moments that were changed on the host, and drop all fetched copies.
 
         The keys have been checked (`check_keys`).
         """
@@ -166,11 +164,11 @@ class ParameterState(dict[str, Any]):
         self._fetched.clear()
 
     def _is_changed(self, key: str, value: Any) -> bool:
-        """Whether what is under the key of a moment, or its scales, is not what the device has."""
+        """Return whether a moment or its scales differ from what was fetched."""
         return value is not _ON_DEVICE and self._fetched.get(key) != fingerprint(value)
 
     def check_keys(self) -> None:
-        """Raise `StateError` if a key was deleted that state always has."""
+        """Raise `StateError` if a required key was deleted."""
         keys = self._placed.layout.keys
         if not self.keys() >= keys:
             missing = next(key for key in keys if key not in self.keys())
@@ -181,14 +179,14 @@ class ParameterState(dict[str, Any]):
                 raise StateError(self._placed.label, expected, sorted(self.keys()))
 
     def snapshot(self) -> dict[str, Any]:
-        """A plain dict with values of its own: a copy of `step`, moments fetched afresh."""
+        """Return a plain dict of own values: a copy of `step`, moments fetched anew."""
         return {
             key: raw.detach().clone() if isinstance(raw, Tensor) and not is_new else raw
             for key, raw, is_new in self._contents()
         }
 
     def _contents(self) -> Iterator[tuple[str, Any, bool]]:
-        """Key and value of all, and whether the value was fetched for this."""
+        """Yield key, value, and whether the value was fetched for this call."""
         fetched: dict[str, Tensor] = {}
         for key, raw in super().items():
             if raw is _ON_DEVICE:
@@ -199,8 +197,8 @@ class ParameterState(dict[str, Any]):
                 yield key, raw, False
 
     def savepoint(self) -> Callable[[], None]:
-        """What makes the state what it is now, without copies of moments: what was not on the
-        device is sent with the next step."""
+        """Return a function that restores the present state without copies of moments: the next
+        step sends the moments that were not on the device."""
         values = dict(zip(dict.__iter__(self), dict.values(self), strict=True))
         step = values.get("step")
         count = step.clone() if isinstance(step, Tensor) else None
@@ -216,7 +214,7 @@ class ParameterState(dict[str, Any]):
         return restore
 
     def _moment(self, key: str) -> str:
-        """Key of the moment that is under this one, or whose scales are."""
+        """Return the key of the moment that `key` names, or whose scales it names."""
         return self._placed.layout.moment_of.get(key, key)
 
     @property
@@ -261,8 +259,8 @@ class ParameterState(dict[str, Any]):
         super().__setitem__(key, value)
 
     def _codes_of(self, store: DeviceParameter, key: str, value: object) -> Tensor:
-        """`value` as codes of a moment in 8 bits; if it is of floating point, its scales are
-        there then."""
+        """Return `value` as codes of an 8-bit moment; quantize a floating-point tensor and set its
+        scales."""
         layout, parameter = store.layout, store.parameter
         self._fetched.pop(key, None)
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -273,7 +271,7 @@ class ParameterState(dict[str, Any]):
         return check_moment(store.label, parameter, key, value, torch.uint8)
 
     def __iter__(self) -> Iterator[str]:
-        # Defined so that dict(state) and {**state} go through __getitem__.
+        # Defined so that dict(state) and {**state} call __getitem__.
         return super().__iter__()
 
     get = MutableMapping.get  # type: ignore[assignment]
@@ -349,7 +347,7 @@ def _unflatten(values: Iterable[Any], keys: list[str]) -> ParameterState:
     return ParameterState(zip(keys, values, strict=True))
 
 
-pytree.register_pytree_node(  # a subclass of dict is a leaf without
+pytree.register_pytree_node(  # otherwise a subclass of dict is a leaf
     ParameterState,
     _flatten,
     _unflatten,
@@ -366,12 +364,12 @@ def check_moment(
     dtype: torch.dtype | None = None,
     shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """`value` as a moment of a parameter, detached and on the host; a residual where it is.
+    """Return `value` as a moment of a parameter, detached, on the host; a residual not moved.
 
     Parameters
     ----------
-    dtype : None: any of floating point.
-    shape : None: as the parameter has it, spread over processes as it is.
+    dtype : None: any floating-point dtype.
+    shape : None: the parameter's, sharded over processes alike.
 
     Raises
     ------
@@ -395,7 +393,7 @@ def check_moment(
 
 
 def check_scales(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
-    """`value` as scales of a parameter's moment in 8 bits: float32, one for each 256 elements."""
+    """Check scales of a parameter's 8-bit moment: float32, one for each 256 elements."""
     shape = (blockwise.groups(convert.size(parameter)),)
     return check_moment(label, parameter, key, value, torch.float32, shape)
 
@@ -405,12 +403,12 @@ MASTER = "master_param"
 
 
 EXACT_STEPS = 1 << 24
-"""Whole numbers below it are fp32 values."""
+"""fp32 represents every whole number below this bound."""
 
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A value that `Optimizer.load_state_dict` is to pass on as it is, not cast to 16 bits."""
+    """A value that `Optimizer.load_state_dict` must not cast to 16 bits."""
 
     value: Any
 
@@ -423,8 +421,8 @@ class SavedState:
     ----------
     step : fp32 scalar; None if the layout has none.
     moments : by key; of the parameter's shape, or in 8 bits.
-    master : fp32 master of a 16-bit parameter.
-    others : values under keys that are not torch's.
+    master : fp32 master of a 16-bit parameter; None if none was saved.
+    others : values under other keys.
     """
 
     step: Tensor | None
@@ -434,7 +432,7 @@ class SavedState:
 
     @classmethod
     def of(cls, layout: Layout, label: str, parameter: Tensor, saved: Mapping[str, Any]) -> Self:
-        """Check `saved`, the state of `parameter` as torch's optimizer or `export` has it.
+        """Check `saved`, a state of `parameter` from torch's optimizer or from `export`.
 
         Raises
         ------
@@ -467,7 +465,7 @@ class SavedState:
 
 
 def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> Tensor | Coded:
-    """Take a moment from saved values: a tensor, or codes and scales.
+    """Remove a moment from `values` and return it: a tensor, or codes and scales.
 
     Raises
     ------
@@ -484,11 +482,11 @@ def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> 
 
 
 def count(label: str, step: object) -> int:
-    """The value of `step`, a number or a tensor of one element, as an int.
+    """Return `step`, a number or a tensor of one element, as an int.
 
     Raises
     ------
-    StateError : it is not a whole number of at least 0, or a run could not have the next one.
+    StateError : `step` is not a whole number of at least 0, or is too large for a run.
     """
     try:
         value = options.scalar("step", step)
@@ -504,7 +502,7 @@ def count(label: str, step: object) -> int:
 
 
 def export(state: ParameterState) -> dict[str, Any]:
-    """A plain dict with what torch's optimizer has, and the master of a 16-bit parameter."""
+    """Return a plain dict with torch's keys, and the master of a 16-bit parameter."""
     resident = state.store
     values = state.snapshot()
     if resident is not None and resident.keeps_master:

@@ -1,4 +1,4 @@
-"""One step of an optimizer: gather and check all, then send, run and take the results."""
+"""One step of an optimizer: gather and check everything, then send, run and fetch."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from nearstep.updater.rounding import Numbering, Rounding
 
 
 class Stepper:
-    """Makes the steps of one optimizer, whose arrays are in a table.
+    """Runs the steps of one optimizer, whose arrays are in a table.
 
     Attributes
     ----------
-    buckets : small parameters that are updated together.
+    buckets : groups of small parameters that are updated together.
     """
 
     def __init__(self, table: StateTable) -> None:
@@ -47,11 +47,11 @@ class Stepper:
         self._grouped: list[list[Tensor]] = []
 
     def step(self, owner: Owner, scaling: Scaling, *, held_only: bool = False) -> bool:
-        """Update every parameter that has a gradient; whether the step was made, not skipped.
+        """Update every parameter that has a gradient; return False if the step was skipped.
 
         Parameters
         ----------
-        held_only : update those alone whose gradients the device keeps.
+        held_only : update only parameters whose gradients the device keeps.
         """
         table, groups = self._table, owner.param_groups
         bucketed = self._ready_buckets(owner)
@@ -80,9 +80,9 @@ class Stepper:
     def _items(
         self, groups: Groups, buckets: Sequence[FlatBucket], *, held_only: bool
     ) -> Iterator[StepItem]:
-        """Parameters that are to be updated besides these buckets; all is checked.
+        """Yield the checked items of parameters outside `buckets`.
 
-        As in torch, options of a group without gradients are of no account.
+        As in torch, the options of a group without gradients are not checked.
         """
         table = self._table
         for index, group in enumerate(groups):
@@ -129,7 +129,7 @@ class Stepper:
         bucketed: Sequence[ReadyBucket],
         scaling: Scaling,
     ) -> StepPlan:
-        """Phase and state of all items, and the arguments of their runs; nothing is sent."""
+        """Plan phase, state and run arguments of all items; send nothing."""
         table, rule, arguments = self._table, self._table.rule, {}
         every = [*items, *(StepItem(b.group, -1, gradients) for b, gradients in bucketed)]
         for item, (bucket, _) in zip(every[len(items) :], bucketed, strict=True):
@@ -158,7 +158,7 @@ class Stepper:
         )
 
     def _apply(self, owner: Owner, plan: StepPlan) -> bool:
-        """Send, run and take the results of a plan; False if the step is to be skipped."""
+        """Send, run and fetch the results of a plan; return False if the step is skipped."""
         table, items, begun = self._table, plan.items, list[AcceleratedRuns]()
 
         start = partial(_start, table, plan.arguments)
@@ -196,7 +196,7 @@ class Stepper:
     def _prepare(
         self, owner: Owner, item: StepItem, arrays: Mapping[str, float], sends: Sends
     ) -> None:
-        """Send what the update of an item needs; of a gradient that is compressed, not yet."""
+        """Send the data for an item's update; compress a gradient without sending it."""
         table, gradient, resident = self._table, item.gradient, item.resident
         group = owner.param_groups[item.group]
         maximize, scales = bool(group["maximize"]), table.device.config.gradient_scale
@@ -239,11 +239,11 @@ class Stepper:
         item.key = RunKey(item.group, item.phase, form, copied, item.times, maximize and scales)
 
     def _finish(self, owner: Owner, item: StepItem, written: Sequence[str]) -> list[Tensor]:
-        """Take over that a step has updated a parameter, and wrote these moments.
+        """Record a parameter's update and the moments written.
 
         Returns
         -------
-        list[Tensor] : what 1 is still to be added to.
+        list[Tensor] : step counts, for the caller to increment.
         """
         state, resident = item.state, item.single
         is_kept = len(state) > 0
@@ -262,7 +262,7 @@ class Stepper:
             elif isinstance(item.resident, FlatBucket):
                 for gradient in cast(list[Tensor], item.gradient):
                     gradient.div_(scale)
-            elif isinstance(item.gradient, Tensor):  # nothing is kept of those that are compressed
+            elif isinstance(item.gradient, Tensor):  # compressed gradients are not kept
                 if shares_memory(local(item.gradient)):
                     item.resident.parameter.grad = item.gradient / scale
                 else:
@@ -271,12 +271,11 @@ class Stepper:
     def hold_pairs(
         self, states: States, parameter: Tensor, make: Callable[[Tensor | None], Compressed]
     ) -> SparseGradient:
-        """Keep what `make` compresses the gradient of a parameter to, for the next step; the rest
-        of the gradient is kept on the host.
+        """Keep a parameter's compressed gradient and its residual for the next step.
 
         Parameters
         ----------
-        make : compresses the gradient, to which a residual is added first, as `compress` does.
+        make : adds a residual to the gradient and compresses the sum, as `compress` does.
         """
         resident, state = self._table.parameters[parameter], states.get(parameter)
         residual = self._residual_of(state if isinstance(state, ParameterState) else None)
@@ -292,14 +291,14 @@ class Stepper:
         return held
 
     def compress(self, parameter: Tensor, gradient: Tensor, residual: Tensor | None) -> Compressed:
-        """What of a gradient is sent, and its residual; the settings have compression."""
+        """Return the elements of a gradient to send, and the residual; compression is set."""
         compression = self._table.settings.compression
         assert compression is not None, "gradients are compressed"
         resident, memory = self._table.parameters[parameter], self._residuals.empty
         return resident.compress(gradient, residual, compression, memory)
 
     def _residual_of(self, state: ParameterState | SavedState | None) -> Tensor | None:
-        """What the next gradient is added to before it is compressed."""
+        """Return the residual to add to the next gradient before it is compressed."""
         compression = self._table.settings.compression
         if compression is None or not compression.error_feedback or state is None:
             return None
@@ -309,10 +308,10 @@ class Stepper:
         return state.residual
 
     def _ready_buckets(self, owner: Owner) -> list[ReadyBucket]:
-        """Buckets that this step can use. Nothing has been done with them yet."""
+        """Return the buckets that this step can use; change nothing."""
         table, groups = self._table, owner.param_groups
         if table.home.is_durable or not self.buckets or not _same(groups, self._grouped):
-            return []  # of other parameters one may be in a group twice now
+            return []  # in changed groups a parameter may be in a group twice
         found = ((each, each.gradients(owner.state)) for each in self.buckets)
         ready = [(each, gradients) for each, gradients in found if gradients is not None]
         written: dict[int, list[str]] = {}
@@ -327,7 +326,7 @@ class Stepper:
         bucketed: Sequence[ReadyBucket],
         items: Sequence[StepItem],
     ) -> None:
-        """Make buckets for the next step of the items of this one."""
+        """Make buckets of this step's items for the next step."""
         table = self._table
         if (not items and bucketed) or table.home.is_durable:
             return
@@ -359,7 +358,7 @@ def _start(
     factor: float,
     numbering: Numbering,
 ) -> Callable[[], Run]:
-    """As of `Start`."""
+    """Prepare a run: as of `Start`."""
     found, settings = arguments[key.group, key.phase], table.settings
     wanted = {name: arrays[name] for name in found.form.rule.arrays_in}
     options: dict[str, Any] = {
@@ -375,7 +374,7 @@ def _start(
 
 
 def _same(groups: Groups, known: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether groups have these parameters."""
+    """Return whether the groups have these parameters."""
     return len(groups) == len(known) and all(
         len(group["params"]) == len(own) and all(map(is_, group["params"], own))
         for group, own in zip(groups, known, strict=True)
@@ -383,7 +382,7 @@ def _same(groups: Groups, known: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def _runs(items: Iterable[StepItem]) -> Iterator[list[StepItem]]:
-    """Items that fit into buckets, each with its neighbours alike, up to a number of elements."""
+    """Group adjacent items that fit a bucket and have equal keys, up to TOGETHER_ELEMENTS."""
     run: list[StepItem] = []
     for item in (each for each in items if fits(each.single, each.state)):
         extent = item.resident.extent
@@ -401,7 +400,7 @@ def _runs(items: Iterable[StepItem]) -> Iterator[list[StepItem]]:
 
 
 def _others(count: int, buckets: Sequence[FlatBucket]) -> Sequence[int]:
-    """Positions of the parameters of a group, of `count`, that are in none of these buckets."""
+    """Return the positions, among `count` in a group, of parameters in none of the buckets."""
     if not buckets:
         return range(count)
     known = {position for bucket in buckets for position in bucket.positions}

@@ -1,4 +1,4 @@
-"""Homes on drives: every step is a transaction, which ends with a generation of the store."""
+"""Homes on drives: every step is a transaction that commits a generation of the store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AnySegment = TypeVar("AnySegment", bound=DriveSegment)
 
 
 class Savepoint:
-    """State and parameters on the host as they are now; parameters from `keep` on."""
+    """State and parameters on the host as they are now; parameters copied by `keep`."""
 
     def __init__(self, states: Any, parameters: Iterable[DeviceParameter]) -> None:
         self._states, self._found = states, dict(states)
@@ -56,7 +56,7 @@ class Savepoint:
                 self._copies.append((each.parameter, each.parameter.detach().clone()))
 
     def restore(self) -> None:
-        """Restore all of it. Nothing is in the memory of the device any more."""
+        """Restore state and parameters. The device's memory is empty."""
         with torch.no_grad():
             for parameter, copy in self._copies:
                 parameter.copy_(copy)
@@ -67,14 +67,14 @@ class Savepoint:
 
 
 class FailedStep(NamedTuple):
-    """A step that is to be rolled back, unless its generation turns out to count.
+    """A failed step, to be rolled back unless its generation was committed.
 
     Attributes
     ----------
-    parameters : that it was to update.
-    generation : before its last commit: another one means that the step counts.
+    parameters : of the step.
+    generation : before the step's last commit: if the drives have another, the step counts.
     is_lost : whether changes of parameters are lost; None: a generation has all of them.
-    recovers : steps can be made once it has been rolled back.
+    recovers : steps can run after the rollback.
     """
 
     savepoint: Savepoint
@@ -89,10 +89,9 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     Attributes
     ----------
-    drives : whose store the segments share.
-    segments : in the order in which a step updates them.
-    recovers : after a rollback a device that failed in a step has left nothing undone, whatever
-        failed: the drives have all that there was.
+    drives : the store that the segments share.
+    segments : in the order of their updates in a step.
+    recovers : a rollback repairs every failure of the device, since the drives have all data.
     """
 
     is_durable = True
@@ -111,49 +110,49 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     @property
     @abstractmethod
     def peak(self) -> int:
-        """Most bytes of memory of the device that were in use."""
+        """Most bytes of the device's memory that were in use at once."""
 
     @abstractmethod
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Parameters, each with those that share a segment with it."""
+        """Group parameters by the segment that they are to share."""
 
     def check_room(self, segment: AnySegment, arrays: Sequence[str], label: str) -> None:
         """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together."""
 
     def layout(self, names: Mapping[Tensor, str]) -> Mapping[str, Any] | None:
-        """Where the arrays of parameters of these names are kept, for the meta data of a
-        generation; None: of each there is a tensor."""
+        """Return the layout of the arrays for a generation's meta data; None: a tensor for each
+        parameter and array."""
         return None
 
     @abstractmethod
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
-        """A step of these begins; what it finds on the drives becomes a generation first.
+        """Prepare a step of these; data already changed on the drives is committed first.
 
         Parameters
         ----------
-        anew : the step had begun, and then it was found that a parameter had been changed.
+        anew : the step is repeated, since a parameter was found to be changed.
         """
 
     def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
-        """An update of these begins, which may have to be rolled back."""
+        """Save in `savepoint` what a rollback of an update of these needs."""
 
     def restore(self, parameters: Iterable[DeviceParameter]) -> None:
-        """After a rollback of an update of these: restore what else the host had."""
+        """Restore these parameters on the host after a rollback."""
 
     @abstractmethod
     def load_unit(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
-        """Load arrays of a unit, which are about to be updated."""
+        """Load the arrays of a unit before its update."""
 
     def prefetch(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
-        """Begin to load those of the next unit."""
+        """Begin to load the arrays of the next unit."""
 
     @abstractmethod
     def write_masters(self) -> None:
-        """Write the parameters as they are on the host."""
+        """Write the host's parameters."""
 
     @abstractmethod
     def forget(self) -> None:
-        """Drop what is in memory; what was written there alone is lost."""
+        """Drop all arrays in memory, unwritten changes included."""
 
     def segments_of(
         self,
@@ -190,7 +189,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         self.segments.append(segment)  # type: ignore[arg-type]
 
     def begin_life(self, owner: Owner) -> None:
-        """Commit the parameters of the constructor, or resume from what the drives have."""
+        """Commit the constructor's parameters, or resume from the drives."""
         overflow = owner.table.settings.overflow
         if overflow is not None and overflow.resume is not False:
             self._resume(owner)
@@ -201,12 +200,12 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     @property
     def _is_dirty(self) -> bool:
-        """Whether something was written that no generation has."""
+        """Whether data was written that no generation has."""
         return any(segment.dirty for segment in self.segments)
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Gradients that are reserved in it do not outlast it."""
+        """Mark a step: gradients reserved during it do not outlast it."""
         for segment in self.segments:
             segment.in_step = True
         try:
@@ -216,14 +215,13 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 segment.in_step = False
 
     def step(self, owner: Owner, plan: StepPlan, apply: Callable[[StepPlan], bool]) -> bool:
-        """Make a step of one unit of parameters after the other, and commit a generation of all.
+        """Update one unit of parameters after the other, and commit a generation of all.
 
-        After an error everything is what it was before, unless the device failed and had something
-        that the drives have not. Drives that do not answer then are asked again when the optimizer
-        is next used (`check_whole`): if the generation counts, everything is what it was after the
-        step. What was changed on the drives alone since the last generation is written first: if
-        that fails, gradients are lost, and of parameters that are offloaded all changes, after
-        which steps are refused.
+        An error restores the state before the step, unless the device failed and had data that the
+        drives have not. If the drives do not answer, they are read again at the optimizer's next
+        use (`check_whole`): a generation that was committed counts as the step. Data changed on
+        the drives since the last generation is committed first: if that fails, gradients and all
+        changes of offloaded parameters are lost; with lost parameters steps are refused.
         """
         table, states = owner.table, owner.state
         singles = plan.singles()
@@ -251,7 +249,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                     except ChangedParameterError:
                         if anew:
                             raise
-                        is_lost = False  # nothing has reached the host
+                        is_lost = False  # the host is unchanged
                         self.roll_back()
                         savepoint.restore()
                         table.recover()
@@ -276,27 +274,27 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             apply(unit)
 
     def _undo(self, table: StateTable, failed: FailedStep, error: BaseException) -> None:
-        """Roll back a step, now if the drives answer."""
+        """Roll back a step now, or at the next use if the drives do not answer."""
         if failed.is_lost:
             table.interrupt(table.parameters.values(), error)
         try:
             if isinstance(error, UncertainCommitError):
-                raise error  # they did not
+                raise error  # the drives did not answer
             self._finish_undo(table, failed, error)
         except StorageError:
             table.interrupt(table.parameters.values(), error)
         self._release(error)
 
     def _release(self, error: BaseException) -> None:
-        """Unlock drives that had an error, so that an optimizer can be made anew, whoever refers to
-        this one."""
+        """Unlock drives after an error, so that a new optimizer can open them while this one is
+        still referenced."""
         if isinstance(error, StorageError) and not isinstance(error, DriveTimeoutError):
-            self.drives.release()  # after a timeout something may be under way still
+            self.drives.release()  # after a timeout a transfer may still run
 
     def _finish_undo(
         self, table: StateTable, failed: FailedStep, error: BaseException | None = None
     ) -> None:
-        """Go back to before a step that failed; if its generation counts, to behind it."""
+        """Restore the state before a failed step, or after it if its generation counts."""
         counts = self.drives.store.generation != failed.generation
         if counts and failed.is_lost is None:
             self._clean()
@@ -312,12 +310,12 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             table.recover()
 
     def check_whole(self, table: StateTable) -> None:
-        """Roll back a step that could not be rolled back when it failed. Raises `StorageError`."""
+        """Roll back a failed step that is still pending. Raises `StorageError`."""
         if self._failed is not None:
             self._finish_undo(table, self._failed)
 
     def write_failed(self, table: StateTable, error: Exception) -> None:
-        """Go on after a write to the drives that failed outside of a step: as of
+        """Recover from a failed write to the drives outside of a step: as of
         `DeviceOptimizer.write_failed`."""
         if not isinstance(error, StorageError):
             return
@@ -343,7 +341,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         if table.interrupted is not None:
             self.roll_back()
         self._failed = None
-        table.interrupted = "load_state_dict"  # unless it ends
+        table.interrupted = "load_state_dict"  # cleared by the caller
         try:
             load()
             self.write_masters()
@@ -353,10 +351,10 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             raise
 
     def commit(self, meta: Mapping[str, Any]) -> None:
-        """Make all that was written a generation.
+        """Commit all writes as a generation.
 
-        If the last write fails, the drives are read to find out whether the generation counts. If
-        it does, this returns; if not, the error of the write is raised.
+        If the last write fails, the drives are read: if the generation counts, return; else raise
+        the error of the write.
 
         Raises
         ------
@@ -376,20 +374,20 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         self._clean()
 
     def _clean(self) -> None:
-        """The last generation has all that was written."""
+        """Record that the last generation has all writes."""
         for segment in self.segments:
             segment.dirty.clear()
 
     def roll_back(self) -> None:
-        """Go back to the last generation, with nothing in memory."""
-        self.drives.store.abort()  # waits for what is under way
+        """Restore the last generation, with nothing in memory."""
+        self.drives.store.abort()  # waits for transfers in flight
         self.forget()
         for segment in self.segments:
             segment.dirty.clear()
             segment.find()
 
     def forget_gradients(self, segment: AnySegment) -> None:
-        """Remove gradients from the drives that the device need not keep any more."""
+        """Remove gradients from the drives, unless the device is to keep one of the segment."""
         if any(isinstance(each.held, DeviceGradient) for each in segment.parameters):
             return
         for name in segment.on_drives.intersection(GRADIENTS):
@@ -404,7 +402,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             state.residual_saved()
 
     def _resume(self, owner: Owner) -> None:
-        """Load parameters, state and options as the drives have them."""
+        """Load parameters, state and options from the drives."""
         table, groups, settings = owner.table, owner.param_groups, owner.table.settings
         source = self.drives.store if self._source is None else self._source
         saved, states = unpack(source.meta, owner)
@@ -437,7 +435,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             self._commit(owner, _made(source), **more)
 
     def _reshard(self, owner: Owner, source: Store, states: Mapping[Tensor, StepState]) -> bool:
-        """Copy arrays from other drives, or to another layout; whether there are any."""
+        """Copy arrays from other drives or another layout; return whether copies were needed."""
         table, names = owner.table, keys(owner.param_groups)
         if source is self.drives.store and source.meta.get("layout") == self.layout(names):
             return False
@@ -464,5 +462,5 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
 
 def _made(store: Store) -> Made:
-    """How far the last generation of a store is."""
+    """Return the number of steps and changes of a store's last generation."""
     return Made.of(store.meta, store.generation)

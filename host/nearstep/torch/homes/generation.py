@@ -1,4 +1,4 @@
-"""What a generation on drives has: a step, arrays, and what error feedback holds back."""
+"""Contents of a generation on drives: a step, arrays, and the residuals of error feedback."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ class StepState(NamedTuple):
 
     Attributes
     ----------
-    step : None if none is kept.
-    moments : keys of those that the drives have.
-    residual : whether the drives have what error feedback held back; None: there was something,
-        and they have not.
+    step : None if the rule keeps no count.
+    moments : keys of the moments that the drives have.
+    residual : whether the drives have the residual; None: the parameter had one that was not saved.
     """
 
     step: int | None
@@ -46,11 +45,11 @@ class StepState(NamedTuple):
 
 
 def pack(owner: Owner, layout: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Meta data of a generation.
+    """Return the meta data of a generation.
 
     Parameters
     ----------
-    layout : where the arrays are kept: of `nearstep.torch.homes.durable.DurableHome`.
+    layout : of the arrays; see `nearstep.torch.homes.durable.DurableHome.layout`.
     """
     groups, names = owner.param_groups, keys(owner.param_groups)
     saves = owner.table.settings.save_residual
@@ -71,11 +70,11 @@ def pack(owner: Owner, layout: Mapping[str, Any] | None) -> dict[str, Any]:
 def unpack(
     meta: Mapping[str, Any], owner: Owner
 ) -> tuple[Sequence[dict[str, Any]], Mapping[Tensor, StepState]]:
-    """Options of each group, and states, of a generation.
+    """Return the options of each group and the states of a generation.
 
     Raises
     ------
-    ResumeError : it is of no optimizer, or of another one, or of one that computed something else.
+    ResumeError : the generation is of no optimizer, of another, or of another arithmetic.
     """
     groups, named = owner.param_groups, _name(owner)
     if meta.get("owner") != named:
@@ -96,16 +95,16 @@ def unpack(
     options = [
         {k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}
         for each in meta["groups"]
-    ]  # JSON has lists alone
+    ]  # JSON has no tuples
     return options, states
 
 
 def digest(rule: Optimizer, source: str) -> str:
-    """Of the arithmetic of all forms of an optimizer, and of its state.
+    """Hash the arithmetic of all forms of an optimizer, and its state.
 
     Parameters
     ----------
-    source : as of `nearstep_spec.rule.file.load_with_digest`; empty of one of the package.
+    source : as of `nearstep_spec.rule.file.load_with_digest`; empty for a rule of nearstep.
     """
     forms = [each.digest for each in rule.all_forms]
     text = json.dumps([forms, sorted(rule.state.items()), rule.counts, *filter(None, [source])])
@@ -142,12 +141,12 @@ def _plain(value: Any, where: str, key: str) -> Any:
 
 
 CARRIED_ELEMENTS = 1 << 20
-"""Elements that are copied at once."""
+"""Elements in each copy."""
 
 
 class SavedArrays:
-    """Arrays of parameters of one generation: of each a tensor, striped over the drives of the
-    host; or, of cards, of each segment a tensor on each drive."""
+    """Arrays of one generation: for each parameter a tensor, striped over the host's drives; or,
+    on cards, for each segment a tensor on each drive."""
 
     def __init__(self, view: GenerationView) -> None:
         self._view, layout = view, view.meta.get("layout")
@@ -159,14 +158,14 @@ class SavedArrays:
         }
 
     def has(self, key: str, array: str) -> bool:
-        """Whether there is this array of the parameter of this name."""
+        """Return whether this array of the parameter named `key` exists."""
         name = f"{key}.{array}"
         if self._stripes is not None:
             name = f"{self._places[key][0]}.{array}@0" if key in self._places else ""
         return name in self._view.tensors
 
     def read(self, key: str, array: str, start: int, out: NDArray[Any]) -> None:
-        """Copy elements of a parameter's array from `start` on to `out`, of shape (n,)."""
+        """Copy elements of a parameter's array, from `start` on, to `out`, of shape (n,)."""
         if self._stripes is None:
             self._view.read(f"{key}.{array}", out, start * out.itemsize)
             return
@@ -181,11 +180,11 @@ class SavedArrays:
 
 
 def reshard(saved: SavedArrays, key: str, resident: DeviceParameter, arrays: Iterable[str]) -> None:
-    """Copy arrays of one parameter to the drives that it has now, which have room for them.
+    """Copy arrays of one parameter to its present drives, where they are reserved.
 
     Raises
     ------
-    ResumeError : there is none.
+    ResumeError : the generation does not have an array.
     StorageError
     """
     extent = resident.extent
@@ -202,20 +201,20 @@ def reshard(saved: SavedArrays, key: str, resident: DeviceParameter, arrays: Ite
 
 
 WRITTEN_ELEMENTS = 1 << 18
-"""That are written to a drive at once."""
+"""Elements in each write to a drive."""
 
 WRITES = 2
-"""That are under way while the next is made."""
+"""Writes in flight while the next one is prepared."""
 
 
 def write_residuals(
     segments: Iterable[DriveSegment], states: Mapping[Tensor, Any], *, save: bool
 ) -> list[ParameterState]:
-    """Write the residuals that the drives do not have as they are: the next generation has them.
+    """Write the residuals that changed since they were saved, for the next generation.
 
     Parameters
     ----------
-    save : False removes them from the drives instead.
+    save : False removes all residuals from the drives.
 
     Returns
     -------
@@ -243,15 +242,15 @@ def write_residuals(
 
 
 def read_residual(resident: DeviceParameter, state: ParameterState) -> None:
-    """Have the residual of a parameter as the drives have it."""
+    """Load the residual of a parameter from the drives."""
     array = resident.extent.read(HELD_BACK)
     state.keep_residual(convert.to_tensor(array, resident.parameter))
     state.residual_saved()
 
 
 class _Writer:
-    """Writes an array in stretches of at most `most` elements that end at multiples of it, so that
-    what drives write whole is whole: they read first what is written in part."""
+    """Writes an array in runs of at most `most` elements that end at multiples of `most`: drives
+    read a block that is written in part first."""
 
     def __init__(self, place: StoredArray, most: int) -> None:
         self._place = place
@@ -259,10 +258,10 @@ class _Writer:
         self._pool = AlignedPool()
         self._room = self._pool.empty(most, np.float32)
         self._writes: list[tuple[list[Completion], object]] = []
-        self._start = self._stop = 0  # elements that are in the room
+        self._start = self._stop = 0  # elements in the room
 
     def add(self, start: int, data: NDArray[np.float32]) -> None:
-        """Write `data` to elements from `start` on, behind all that were added before."""
+        """Write `data` to elements from `start` on, after all earlier data."""
         if start != self._stop:
             self.flush()
             self._start = self._stop = start
@@ -273,7 +272,7 @@ class _Writer:
                 self.flush()
 
     def flush(self) -> None:
-        """Begin to write what is in the room."""
+        """Begin to write the elements in the room."""
         if self._stop > self._start:
             data = self._room[: self._stop - self._start]
             self._writes.append((self._place.begin_write(self._start, data), data))
@@ -282,7 +281,7 @@ class _Writer:
         self._start = self._stop
 
     def wait(self, most: int) -> None:
-        """Wait until at most so many writes are under way."""
+        """Wait until at most `most` writes are in flight."""
         while len(self._writes) > most:
             completions, _ = self._writes.pop(0)
             for each in completions:
@@ -290,7 +289,7 @@ class _Writer:
 
 
 def _write(segment: DriveSegment, residuals: Iterable[tuple[Extent, Tensor]]) -> None:
-    """Write residuals, in the order of their extents; what is between neighbours becomes zero."""
+    """Write residuals in the order of their extents, with zeros between neighbours."""
     place = segment.elsewhere(HELD_BACK)
     assert place is not None, "it is on the drives alone"
     writer = _Writer(place, WRITTEN_ELEMENTS * segment.stripes.channels)
