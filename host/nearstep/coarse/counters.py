@@ -1,4 +1,4 @@
-"""What the devices of a pool have counted."""
+"""Counters of the devices of a pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNTER_BITS = 64
 
 @dataclass(frozen=True)
 class Counts:
-    """Counters of one block; `after - before` is what was counted between."""
+    """Counters of one block; `after - before` is the difference modulo 2**64."""
 
     def __sub__(self, before: Self) -> Self:
         counted = {
@@ -26,14 +26,14 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCounters(Counts):
-    """One end of a link: what it sent, and what it took.
+    """Counters of one end of a link.
 
     Attributes
     ----------
-    sent_phits, payload_phits : phits of 16 bytes sent, and those of entries among them.
-    replays : entries that were sent again.
-    received_entries, bad_frames, gaps, duplicates : entries accepted; frames dropped; times that
-        entries were lost before what came; entries that had been accepted before.
+    sent_phits, payload_phits : phits of 16 bytes sent; phits of entries among them.
+    replays : entries sent again.
+    received_entries, bad_frames, gaps, duplicates : entries accepted; frames dropped; gaps in the
+        sequence of entries; entries received again.
     stall : cycles in which a phit waited for the link.
     """
 
@@ -49,11 +49,11 @@ class LinkCounters(Counts):
 
 @dataclass(frozen=True, kw_only=True)
 class CoreCounters(Counts):
-    """A sync core: cycles in which a job was in work, beats of its ALUs, and what these waited for.
+    """Counters of a sync core: cycles with a running job, beats of its ALUs, and stalls by cause.
 
     Attributes
     ----------
-    stall_local, stall_receive, stall_send, stall_write : cycles.
+    stall_local, stall_receive, stall_send, stall_write : in cycles.
     """
 
     cycles: int
@@ -66,13 +66,13 @@ class CoreCounters(Counts):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCounters:
-    """One device.
+    """Counters of one device.
 
     Attributes
     ----------
     links : by port; port 1 sends to the next device, port 0 to the one before.
     cores : by group.
-    pages_copied : of the snapshot that is open, or of the last.
+    pages_copied : of the open snapshot, or of the last one.
     snapshot_stall : cycles in which a write waited for a page to be copied.
     """
 
@@ -92,7 +92,7 @@ class DeviceCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolCounters:
-    """All devices; `after - before` is what was counted between.
+    """Counters of all devices; `after - before` is the difference.
 
     Attributes
     ----------
@@ -103,11 +103,13 @@ class PoolCounters:
     devices: tuple[DeviceCounters, ...]
 
     def busy_share(self, device: int, port: int) -> float | None:
-        """Share of cycles in which a direction of a link carried a phit; None without a clock."""
+        """Return the share of cycles in which a direction of a link carried a phit; None without a
+        clock."""
         return self._share(self.devices[device].links[port].sent_phits)
 
     def payload_share(self, device: int, port: int) -> float | None:
-        """Share of cycles in which that was a phit of an entry; None without a clock."""
+        """Return the share of cycles in which a direction carried a phit of an entry; None without
+        a clock."""
         return self._share(self.devices[device].links[port].payload_phits)
 
     def _share(self, phits: int) -> float | None:
@@ -124,7 +126,7 @@ class PoolCounters:
 
 
 def read_counters(node: Registers, groups: int) -> DeviceCounters:
-    """Counters of one device, each block's taken in one cycle."""
+    """Read the counters of one device, latched block by block in one cycle each."""
     node.pool.control.latch = 1
     return DeviceCounters(
         links=tuple(

@@ -15,14 +15,14 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 class CoarseDevice(UpdatingDevice):
-    """All memory devices of a pool; a channel of memory is the DRAM of one of them.
+    """All memory devices of a pool; each memory channel is the DRAM of one device.
 
-    `nearstep.coarse.CoarsePool` is what sums tensors with it. Where devices have an update kernel
-    (`rules=`), `update` starts it on the device that the arrays lie on.
+    `nearstep.coarse.CoarsePool` sums tensors with these devices. With an update kernel at each
+    device (`rules=`), `update` starts the kernel of the device that holds the arrays.
 
     Attributes
     ----------
-    config : of each device.
+    config : configuration of each device.
     nodes : tuple[Registers, ...]. Registers of each device as objects:
         `device.nodes[2].sync0.status.busy`.
 
@@ -71,5 +71,5 @@ class CoarseDevice(UpdatingDevice):
         }
 
     def local_address(self, address: int, device: int) -> int:
-        """Address that a job of `device` has for a place in the memory of the pool."""
+        """Return the address, local to `device`, of a pool address."""
         return address - self._allocators[device].base

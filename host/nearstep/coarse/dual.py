@@ -1,4 +1,4 @@
-"""Dual synchronization: which bytes of a model go to the memory devices, and which the workers sum.
+"""Dual synchronization: split of gradients between memory devices and workers.
 
 Ref: COARSE paper, section III-F.
 """
@@ -19,9 +19,9 @@ Seconds = float | Fraction
 
 @dataclass(frozen=True, kw_only=True)
 class DualInputs:
-    """What the estimate of an iteration is made of.
+    """Inputs of the estimate of an iteration's time.
 
-    Numbers are taken exactly as they are, so that T_train is a fraction without rounding.
+    Inputs are converted exactly, so that T_train is a fraction without rounding.
 
     Parameters
     ----------
@@ -55,19 +55,19 @@ class DualInputs:
 
     @property
     def ring(self) -> Fraction:
-        """Bytes that a member of a ring sends for a byte of the tensor: 2 (p - 1) / p."""
+        """Bytes sent by each member of a ring per byte of the tensor: 2 (p - 1) / p."""
         return Fraction(2 * (self.workers - 1), self.workers)
 
     def proxy_s(self, nbytes: int) -> Fraction:
-        """T_sync(proxy) of so many bytes."""
+        """Return T_sync(proxy) of `nbytes`, in seconds."""
         return self.ring * nbytes / Fraction(self.proxy_bytes_per_s)
 
     def worker_s(self, nbytes: int) -> Fraction:
-        """T_sync(GPU) of so many bytes."""
+        """Return T_sync(GPU) of `nbytes`, in seconds."""
         return self.ring * nbytes / Fraction(self.worker_bytes_per_s)
 
     def train_s(self, m: int) -> Fraction:
-        """T_train: seconds of an iteration of which `m` bytes go to the memory devices.
+        """Return T_train: seconds of an iteration in which the memory devices sum `m` bytes.
 
         Raises
         ------
@@ -81,15 +81,14 @@ class DualInputs:
 
 
 def best_split(inputs: DualInputs) -> int:
-    """The m with the shortest T_train, in bytes; of equal ones the least.
+    """Return the m, in bytes, with the shortest T_train; the smallest of equal ones.
 
-    With more of m the workers' time falls and the proxies' rises, both on straight lines. They
-    cross at
+    The workers' time decreases with m and the proxies' increases, both linearly. The lines cross at
 
         m* = (T_BP / c + n / BW_GPU) / (1 / BW_proxy + 1 / BW_GPU),   c = 2 (p - 1) / p
 
-    so it is that, rounded to the better side; or n, if the proxies' time is the shorter one
-    even there, as it is when backward takes long. Where p is 1 nothing is synchronized, and m is 0.
+    The result is m*, rounded to the better integer; or n, if the proxies' time is shorter even at
+    n, as with a long backward. With p = 1 nothing is synchronized, and m is 0.
     """
     if not inputs.ring:
         return 0
@@ -101,7 +100,7 @@ def best_split(inputs: DualInputs) -> int:
 
 @dataclass(frozen=True)
 class Buckets:
-    """What goes where, by place in the order in which backward makes it.
+    """Buckets of the devices and of the workers, by position in backward order.
 
     Attributes
     ----------
@@ -114,11 +113,11 @@ class Buckets:
 
 
 def split_buckets(sizes_in_backward_order: Sequence[int], m: int) -> Buckets:
-    """Whole buckets for `m` bytes: the first ones, as many as are not more than that together.
+    """Return the longest prefix of whole buckets of at most `m` bytes, for the devices.
 
     Parameters
     ----------
-    sizes_in_backward_order : bytes of each bucket or tensor, that which backward makes first first.
+    sizes_in_backward_order : bytes of each bucket or tensor, in backward order.
     m : as from `best_split`.
 
     Raises
@@ -132,7 +131,8 @@ def split_buckets(sizes_in_backward_order: Sequence[int], m: int) -> Buckets:
 
 
 def best_buckets(sizes_in_backward_order: Sequence[int], inputs: DualInputs) -> Buckets:
-    """The split of whole buckets with the shortest T_train; of equal ones the fewest for devices.
+    """Return the split of whole buckets with the shortest T_train; of equal ones the fewest for
+    devices.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def best_buckets(sizes_in_backward_order: Sequence[int], inputs: DualInputs) -> 
 
 
 def _sums(sizes: Sequence[int]) -> list[int]:
-    """Bytes of the first none, one, two and so on."""
+    """Return the cumulative sums of sizes, from 0."""
     for size in sizes:
         check_whole("sizes", size, 0)
     return [*accumulate(sizes, initial=0)]

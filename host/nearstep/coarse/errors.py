@@ -1,6 +1,6 @@
-"""What can go wrong with a pool of memory devices.
+"""Errors of a pool of memory devices.
 
-A `RingError` ends all jobs on all devices; tensors keep the values that they had, and
+A `RingError` ends all jobs on all devices; tensors keep their old values, and
 `nearstep.coarse.CoarsePool.reset` makes the pool usable again.
 """
 
@@ -22,7 +22,7 @@ from nearstep.storage.errors import TornSnapshotError as TornSnapshotError
 
 
 class TensorMismatchError(ArgumentError):
-    """Arrays of the devices that differ in shape or dtype. No device was touched.
+    """The arrays of the devices differ in shape or dtype. Nothing was sent.
 
     Attributes
     ----------
@@ -36,12 +36,12 @@ class TensorMismatchError(ArgumentError):
 
 
 class QueueFullError(FieldedDeviceError):
-    """A queue has no space for the job; it was sent to no device.
+    """A queue has no space for the job; the job was sent to no device.
 
     Attributes
     ----------
-    device, group : whose queue it is.
-    capacity : jobs that can wait there.
+    device, group : owner of the queue.
+    capacity : maximum number of queued jobs.
     """
 
     template = "all {capacity} places of the queue of group {group} on device {device} are taken"
@@ -51,11 +51,11 @@ class QueueFullError(FieldedDeviceError):
 
 
 class ProfileError(Fielded, ArgumentError):
-    """What a client measured of its proxies cannot be a profile.
+    """A client's measurements of its proxies are no valid profile.
 
     Attributes
     ----------
-    proxy : whose measurements they are, or None.
+    proxy : the measured proxy, or None.
     """
 
     template = "profile{of}: {reason}"
@@ -68,14 +68,14 @@ class ProfileError(Fielded, ArgumentError):
 
 
 class RingError(FieldedDeviceError):
-    """A device ended its jobs, and with them all devices did.
+    """A fault on one device ended the jobs of all devices.
 
     Attributes
     ----------
-    device : which found the first fault.
-    causes : what each device says: `PEER` if it heard of it from another one.
-    stream : where it happened on `device`, as in the register map.
-    address : of the access, in the memory of `device`, if it was one.
+    device : the device that found the first fault.
+    causes : cause reported by each device: `PEER` if the fault was on another device.
+    stream : stream of the fault on `device`, as in the register map.
+    address : address of a failed access, in the memory of `device`.
     """
 
     template = "{summary} ({said})"
@@ -104,7 +104,7 @@ class RingError(FieldedDeviceError):
 
 
 class SilentLinkError(RingError):
-    """Nothing valid came from a link for longer than the limit.
+    """A link received nothing valid for longer than the limit.
 
     Attributes
     ----------
@@ -119,15 +119,15 @@ class SilentLinkError(RingError):
 
 
 class JobMismatchError(RingError):
-    """A device had another job than the one before it in its ring."""
+    """A device and its predecessor in the ring had different jobs."""
 
 
 class JobRefusedError(RingError):
-    """A job that a device cannot run: its window, alignment, overlap, or what it is."""
+    """A device cannot run a job, because of its window, alignment, overlap or kind."""
 
 
 class MemoryResponseError(RingError):
-    """The DRAM of a device answered other than OKAY."""
+    """The DRAM of a device gave a response other than OKAY."""
 
 
 class PoolAbortedError(RingError):
@@ -136,12 +136,12 @@ class PoolAbortedError(RingError):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A device that waits, and the devices that it waits for.
+    """A waiting device, and the devices it waits for.
 
     Attributes
     ----------
-    job : what it has in work.
-    peers : those it waits for, and what they do instead.
+    job : the running job of `device`.
+    peers : devices waited for, with their current activity.
     """
 
     device: int
@@ -154,7 +154,7 @@ class Waiting:
 
 
 class RingTimeoutError(WaitTimeoutError):
-    """Jobs did not end in the device time given.
+    """Jobs did not end within the given device time.
 
     Attributes
     ----------
@@ -176,4 +176,4 @@ class RingTimeoutError(WaitTimeoutError):
 
 
 class SnapshotSpaceError(SnapshotError):
-    """More pages than the devices can freeze, or no memory for their copies."""
+    """A snapshot has more pages than the devices can freeze, or no memory for their copies."""

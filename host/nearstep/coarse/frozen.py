@@ -1,4 +1,4 @@
-"""Values of tensors that stay as they are while reductions go on."""
+"""Snapshots of tensors, taken while reductions continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nearstep.scalars import is_whole
 from nearstep_spec.coarse.config import PAGE_BYTES, PAGE_COUNT_BITS
 
 OPEN_CYCLES = 1 << 18
-"""Bound of what opening takes: writes that are under way, and a cycle for every 32 pages."""
+"""Maximum cycles to open or close a snapshot: running writes, and one cycle per 32 pages."""
 
 COPIED_BITS = 32
 """Pages that one read of `snapshot_copied` covers."""
@@ -28,7 +28,7 @@ PAGE_COUNT = 1 << PAGE_COUNT_BITS
 
 @dataclass(frozen=True)
 class FrozenRange:
-    """What is frozen on a device: whole pages, at local addresses."""
+    """The frozen pages of a device, at local addresses, and the area of their copies."""
 
     base: int
     pages: int
@@ -40,16 +40,15 @@ class FrozenRange:
 
 
 class Frozen:
-    """Tensors as they were when this was made. Made by `CoarsePool.freeze`.
+    """A snapshot of tensors, made by `CoarsePool.freeze`.
 
-    A page that is about to change is copied to an area first; what has not changed is read from
-    where it is.
+    A page is copied to an area before its first change; unchanged pages are read in place.
 
     Attributes
     ----------
     shapes : tuple[tuple[int, ...], ...]. Of the tensors.
-    devices : how many there are.
-    pages : that are frozen, over all devices.
+    devices : number of devices.
+    pages : number of frozen pages, over all devices.
 
     Ref: COARSE paper, section IV-C (local copies of a version).
     """
@@ -81,7 +80,7 @@ class Frozen:
 
     @property
     def areas(self) -> tuple[Buffer, ...]:
-        """Where the copies of each device lie."""
+        """Buffers of the copied pages, by device."""
         return tuple(each.area for each in self._ranges)
 
     @property
@@ -89,12 +88,12 @@ class Frozen:
         return sum(each.pages for each in self._ranges)
 
     def read(self, tensor: int, device: int) -> NDArray[np.float32]:
-        """Values of a tensor, by its number, on a device.
+        """Return the frozen values of a tensor, by number, on a device.
 
         Raises
         ------
         ArgumentError : there is no such tensor or device.
-        SnapshotError : it is closed, or the device has closed it, or could not copy a page.
+        SnapshotError : the snapshot is closed, by host or device, or a page could not be copied.
         """
         if self._closed:
             raise SnapshotError("the snapshot is closed")
@@ -117,11 +116,11 @@ class Frozen:
         return whole[begin:][: stop - start].view(np.float32).reshape(self.shapes[tensor])
 
     def close(self) -> None:
-        """End it: pages are copied no longer. Closing twice does nothing.
+        """Close the snapshot: no more pages are copied. Further calls do nothing.
 
         Raises
         ------
-        SnapshotError : a copy did not end. The space for copies is not given back.
+        SnapshotError : a copy did not end. The space for copies is not freed.
         """
         self._closed = True
         if self._device.closed:
@@ -140,7 +139,7 @@ class Frozen:
                 each.area.free()
 
     def _reserve(self) -> None:
-        """Find out what to freeze, and find space for its copies, on every device."""
+        """Determine the pages to freeze on every device, and allocate space for their copies."""
         most = self._device.config.snapshot_pages
         for device in range(self.devices):
             places = [*zip(self._places[device], self._sizes, strict=True)]
@@ -177,7 +176,7 @@ class Frozen:
             raise SnapshotError(f"device {device} did not open the snapshot: {error}") from error
 
     def _read_pages(self, device: int, first: int) -> NDArray[np.uint8]:
-        """Up to 32 pages, `first` a multiple of 32, as they were."""
+        """Return up to 32 frozen pages, from `first`, a multiple of 32."""
         where, pool = self._ranges[device], self._device.nodes[device].pool
         origin = self._device.backend.regions[device][0]
         count = min(COPIED_BITS, where.pages - first)
@@ -200,8 +199,8 @@ class Frozen:
         return pages.reshape(-1)
 
     def _written(self, device: int) -> dict[str, int]:
-        """The state of the snapshot when all pages that are marked by now lie in the area; the last
-        two can be on their way."""
+        """Return the snapshot's state once all pages marked so far are written to the area; the
+        last two writes can be running."""
         register = self._device.nodes[device].pool.snapshot
         state = register.get()
         marked = state["taken"]

@@ -21,11 +21,11 @@ from nearstep.coarse.service.messages import Operation
 from nearstep.scalars import check_whole
 
 KEPT_BYTES = 1 << 29
-"""Memory of a device for exchanges that are kept for the next tensor of that size."""
+"""Maximum device memory of cached exchanges."""
 
 
 class Exchanges:
-    """Those of one process of a group. All processes call the same methods in the same order.
+    """The exchanges of one process of a group. All processes call the same methods in one order.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Exchanges:
     shard_bytes : least of shards; None: the service's.
     measure_every : sums after which routing is measured again; 0: never.
     measure_bytes : sizes that are measured.
-    measured : how often it was.
+    measured : number of measurements.
 
     Ref: COARSE paper, section III-E.
     """
@@ -58,7 +58,7 @@ class Exchanges:
         return self._connected()
 
     def take(self, elements: int, operation: Operation, kind: str, turn: int) -> Exchange:
-        """One that is kept, or a new one.
+        """Return a cached exchange, or a new one.
 
         Parameters
         ----------
@@ -96,12 +96,12 @@ class Exchanges:
         return sum(8 * elements for elements, *_ in self._kept)
 
     def close(self) -> None:
-        """Give the memory of all that are kept back."""
+        """Free the memory of all cached exchanges."""
         while self._kept:
             self._kept.popitem()[1].close()
 
     def forget(self) -> None:
-        """Drop all that are kept, of a client that is closed."""
+        """Drop all cached exchanges of a closed client."""
         self._kept.clear()
 
     def route(self, table: RoutingTable | None, shard_bytes: int | None = None) -> None:

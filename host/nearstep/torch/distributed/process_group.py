@@ -39,7 +39,7 @@ from nearstep.torch.distributed.untraced import untraced
 from nearstep.torch.distributed.work import CoarseWork, Lane
 
 HELD_WORKS = 1024
-"""At most, that nobody has asked for yet: DDP's `join` asks for one late."""
+"""Maximum number of works kept although not yet waited for: DDP's `join` waits late."""
 
 
 OPEN: weakref.WeakSet[CoarseProcessGroup] = weakref.WeakSet()
@@ -134,7 +134,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._rank
 
     def setTimeout(self, timeout: timedelta) -> None:
-        """Bound of what is begun from here on."""
+        """Set the timeout of later collectives."""
         self.client.timeout_s = timeout.total_seconds()
         self.gloo.set_timeout(timeout)
 
@@ -349,17 +349,17 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return work
 
     def shutdown(self) -> None:
-        """End: what is under way is carried out first. Ending twice does nothing."""
+        """Close the group after running collectives have ended. Further calls do nothing."""
         self._end(leave=True)
 
     def abort(self) -> None:
-        """End at once: what is under way fails."""
+        """Close the group at once: running collectives fail."""
         if not self._closed:
             self._disconnect(leave=False)
         self._end(leave=False)
 
     def end_with_the_process(self) -> None:
-        """End; what is under way fails, since other processes may never take part in it."""
+        """Close the group; running collectives fail, since other processes may never take part."""
         if self._connected.done() and all(each.is_completed() for each in self._held):
             self.shutdown()
         else:
@@ -377,7 +377,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._release()
 
     def _disconnect(self, *, leave: bool) -> None:
-        """Close the client and gloo; if there are none, there will be none."""
+        """Close the client and gloo, or prevent their creation."""
         closed = JobError("the process group was closed")
         with contextlib.suppress(InvalidStateError):
             self._connected.set_exception(closed)
@@ -386,7 +386,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             self._connected.result().close(leave=leave)
 
     def carry_out(self, what: str, action: Callable[[], None]) -> None:
-        """Do something with the client, in the order of the program, and wait for its end."""
+        """Run an action in the order of the program, and wait for its end."""
         self._submit(what, [], action).wait()
 
     def _submit(
@@ -422,7 +422,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def _move(
         self, method: str, result: Any, calls: Sequence[tuple[Any, Any]], *options: Any
     ) -> CoarseWork:
-        """Let gloo move bytes, in the order of the program.
+        """Run a collective of gloo in the order of the program.
 
         Parameters
         ----------
@@ -504,7 +504,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def _sum(
         self, source: Tensor, operation: Operation, take: Callable[[int, int, Tensor], None]
     ) -> None:
-        """Sum through the rings of the devices."""
+        """Reduce through the rings of the devices."""
         if not source.numel():
             return
         self._sums += 1

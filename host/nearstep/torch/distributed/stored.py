@@ -21,7 +21,7 @@ from nearstep.torch.distributed.snapshots import first_does
 
 
 class StorageOptimizer(torch.optim.Optimizer):
-    """Gradients go up, the devices average them and update, and parameters come down::
+    """Sends gradients to the devices, which average and update, and fetches parameters::
 
         optimizer = StorageOptimizer(model.parameters(), "adamw", lr=1e-3)
         ...
@@ -89,11 +89,11 @@ class StorageOptimizer(torch.optim.Optimizer):
         self._carry_out("begin a stored optimizer", make)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group while it is made; behind that it cannot be.
+        """Add a group during construction; later calls are refused.
 
         Raises
         ------
-        ArgumentError : it has been made.
+        ArgumentError : the optimizer is already constructed.
         """
         if "_stored" in vars(self):
             raise ArgumentError("groups must be given to the constructor, not added")
@@ -101,7 +101,7 @@ class StorageOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of all processes.
+        """Step all processes.
 
         Raises
         ------
@@ -176,12 +176,12 @@ class StorageOptimizer(torch.optim.Optimizer):
         return {name: _plain(given[name]) for name in self._names}
 
     def _carry_out(self, what: str, action: Callable[[], None]) -> None:
-        """In the order of the collectives of the group."""
+        """Run an action in the order of the group's collectives."""
         self._processes.carry_out(what, action)
 
 
 class _Flat:
-    """The parameters of a group, one behind the other."""
+    """The parameters of a group as one vector."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self.parameters = parameters
@@ -233,5 +233,5 @@ class _Flat:
 
 
 def _plain(value: Any) -> Any:
-    """A number of torch as one that JSON has."""
+    """Convert a tensor of one element to a Python number, for JSON."""
     return value.item() if isinstance(value, Tensor) else value

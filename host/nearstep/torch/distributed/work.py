@@ -1,4 +1,4 @@
-"""A collective that is under way."""
+"""A running collective."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.futures import Future
 from nearstep.errors import ArgumentError
 
 GRACE_S = 1e-4
-"""For a thread that waits for a work at once, to carry it out itself."""
+"""Time in which a thread that waits at once can run the work itself."""
 
 COMPLETERS = ThreadPoolExecutor(256, "coarse completion")
-"""Carry out what hooks do with a result: they may wait for another one."""
+"""Run hooks on results: a hook may wait for another work."""
 
 
 class CoarseWork(Work):
-    """A collective that is under way, in another thread.
+    """A collective that runs in another thread.
 
     C++ code such as DDP's reducer reads the future's value as tensors, so the future of a failed
     work must hold an error of C++. `Future.set_exception` stores the exception as a value; only
@@ -37,7 +37,7 @@ class CoarseWork(Work):
         self._lane = lane
         self._what = what
         self._result = [result] if isinstance(result, Tensor) else result
-        self._completed: Future[None] | None = None  # made when it is asked for: that takes time
+        self._completed: Future[None] | None = None  # made on request: slow
         self._future: Future[Any] | None = None
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -47,11 +47,11 @@ class CoarseWork(Work):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, and somebody asked for its end."""
+        """Whether the work has ended and its end was requested."""
         return self._asked and self._ended.is_set()
 
     def run(self, action: Callable[[], None]) -> None:
-        """Carry it out, in this thread."""
+        """Run the work in this thread."""
         try:
             with torch.inference_mode():  # values of tensors alone, even of such of this mode
                 action()
@@ -135,19 +135,19 @@ class Lane:
         self._thread.start()
 
     def submit(self, work: CoarseWork, action: Callable[[], None], *, awaited: bool) -> None:
-        """Append a work; the thread does not wake for one that the caller waits for at once."""
+        """Append a work; do not wake the thread for a work that the caller waits for at once."""
         with self._changed:
             self._queue.append((work, action))
             if not awaited or len(self._queue) > 1 or self._busy:
                 self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let the thread go on."""
+        """Wake the thread."""
         with self._changed:
             self._changed.notify_all()
 
     def help(self, work: CoarseWork) -> None:
-        """Carry out a work in this thread, if it is the next one and no thread has begun it."""
+        """Run a work in this thread, if it is the next one and not begun."""
         with self._changed:
             if self._busy or not self._queue or self._queue[0][0] is not work:
                 return
@@ -155,13 +155,13 @@ class Lane:
         action()
 
     def end(self) -> None:
-        """Let the thread end when all works are carried out."""
+        """Tell the thread to end after all works."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread, and wait for that."""
+        """End the thread, and join it."""
         self.end()
         if threading.current_thread() is not self._thread:
             self._thread.join()

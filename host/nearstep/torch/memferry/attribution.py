@@ -1,4 +1,4 @@
-"""Which layer computes: every operation of torch in a forward and a backward pass is of one."""
+"""Attribution of torch's operations in forward and backward passes to layers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nearstep.torch.computation import ATEN, FLOPS, FREE, LOOKUPS, is_in_backwar
 from nearstep.torch.memferry.layers import ModuleLayer
 
 Timed = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, float]]
-"""Calls a function of torch; its result, and seconds."""
+"""Calls a function of torch; returns its result and seconds."""
 
 UNREAD = {ATEN.native_layer_norm_backward: (6,)}
-"""Arguments that are passed, and whose elements are not read: the bias."""
+"""Arguments that are passed but not read: the bias."""
 
 CONVOLUTIONS = {ATEN.convolution, ATEN.convolution_backward, ATEN.mkldnn_convolution}
 
 Key = Callable[[Tensor], int]
-"""A number for the parameter that a tensor is, or is in the memory of; 0 if there is none."""
+"""Maps a tensor to a number of the parameter whose memory it uses; 0 if none."""
 
 sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-"""Of the next node of autograd in this thread."""
+"""Sequence number of the next node of autograd in this thread."""
 
 Label = int
 """A layer by its number from 0, or -1 - n: between layers, when n of them have been used in this
@@ -46,11 +46,12 @@ class Attribution(TorchDispatchMode):
     Parameters
     ----------
     access : for what is read of parameters.
-    key : of parameters, and of what is in their memory. None: parameters stay where they are.
+    key : number of a parameter by a tensor in its memory. None: by storage, if parameters are not
+        moved.
 
     Attributes
     ----------
-    running : layers whose modules run, the innermost last.
+    running : layers whose modules are running, the innermost last.
     order : layers as they were first used.
     forward, backward : seconds by label.
     reads_forward, reads_backward : bytes of parameters that operations would read by direct host
@@ -76,8 +77,8 @@ class Attribution(TorchDispatchMode):
         self.reads_backward: defaultdict[int, float] = defaultdict(float)
         self.running: list[int] = []
         self._nodes: dict[int, Label] = {}
-        self._reached = 0  # how far the pass has come in `order`
-        self._turned = False  # it is in backward
+        self._reached = 0  # number of layers of `order` used in this pass
+        self._turned = False  # the pass is in backward
         self._owners: defaultdict[int, list[int]] = defaultdict(list)
         for number, layer in enumerate(layers):
             for parameter in layer.parameters:
@@ -87,7 +88,7 @@ class Attribution(TorchDispatchMode):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Know which layers run."""
+        """Track the running layers and enter the mode."""
         handles: list[Any] = []
         try:
             for number, layer in enumerate(self._layers):
@@ -101,7 +102,7 @@ class Attribution(TorchDispatchMode):
                 each.remove()
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in the memory of a parameter."""
+        """Return whether a tensor uses a parameter's memory."""
         return self._key(tensor) in self._owners
 
     def _enter(self, number: int, _: nn.Module, __: Any) -> None:
@@ -169,7 +170,7 @@ class Attribution(TorchDispatchMode):
         return next((each for each in self.order if each in owners), owners[0])
 
     def _read(self, func: Any, tensor: Tensor, result: Any) -> float:
-        """Bytes that an operation reads of a parameter by direct host access."""
+        """Return the bytes of a parameter that an operation reads by direct host access."""
         kind = func._overloadpacket
         whole = tensor.untyped_storage().nbytes()
         nbytes = min(tensor.numel() * tensor.element_size(), whole)
@@ -185,7 +186,7 @@ class Attribution(TorchDispatchMode):
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Which memory a tensor is in; 0 of one that has none to ask for."""
+    """Return the address of a tensor's storage object; 0 without a storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):

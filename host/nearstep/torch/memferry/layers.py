@@ -11,7 +11,7 @@ from nearstep.errors import ArgumentError
 from nearstep.memferry.profile import fingerprint
 
 ROOT = "(model)"
-"""The layer of parameters that the model itself has, in no module inside of it."""
+"""Name of the layer of the model's own parameters, in no submodule."""
 
 
 def model_fingerprint(model: nn.Module) -> str:
@@ -43,16 +43,16 @@ class ModuleLayer:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether there are no modules inside: all that it computes is its own."""
+        """Whether the module has no submodules."""
         return next(self.module.children(), None) is None
 
 
 def layers_of(model: nn.Module) -> Mapping[str, ModuleLayer]:
-    """By name, in the order in which modules are registered; a shared module is there once.
+    """Return the layers by name, in order of registration; a shared module is listed once.
 
     Raises
     ------
-    ArgumentError : it is no module, or has no parameters.
+    ArgumentError : `model` is no module, or has no parameters.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, not {type(model).__name__}")

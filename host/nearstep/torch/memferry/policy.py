@@ -23,17 +23,17 @@ def plan_for(
     plan: Plan | None = None,
     profile: Profile | Profiling | None = None,
 ) -> Plan | None:
-    """A plan that has been checked against a model; None if the model is to be profiled first.
+    """Return a plan checked against a model; None if the model must be profiled first.
 
     Parameters
     ----------
-    budget : bytes, for a plan that is made.
+    budget : in bytes, for a new plan.
     plan : None: the planner's default, for the profile.
     profile : if given with a plan, the plan is checked against it.
 
     Raises
     ------
-    ArgumentError : the plan or the profile is something else.
+    ArgumentError : the plan or the profile has another type.
     FingerprintError : the plan or the profile is of another model.
     PlanError : the plan names a layer that the model has not, or takes more than it allows itself.
     PlanBudgetError : no plan fits the budget.
@@ -66,10 +66,10 @@ def plan_for(
 
 
 def in_place(model: nn.Module, plan: Plan) -> Mapping[Tensor, InPlace]:
-    """What a plan says of the parameters of a model, in the order of the plan.
+    """Return the in-place accesses of each parameter in a plan, in the order of the plan.
 
-    A parameter of several layers is in place where all of them have it so, and its gradient is of
-    the first. One of no layer in the plan is fetched when it is used.
+    A parameter of several layers is in place where all these layers say so; its gradient is of the
+    first layer. A parameter of no layer in the plan is fetched on use.
     """
     known = layers_of(model)
     decisions: dict[Tensor, list[Decision]] = {}

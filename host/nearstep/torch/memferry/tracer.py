@@ -1,4 +1,4 @@
-"""Profiles of what a program does by itself, while it trains."""
+"""Profiles traced from a program while it trains."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ModelTracer(TorchDispatchMode):
         return Attribution(self._layers, self._timed, self._access, self._key)
 
     def restart(self) -> None:
-        """Forget what has been seen."""
+        """Discard the trace so far."""
         running, self._found = self._found.running, self._attribution()
         self._found.running = running
 
@@ -97,11 +97,11 @@ class ModelTracer(TorchDispatchMode):
 
     @contextmanager
     def seeing(self) -> Iterator[bool]:
-        """See what this thread computes in this `with` statement, unless it is to be evaluated.
+        """Trace this thread's computation in this `with` statement, in training only.
 
         Yields
         ------
-        bool : whether nothing around it sees that already.
+        bool : whether the tracer was entered here, so is outermost.
         """
         if self._is_entered or not (torch.is_grad_enabled() or is_in_backward()):
             yield False
@@ -110,16 +110,16 @@ class ModelTracer(TorchDispatchMode):
             yield True
 
     def see_node(self, *_: Any) -> None:
-        """See what the node of autograd computes that is about to run: a hook of nodes."""
+        """Trace the node of autograd about to run: a prehook of nodes."""
         if not (self._is_entered or self._is_closed):
             _push_mode(self)
 
     def follow(self, results: Any, first: int) -> None:
-        """See what backward computes of results.
+        """Trace the backward of results.
 
         Parameters
         ----------
-        first : number of the first node that is theirs: what comes before is another's.
+        first : sequence number of the first node to trace; earlier nodes are not the results' own.
         """
         see = weakref.WeakMethod(self.see_node)
         todo = [each.grad_fn for each in tensors(tree_leaves(results))]
@@ -135,7 +135,7 @@ class ModelTracer(TorchDispatchMode):
             todo += [each for each, _ in node.next_functions]
 
     def run(self, number: int | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a module: a layer of a number, or the model, which may be none."""
+        """Call a module: a layer by number, or the model, with number None if it is no layer."""
         first = sequence_number()
         running = self._found.running
         depth = len(running)
@@ -147,7 +147,7 @@ class ModelTracer(TorchDispatchMode):
             if is_outermost:
                 self.follow(result, first)
             return result
-        except _StopRecomputationError:  # checkpointing has what it needs
+        except _StopRecomputationError:  # control flow of checkpointing
             raise
         except BaseException:
             self.restart()
@@ -156,11 +156,11 @@ class ModelTracer(TorchDispatchMode):
             del running[depth:]
 
     def take(self, gradients: Mapping[Tensor, int]) -> Profile | None:
-        """The profile of what has been seen; None if that was no training.
+        """Return the profile of the trace; None if no training was traced.
 
         Parameters
         ----------
-        gradients : bytes of those that were made.
+        gradients : bytes of the gradients made, by parameter.
         """
         if not self._found.order or not gradients:
             return None
@@ -185,7 +185,7 @@ class ModelTracer(TorchDispatchMode):
         )
 
     def close(self) -> None:
-        """See no more."""
+        """Stop tracing."""
         for call in self._calls:
             call.remove()
         self._is_closed = True
@@ -201,14 +201,14 @@ class ModelTracer(TorchDispatchMode):
 
 
 class Call:
-    """Calls a module, whose class looks for this first, and tells a watch.
+    """Calls a module in place of its class, and reports to a tracer.
 
     Torch's name for what calls a module in place of its class is that of `Module.compile`: it is
     left out of copies, and of what is pickled.
 
     Parameters
     ----------
-    watch : None when it is gone.
+    watch : returns the tracer; None once it is collected.
     number : of the layer.
     """
 
@@ -231,7 +231,7 @@ class Call:
         return watch.run(self._number, function, args, kwargs)
 
     def remove(self) -> None:
-        """Have the module be called as before."""
+        """Restore the module's former call."""
         self._is_removed = True
         module = self._module()
         if module is not None and module._compiled_call_impl is self:

@@ -1,4 +1,4 @@
-"""Training with parameters away from the compute device: they come when they are used."""
+"""Training with offloaded parameters, which are fetched to the compute device before use."""
 
 from nearstep.torch.offload.construction import Init, InitReport
 from nearstep.torch.offload.engine import Engine

@@ -1,4 +1,4 @@
-"""Averages of gradients over workers, which owners get in place of each worker's own."""
+"""Averages of gradients over workers, sent to the owners in place of each worker's gradient."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.errors import AveragingError, LostWorkerError
 
 Deliver = Callable[[ComputeCopy, Tensor], None]
-"""Gives the owner of a parameter its gradient."""
+"""Sends a gradient to the owner of a parameter."""
 
 REASON = "the engine averages gradients, each by itself"
-"""Why options of a wrapper are not supported that say how it does."""
+"""Why options of a wrapper that control averaging are not supported."""
 
 
 class Averager:
     """Averages gradients over the workers of a wrapper, in place of torch's reducer.
 
     Each gradient is multiplied by 1 / workers, and summed in place by one all-reduce of the
-    wrapper's process group, in the reverse order of registration. A gradient that backward makes
-    before its turn waits as the parameter's gradient, and counts as one. The object is both what
-    the wrapper calls its reducer and what it calls its logger: its forward calls the methods that
-    have torch's names.
+    wrapper's process group, in the reverse order of registration. A gradient made before its turn
+    is kept as the parameter's `grad`, charged to the budget. The object is both the wrapper's
+    reducer and its logger: the wrapper's forward calls the methods with torch's names.
 
     Parameters
     ----------
-    copies : of the parameters that the wrapper averages, in the order of registration.
+    copies : of the parameters whose gradients are averaged, in the order of registration.
+    deliver : called with each average.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class Averager:
         self._expects = self._failed = False
 
     def takes(self, copy: ComputeCopy) -> bool:
-        """Whether a gradient that backward has made is to be averaged now; one that is not, as in
-        `no_sync`, is averaged with the next."""
+        """Return whether a new gradient is averaged now; a gradient made in `no_sync` is averaged
+        with the next one."""
         if not self._expects:
             self._touched.add(copy)
         return self._expects and copy in self._known
 
     def add(self, copy: ComputeCopy) -> None:
-        """Note that backward has made the gradient of a parameter; average those whose turn it is.
+        """Mark the gradient of a parameter as made; average all gradients that are next in order.
 
         Raises
         ------
-        BudgetError : there is no room for what was accumulated before.
-        AveragingError : it is the parameter's second gradient in this backward.
+        BudgetError : there is no room for the gradient accumulated before.
+        AveragingError : the gradient is the parameter's second in this backward.
         LostWorkerError : another worker does not take part.
         """
         try:
@@ -100,7 +100,7 @@ class Averager:
             raise
 
     def _find_skipped(self) -> None:
-        """Find the parameters that no worker has used: they keep the gradients that they have."""
+        """Find the parameters that no worker has used: their gradients are kept as they are."""
         mine = [copy in self._touched or copy not in self._unused for copy in self._copies]
         device = self._copies[0].parameter.device
         used = torch.tensor(mine, dtype=torch.int32, device=device)
@@ -109,7 +109,7 @@ class Averager:
         self._skipped = frozenset(copy for copy, count in pairs if not count)
 
     def _average(self, copy: ComputeCopy) -> None:
-        """Average one gradient, with what was accumulated before, and deliver it."""
+        """Average one gradient, the part accumulated before included, and deliver the average."""
         gradient, held, counted = copy.raw_gradient(), copy.resident.held, 0
         try:
             with torch.no_grad():
@@ -122,7 +122,7 @@ class Averager:
                 elif gradient is None:
                     gradient = torch.zeros_like(copy.like, device=copy.parameter.device)
                 flat = _flat(gradient, copy.like)
-                if flat is None:  # workers have to agree on the order of elements
+                if flat is None:  # workers must agree on the order of elements
                     counted += self._reserve(copy)
                     gradient = torch.empty_like(copy.like, device=gradient.device).copy_(gradient)
                     flat = _flat(gradient, copy.like)
@@ -145,7 +145,7 @@ class Averager:
             raise LostWorkerError(str(error)) from error
 
     def abandon(self) -> None:
-        """Backward has failed: forget what was being averaged."""
+        """Drop the averages of a backward that has failed."""
         if self._expects or self._ready:
             self._expects, self._failed = False, bool(self._ready)
             self._ready.clear()
@@ -163,24 +163,24 @@ class Averager:
                 "give the wrapper find_unused_parameters=True",
             )
 
-    # What the wrapper calls
+    # Called by the wrapper
 
     def prepare_for_forward(self) -> None:
-        """Before a forward whose gradients are averaged.
+        """Check the last backward before a forward whose gradients are averaged.
 
         Raises
         ------
-        AveragingError : the backward before left parameters out.
+        AveragingError : the last backward made no gradient for some parameters.
         """
         self._failed = False
         self.check_finished()
 
     def _rebuild_buckets(self) -> bool:
-        """There are none."""
+        """Return False: there are no buckets."""
         return False
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Average gradients from here on, until there is one of each parameter.
+        """Average gradients from now on, until each parameter has one.
 
         Parameters
         ----------
@@ -194,7 +194,8 @@ class Averager:
             self._unused = frozenset(unused)
 
     def _node(self, copy: ComputeCopy) -> Node | None:
-        """What adds to the gradient of a parameter; None if it has been frozen all the time."""
+        """Return the node that accumulates a parameter's gradient; None if the parameter has always
+        been frozen."""
         with torch._C.DisableTorchFunctionSubclass():
             if copy not in self._nodes and copy.parameter.requires_grad:
                 self._nodes[copy] = get_gradient_edge(copy.parameter).node
@@ -204,7 +205,7 @@ class Averager:
         """Nothing is logged."""
 
     def set_error_and_log(self, _: str) -> None:
-        """Nothing is logged: the wrapper raises the error, too."""
+        """Nothing is logged: the wrapper raises the error as well."""
 
     def _set_comm_hook_name(self, name: str) -> NoReturn:
         raise UnsupportedOptionError("register_comm_hook", name, REASON)
@@ -217,7 +218,7 @@ class Averager:
 
 
 def _reached(outputs: Sequence[Tensor]) -> set[Node]:
-    """Nodes of the graph of tensors."""
+    """Return the nodes of the autograd graph of tensors."""
     todo = [each.grad_fn for each in outputs if each.grad_fn is not None]
     found = set(todo)
     while todo:
@@ -229,8 +230,8 @@ def _reached(outputs: Sequence[Tensor]) -> set[Node]:
 
 
 def _flat(gradient: Tensor, like: Tensor) -> Tensor | None:
-    """The memory of a gradient as one dimension; None if its elements are in another order than
-    those of a new tensor like the parameter."""
+    """Return a gradient's memory as one dimension; None if the order of elements differs from that
+    of a new tensor like the parameter."""
     wanted = zip(gradient.shape, gradient.stride(), torch.empty_like(like).stride(), strict=True)
     if gradient.is_neg() or any(size != 1 and own != its for size, own, its in wanted):
         return None

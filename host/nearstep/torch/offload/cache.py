@@ -1,4 +1,5 @@
-"""Which parameters are on the compute device: within the budget, the least soon needed go first."""
+"""Cache of parameters on the compute device, within a budget: the one used last is evicted
+first."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from nearstep.torch.offload.streams import Streams
 
 @dataclass(kw_only=True)
 class Counts:
-    """Of what went over the link between owner and compute device.
+    """Counters of transfers between owner and compute device.
 
     Attributes
     ----------
-    fetches, prefetches : parameters fetched when they were used, and before.
-    releases : parameters whose bytes went.
-    gradients : gradients that went to their owner.
+    fetches, prefetches : parameters fetched on use, and before use.
+    releases : parameters freed on the compute device.
+    gradients : gradients sent to their owner.
     """
 
     fetches: int = 0
@@ -42,17 +43,18 @@ class ParameterCache:
 
     Parameters
     ----------
-    order : of uses, by index.
+    order : expected uses of parameters, by index.
     prefetches : whether parameters are fetched before they are used.
-    streams : of an accelerator that layers compute on; None of the CPU.
+    streams : of the accelerator that layers compute on; None for the CPU.
 
     Attributes
     ----------
-    closed : all parameters are here, and stay: graphs from before work on.
-    sent : bytes of gradients that count until their owner has them.
-    shadow : places of what a plan names, while one is in force.
-    watch : sees what the program computes, and nothing of what the engine does.
-    recording : gets to know what is done, while there is one.
+    closed : all parameters are on the compute device for good: older graphs remain usable.
+    sent : bytes of gradients in transfer, charged until the owner has them.
+    shadow : memory of the parameters that a plan names, while a plan is in force.
+    watch : tracer of the program's computation; the engine's own operations are hidden from the
+        tracer.
+    recording : notified of fetches, frees and computation, while a recording is open.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class ParameterCache:
         self.give_up: Callable[[], None] = lambda: None
         self.shadow: Shadow | None = None
         self.watch: ModelTracer | None = None
-        self._direct: MutableSet[ComputeCopy] = set()  # here, as what is in place: not counted
+        self._direct: MutableSet[ComputeCopy] = set()  # read in place, so not charged
         self._present: MutableSet[ComputeCopy] = {copy for copy in copies if copy.present}
         self._by_storage: MutableMapping[int, ComputeCopy] = {}
         for copy in self._present:
@@ -102,8 +104,8 @@ class ParameterCache:
         return max(growing, default=0)
 
     def follow_plan(self, shadow: Shadow | None, budget: int) -> None:
-        """Have parameters in the places of a plan, by what `in_place` of each is from here on;
-        those that can go have gone (`release_all`)."""
+        """Place parameters by a new plan, that is, by the `in_place` of each copy; call
+        `release_all` before."""
         self.shadow = shadow
         self._reserve = self._largest_gradient
         self.bring_in_place()
@@ -114,7 +116,8 @@ class ParameterCache:
                 self.streams.load_into(shadow.vector if shadow.nbytes else None)
 
     def _free_vector(self) -> bool:
-        """Free the vector of a plan, and whoever is in it goes; whether it is free."""
+        """Evict all parameters in the vector of a plan and free the vector; return whether it was
+        freed."""
         shadow = self.shadow
         if shadow is None or not shadow.nbytes:
             return False
@@ -129,7 +132,7 @@ class ParameterCache:
         return True
 
     def rebind(self, copy: ComputeCopy) -> None:
-        """Look at the memory of a parameter, which is here, anew."""
+        """Track the new memory of a present parameter."""
         before = copy.holds
         self._forget(copy)
         copy.rebind()
@@ -142,7 +145,7 @@ class ParameterCache:
             self.ledger.add_parameter(copy.holds - before)
 
     def follow(self, copy: ComputeCopy) -> None:
-        """Go over to another place on the owner, if the optimizer has made one.
+        """Switch to the parameter's new extent on the owner, if the optimizer has allocated one.
 
         Raises
         ------
@@ -161,16 +164,16 @@ class ParameterCache:
         self._by_storage.pop(copy.storage._cdata, None)
 
     def owner_of(self, tensor: Tensor) -> ComputeCopy | None:
-        """The parameter whose memory a plain tensor is in."""
+        """Return the parameter whose memory a plain tensor uses."""
         return self.owner_at(tensor.untyped_storage()._cdata)
 
     def owner_at(self, storage: int) -> ComputeCopy | None:
-        """The parameter whose memory a storage is, by torch's number of it."""
+        """Return the parameter of a storage, by the address of torch's storage object."""
         return self._by_storage.get(storage)
 
     @contextmanager
     def using(self, copies: Sequence[ComputeCopy]) -> Iterator[None]:
-        """Have parameters here as long as the context lasts.
+        """Fetch parameters and pin them for the duration of the context.
 
         Raises
         ------
@@ -207,22 +210,20 @@ class ParameterCache:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is done in this `with` statement is the engine's, and none of what modes of torch
-        see, the program's own included."""
+        """Hide the engine's operations in this `with` statement from all modes of torch."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             if self.recording is not None:
                 self.recording.compute()
             yield
 
     def reap(self) -> None:
-        """Count no more what is gone."""
+        """Stop charging gradients whose transfer has ended."""
         if self.streams is not None:
             self.streams.reap()
 
     def check_runs(self) -> None:
-        """Raise `CaptureError` where what is done now would be done when a graph is replayed,
-        `TransformError` where something else than autograd differentiates it, or keeps
-        its tensors."""
+        """Raise `CaptureError` while the stream is captured into a graph, and `TransformError` in a
+        tracer, an export, or a transform other than vmap."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             for each in torch._C._functorch.get_interpreter_stack() or ():
                 if each.key() != torch._C._functorch.TransformType.Vmap:
@@ -235,28 +236,28 @@ class ParameterCache:
             self.streams.check_runs()
 
     def end_sending(self) -> None:
-        """Wait for gradients that are on their way in streams."""
+        """Wait for all downloads of gradients."""
         if self.streams is not None:
             self.streams.finish()
 
     def land_all(self) -> None:
-        """End all fetches that were begun."""
+        """Complete all fetches that were begun."""
         for copy in list(self._present):
             copy.land()
 
     def check_old(self, copy: ComputeCopy, reason: str) -> None:
-        """Raise `EarlyUpdateError` if backward has updated a parameter, and `step()` has not yet
-        been called."""
+        """Raise `EarlyUpdateError` if backward has updated the parameter since the last
+        `step()`."""
         if copy.updated:
             self.give_up()
             raise EarlyUpdateError(copy.name, reason)
 
     def make_room(self, nbytes: int, what: str, hint: str = "") -> None:
-        """Have parameters go until there is room.
+        """Evict parameters until `nbytes` are free.
 
         Raises
         ------
-        BudgetError : those that are in use and what is wanted are more than the budget.
+        BudgetError : parameters in use and `nbytes` exceed the budget.
         """
         self.reap()
         while self._soon_free < nbytes:
@@ -276,7 +277,7 @@ class ParameterCache:
             self._wait_for_room()
 
     def make_room_for_other(self, copy: ComputeCopy, nbytes: int) -> None:
-        """Have room for other memory of a parameter, which is here.
+        """Make room for new memory of a present parameter.
 
         Raises
         ------
@@ -289,27 +290,27 @@ class ParameterCache:
             try:
                 self.make_room(more, f"other memory of {copy.name}")
             except BudgetError:
-                # The vector is free when the parameter, the last one in it, has left it.
+                # The vector can be freed once this parameter, the last one in it, has other memory.
                 if shadow is None or not shadow.has_only(copy):
                     raise
                 if more > self.ledger.free + shadow.nbytes:
                     raise
 
     def _wait_for_room(self) -> None:
-        """Let time pass until something is gone."""
+        """Wait until the oldest download has ended."""
         assert self.streams is not None, "something departs"
         self.streams.wait_for_room()
 
     @property
     def _soon_free(self) -> int:
-        """What is left of the budget when what departs is gone, but for gradients that may be on
-        their way while others are made."""
+        """Bytes free once running downloads have ended, except those allowed to overlap
+        (`_on_their_way`)."""
         return self.ledger.free + max(0, self._departing - self._on_their_way)
 
     @property
     def _on_their_way(self) -> int:
-        """Bytes of gradients that may be on their way without anything waiting for them: as many as
-        are made at once, if the budget has room for two parameters besides."""
+        """Bytes of downloads that may run without anyone waiting: the gradients made at once, if
+        two parameters fit in the budget besides."""
         if self.streams is None and self.recording is None:
             return 0
         left = self.ledger.budget - 2 * self._reserve
@@ -317,22 +318,22 @@ class ParameterCache:
 
     @property
     def _new_gradients(self) -> int:
-        """Bytes of gradients that are not on their way."""
+        """Bytes of gradients that are not in transfer."""
         return self.ledger.gradients - self.sent
 
     @property
     def _gradient_room(self) -> int:
-        """What is to be left for gradients that are made, and on their way."""
+        """Bytes to keep free for gradients to be made and for gradients in transfer."""
         made = max(0, self._reserve - self._new_gradients)
         return made + max(0, self._on_their_way - self.sent)
 
     @property
     def _departing(self) -> int:
-        """Bytes that count until something has ended."""
+        """Bytes charged until downloads have ended."""
         return 0 if self.streams is None else self.streams.departing_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
-        """Count a gradient that is about to be made.
+        """Charge a gradient before backward makes it.
 
         Raises
         ------
@@ -359,19 +360,20 @@ class ParameterCache:
             self.recording.freed(copy, nbytes)
 
     def released(self, copy: ComputeCopy) -> bool:
-        """Have a parameter go if it may; whether it has gone."""
+        """Free a parameter if `can_go`; return whether it is absent."""
         if copy.can_go:
             self.release(copy)
         return not copy.present
 
     def release_all(self) -> Sequence[ComputeCopy]:
-        """Have all go that may and are not in place; those that stay."""
+        """Free all parameters that can be freed and are not in place; return those still
+        present."""
         for copy in [each for each in self.copies if each.can_go and each not in self._direct]:
             self.release(copy)
         return [copy for copy in self.copies if copy.present]
 
     def bring_in_place(self) -> None:
-        """Have what forward reads in place in the host's memory."""
+        """Put the parameters that forward reads in place into host memory."""
         for copy in self.copies:
             if copy.in_place.forward and copy not in self._direct:
                 self._put_in_place(copy)
@@ -383,7 +385,7 @@ class ParameterCache:
             memory = None if self.shadow is None else self.shadow.on_host(copy)
             copy.fetch(streams=self.streams, direct=True, memory=memory)
             self._know(copy)
-        elif copy in self._present:  # something refers to it: it is where it is
+        elif copy in self._present:  # its memory is in use, so it is not moved
             if self.streams is not None:
                 return  # in memory of the accelerator
             copy.land()
@@ -393,13 +395,13 @@ class ParameterCache:
         self._direct.add(copy)
 
     def leave_places(self) -> None:
-        """Have all go that may of what is in place."""
+        """Free all parameters in place that can be freed."""
         for copy in [each for each in self.copies if each in self._direct and each.can_go]:
             self.release(copy)
 
     def _switch(self, copy: ComputeCopy) -> None:
-        """Before a use: to the host's memory, or away from there to be fetched, as the copy's
-        `in_place` has it."""
+        """Before a use: put a parameter in place, or free it so that it is fetched, as its
+        `in_place` says."""
         in_backward = is_in_backward()
         if copy.in_place.backward if in_backward else copy.in_place.forward:
             if copy not in self._direct and not copy.pins:
@@ -422,7 +424,7 @@ class ParameterCache:
             self.recording.fetched(copy, begun)
 
     def _has_place(self, copy: ComputeCopy) -> bool:
-        """Whether a parameter that is fetched needs no memory besides the vector of a plan."""
+        """Return whether a fetch needs no memory besides the vector of a plan."""
         return self.shadow is not None and self.shadow.has_room(copy)
 
     def _victim(self) -> ComputeCopy | None:
@@ -431,11 +433,11 @@ class ParameterCache:
         return next((copy for copy in ordered if copy.holds and copy.can_go), None)
 
     def _prefetch(self) -> None:
-        """Fetch what is used next, in order, while there is room, or something goes that is used
-        later; in backward, leave room for gradients, as much as they needed before.
+        """Fetch the next parameters in order of use, while there is room or a parameter used later
+        can be evicted; in backward, keep as much room for gradients as they needed before.
 
-        What forward reads in place comes for backward, in its order, when forward has been through
-        with it."""
+        Parameters that forward reads in place are fetched for backward, in backward's order, after
+        their last use in forward."""
         if len(self._present) == len(self.copies) or not self.order.is_known:
             return
         in_backward = is_in_backward()

@@ -1,4 +1,4 @@
-"""The compute device's copy of a parameter, whose memory comes and goes."""
+"""The compute device's copy of a parameter, allocated on fetch and freed on release."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ if TYPE_CHECKING:
     from nearstep.torch.offload.streams import Streams
 
 GRAD: Any = Tensor.grad
-"""The property of torch."""
+"""Torch's own property, which `OffloadedParameter` overrides."""
 
 OWN_STORAGE_REFERENCES = 2
-"""To the memory of a parameter that is here: the tensor's, and that of `ComputeCopy.storage`."""
+"""References to the memory of a present parameter: the tensor's, and that of
+`ComputeCopy.storage`."""
 
 
 Memory = Callable[[Tensor], Tensor]
-"""Makes a tensor like one without elements, of memory that autograd takes: it outlives
-`torch.inference_mode`."""
+"""Allocates a tensor like a meta tensor, no inference tensor, so that autograd can save it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InPlace:
-    """What of a parameter the compute device gets at where it is, in the memory of the host (direct
-    access).
+    """Which accesses of the compute device to a parameter use host memory in place (direct access).
 
-    What is in place is not fetched, takes nothing of the budget, and in a recording goes over the
-    link while it is computed with. Torch makes gradients in memory of the accelerator, if layers
-    compute on one: there, one counts until a kernel has been launched that writes it.
+    Data in place is not fetched and not charged to the budget; in a recording its transfer overlaps
+    the computation that reads it. On an accelerator torch makes a gradient in device memory: the
+    gradient is charged until a kernel that writes it to the host has been launched.
 
     Attributes
     ----------
-    forward, backward : the parameter is read in place in this part of an iteration; not in
-        backward alone.
+    forward, backward : the parameter is read in place in this part of an iteration; backward
+        implies forward.
     gradient : backward writes the gradient to the host.
     is_apart : the compute device has memory of its own, where the gradient is made.
     """
@@ -54,7 +53,7 @@ class InPlace:
 
     @property
     def spares_gradient(self) -> bool:
-        """Whether the compute device has no memory for the gradient, not even while it is made."""
+        """Whether the gradient never uses memory of the compute device."""
         return self.gradient and not self.is_apart
 
 
@@ -62,51 +61,50 @@ NOTHING = InPlace()
 
 
 class Owner(Protocol):
-    """What has places for parameters on a device."""
+    """Allocates parameters on a device."""
 
     def resident(self, parameter: Tensor) -> DeviceParameter:
-        """The place of a parameter, made if there is none."""
+        """Return the device's side of a parameter; allocate it if needed."""
 
     def place_of(self, parameter: Tensor) -> DeviceParameter | None:
-        """The place where a parameter should be; None if it may be anywhere."""
+        """Return the device's side that a parameter should have; None if any will do."""
 
     def write_failed(self, error: Exception) -> None:
-        """Go on after a parameter or a gradient could not be sent."""
+        """Handle a parameter or gradient that could not be sent."""
 
 
 class ComputeCopy:
-    """A parameter whose memory on the compute device goes while its owner, the optimizer's device,
-    has it alone.
+    """A parameter whose memory on the compute device is freed while only the owner, the optimizer's
+    device, holds it.
 
-    While anything else refers to its memory, as a view does that autograd or the user has, the
-    memory stays. A parameter that is away is NaN in every element, in the memory of one: what gets
-    at it in a way that torch does not tell about does not go unseen.
+    Memory that is referenced elsewhere, as by a view of autograd or the user, is not freed. An
+    absent parameter is an expanded scalar NaN, so that a read that torch does not report shows.
 
     Parameters
     ----------
     index : number of the parameter.
-    optimizer : on the device that owns it.
-    like : as the attribute, of a parameter that is away; None if it is here.
-    in_place : where the compute device gets at it, and at its gradient, in the host's memory.
+    optimizer : owner of the parameter.
+    like : as the attribute, if the parameter is absent; None if present.
+    in_place : which accesses to parameter and gradient use host memory.
 
     Attributes
     ----------
-    nbytes : of its memory.
-    present : whether it is here.
-    storage : its memory, if it is here.
-    like : a tensor of its shape and strides, without elements.
-    resident : the owner's end.
-    pins : uses that are going on.
-    reserved : bytes that are counted for gradients that are being made.
-    uses : of the parameter in backward passes that are going on, each with the pass.
-    counted : bytes that are counted for its gradient here.
-    holds : bytes that are counted for the parameter; 0 in place, and in the vector of a plan.
-    binding : how many times it has been given other memory (`p.data = ...`).
-    updated : whether backward has updated it, and `step()` has not yet been called.
-    given_up : how many times that was to no end, as `step()` was not called, or backward failed.
-    arrival : of a parameter that is here, on an accelerator: what each stream meets that uses it.
-    hooks : what happens when a function of torch is called with the parameter.
-    exposed : something that torch does not tell about may have changed it here.
+    nbytes : bytes of the parameter's memory.
+    present : whether the parameter is on the compute device, or in place.
+    storage : memory of the parameter, if present.
+    like : meta tensor of the parameter's shape, strides and dtype.
+    resident : the owner's side of the parameter.
+    pins : number of running uses.
+    reserved : bytes charged for gradients that backward is about to make.
+    uses : uses of the parameter in running backward passes, each with torch's number of the pass.
+    counted : bytes charged for the gradient on the compute device.
+    holds : bytes charged for the parameter; 0 in place, and in the vector of a plan.
+    binding : number of assignments of other memory (`p.data = ...`).
+    updated : whether backward has updated the parameter since the last `step()`.
+    given_up : number of such updates that were invalid, as backward failed or no `step()` followed.
+    arrival : synchronisation of streams with the upload, if present on an accelerator.
+    hooks : `AccessHooks` for functions of torch called with the parameter.
+    exposed : whether the parameter may have been changed without a change of torch's version.
     """
 
     def __init__(
@@ -135,10 +133,10 @@ class ComputeCopy:
         self.binding = 0
         self.arrival: Arrival | None = None
         self.exposed = True
-        self.hooks: Any = None  # of the module above
-        self._version = -1  # of the parameter, when it came
+        self.hooks: Any = None  # `AccessHooks`, of a module that imports this one
+        self._version = -1  # of the parameter, when it was fetched
         self._node: Node | None = None
-        self._readers: list[torch.Event] = []  # in place, what has left
+        self._readers: list[torch.Event] = []  # after the last reads of freed memory in place
         away = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
         self._away = away.expand(parameter.shape)
         if like is None:
@@ -149,7 +147,8 @@ class ComputeCopy:
             self.watch_gradient()
 
     def rebind(self) -> None:
-        """The parameter, which is here, has got other memory, or requires a gradient."""
+        """Read the memory of a present parameter again, after it was changed or requires a
+        gradient."""
         self.exposed = True
         self.arrival = None
         with torch._C.DisableTorchFunctionSubclass():
@@ -162,29 +161,30 @@ class ComputeCopy:
         self.watch_gradient()
 
     def watch_gradient(self) -> None:
-        """Have autograd keep one node for the parameter, if it requires a gradient."""
+        """Keep the parameter's gradient accumulator of autograd alive, if it requires a
+        gradient."""
         with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
             if self.parameter.requires_grad and self._node is None:
                 self._node = get_gradient_edge(self.parameter).node
 
     def register_prehook(self, hook: Callable[[Any], None]) -> Any:
-        """Have a function called in backward before a gradient is added to the parameter's."""
+        """Call a function in backward before a gradient is added to the parameter's."""
         assert self._node is not None, "it requires a gradient"
         return self._node.register_prehook(hook)
 
     @property
     def accumulates(self) -> bool:
-        """In backward: whether it adds to the parameter's gradient, and does not give it to a
-        caller of `torch.autograd.grad`."""
+        """In backward: whether the pass accumulates into the parameter's gradient, and does not
+        return it from `torch.autograd.grad`."""
         try:
             return self._node is not None and torch._C._will_engine_execute_node(self._node)
-        except RuntimeError:  # torch's answer where a caller gets it
+        except RuntimeError:  # raised by torch for `torch.autograd.grad`
             return False
 
     @property
     def is_aliased(self) -> bool:
-        """Whether anything else refers to the parameter's memory: views, arrays, or what autograd
-        has saved by itself."""
+        """Whether the parameter's memory is referenced elsewhere: by views, arrays, or tensors that
+        autograd saved without hooks."""
         own = 1 if self._node is None else 2
         assert self.storage is not None, "it is here"
         with torch._C.DisableTorchFunctionSubclass():
@@ -196,20 +196,20 @@ class ComputeCopy:
 
     @property
     def gradient_bytes(self) -> int:
-        """That a gradient takes on the compute device."""
+        """Bytes of a gradient on the compute device."""
         return 0 if self.in_place.spares_gradient else self.nbytes
 
     @property
     def can_go(self) -> bool:
-        """Whether the parameter is here, and may go."""
+        """Whether the parameter is present and its memory can be freed."""
         return bool(self.present and not self.pins and self.nbytes and not self.is_aliased)
 
     def settle(self) -> None:
-        """Have the owner know the parameter as it is here.
+        """Send the parameter to the owner, unless it is unchanged.
 
         Raises
         ------
-        ParameterError : it has been given another number of elements.
+        ParameterError : the number of elements has changed.
         """
         if self.present and self.is_aliased:
             self.exposed = True
@@ -223,12 +223,13 @@ class ComputeCopy:
 
     @property
     def _is_unchanged(self) -> bool:
-        """Whether an accelerator has what came: as torch says, where it is dear to look."""
+        """Whether a parameter on an accelerator is as fetched, by torch's version: a comparison of
+        values would be expensive."""
         parameter = self.parameter
         return not (parameter.is_cpu or self.exposed) and parameter._version == self._version
 
     def release(self) -> None:
-        """Let the memory go; the owner gets the parameter if it was changed."""
+        """Free the memory; send the parameter to the owner first if it was changed."""
         if self.arrival is None or self.arrival.staged is None:
             self.settle()
         else:
@@ -247,14 +248,14 @@ class ComputeCopy:
         direct: bool = False,
         memory: Memory | None = None,
     ) -> None:
-        """Get the parameter from its owner, into memory that autograd takes: it outlives
-        `torch.inference_mode`.
+        """Fetch the parameter from its owner, into a tensor that autograd can save (no inference
+        tensor).
 
         Parameters
         ----------
-        streams : if given, the fetch is begun there, and `land` ends it.
-        direct : into memory of the host that the accelerator, which has streams, gets at.
-        memory : that it comes into; None of memory of its own.
+        streams : if given, the copy runs there, and `land` completes the fetch.
+        direct : with `streams`, fetch into host memory mapped to the accelerator.
+        memory : allocator of the target; None allocates new memory.
         """
         like = self.like
         with torch.inference_mode(False):
@@ -282,7 +283,7 @@ class ComputeCopy:
         self._arrive()
 
     def _fetch_direct(self, memory: Memory) -> None:
-        while self._readers:  # the memory may be what these have read
+        while self._readers:  # the memory may be reused while these still read it
             self._readers.pop().synchronize()
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             staged = memory(self.like)
@@ -301,14 +302,14 @@ class ComputeCopy:
         self.present = True
 
     def land(self) -> None:
-        """End a fetch that was begun, if one was, for the stream that is the current one."""
+        """Complete a fetch that was begun, for the current stream."""
         if self.arrival is not None:
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 self.arrival.land(self.resident)
                 self.arrival.meet(self.parameter)
 
     def refresh(self) -> None:
-        """Get what the owner has into the memory that is here."""
+        """Copy the owner's values into the present memory."""
         if self.arrival is not None:
             self.arrival.gather()
         with torch._C.DisableTorchFunctionSubclass():
@@ -320,13 +321,13 @@ class ComputeCopy:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the optimizer has made another place for the parameter."""
+        """Whether the optimizer has allocated the parameter elsewhere on its device."""
         return self.optimizer.place_of(self.parameter) not in (None, self.resident)
 
     def move(self) -> None:
-        """Go over to that place, with a parameter that is here."""
+        """Switch a present parameter, and its held gradient, to the new `resident`."""
         before, self.resident = self.resident, self.optimizer.resident(self.parameter)
-        self.exposed = True  # the new place has not got it
+        self.exposed = True  # the new extent has no values yet
         if isinstance(before.held, SparseGradient):  # positions in the parameter alone
             self.resident.held, before.held = before.held, None
         elif before.held is not None:
@@ -335,19 +336,19 @@ class ComputeCopy:
             before.release_gradient()
 
     def view(self, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
-        """A tensor of elements that are here."""
+        """Return a tensor on the present memory."""
         assert self.storage is not None, "it is here"
         with torch.no_grad():
             empty = torch.empty(0, dtype=self.like.dtype, device=self._away.device)
             return empty.set_(self.storage, offset, size, stride)
 
     def raw_gradient(self) -> Tensor | None:
-        """The gradient as torch has it, on the compute device."""
+        """Return torch's own `grad`, on the compute device."""
         with torch._C.DisableTorchFunctionSubclass():
             found: Tensor | None = GRAD.__get__(self.parameter)
             return found
 
     def set_raw_gradient(self, gradient: Tensor | None) -> None:
-        """Have torch have it."""
+        """Set torch's own `grad`."""
         with torch._C.DisableTorchFunctionSubclass():
             GRAD.__set__(self.parameter, gradient)

@@ -1,4 +1,4 @@
-"""Making models that never fit: each parameter goes to the device as soon as it is there."""
+"""Construction of models larger than memory: each parameter is offloaded when it is registered."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ NO_STATE = Layout(counts=False, moments=MappingProxyType({}))
 
 @dataclass(frozen=True, kw_only=True)
 class InitReport:
-    """What `nearstep.offload.init` has done so far, in bytes where not said otherwise.
+    """Counters of `nearstep.offload.init`, in bytes unless said otherwise.
 
     Attributes
     ----------
-    budget : None is no bound.
-    parameters : of all that were sent, those that have been dropped since included.
-    peak : most of parameters that was here at once before the context was left; one counts from
-        when it is registered.
-    parameters_down, parameters_up : sent to the device and fetched from there, but for what an
-        optimizer's `traffic` has counted since it adopted them.
-    fetches, releases : how many times a parameter came, and went.
+    budget : None is unbounded.
+    parameters : size of all parameters sent, those dropped since included.
+    peak : maximum of present parameters inside the context; a parameter is charged from its
+        registration on.
+    parameters_down, parameters_up : sent to the device; fetched from the device. Transfers after an
+        optimizer has adopted a parameter count in its `traffic` instead.
+    fetches, releases : number of fetches, and of releases.
     """
 
     budget: int | None
@@ -66,9 +66,9 @@ class InitReport:
 
 
 class WaitingCopy(ComputeCopy):
-    """The copy of a parameter that waits for an engine.
+    """The copy of an unclaimed parameter, which has no engine yet.
 
-    No node of autograd is kept for it: a parameter that nobody refers to is to be dropped.
+    No gradient accumulator is kept alive, so that an unreferenced parameter is collected.
     """
 
     def watch_gradient(self) -> None:
@@ -76,7 +76,7 @@ class WaitingCopy(ComputeCopy):
 
 
 class WaitingSpace(ParameterCache):
-    """Parameters that are here for one operation each, or as long as something refers to them."""
+    """Cache of unclaimed parameters: present for one operation, or while referenced."""
 
     def __init__(self, budget: int | None) -> None:
         ledger = Ledger(budget=sys.maxsize if budget is None else budget)
@@ -85,11 +85,11 @@ class WaitingSpace(ParameterCache):
         self._by_storage: MutableMapping[int, ComputeCopy] = weakref.WeakValueDictionary()
 
     def add(self, copy: ComputeCopy) -> None:
-        """Count a parameter that has been made.
+        """Add and charge a new parameter.
 
         Raises
         ------
-        BudgetError : with what is here it is more than the budget.
+        BudgetError : present parameters and this one exceed the budget.
         """
         self._count()
         if self.ledger.free < copy.nbytes:
@@ -103,12 +103,12 @@ class WaitingSpace(ParameterCache):
         self.ledger.add_parameter(copy.holds)
 
     def flush(self) -> None:
-        """Have all go that may."""
+        """Evict all parameters that can be freed."""
         for copy in [each for each in self._present if each.can_go] if self._present else ():
             self.release(copy)
 
     def forget(self, copy: ComputeCopy) -> None:
-        """A parameter is another's to look after."""
+        """Remove a parameter that is managed elsewhere from now on."""
         if copy in self._present:
             self._forget(copy)
             self._present.discard(copy)
@@ -116,27 +116,27 @@ class WaitingSpace(ParameterCache):
             copy.storage = None
 
     def release(self, copy: ComputeCopy) -> None:
-        """Have a parameter go."""
+        """Free a parameter on the compute device."""
         with torch._C.DisableTorchFunction():
             super().release(copy)
 
     def _fetch(self, copy: ComputeCopy) -> None:
         with torch._C.DisableTorchFunction():
             self._count()
-            copy.nbytes = copy.like.untyped_storage().nbytes()  # before, what it was a view of
+            copy.nbytes = copy.like.untyped_storage().nbytes()  # not a view's memory
             super()._fetch(copy)
 
     def _count(self) -> None:
-        """Count no more those that have been dropped."""
+        """Recount the present parameters, without those collected since."""
         self.ledger.parameters = sum(each.holds for each in self._present)
 
 
 class UnclaimedAccessHooks(AccessHooks):
-    """Uses of parameters that wait for an engine.
+    """Hooks on accesses to unclaimed parameters.
 
     Parameters
     ----------
-    twin : makes a copy of a parameter.
+    twin : copies a parameter.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class UnclaimedAccessHooks(AccessHooks):
 
     @contextmanager
     def of(self, func: Callable[..., Any], copies: Sequence[ComputeCopy]) -> Iterator[None]:
-        """Have parameters here during a call, and go again.
+        """Fetch parameters for a call, and evict them afterwards.
 
         Raises
         ------
@@ -165,25 +165,25 @@ class UnclaimedAccessHooks(AccessHooks):
                 self._flush()
 
     def watch(self, result: Any, uses: Sequence[tuple[ComputeCopy, object]]) -> None:
-        """What refers to a parameter's memory keeps it here."""
+        """Nothing is watched: references to a parameter's memory prevent its eviction."""
 
     def requires_grad_changed(self, copies: Iterable[ComputeCopy]) -> None:
         """Nothing is done with gradients."""
 
     def rebind(self, copies: Iterable[ComputeCopy]) -> None:
-        """Parameters have been given other memory."""
+        """Track parameters whose memory was replaced."""
         with torch._C.DisableTorchFunction():
             super().rebind(copies)
             self._flush()
 
     def twin(self, parameter: OffloadedParameter) -> Parameter:
-        """A copy of a parameter: inside of the context, on the device as well."""
+        """Copy a parameter; inside the context, the copy is offloaded as well."""
         return self._twin(parameter)
 
 
 class EvictBeforeOp(TorchFunctionMode):
-    """Before every function of torch, those that make tensors included: parameters go of which the
-    last one has left views that are gone by now."""
+    """Evict parameters before every function of torch, factories included, once the last views are
+    collected."""
 
     def __init__(self, space: WaitingSpace) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class EvictBeforeOp(TorchFunctionMode):
 
 
 class Home:
-    """Places on a device for parameters, before there is an optimizer."""
+    """Allocates unclaimed parameters on a device."""
 
     def __init__(self, device: str | Device) -> None:
         self.lease = SharedDevice.of(device)
@@ -209,7 +209,7 @@ class Home:
         self.traffic = Traffic()
 
     def resident(self, parameter: Tensor) -> DeviceParameter:
-        """A place for a parameter: in a segment of its own, which an optimizer can complete.
+        """Allocate a parameter in a segment of its own, which an optimizer can extend with state.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Home:
         try:
             segment.reserve({"p": 0.0})
         except OutOfDeviceMemoryError:
-            gc.collect()  # parameters that were dropped
+            gc.collect()  # frees dropped parameters
             segment.reserve({"p": 0.0})
         extent = Extent(segment, 0, count)
         label = "a parameter"
@@ -231,14 +231,14 @@ class Home:
         )
 
     def place_of(self, _: Tensor) -> None:
-        """They may be anywhere."""
+        """Return None: any extent will do."""
 
     def write_failed(self, _: Exception) -> None:
         """Nothing else is lost."""
 
 
 class Init:
-    """Have each parameter of the models that are made go to a device as soon as it is registered.
+    """Offload each parameter of new models to a device as soon as it is registered.
 
     ::
 
@@ -247,17 +247,17 @@ class Init:
         optimizer = nearstep.optim.AdamW(model.parameters(), device=init.device)
         engine = nearstep.offload(model, optimizer, budget="25%")
 
-    Every operation on a parameter, as initialisation is, brings it, and has it go again: values are
-    those that they are without. An optimizer on `init.device` adopts parameters where they are
-    there; `nearstep.offload` refuses those of another device. `docs/offload.md` says more.
+    Every operation on a parameter, such as its initialisation, fetches it and evicts it afterwards:
+    values are the same as without. An optimizer on `init.device` adopts parameters without a copy;
+    `nearstep.offload` refuses parameters of another device. See `docs/offload.md`.
 
     Parameters
     ----------
-    device : name of a device with an update kernel, which is open as long as something is there; or
-        a device that the caller opened, and closes.
-    budget : bound on the bytes of parameters that are here at once, as a number or as text such as
-        `2GiB`; None is no bound: no more is here than one operation uses, what the program refers
-        to, and the parameter that is registered.
+    device : name of a device with an update kernel, opened for as long as it holds parameters; or
+        an open device, which the caller closes.
+    budget : maximum bytes of parameters present at once, as a number or as text such as `2GiB`;
+        None is unbounded: present are the parameters of one operation, those the program refers to,
+        and the one being registered.
 
     Raises
     ------
@@ -280,11 +280,11 @@ class Init:
 
     @property
     def device(self) -> Device:
-        """Where parameters go."""
+        """The device that parameters are offloaded to."""
         return self._home.lease.device
 
     def report(self) -> InitReport:
-        """What has been done so far."""
+        """Return the counters so far."""
         traffic, counts = self._home.traffic, self._space.counts
         return InitReport(
             budget=self._budget,
@@ -297,7 +297,7 @@ class Init:
         )
 
     def __enter__(self) -> Self:
-        """Begin.
+        """Begin to offload parameters.
 
         Raises
         ------
@@ -331,14 +331,14 @@ class Init:
             self._abandon()
 
     def close(self) -> None:
-        """Make parameters that wait for an engine plain ones, with their values here; the device's
-        memory for them is given back, unless an optimizer has it.
+        """Fetch unclaimed parameters and make them plain; free their device memory, unless an
+        optimizer has adopted it.
 
-        A second time there is nothing to do.
+        Further calls do nothing.
 
         Raises
         ------
-        ClosedDeviceError : the device is closed, and with it the parameters are lost.
+        ClosedDeviceError : the device is closed, so the parameters are lost.
         """
         for copy in self._waiting():
             if not copy.present:
@@ -354,11 +354,11 @@ class Init:
             self._take(f"{type(module).__name__}.{name}", parameter)
 
     def _take(self, name: str, parameter: Parameter) -> None:
-        """Have a parameter wait on the device.
+        """Offload a parameter until an engine claims it.
 
         Raises
         ------
-        ParameterError, BudgetError, OutOfDeviceMemoryError : nothing has been changed.
+        ParameterError, BudgetError, OutOfDeviceMemoryError : nothing was changed.
         """
         with torch._C.DisableTorchFunction():
             if type(parameter) is not Parameter:
@@ -383,7 +383,7 @@ class Init:
             self._space.flush()
 
     def _twin(self, parameter: OffloadedParameter) -> Parameter:
-        """A copy of a parameter."""
+        """Copy a parameter; on the constructing thread, the copy is offloaded."""
         if threading.get_ident() != self._thread:
             return parameter.plain()
         copy = parameter.copy
@@ -400,7 +400,7 @@ class Init:
         return twin
 
     def _abandon(self) -> None:
-        """What was made is lost, and the device's memory is free, but for what an optimizer has
+        """Drop the parameters and free their device memory, except those that an optimizer has
         adopted."""
         for copy in self._waiting():
             found = unclaimed(copy.parameter)
@@ -413,7 +413,7 @@ class Init:
 
 
 def end_waiting(parameter: Tensor) -> None:
-    """A parameter that waited for an engine has one, or waits no more."""
+    """Remove a parameter from the unclaimed ones."""
     copy: ComputeCopy | None = vars(parameter).pop("_kept", None)
     if copy is not None:
         del parameter._waiting  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Updates during backward: of each module, as soon as all of its gradients are there."""
+"""Updates during backward: of each module, as soon as all of its gradients are made."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from nearstep.torch.optimizer import DeviceOptimizer
 
 
 class EarlyUpdates:
-    """Updates parameters that the rest of backward does not need any more.
+    """Updates the parameters of a module once their owner has all gradients of the module.
 
     Parameters
     ----------
-    optimizer : not one that clips: it needs all gradients first.
+    optimizer : without clipping, which needs all gradients first, and without drives.
 
     Attributes
     ----------
-    copies : of all parameters.
+    copies : copies of all parameters.
 
     Raises
     ------
@@ -55,8 +55,8 @@ class EarlyUpdates:
         self._options: list[dict[str, Any]] = []
 
     def arrived(self, copy: ComputeCopy, update: Callable[[Sequence[ComputeCopy]], None]) -> None:
-        """The owner of a parameter has got its gradient: call `update` with those of its module, if
-        it was the last."""
+        """Record that the owner has a parameter's gradient; call `update` with the module's
+        parameters if it was the last of the module."""
         self._waiting[copy.parameter] = copy
         own = self._modules.get(copy.parameter, (copy.parameter,))
         wanted = [each for each in own if each.requires_grad]
@@ -67,7 +67,7 @@ class EarlyUpdates:
         found = [self._waiting.pop(each) for each in wanted]
         others = self._not_yet_applied(found)
         for other in others:
-            other.applied = True  # not yet: it is left out
+            other.applied = True  # excludes the gradient from this update
         try:
             update(found)
         finally:
@@ -87,14 +87,14 @@ class EarlyUpdates:
     def _not_yet_applied(
         self, found: Sequence[ComputeCopy]
     ) -> Sequence[DeviceGradient | SparseGradient]:
-        """Gradients of other parameters: of this backward, and of steps before that were not
-        reset."""
+        """Return the unapplied gradients of other parameters: of this backward, and of earlier
+        steps without a reset."""
         own = set(found)
         helds = [copy.resident.held for copy in self.copies if copy not in own]
         return [held for held in helds if held is not None and not held.applied]
 
     def before_step(self) -> None:
-        """Raise `EarlyUpdateError` if what was updated would be updated otherwise now."""
+        """Raise `EarlyUpdateError` if options or scaling have changed since the early updates."""
         if not self._updated:
             return
         name = self._updated[0].name
@@ -106,11 +106,11 @@ class EarlyUpdates:
             raise EarlyUpdateError(name, "options of the optimizer were changed before step()")
 
     def after_step(self) -> None:
-        """The step is complete."""
+        """Reset the marks of early updates after a complete step."""
         self._forget(release=False)
 
     def give_up(self) -> None:
-        """What was updated should not have been: the optimizer refuses steps until a checkpoint is
+        """Invalidate the early updates: the optimizer refuses steps until a checkpoint is
         loaded."""
         if self._updated:
             self._optimizer.interrupt(EarlyUpdateError.__name__)

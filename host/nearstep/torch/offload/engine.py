@@ -1,4 +1,4 @@
-"""Training with parameters that come to the compute device when they are used."""
+"""The offload engine: parameters are fetched to the compute device when they are used."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ Policy = Literal["prefetch", "on-demand", "memferry"]
 Updates = Literal["at-step", "in-backward"]
 
 USES_PER_PERIOD = 64
-"""Uses of each parameter after which the order of uses is taken to repeat, where nobody steps."""
+"""Uses of each parameter after which a period ends without a step."""
 
 
 class Engine:
-    """Made by `offload`, which see.
+    """The engine of one model and optimizer, made by `offload`.
 
     Attributes
     ----------
-    budget : bytes.
-    plan : by which parameters and gradients are in place; None of other policies than `memferry`,
-        and until the first step has made one.
-    profile : that the plan was made for; None if there is no such.
-    shadow : places of parameters by the plan; None without one, and on an
-        accelerator that gets at no memory of the host.
+    budget : in bytes.
+    plan : which parameters and gradients are in place; None with policies other than `memferry`,
+        and until the first step has made a plan.
+    profile : the profile that the plan was made for, if any.
+    shadow : memory of the parameters in the plan; None without a plan, and on an accelerator that
+        cannot access host memory.
     """
 
     def __init__(
@@ -183,7 +183,8 @@ class Engine:
         wrapper.use(self._averager)
 
     def _check_held(self, copies: Sequence[ComputeCopy], smallest: int) -> None:
-        """Raise `BudgetError` if what something refers to, and so cannot go, leaves no room."""
+        """Raise `BudgetError` if parameters that cannot be freed, as their memory is referenced,
+        exceed the budget."""
         stay = [
             copy
             for copy in copies
@@ -196,7 +197,7 @@ class Engine:
             raise BudgetError(what, max(needed, smallest), self.budget, parameters=self._bytes)
 
     def report(self) -> Report:
-        """What has been done so far."""
+        """Return the counters since the engine was opened."""
         now, before = self._optimizer.traffic, Traffic(**self._start)
         ledger, counts = self._space.ledger, self._space.counts
         return Report(
@@ -217,16 +218,15 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Make the model a plain one again, with all of its parameters and gradients here; of those
-        that were compressed the next step knows what is to be sent, and there is nothing else.
+        """Make the model plain again, with all parameters and gradients on the compute device; of
+        compressed gradients only the pairs are kept, which the next step sends.
 
-        Graphs that were made before work on. Where backward has updated parameters, and `step()`
-        was not called, the optimizer refuses steps until a checkpoint is loaded. A second time
-        there is nothing to do.
+        Existing graphs remain usable. If backward has updated parameters since the last `step()`,
+        the optimizer refuses steps until a checkpoint is loaded. Further calls do nothing.
 
         Raises
         ------
-        ClosedDeviceError : the device is closed, and with it the parameters are lost.
+        ClosedDeviceError : the device is closed, so the parameters are lost.
         """
         if self.closed:
             return
@@ -237,7 +237,7 @@ class Engine:
         self._space.give_up()
         self._end_watch()
         if self.shadow is not None:
-            self._space.release_all()  # out of the vector
+            self._space.release_all()  # evict the vector
         for copy in self._space.copies:
             if not copy.present:
                 copy.fetch()
@@ -263,16 +263,16 @@ class Engine:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward in this `with` statement leaves whole gradients with an optimizer that
-        compresses them, on its device, until it steps: later ones are added, and the sum is
-        compressed by the step, as without an engine.
+        """Keep gradients of backward in this `with` statement whole on the device of an optimizer
+        that compresses them: later gradients are added, and the step compresses the sum, as without
+        an engine.
 
-        So it is to be around every backward of a step but the last one; around that, too, or not,
-        makes no difference. Where gradients are not compressed there is nothing to do.
+        Enter it around every backward of a step except the last, for which it is optional. Without
+        compression it has no effect.
 
         Raises
         ------
-        ArgumentError : with `updates="in-backward"` each step has one backward.
+        ArgumentError : `updates="in-backward"`, where each step has one backward.
         """
         if self._early is not None:
             raise ArgumentError("to accumulate, updates must be 'at-step', not 'in-backward'")
@@ -293,24 +293,24 @@ class Engine:
         host_params_per_s: float | None = None,
         overlaps: bool = True,
     ) -> Iterator[Recording]:
-        """Record what is done in this `with` statement, in the time of a machine.
+        """Record the operations in this `with` statement, in the time of a machine.
 
-        Layers compute as fast as a processor of the machine would (`computation.Computation`).
-        Transfers and updates go on meanwhile: on a device with a clock they take the device's own
-        cycles; on others they take what the machine's links and its update rate say. What is done
-        is what would be done without.
+        Layers take the time of a processor of the machine (`computation.Computation`). Transfers
+        and updates overlap: on a device with a clock they take the device's own cycles, otherwise
+        the time given by the machine's links and update rate. Results are the same as without a
+        recording.
 
         Parameters
         ----------
         platform, compute, memory, hertz, host_params_per_s : as of `machine.Machine.of`.
-        overlaps : False does one thing after the other, for comparison.
+        overlaps : False makes all operations sequential, for comparison.
 
         Raises
         ------
-        ArgumentError, PlatformError : the machine cannot be had from the platform.
-        UnsupportedOptionError : the optimizer has drives, or compresses gradients, or parameters
-            are not on the CPU.
-        RecordingError : one goes on already, or the engine is closed.
+        ArgumentError, PlatformError : the platform lacks a part or a figure.
+        UnsupportedOptionError : the optimizer has drives or compresses gradients, or parameters are
+            not on the CPU.
+        RecordingError : a recording is open, or the engine is closed.
         """
         if self.closed or self._space.recording is not None:
             raise RecordingError("closed" if self.closed else "recording already")
@@ -403,13 +403,14 @@ class Engine:
         self._space.order.end_period()
 
     def _key(self, tensor: Tensor) -> int:
-        """`attribution.Key`: parameters come and go, and so does their memory."""
+        """Return the `attribution.Key` of a parameter, whose memory changes while it is
+        offloaded."""
         copy = self._copies.get(tensor) or self._space.owner_at(memory_of(tensor))
         return 0 if copy is None else copy.index + 1
 
     def _plan_in_training(self) -> Plan | None:
-        """The plan for what has been seen since the watch began; None if there is nothing to plan,
-        or not yet."""
+        """Return a plan for the profile traced so far; None without a tracer or before training was
+        traced."""
         if self._space.watch is None:
             return None
         gradients = {
@@ -449,7 +450,7 @@ class Engine:
 
     @contextmanager
     def _apart(self, stay: Sequence[ComputeCopy]) -> Iterator[None]:
-        """Update on the device alone: parameters that have to stay here are fetched afterwards."""
+        """Update on the device; then refresh the parameters that remain present."""
         for copy in stay:
             copy.settle()
         try:
@@ -464,6 +465,6 @@ class Engine:
 
 
 def _like(parameter: Tensor) -> Tensor | None:
-    """`ComputeCopy.like` of a parameter that `init` has sent away."""
+    """Return `ComputeCopy.like` of a parameter that `init` has offloaded; None if present."""
     found = waiting_copy(parameter)
     return None if found is None or found.present else found.like

@@ -1,4 +1,4 @@
-"""What `nearstep.offload` is."""
+"""The function `nearstep.offload`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _offload(
     plan: Plan | None = None,
     profile: Profile | Profiling | None = None,
 ) -> Engine:
-    """Have the parameters of a model come to the compute device when they are used, and go again.
+    """Offload a model: fetch each parameter before use and free it afterwards.
 
     ::
 
@@ -40,37 +40,35 @@ def _offload(
             optimizer.step()
             optimizer.zero_grad()
 
-    Parameters and optimizer state are the optimizer's, on its device; `docs/offload.md` says what
-    is where, and when. Training has the bits that it has without.
+    Parameters and optimizer state are kept on the optimizer's device (`docs/offload.md`). Training
+    is bit-identical to training without offload.
 
     Parameters
     ----------
-    model : every parameter that requires a gradient is in a group of the optimizer. A
-        `torch.nn.parallel.DistributedDataParallel` is one of several workers, whose gradients are
-        averaged before owners get them.
-    optimizer : of `nearstep.optim`, on any device. Where it compresses gradients, each step has one
-        backward, unless others are made in `engine.accumulate()`.
-    budget : of the memory that parameters and gradients may have on the compute device: bytes, text
-        such as `2GiB`, or a share of the parameters' bytes, such as `25%`.
-    policy : `prefetch` fetches parameters before they are used, in the order of the step before, as
-        far as the budget goes; `on-demand` when they are used. `memferry` is `prefetch` with a plan
-        that says what the compute device gets at in the host's memory instead (`docs/memferry.md`).
+    model : every parameter that requires a gradient is in a group of the optimizer. Gradients of a
+        `torch.nn.parallel.DistributedDataParallel` are averaged over workers before they are sent.
+    optimizer : of `nearstep.optim`, on any device. With compression each step has one backward,
+        besides those in `engine.accumulate()`.
+    budget : maximum memory of parameters and gradients on the compute device: bytes, text such as
+        `2GiB`, or a share of the parameters' bytes such as `25%`.
+    policy : `prefetch` fetches parameters before use, in the order of the last step, within the
+        budget; `on-demand` fetches on use. `memferry` is `prefetch` with a plan of which data the
+        compute device accesses in host memory instead (`docs/memferry.md`).
     updates : `at-step`; or `in-backward`, which updates the parameters of a module as soon as
-        backward has made all of their gradients. That is right where each step has one backward,
-        and nothing is done with gradients or options between backward and step: what can be seen
-        to be otherwise raises `EarlyUpdateError`.
-    plan, profile : of the model, with policy `memferry`; without a plan one is made for the
-        profile, within the budget. Without both the first step runs as with `prefetch`, and is
-        profiled; its plan is in force from its end on. A `Profiling` says on which machine.
+        backward has made all of their gradients. This requires one backward per step, and no access
+        to gradients or options between backward and step; a detected violation raises
+        `EarlyUpdateError`.
+    plan, profile : of the model, with policy `memferry`; without a plan, the planner makes one from
+        the profile within the budget. Without both, the first step runs as with `prefetch` and is
+        profiled; its plan applies from the end of that step. A `Profiling` names the machine.
 
     Raises
     ------
-    BudgetError : the budget is smaller than what one module needs.
-    WrapperError : a part of the model is in a wrapper of its own.
+    BudgetError : the budget is smaller than one module needs.
+    WrapperError : a part of the model has its own wrapper.
     PlanError, PlanBudgetError : the plan or the profile is of another model, or nothing fits.
-    BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError : the budget or the
-        policy cannot be read, or a parameter, module or optimizer is of a kind that cannot be
-        offloaded. Nothing has been changed.
+    BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError : an argument is
+        invalid, or a parameter, module or optimizer cannot be offloaded. Nothing was changed.
     """
     if policy not in get_args(Policy):
         raise ArgumentError(f"policy must be one of {get_args(Policy)}, not {policy!r}")
@@ -84,12 +82,12 @@ def _offload(
     for parameter in model.parameters():
         if isinstance(parameter, OffloadedParameter) and waiting_copy(parameter) is None:
             raise ParameterError("a parameter of the model", "with no engine yet", "offloaded")
-    with torch.inference_mode(False):  # what it makes outlives that
+    with torch.inference_mode(False):  # so that the engine makes no inference tensors
         return Engine(model, found, budget, policy, updates, plan, profile)
 
 
 class Offload:
-    """`_offload`, which has `init` as an attribute."""
+    """`_offload` as a callable with the attribute `init`."""
 
     init = Init
     __call__ = staticmethod(_offload)

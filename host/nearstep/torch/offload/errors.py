@@ -10,11 +10,11 @@ from nearstep.torch.budget import share_of
 
 
 class BudgetError(Fielded, NearstepError, MemoryError):
-    """More memory is needed at once on the compute device than the budget.
+    """An operation needs more memory on the compute device than the budget.
 
     Attributes
     ----------
-    expected : bytes of the smallest budget that has room for it.
+    expected : bytes of the smallest budget that suffices.
     actual : bytes of the budget.
     """
 
@@ -34,12 +34,13 @@ class BudgetError(Fielded, NearstepError, MemoryError):
 
 
 class VectorWarning(Fielded, UserWarning):
-    """A plan that was given fetches more parameters than the budget has room for at once: it is
-    followed, but each fetch has memory of its own, and some parameters are fetched again.
+    """The parameters that a given plan fetches do not fit in the budget at once: the plan is
+    followed, but each fetch allocates memory, and some parameters are fetched again.
 
     Attributes
     ----------
-    expected : bytes of the smallest budget with room for all of them, and gradients of one module.
+    expected : bytes of the smallest budget for all fetched parameters and the gradients of one
+        module.
     actual : bytes of the budget.
     """
 
@@ -52,7 +53,8 @@ class VectorWarning(Fielded, UserWarning):
 
 
 class ChangedModelError(Fielded, ArgumentError):
-    """A model or an optimizer that got another parameter after `nearstep.offload`."""
+    """A parameter of the model or the optimizer was added, replaced or removed after
+    `nearstep.offload`."""
 
     template = (
         "{parameter} was {change} after nearstep.offload: close the engine first, and offload the "
@@ -63,7 +65,7 @@ class ChangedModelError(Fielded, ArgumentError):
 
 
 class EngineCopyError(Fielded, NearstepError, TypeError):
-    """A copy of an engine, which belongs to one model in one process."""
+    """An engine was copied or pickled; an engine belongs to one model in one process."""
 
     template = (
         "an offload engine cannot be copied or pickled; its model can, and so can its optimizer"
@@ -71,7 +73,7 @@ class EngineCopyError(Fielded, NearstepError, TypeError):
 
 
 class EarlyUpdateError(Fielded, NearstepError, RuntimeError):
-    """With updates in backward: something happened that only works if updates wait for `step()`."""
+    """With updates in backward: an operation needs updates to wait for `step()`."""
 
     template = "{parameter} was updated during backward, and {reason}: use updates='at-step'"
     parameter: str
@@ -79,19 +81,19 @@ class EarlyUpdateError(Fielded, NearstepError, RuntimeError):
 
 
 class NestedInitError(Fielded, NearstepError, RuntimeError):
-    """`nearstep.offload.init` inside of another one, or entered twice."""
+    """`nearstep.offload.init` was nested or entered twice."""
 
     template = "nearstep.offload.init can be entered once, and while no other one is open"
 
 
 class LostEngineError(Fielded, NearstepError, RuntimeError):
-    """A parameter that is used after its model and engine are gone."""
+    """A parameter was used after its model and engine were garbage-collected."""
 
     template = "the model that this offloaded parameter belonged to is gone"
 
 
 class CaptureError(Fielded, NearstepError, RuntimeError):
-    """An offloaded model was used while its stream is captured, as by CUDA graphs.
+    """An offloaded model was used while its stream was captured, as by CUDA graphs.
 
     Nothing has been changed. `actual` is the device of the stream.
     """
@@ -106,7 +108,7 @@ class CaptureError(Fielded, NearstepError, RuntimeError):
 
 
 class TransformError(Fielded, NearstepError, RuntimeError):
-    """An offloaded model was used in a transform of torch that differentiates it, or traced.
+    """An offloaded model was traced, or differentiated by a transform of torch.
 
     Nothing has been changed. `actual` is the transform.
     """
@@ -120,14 +122,14 @@ class TransformError(Fielded, NearstepError, RuntimeError):
 
 
 class RecordingError(Fielded, NearstepError, RuntimeError):
-    """A recording that cannot begin in this state of the engine."""
+    """A recording cannot begin in this state of the engine."""
 
     template = "a recording needs an open engine with none going on; it is {state}"
     state: str
 
 
 class WrapperError(Fielded, ArgumentError):
-    """A model in a DistributedDataParallel that its engine does not know; `actual` was done."""
+    """A model is in a DistributedDataParallel unknown to the engine; `actual` says how."""
 
     expected: ClassVar[str] = "DistributedDataParallel(model) given to nearstep.offload"
     template = (
@@ -138,7 +140,7 @@ class WrapperError(Fielded, ArgumentError):
 
 
 class AveragingError(Fielded, NearstepError, RuntimeError):
-    """Gradients that are not the average of all workers. No parameter has been updated."""
+    """Gradients are not the average of all workers. No parameter has been updated."""
 
     template = "{parameter} {reason}; go on with optimizer.zero_grad() and a forward"
     parameter: str
@@ -146,7 +148,7 @@ class AveragingError(Fielded, NearstepError, RuntimeError):
 
 
 class LostWorkerError(Fielded, NearstepError, RuntimeError):
-    """A worker that does not take part in averaging gradients.
+    """A worker did not take part in averaging gradients.
 
     Parameters and optimizer state are as before the step, unless `updates="in-backward"`. `cause`
     is torch's message.

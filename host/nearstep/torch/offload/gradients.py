@@ -1,4 +1,4 @@
-"""Gradients: from before they are made until their owner has them."""
+"""Gradients: from their reservation in the budget until their owner has them."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.select import Chosen, flat, select_largest
 
 OWN_REFERENCES = 3
-"""To a gradient that only its parameter has: torch's, that of a variable, and that of
+"""References to a gradient that only its parameter holds: torch's, a local variable's, and that of
 `sys.getrefcount`."""
 
 
 class Gradients:
-    """Gradients of the parameters in a space.
+    """Gradients of the parameters in a cache.
 
-    One is counted from before the backward of the operation that makes it; a second one of the same
-    parameter, from another use, is there besides the first while it is added to it.
+    A gradient is charged before the backward of the operation that makes it. A second gradient of
+    the same parameter, from another use, is charged besides the first while it is added.
 
     Parameters
     ----------
-    arrived : called when an owner has got a gradient.
+    arrived : called when an owner has received a gradient.
 
     Attributes
     ----------
-    averages : gets gradients first, if there are other workers.
-    compresses : the optimizer, if it compresses gradients.
-    keeps_whole : gradients that backward makes are not compressed before the step, so that others
-        can be added to them.
+    averages : averages gradients before they are sent, if there are other workers.
+    compresses : the optimizer, if the optimizer compresses gradients.
+    keeps_whole : gradients are not compressed before the step, so that others can be added.
     """
 
     def __init__(self, space: ParameterCache, arrived: Callable[[ComputeCopy], None]) -> None:
@@ -56,7 +55,7 @@ class Gradients:
         space.spill = self._spill
 
     def expect(self, uses: Iterable[tuple[ComputeCopy, object]]) -> None:
-        """Have room for gradients that backward is about to make, of parameters with their uses.
+        """Reserve room for the gradients of these uses of parameters, before backward makes them.
 
         Raises
         ------
@@ -79,7 +78,8 @@ class Gradients:
             copy.uses[use] = task
 
     def _enter_pass(self) -> int:
-        """Know when the backward that goes on ends; torch's number of it."""
+        """Register a callback at the end of the running backward; return torch's number of the
+        pass."""
         task = torch._C._current_graph_task_id()
         if task not in self._passes and task >= 0:
             self._passes.add(task)
@@ -87,8 +87,8 @@ class Gradients:
         return task
 
     def arriving(self, copy: ComputeCopy) -> None:
-        """Backward has made a gradient, and adds it to what is here next: have room for it, where
-        torch has not told before that it would be made, as of `autograd.Function`.
+        """Reserve room for a gradient just before it is accumulated, if no earlier hook announced
+        it, as with `autograd.Function`.
 
         Raises
         ------
@@ -99,8 +99,8 @@ class Gradients:
             self.expect([(copy, object())])
 
     def take_given_up(self) -> ComputeCopy | None:
-        """Outside backward: end what has failed; one of the parameters that it had updated, the
-        next time None."""
+        """Outside backward: clean up failed passes; return once a parameter that such a pass had
+        updated."""
         if torch._C._current_graph_task_id() >= 0:
             return None
         for task in [*self._passes]:
@@ -109,14 +109,13 @@ class Gradients:
         return found
 
     def complete(self, copy: ComputeCopy) -> None:
-        """Backward has made a gradient, and added it to what is here: it goes to its owner.
+        """Send a gradient to its owner after backward has accumulated it.
 
         Raises
         ------
         EarlyUpdateError
         GradientError : one has been compressed, and not been reset since.
-        AveragingError, GradientError, LostWorkerError : it is not averaged with those of other
-            workers.
+        AveragingError, GradientError, LostWorkerError : the gradient is not averaged over workers.
         """
         gradient = copy.raw_gradient()
         if gradient is None:
@@ -134,7 +133,7 @@ class Gradients:
             self._average(self.averages, copy, gradient)
             return
         if gradient.requires_grad or not _can_go(copy, gradient):
-            return  # a part of a graph, or a step will say what is wrong
+            return  # part of a graph, or invalid: the step raises
         with self._space.aside():
             self._space.check_old(copy, "another backward has made a gradient of it")
             self._send(copy, gradient)
@@ -150,7 +149,7 @@ class Gradients:
             averages.add(copy)
 
     def deliver(self, copy: ComputeCopy, averaged: Tensor) -> None:
-        """Have the owner of a parameter get a gradient in place of those that there are."""
+        """Send an averaged gradient to the owner, in place of the present and held ones."""
         copy.resident.release_gradient()
         copy.set_raw_gradient(averaged)
         self._recount(copy, averaged)
@@ -158,12 +157,12 @@ class Gradients:
         self._arrived(copy)
 
     def read(self, copy: ComputeCopy) -> Tensor | None:
-        """What `grad` of a parameter is.
+        """Return `grad` of a parameter; fetch it if the owner holds it.
 
         Raises
         ------
         BudgetError, EarlyUpdateError
-        GradientError : it was compressed, and is not kept.
+        GradientError : the gradient was compressed, so it cannot be read.
         """
         held = copy.resident.held
         if held is None:
@@ -222,10 +221,11 @@ class Gradients:
             recording.sent(copy, held.array, nbytes, begun)
 
     def _compress(self, optimizer: DeviceOptimizer, copy: ComputeCopy, gradient: Tensor) -> None:
-        """Keep what is to be sent of a gradient, which goes.
+        """Compress a gradient for its owner, and free it.
 
-        On an accelerator it is chosen there if nothing else stays. If something does, which is
-        state, and so on the host, or if pairs are more than the gradient, the host chooses.
+        On an accelerator the pairs are selected there if no residual is kept. The host selects if
+        residuals, which are state on the host, are kept, or if the pairs are larger than the
+        gradient.
         """
         parameter, streams = copy.parameter, self._space.streams
         compression = optimizer.settings.compression
@@ -260,8 +260,8 @@ class Gradients:
             streams.depart(each, nbytes, partial(self._downloaded, copy, held, nbytes))
 
     def _begin_download(self, streams: Streams, copy: ComputeCopy, gradient: Tensor) -> None:
-        """Send a gradient, which counts until it is on the host; or write it there by a kernel, and
-        it counts no more, since memory is others' in the order of its stream."""
+        """Download a gradient, charged until it is on the host; or write it to the host by a
+        kernel, charged no longer, since its memory is reused in stream order."""
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             written = copy.in_place.gradient
             download = streams.write(gradient) if written else streams.download(gradient)
@@ -279,7 +279,7 @@ class Gradients:
     def _downloaded(
         self, copy: ComputeCopy, held: DeviceGradient | SparseGradient | None, nbytes: int
     ) -> None:
-        """A gradient is on the host: its owner gets it, unless it has been reset or set since."""
+        """Hand a downloaded gradient to its owner, unless `grad` was reset or set since."""
         self._gone(nbytes)
         if held is not None and copy.resident.held is held:
             try:
@@ -289,12 +289,12 @@ class Gradients:
                 raise
 
     def _gone(self, nbytes: int) -> None:
-        """A gradient has arrived."""
+        """Stop charging a gradient in transfer."""
         self._space.sent -= nbytes
         self._space.ledger.add_gradient(-nbytes)
 
     def _recount(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
-        """Count the gradient of a parameter that is here; what was expected becomes that."""
+        """Charge the present gradient of a parameter, first from the bytes reserved."""
         counted = 0
         if gradient is not None and gradient.layout is torch.strided:
             if not copy.in_place.spares_gradient:
@@ -314,12 +314,12 @@ class Gradients:
         copy.uses.clear()
 
     def recount_all(self) -> None:
-        """Gradients that are here count as a plan has them from here on."""
+        """Charge present gradients by the plan now in force."""
         for copy in self._space.copies:
             self._recount(copy, copy.raw_gradient())
 
     def fail_pass(self, task: int) -> None:
-        """A backward has failed: give up what it had updated."""
+        """Clean up after a failed backward; invalidate its updates."""
         if task not in self._passes:
             return
         if self.averages is not None:
@@ -331,15 +331,15 @@ class Gradients:
         self.end_pass(task)
 
     def end_pass(self, task: int) -> None:
-        """A backward has ended: forget what it had expected."""
+        """Release the reservations of a backward that has ended."""
         self._passes.discard(task)
         for copy in self._space.copies:
             if task in copy.uses.values():
                 self._expect_no_more(copy)
 
     def _spill(self) -> bool:
-        """Send a gradient that was read to its owner, if nobody refers to it, and it can be read
-        again; whether there was one."""
+        """Send one present gradient, unreferenced and still readable later, to its owner; return
+        whether there was one."""
         for copy in self._space.copies if self.compresses is None else ():
             if not copy.counted or copy.resident.held is not None:
                 continue
@@ -357,7 +357,7 @@ class Gradients:
 
 
 class _Pass:
-    """What torch calls when a backward ends, and drops without that when it fails."""
+    """A callback that torch calls when a backward ends, and drops uncalled when it fails."""
 
     def __init__(self, gradients: Gradients, task: int) -> None:
         self._gradients: Gradients | None = gradients
@@ -376,7 +376,7 @@ class _Pass:
 
 
 def _check_alone(copy: ComputeCopy) -> None:
-    """Raise `GradientError` if there is a compressed gradient, to which nothing can be added."""
+    """Raise `GradientError` if the held gradient is compressed, so that nothing can be added."""
     if isinstance(copy.resident.held, SparseGradient):
         expected = (
             "reset (optimizer.zero_grad()) before another backward, or made in "
@@ -386,7 +386,7 @@ def _check_alone(copy: ComputeCopy) -> None:
 
 
 def _is_smaller(compression: Compression, gradient: Tensor) -> bool:
-    """Whether nothing stays of a gradient, and what is sent of it is less than all."""
+    """Return whether no residual is kept and the pairs are smaller than the gradient."""
     pairs = compression.kept_of(gradient.numel()) * compression.pair_bytes
     whole = gradient.numel() * gradient.element_size()
     return not compression.error_feedback and pairs < whole
@@ -395,7 +395,8 @@ def _is_smaller(compression: Compression, gradient: Tensor) -> bool:
 def _after(
     downloads: Sequence[Download], made: Chosen | Callable[[Tensor | None], Compressed]
 ) -> Callable[[Tensor | None], Compressed]:
-    """What compresses a gradient when downloads have ended, or gives what was chosen of it."""
+    """Return a function that waits for downloads, then compresses the gradient or returns its
+    selected pairs."""
 
     def make(residual: Tensor | None) -> Compressed:
         for each in downloads:

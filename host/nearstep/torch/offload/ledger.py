@@ -1,4 +1,4 @@
-"""Bytes on the compute device, as they come and go."""
+"""Accounting of bytes on the compute device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from nearstep.torch.offload.errors import BudgetError
 
 @dataclass(kw_only=True)
 class Ledger:
-    """What is on the compute device, in bytes: never more than the budget.
+    """Bytes in use on the compute device, never more than the budget.
 
     Attributes
     ----------
-    budget : what it may be.
-    parameters : of parameters that are there, those fetched ahead included.
-    gradients : of gradients, from before the backward of the operation that makes one.
-    peak : the most of both together; parameters_peak, gradients_peak : of one.
-    grown : called with what is used when that has become more.
+    budget : maximum of `used`.
+    parameters : bytes of present parameters, those prefetched included.
+    gradients : bytes of gradients, charged before the backward of the operation that makes one.
+    peak, parameters_peak, gradients_peak : maximum of `used`, `parameters` and `gradients`.
+    grown : called with `used` whenever it has increased.
     """
 
     budget: int = sys.maxsize
@@ -36,15 +36,15 @@ class Ledger:
 
     @property
     def free(self) -> int:
-        """What is left of the budget."""
+        """Bytes left of the budget."""
         return self.budget - self.used
 
     def limit(self, budget: int) -> None:
-        """Set the budget, and begin to look for the most anew.
+        """Set the budget and restart the peaks.
 
         Raises
         ------
-        BudgetError : more is there.
+        BudgetError : more than the budget is in use.
         """
         if self.used > budget:
             raise BudgetError("what cannot go", self.used, budget)
@@ -53,7 +53,7 @@ class Ledger:
         self._look()
 
     def add_parameter(self, nbytes: int) -> None:
-        """A parameter comes, or goes if `nbytes` is negative.
+        """Charge the bytes of a parameter; negative `nbytes` are released.
 
         Raises
         ------
@@ -62,7 +62,7 @@ class Ledger:
         self._add("a parameter", parameters=nbytes)
 
     def add_gradient(self, nbytes: int) -> None:
-        """A gradient comes, or goes if `nbytes` is negative.
+        """Charge the bytes of a gradient; negative `nbytes` are released.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The machine whose time a recording has: what computes, and what has the parameters."""
+"""The machine that gives a recording its times: a processor, and the owner of the parameters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nearstep_spec.platform.machine import Platform, Processor
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Parts of a platform and what they do.
+    """Parts of a platform and their roles.
 
     Attributes
     ----------
-    compute : processor that layers run on.
-    memory : what has the parameters and updates them: a DIMM, or a processor.
-    params_per_s : that one channel updates.
-    hertz : cycles of the optimizer's device in a second; None of one without a clock, whose
-        transfers and updates are those of the platform.
+    compute : name of the processor that layers run on.
+    memory : name of the part that owns and updates the parameters: a DIMM or a processor.
+    params_per_s : update rate of one channel, in parameters per second.
+    hertz : clock rate of the optimizer's device; None without a clock, where the platform gives the
+        times of transfers and updates.
     """
 
     platform: Platform
@@ -42,21 +42,21 @@ class Machine:
         hertz: float | None = None,
         host_params_per_s: float | None = None,
     ) -> Self:
-        """Parts by name; those that are not given, if there is one alone that it can be.
+        """Return the machine of named parts; a part not given must be the only candidate.
 
         Parameters
         ----------
-        platform : a shipped one by name, or a file, as of `nearstep_spec.platform.load`.
-        device : of the optimizer.
-        host_params_per_s : that a processor without fp32 FLOP/s updates, where the platform does
-            not say it.
-        hertz : of the device's clock. None: that at which a beat in each cycle is the rate of a
-            channel of the DIMM.
+        platform : name of a shipped platform, or a file, as for `nearstep_spec.platform.load`.
+        device : device of the optimizer.
+        host_params_per_s : update rate of a processor without fp32 FLOP/s, if the platform lacks
+            it.
+        hertz : clock rate of the device. None: the rate at which one beat per cycle is the
+            bandwidth of a channel of the DIMM.
 
         Raises
         ------
-        ArgumentError : there is no such part, or it has not what is needed.
-        PlatformError : there is no such platform, or no way between the two.
+        ArgumentError : a part is unknown or lacks a figure.
+        PlatformError : the platform is unknown, or has no route between the two parts.
         """
         found = load(platform) if isinstance(platform, str) else platform
         able = [name for name, each in found.processors.items() if "fp32" in each.flops]
@@ -101,23 +101,23 @@ class Machine:
         )
         for channel in range(device.channel_count):
             for down in (True, False):
-                machine.transfer(0, channel, down=down)  # raises if there is no way
+                machine.transfer(0, channel, down=down)  # raises if there is no route
         return machine
 
     @property
     def processor(self) -> Processor:
-        """What computes."""
+        """The processor that layers run on."""
         return self.platform.processors[self.compute]
 
     def clock(self) -> Clock:
-        """A clock with the cycles of the device, or of the model alone."""
+        """Return a clock at the device's rate, or of the model alone."""
         return Clock(hertz=self.hertz)
 
     def transfer(self, nbytes: int, channel: int, *, down: bool) -> Transfer | None:
-        """Bytes to a channel of the memory or from it.
+        """Return the transfer of bytes to or from a channel of the memory.
 
-        With a clock the device has its channel, and the bus before it, itself: what is left of the
-        way is gone meanwhile. None: nothing is.
+        With a clock the device times its channel and bus itself: only the other hops of the route
+        are returned, at the same time. None: no other hop.
         """
         memory = f"{self.memory}.{channel}" if self.memory in self.platform.dimms else self.memory
         ends = (self.compute, memory) if down else (memory, self.compute)
@@ -132,7 +132,7 @@ class Machine:
         return replace(found, route=route) if route else None
 
     def update_seconds(self, elements: int) -> float | None:
-        """Of one channel; None of a device with a clock."""
+        """Return the seconds of an update on one channel; None for a device with a clock."""
         return None if self.hertz is not None else elements / self.params_per_s
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from nearstep.torch.errors import UnsupportedOptionError
 
 _WORDS = {1: "|u1", 2: "<i2", 4: "<i4"}
-"""What numpy calls words of so many bytes: the interface has no bfloat16."""
+"""numpy's names of words by bytes: the interface has no bfloat16."""
 
 
 class _Memory:
-    """Memory as CUDA's kernels get at it, pinned at the same address (unified addressing)."""
+    """Pinned memory for CUDA kernels, at the same address (unified addressing)."""
 
     def __init__(self, flat: Tensor) -> None:
-        self._flat = flat  # as long as anything refers to this
+        self._flat = flat  # keeps the memory alive
         self.__cuda_array_interface__ = {
             "shape": tuple(flat.shape),
             "typestr": _WORDS[flat.element_size()],
@@ -33,12 +33,12 @@ def _on_cuda(flat: Tensor, device: torch.device) -> Tensor:
 
 
 MAPPERS: MutableMapping[str, Callable[[Tensor, torch.device], Any]] = {"cuda": _on_cuda}
-"""By type of accelerator: makes a tensor of it, with a storage of its own, on the memory of a flat
-one, pinned or the accelerator's, which it keeps alive."""
+"""By type of accelerator: makes an accelerator tensor with a new storage on the memory of a flat
+tensor, pinned or on the accelerator, and keeps the flat tensor alive."""
 
 
 def apart(memory: Tensor) -> Tensor:
-    """A tensor with a storage of its own on the bytes of another, which it keeps alive.
+    """Return a tensor with a new storage on another's bytes, which keeps the other alive.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def apart(memory: Tensor) -> Tensor:
 
 
 def mapped(pinned: Tensor, device: torch.device) -> Tensor:
-    """A tensor of an accelerator on the memory of one that `Streams.staging` made."""
+    """Return an accelerator tensor on the memory of a tensor made by `Streams.staging`."""
     storage = pinned.untyped_storage()
     size = storage.nbytes() // pinned.element_size()
     found: Tensor = MAPPERS[device.type](pinned.as_strided((size,), (1,), 0), device)
@@ -59,7 +59,7 @@ def mapped(pinned: Tensor, device: torch.device) -> Tensor:
 
 
 def check_mapped(device: torch.device) -> None:
-    """Raise `UnsupportedOptionError` if the accelerator is none of `MAPPERS`."""
+    """Raise `UnsupportedOptionError` if the type of accelerator is not in `MAPPERS`."""
     if device.type not in MAPPERS:
         known = ", ".join(MAPPERS)
         reason = f"mapped memory of the host is had on {known}, not on {device.type}"

@@ -18,12 +18,12 @@ from nearstep.torch.offload.parameter import OffloadedParameter
 def hook_modules(
     model: nn.Module, before_forward: Callable[[nn.Module], None]
 ) -> list[Callable[[], None]]:
-    """Have `before_forward` called before the model's forward, and have `state_dict` copy
-    parameters, one after the other.
+    """Call `before_forward` before the model's forward, and make `state_dict` copy parameters one
+    at a time.
 
     Returns
     -------
-    list[Callable[[], None]] : what takes the hooks away.
+    list[Callable[[], None]] : functions that remove the hooks.
     """
     handles: list[Any] = [model.register_forward_pre_hook(_Hook(before_forward), prepend=True)]
     for name, module in model.named_modules():
@@ -39,8 +39,8 @@ def hook_modules(
 
 
 class _Hook(Hook):
-    """A hook by which `torch.jit.script`, which looks at names of hooks first, is refused: what it
-    compiles would compute with parameters that are away."""
+    """A hook that refuses `torch.jit.script` when it reads the hook's name: compiled code would
+    compute with absent parameters."""
 
     @property
     def __name__(self) -> NoReturn:
@@ -48,8 +48,8 @@ class _Hook(Hook):
 
 
 def _check_fast_path(name: str, module: nn.Module) -> None:
-    """Raise `ParameterError` where torch would compute attention in another way if the parameters
-    were plain: its fast path, with other bits, takes no tensors of a class of their own."""
+    """Raise `ParameterError` where torch would use its attention fast path with plain parameters:
+    its bits differ, and it refuses tensor subclasses."""
     attention = getattr(module, "self_attn", module)
     if (
         module.training

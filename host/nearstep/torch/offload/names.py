@@ -1,4 +1,4 @@
-"""Which parameters an engine looks after, and that they stay these."""
+"""The parameters of an engine by name, and the check that they have not changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearstep.torch.unclaimed import unclaimed
 
 
 def named(model: nn.Module, optimizer: DeviceOptimizer) -> Iterator[tuple[str, Tensor]]:
-    """Every name of a parameter of the model, and of the optimizer's."""
+    """Yield every name of each parameter of the model and of the optimizer."""
     yield from model.named_parameters(remove_duplicate=False)
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
@@ -31,8 +31,8 @@ class Names:
 
     Attributes
     ----------
-    parameters : with their names.
-    device : that layers compute on.
+    parameters : first name of each parameter.
+    device : device that layers compute on.
 
     Raises
     ------
@@ -55,7 +55,7 @@ class Names:
         _check_memory(parameters)
 
     def check(self) -> None:
-        """Raise `ChangedModelError` unless names and parameters are what they were."""
+        """Raise `ChangedModelError` if names or parameters have changed."""
         count = 0
         for name, parameter in named(self._model, self._optimizer):
             count += 1
@@ -74,13 +74,13 @@ class Names:
 def smallest_budget(
     model: nn.Module, parameters: Sequence[Tensor], in_place: Mapping[Tensor, InPlace]
 ) -> int:
-    """Bytes of a budget with which every module can use its own parameters at once, and backward
-    can make their gradients.
+    """Return the bytes of the smallest budget in which every module can use its own parameters at
+    once and backward can make their gradients.
 
     Parameters
     ----------
-    parameters : all of them; those in no module are used one at a time.
-    in_place : which take nothing.
+    parameters : all parameters; those in no module are used one at a time.
+    in_place : accesses that are not charged, by parameter.
     """
     groups: list[list[Tensor]] = [list(each.parameters(recurse=False)) for each in model.modules()]
     groups += [[parameter] for parameter in parameters]
@@ -99,7 +99,8 @@ def _needed(parameter: Tensor, in_place: InPlace) -> int:
 
 
 def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, ComputeCopy]) -> int:
-    """Most bytes of gradients that the own parameters of a module have on the compute device."""
+    """Return the maximum bytes, over modules, of gradients of a module's own parameters on the
+    compute device."""
     return max(
         sum(
             copies[each].gradient_bytes
@@ -149,7 +150,7 @@ def _check_memory(parameters: Mapping[Tensor, str]) -> None:
     """Raise `ParameterError` for parameters that are views of one memory."""
     names: dict[int, str] = {}
     for parameter, name in parameters.items():
-        if unclaimed(parameter) is not None:  # it is on the device, in a place of its own
+        if unclaimed(parameter) is not None:  # in an extent of its own on the device
             continue
         storage = parameter.untyped_storage()
         other = names.setdefault(storage._cdata, name)
@@ -158,11 +159,11 @@ def _check_memory(parameters: Mapping[Tensor, str]) -> None:
 
 
 def check_optimizer(optimizer: object) -> DeviceOptimizer:
-    """The optimizer, if it is one that an engine works with.
+    """Return the optimizer, if it is supported by the engine.
 
     Raises
     ------
-    ParameterError : it is not one of `nearstep.optim`.
+    ParameterError : the optimizer is not one of `nearstep.optim`.
     """
     if not isinstance(optimizer, DeviceOptimizer):
         raise ParameterError("optimizer", "one of nearstep.optim", type(optimizer).__name__)

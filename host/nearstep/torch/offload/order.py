@@ -1,4 +1,4 @@
-"""The order in which parameters are used: what was, and so what will be."""
+"""The order of uses of parameters, predicted from the previous step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Use = tuple[int, bool]
 
 
 class UseOrder:
-    """Expects a period, from one step to the next, to be like the one before.
+    """Predicts that each period, from one step to the next, repeats the period before.
 
-    A use that is not the expected one is no error: the next one is looked for from where the last
-    one was found, then from the beginning.
+    An unexpected use is no error: its key is searched from the last match on, then from the
+    beginning.
 
     Parameters
     ----------
     expected : for the first period, keys in order of use, each with whether that is in backward.
-    most : uses after which a period ends by itself, where nobody steps.
+    most : number of uses after which a period ends without a step.
 
     Attributes
     ----------
-    is_known : whether what is expected has happened before.
+    is_known : whether the expected order has been observed.
     """
 
     def __init__(self, expected: Sequence[Use], most: int) -> None:
@@ -41,7 +41,7 @@ class UseOrder:
         self._at = 0
 
     def used(self, key: int, in_backward: bool) -> None:
-        """A parameter is used."""
+        """Record a use of a parameter."""
         self._seen.append((key, in_backward))
         self._used.add(key)
         positions = self._positions.get(key)
@@ -52,12 +52,12 @@ class UseOrder:
             self.end_period()
 
     def was_used(self, key: int) -> bool:
-        """Whether a parameter has been used in this period."""
+        """Return whether a parameter has been used in this period."""
         return key in self._used
 
     def distance(self, key: int) -> int:
-        """How many uses come before the next one of a parameter; if it was not used, more than
-        of any other."""
+        """Return the number of expected uses before the parameter's next one; more than of any
+        other parameter if no use is expected."""
         positions = self._positions.get(key)
         if not positions:
             return 2 * len(self._expected) + 1
@@ -67,12 +67,12 @@ class UseOrder:
         return positions[0] + len(self._expected) - self._at
 
     def upcoming(self) -> Sequence[Use]:
-        """What is expected to be used until the period ends: the step that ends it changes what is
-        fetched before."""
+        """Return the uses expected until the period ends; no further, as the step then changes
+        parameters fetched before."""
         return self._expected[self._at :]
 
     def end_period(self) -> None:
-        """A step was made."""
+        """End the period: predict that the next one repeats its uses."""
         if self._seen:
             self._expect(self._seen)
             self.is_known = True

@@ -1,4 +1,4 @@
-"""Parameters that come when they are used."""
+"""Parameters that are fetched when they are used."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ METADATA = _metadata()
 """Functions that need no element of a tensor."""
 
 LAYOUT = frozenset({Tensor.stride, Tensor.is_contiguous})
-"""Functions whose answer is that of `ComputeCopy.like`."""
+"""Functions answered by `ComputeCopy.like`."""
 
 REQUIRES_GRAD = frozenset({_TENSOR.requires_grad_, _TENSOR.requires_grad.__set__})
 
 SET_DATA = _TENSOR.data.__set__
 
 LENDS = frozenset({_TENSOR.detach, _TENSOR.data.__get__})
-"""Functions that give away a tensor on the same memory which autograd does not look after."""
+"""Functions that return a tensor on the same memory, unknown to autograd."""
 
 
 EXPOSES = LENDS | frozenset(
@@ -75,17 +75,17 @@ EXPOSES = LENDS | frozenset(
         _TENSOR.__cuda_array_interface__.__get__,
     }
 )
-"""Functions that give away memory which may be changed without torch counting it."""
+"""Functions that expose memory to changes that do not increase torch's version."""
 
 
 ADDRESSES = frozenset({_TENSOR.data_ptr, _TENSOR.untyped_storage, _TENSOR.storage})
-"""Functions whose answer says where memory is, and does not keep it there."""
+"""Functions that return an address without keeping the memory alive."""
 
 
 class OffloadedParameter(Parameter):
-    """What a parameter of an offloaded model is an instance of.
+    """The class of the parameters of an offloaded model.
 
-    Every function of torch that takes one comes through `__torch_function__`.
+    Every function of torch called with such a parameter is dispatched to `__torch_function__`.
     """
 
     _copy: Callable[[], ComputeCopy | None]
@@ -104,7 +104,7 @@ class OffloadedParameter(Parameter):
         return parameter
 
     def end(self) -> None:
-        """Make it a plain one."""
+        """Make the parameter a plain `Parameter`."""
         del self._copy
         self.__class__ = Parameter  # type: ignore[assignment]
 
@@ -114,7 +114,7 @@ class OffloadedParameter(Parameter):
 
         Raises
         ------
-        LostEngineError : the engine is gone, and with it the model.
+        LostEngineError : engine and model were garbage-collected.
         """
         found = self._copy()
         if found is None:
@@ -123,7 +123,7 @@ class OffloadedParameter(Parameter):
 
     @property
     def hooks(self) -> AccessHooks:
-        """What happens when a function of torch is called with the parameter."""
+        """Hooks on functions of torch called with the parameter."""
         found: AccessHooks = self.copy.hooks
         return found
 
@@ -183,8 +183,8 @@ class OffloadedParameter(Parameter):
     def grad(self) -> Tensor | None:
         """As in torch.
 
-        A gradient that its owner has comes when it is read, and stays until it is set to None, or
-        its memory is needed and nobody refers to it.
+        A gradient held by the owner is fetched on read, and present until it is set to None or, if
+        unreferenced, evicted.
         """
         return self.hooks.gradients.read(self.copy)
 
@@ -198,7 +198,7 @@ class OffloadedParameter(Parameter):
         self.hooks.gradients.assign(self.copy, None)
 
     def set_(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: torch does not tell of it.
+        """Refused: torch does not report the change of memory.
 
         Raises
         ------
@@ -215,14 +215,14 @@ class OffloadedParameter(Parameter):
         return self.plain().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def plain(self) -> Parameter:
-        """A parameter with memory of its own."""
+        """Return a plain parameter with memory of its own."""
         return Parameter(self.detach().clone(), self.requires_grad)
 
 
 class ParameterView(Tensor):
-    """A tensor on a parameter's memory, which stays as long as there is one.
+    """A tensor on a parameter's memory, which is not freed while such a tensor exists.
 
-    What operations save of it for backward is only where it is.
+    Operations save its place in the parameter for backward, not its values.
     """
 
     _uses: AccessHooks
@@ -277,7 +277,8 @@ class ParameterView(Tensor):
 
 
 def waiting_copy(parameter: Tensor) -> ComputeCopy | None:
-    """That of a parameter which `init` has sent, and which no engine looks after yet."""
+    """Return the copy of a parameter that `init` has offloaded and no engine has claimed; else
+    None."""
     found: ComputeCopy | None = getattr(parameter, "_kept", None)
     return found
 
@@ -289,8 +290,8 @@ def plainly(
     found: Iterable[Tensor],
     engines: Iterable[AccessHooks],
 ) -> Any:
-    """Call a function with parameters that are here as what torch takes them for: so that other
-    subclasses, and modes, have their turn as ever."""
+    """Call a function with present parameters as plain tensors, so that other subclasses and modes
+    of torch are dispatched as usual."""
     classes = {id(each): (each, type(each)) for each in found}
     for each, own in classes.values():
         each.__class__ = Parameter if own is OffloadedParameter else Tensor
@@ -307,7 +308,7 @@ def plainly(
 def expose(
     func: Callable[..., Any], result: Any, engines: Mapping[AccessHooks, Iterable[ComputeCopy]]
 ) -> None:
-    """Note that parameters may be changed from now on, or have been, without their version."""
+    """Mark parameters that may change, or have changed, without a change of their version."""
     unknown = isinstance(func, OpOverload | OpOverloadPacket) and not str(func).startswith("aten.")
     for uses, copies in engines.items():
         if unknown or func in EXPOSES:
@@ -319,12 +320,12 @@ def expose(
 
 
 def tensors(result: Any) -> Iterator[Tensor]:
-    """Tensors of a result."""
+    """Yield the tensors of a result."""
     return _instances(result, Tensor)
 
 
 def views(result: Any, uses: AccessHooks) -> Iterator[tuple[Tensor, ComputeCopy]]:
-    """Tensors of a result on the memory of parameters, with these."""
+    """Yield the tensors of a result that use a parameter's memory, with the parameter's copy."""
     for each in tensors(result):
         if type(each) is Tensor and is_dense(each):
             copy = uses.space.owner_of(each)
@@ -333,8 +334,8 @@ def views(result: Any, uses: AccessHooks) -> Iterator[tuple[Tensor, ComputeCopy]
 
 
 def _as_edges(value: Any) -> Any:
-    """Arguments of `torch.autograd.grad` with edges of the graph for parameters, which need not
-    come."""
+    """Replace parameters in arguments of `torch.autograd.grad` by graph edges, which need no
+    fetch."""
     if isinstance(value, OffloadedParameter):
         with torch._C.DisableTorchFunctionSubclass():
             return get_gradient_edge(value)
@@ -355,7 +356,7 @@ def _instances(value: Any, kind: type[Any]) -> Iterator[Any]:
 
 
 class AccessHooks:
-    """What happens when a function of torch is called with parameters.
+    """Hooks on functions of torch called with parameters.
 
     Attributes
     ----------
@@ -372,7 +373,7 @@ class AccessHooks:
 
     @contextmanager
     def of(self, func: Callable[..., Any], copies: Sequence[ComputeCopy]) -> Iterator[None]:
-        """Have parameters here during a call.
+        """Fetch and pin parameters during a call.
 
         Raises
         ------
@@ -387,8 +388,8 @@ class AccessHooks:
             yield
 
     def watch(self, result: Any, uses: Sequence[tuple[ComputeCopy, object]]) -> None:
-        """Have backward say so before it comes to what a function returned, and know results on the
-        memory of parameters again."""
+        """Hook the backward of a function's results to reserve room for gradients, and make results
+        on parameters' memory `ParameterView`s."""
         if not torch.is_grad_enabled():
             return
         by_copy = dict(uses)
@@ -403,14 +404,14 @@ class AccessHooks:
                     node.register_prehook(partial(_expect, self.gradients, growing))
 
     def requires_grad_changed(self, copies: Iterable[ComputeCopy]) -> None:
-        """Parameters may require a gradient that did not."""
+        """Hook parameters whose `requires_grad` may have changed."""
         for copy in copies:
             copy.watch_gradient()
             self.hook(copy)
             self.space.follow(copy)
 
     def hook(self, copy: ComputeCopy) -> None:
-        """Have a parameter's gradient go when it is complete, if it requires one."""
+        """Hook a parameter that requires a gradient, to send each complete gradient."""
         if copy.parameter.requires_grad and copy not in self._hooked:
             complete = partial(_complete, weakref.ref(self.gradients), weakref.ref(copy))
             register = copy.parameter.register_post_accumulate_grad_hook
@@ -421,14 +422,15 @@ class AccessHooks:
             ]
 
     def unhook(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         for handles in self._hooked.values():
             for handle in handles:
                 handle.remove()
         self._hooked.clear()
 
     def check_data(self, copy: ComputeCopy, value: Tensor) -> None:
-        """Raise `ParameterError` unless a parameter may have this as its data."""
+        """Raise `ParameterError` if `value` differs from the parameter in dtype, device or
+        shape."""
         own = copy.parameter
         for what, expected, actual in (
             ("dtype", own.dtype, value.dtype),
@@ -439,7 +441,7 @@ class AccessHooks:
                 raise ParameterError(copy.name, f"of {what} {expected} while offloaded", actual)
 
     def make_room(self, copy: ComputeCopy, value: Tensor) -> None:
-        """Have room for the memory of what is to be a parameter's data.
+        """Make room for the memory of a parameter's new data.
 
         Raises
         ------
@@ -450,11 +452,11 @@ class AccessHooks:
         self.space.make_room_for_other(copy, nbytes)
 
     def twin(self, parameter: OffloadedParameter) -> Parameter:
-        """A copy of a parameter: a plain one."""
+        """Return a plain copy of a parameter."""
         return parameter.plain()
 
     def rebind(self, copies: Iterable[ComputeCopy]) -> None:
-        """Parameters have been given other memory."""
+        """Track parameters whose memory was replaced."""
         for copy in copies:
             self.space.rebind(copy)
 

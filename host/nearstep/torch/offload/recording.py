@@ -1,4 +1,4 @@
-"""What an engine did, in the time of a machine."""
+"""Recordings of an engine's operations, in the time of a machine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from nearstep.work.operation import Operation, Range
 from nearstep.work.timeline import Timeline
 
 FETCH, SEND = -2, -1
-"""Priorities, as in `nearstep.plan.iteration`: what computation waits for goes first; then
-gradients, so that a channel has updates to do."""
+"""Priorities, as in `nearstep.plan.iteration`: fetches, which computation waits for, are first;
+then gradients, so that channels can update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,12 @@ class Phase:
 
     @property
     def longest(self) -> int:
-        """Of what is busy."""
+        """Busy time of the busiest resource."""
         return max(self.busy.values(), default=0)
 
 
 def backward_and_update(timeline: Timeline) -> Phase:
-    """From the end of the last forward computation to the last end.
+    """Return the phase from the end of the last forward computation to the end of the timeline.
 
     Parameters
     ----------
@@ -68,27 +68,27 @@ def backward_and_update(timeline: Timeline) -> Phase:
 
 
 class _Leaving(NamedTuple):
-    """Bytes that the compute device has until operations have ended."""
+    """Bytes in use on the compute device until operations have ended."""
 
     nbytes: int
     after: Sequence[Operation]
 
 
 class Recording:
-    """Made by `nearstep.torch.offload.engine.Engine.record`, which see.
+    """A recording, made by `nearstep.torch.offload.engine.Engine.record`.
 
-    While it goes on, the engine does one thing after the other, and each becomes an operation of a
-    graph with the time that it takes by itself. `finish` replays the graph: operations overlap as
+    The engine runs sequentially, and each step is recorded as an operation of a graph with its own
+    duration. `finish` replays the graph: operations overlap as
     far as bytes, resources and the budget allow. Computation takes the time of a machine. On a
     device with a clock transfers and updates take the cycles that they took; on others, the time of
-    the machine. A channel does one thing at a time, a transfer or an update, and one transfer to or
-    from the device is under way (AXDIMM, section 5.2).
+    the machine. A channel runs one transfer or update at a time, and the device one transfer at a
+    time (AXDIMM, section 5.2).
 
     Parameters
     ----------
     device : of the optimizer.
     budget : of the compute device, in bytes.
-    overlaps : False replays one thing after the other.
+    overlaps : False replays operations sequentially.
 
     Attributes
     ----------
@@ -122,8 +122,8 @@ class Recording:
 
     @property
     def timeline(self) -> Timeline:
-        """When each computation, transfer and update was under way, up to the last step or the end
-        of the recording.
+        """Times of all computations, transfers and updates, up to the last step or the end of the
+        recording.
 
         `nearstep.work.trace` draws it, and writes it as a Chrome trace.
         """
@@ -132,7 +132,7 @@ class Recording:
         return Timeline.joined(self._timelines)
 
     def finish(self) -> None:
-        """Replay what has been recorded, to the end of all of it."""
+        """Replay the recorded operations to their end."""
         self.compute()
         timeline = execute(self._graph, self._clock)
         if timeline.entries:
@@ -140,11 +140,11 @@ class Recording:
         self._begin()
 
     def uses(self, copies: Sequence[ComputeCopy], in_place: Iterable[ComputeCopy]) -> None:
-        """Note that the program computes with parameters from here on.
+        """Record that the program computes with parameters from now on.
 
         Parameters
         ----------
-        in_place : those of them that are read over the link while it computes.
+        in_place : parameters among these that are read over the link during computation.
         """
         if not copies:
             return
@@ -172,7 +172,7 @@ class Recording:
             self._used.update(dict.fromkeys(self._using, made))
             self._using = [copy for copy in self._using if copy.present and not copy.can_go]
             if in_backward:
-                self._forward = "other"  # such as what a step does
+                self._forward = "other"  # such as operations of a step
 
     @property
     def now(self) -> int:
@@ -180,7 +180,7 @@ class Recording:
         return self._device.cycles or 0
 
     def fetched(self, copy: ComputeCopy, begun: int) -> None:
-        """Record that a parameter, which counts by now, has been fetched since a cycle."""
+        """Record the fetch of a parameter, already charged, begun at a cycle."""
         after, self._fetch_after = self._fetch_after, []
         if copy.in_place.forward and copy in self._used:
             after.append(self._used[copy])
@@ -191,17 +191,16 @@ class Recording:
         )
 
     def freed(self, copy: ComputeCopy, nbytes: int) -> None:
-        """Record that the memory of a parameter, which counts no more, has been freed: when what
-        computes with it has ended."""
+        """Record the free of a parameter, no longer charged, at the end of its last computation."""
         fetched = self._fetched.pop(copy, ())
         last = self._used.get(copy)
         self._leave(nbytes, fetched if last is None else [last])
 
     def sent(self, copy: ComputeCopy, array: str, nbytes: int, begun: int) -> None:
-        """Record that a gradient, which counts no more, has been sent to an array of its owner
-        since a cycle.
+        """Record the transfer of a gradient, no longer charged, to an array of its owner, begun at
+        a cycle.
 
-        One that is written there in place ends with what computes it, and no sooner than that.
+        A gradient written in place is transferred while it is computed, and ends no earlier.
         """
         direct = copy.in_place.gradient
         made = self._transfers(
@@ -221,11 +220,11 @@ class Recording:
             self._leaving.append(_Leaving(nbytes, after))
 
     def grown(self, used: int) -> None:
-        """Have what comes next wait for room.
+        """Make later operations wait until freed bytes are available.
 
         Parameters
         ----------
-        used : bytes that count now: what leaves does not, and is there until it has left.
+        used : bytes charged now, without those in use until an operation ends (`_Leaving`).
         """
         left = sum(each.nbytes for each in self._leaving)
         while self._leaving and used + left > self._budget:
@@ -239,7 +238,7 @@ class Recording:
 
         Parameters
         ----------
-        names : of parameters, by their extents.
+        names : names of parameters, by extent.
         """
         launches, timeline, hertz = executor.launches, executor.timeline, self._machine.hertz
         ends = [[names.get(each.extents[at], "others") for at in (0, -1)] for each in launches]
@@ -284,7 +283,7 @@ class Recording:
 
         Parameters
         ----------
-        begun : cycle of the device, if it has a clock, at which they began, one after the other.
+        begun : cycle of the device at which the sequential transfers began, with a clock.
         """
         hertz, cycles = self._machine.hertz, self.now - begun
         parts = list(extent.segment.parts(array, extent.start, extent.start + extent.count))

@@ -1,4 +1,4 @@
-"""What an engine has done, in figures."""
+"""Counters of an engine."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What an engine has done since it was opened, in bytes where not said otherwise.
+    """Counters of an engine since it was opened, in bytes unless said otherwise.
 
     Attributes
     ----------
-    parameters : of all parameters.
-    peak : most that was on the compute device: parameters, the whole vector of a plan, and
-        gradients from before they are made until their owner has them; without what is in place by
-        a plan.
-    peak_parameters, peak_gradients : most of one of them.
-    parameters_up, parameters_down : fetched from their owner, and sent there because they were
-        changed here, or had never been there.
-    gradients_down, gradients_up : sent to their owner, and fetched from there.
-    fetches, prefetches : how many parameters were fetched when they were used, and before.
-    releases : how many times a parameter gave up its memory.
-    gradients : how many gradients went to their owner.
-    steps : of the optimizer; with updates in backward, of modules.
+    parameters : size of all parameters.
+    peak : maximum in use on the compute device: parameters, the whole vector of a plan, and
+        gradients from their reservation until the owner has them; data that a plan reads in place
+        is excluded.
+    peak_parameters, peak_gradients : maximum of parameters alone, and of gradients alone.
+    parameters_up, parameters_down : fetched from the owner; sent to the owner because the parameter
+        was changed on the compute device or had never been sent.
+    gradients_down, gradients_up : sent to the owner; fetched from the owner.
+    fetches, prefetches : number of parameters fetched on use, and before use.
+    releases : number of times the memory of a parameter was freed.
+    gradients : number of gradients sent to the owner.
+    steps : number of steps of the optimizer; with updates in backward, of modules.
     """
 
     budget: int

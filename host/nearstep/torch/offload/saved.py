@@ -1,4 +1,4 @@
-"""What autograd saves of parameters: where they are, not what they are."""
+"""Saved tensors of autograd: references to parameters in place of their values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
 
 PASSED_BY = frozenset({"torch.utils.checkpoint", "torch.autograd.graph", __name__})
-"""Modules whose hooks change no value: parameters need not go through them."""
+"""Modules whose hooks change no value: their hooks are skipped for parameters."""
 
 
 class SavedView(NamedTuple):
-    """A view of a parameter, which is fetched when backward wants it."""
+    """A view of a parameter; backward fetches the parameter on unpack."""
 
     copy: ComputeCopy
     size: torch.Size
@@ -36,14 +36,14 @@ class SavedView(NamedTuple):
 
 
 class SavedTensor(NamedTuple):
-    """Any other tensor."""
+    """A saved tensor that is no view of a parameter."""
 
     tensor: Tensor
     version: int
 
 
 class SavedByOthers(NamedTuple):
-    """What hooks have made that the user had set."""
+    """The result of the user's own pack hook, with the matching unpack hook."""
 
     packed: Any
     unpack: Unpack
@@ -52,15 +52,15 @@ class SavedByOthers(NamedTuple):
 class SavedHooks:
     """Hooks for what autograd saves in an operation that uses parameters.
 
-    Where the user has set hooks (`torch.autograd.graph.saved_tensors_hooks`, checkpointing), these
-    get what they would have got, but for parameters where it makes no difference.
+    Hooks of the user (`torch.autograd.graph.saved_tensors_hooks`, checkpointing) are called as
+    usual, except those of `PASSED_BY`, which are skipped for parameters.
     """
 
     def __init__(self, space: ParameterCache) -> None:
         self._space = space
 
     def around(self) -> torch.autograd.graph.saved_tensors_hooks | None:
-        """A context for the operation; None where torch takes no hooks."""
+        """Return a context for the operation; None where torch has disabled hooks."""
         if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
             return None
         others: tuple[Pack | None, Unpack | None] | None
@@ -113,8 +113,8 @@ class SavedHooks:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has a storage that can be asked for: those that dispatch in Python, and
-    those of transforms, may have none."""
+    """Return whether a tensor has a storage: tensors that dispatch in Python, and tensors of
+    transforms, may have none."""
     return (
         type(tensor) in (Tensor, Parameter)
         and tensor.layout is torch.strided
@@ -124,7 +124,8 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def _check_version(tensor: Tensor, version: int) -> None:
-    """Raise as autograd does, which leaves this to hooks."""
+    """Raise autograd's `RuntimeError` for a changed version: with hooks, autograd does not
+    check."""
     if tensor._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "

@@ -15,18 +15,18 @@ from nearstep.torch.offload.compute_copy import ComputeCopy, Memory
 from nearstep.torch.offload.mapped import apart
 
 ALIGNMENT = 64
-"""Bytes that addresses of parameters are multiples of: a cache line of the host."""
+"""Alignment of parameters in bytes: a cache line of the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """Where a parameter of a shadow model can be.
+    """The addresses of a parameter of a shadow model.
 
     Attributes
     ----------
-    partition : `GFGB`: in the vector; `DHA`: in the host's memory; `DFGB`: there in forward, in the
-        vector in backward.
-    vector, host : addresses; None where the partition has none, or there is no vector.
+    partition : `GFGB`: in the vector; `DHA`: in the host's memory; `DFGB`: in the host's memory in
+        forward, in the vector in backward.
+    vector, host : byte addresses; None where the partition has none, or there is no vector.
     """
 
     partition: Mode
@@ -36,34 +36,32 @@ class Location:
 
 
 class Shadow:
-    """The parameters that a plan names, each with its own places for as long as the plan is in
-    force.
+    """Fixed memory for each parameter that a plan names, as long as the plan is in force.
 
-    The compute device has one long vector: buffers of all parameters of `GFGB` and of `DFGB` in the
-    order of use, at fixed offsets. The host's memory has a place for each of `DHA` and of `DFGB`.
-    A parameter goes from one place to the other, or away, by a change of its pointer alone; what is
-    copied are loads into the vector, and, since the optimizer's device has memory of its own here,
-    what it has updated into the host's places. The host's places of an accelerator are pinned, and
-    what it loads goes through pinned memory of torch's allocator, which keeps that.
+    The compute device has one vector: a slot for each parameter of `GFGB` and `DFGB` in the order
+    of use, at fixed offsets. The host has a slot for each parameter of `DHA` and `DFGB`. A
+    parameter changes slots by a change of its pointer alone. Data is copied only to load the vector
+    and, since the optimizer's device has memory of its own, to refresh the host's slots after an
+    update. With an accelerator, the host's slots are pinned, and loads are staged in pinned memory
+    that torch's allocator caches.
 
-    A place is given to its parameter again when nobody refers to its memory any more. What comes
-    while somebody does gets other memory once, and so does a parameter that the plan does not name;
-    so do all fetched ones where there is no vector.
+    A slot is reused once no tensor refers to its memory. Until then a fetch allocates other memory,
+    as for a parameter that the plan does not name, and for every fetch where there is no vector.
 
     Parameters
     ----------
-    copies : parameters that the plan names, in the order of use.
-    gradients : bytes of gradients that are made at once.
+    copies : of the parameters that the plan names, in the order of use.
+    gradients : maximum bytes of gradients that backward makes at once.
     device : that layers compute on.
 
     Attributes
     ----------
     vector : uint8, of shape (nbytes,).
-    nbytes : of the vector, all of which count against the budget; 0 if there is none.
-    needs : bytes of the least budget with which there is one.
-    host_nbytes : of the places in the host's memory.
-    loads : bytes that have been loaded into the vector.
-    allocations, allocated : how many times memory was taken that is no such place, and its bytes.
+    nbytes : bytes of the vector, all charged to the budget; 0 without a vector.
+    needs : bytes of the smallest budget with which the vector is allocated.
+    host_nbytes : bytes of the slots in the host's memory.
+    loads : bytes loaded into the vector so far.
+    allocations, allocated : number and bytes of allocations outside the slots.
 
     Ref: MemFerry paper, section IV-C.
     """
@@ -95,7 +93,7 @@ class Shadow:
 
     @property
     def locations(self) -> Mapping[str, Location]:
-        """Where each parameter can be, by its name."""
+        """Addresses of each parameter, by name."""
         return {
             copy.name: Location(
                 partition=_partition(copy),
@@ -107,7 +105,7 @@ class Shadow:
         }
 
     def allocate(self, free: int) -> None:
-        """Allocate the vector, if it fits `free` bytes beside the gradients."""
+        """Allocate the vector if vector and gradients fit in `free` bytes."""
         if self.needs > free:
             return
         self.vector, start = _memory(self.needs - self._gradients, self._device), 0
@@ -116,9 +114,10 @@ class Shadow:
             start += size
 
     def free(self) -> bool:
-        """Free the vector, for good, unless something refers to memory in it; whether it is free.
+        """Free the vector for good, unless a tensor refers to its memory; return whether it was
+        freed.
 
-        What is loaded gets memory of its own from then on.
+        Later loads allocate memory of their own.
         """
         if any(slot.is_lent for slot in self._vector.values()):
             return False
@@ -127,16 +126,16 @@ class Shadow:
         return True
 
     def has_only(self, copy: ComputeCopy) -> bool:
-        """Whether the vector has this parameter and nothing else."""
+        """Return whether this parameter is the only one in the vector."""
         return [each for each, slot in self._vector.items() if slot.is_lent] == [copy]
 
     def has_room(self, copy: ComputeCopy) -> bool:
-        """Whether the parameter can be loaded into its place in the vector."""
+        """Return whether the parameter can be loaded into its slot of the vector."""
         slot = self._vector.get(copy)
         return slot is not None and not slot.is_lent and _nbytes(copy.like) <= slot.nbytes
 
     def in_vector(self, copy: ComputeCopy) -> Memory:
-        """Memory on the compute device that a parameter is loaded into."""
+        """Return the allocator of memory on the compute device to load a parameter into."""
         return partial(self._load, self._vector.get(copy))
 
     def _load(self, slot: _Slot | None, like: Tensor) -> Tensor:
@@ -146,7 +145,7 @@ class Shadow:
         return found
 
     def on_host(self, copy: ComputeCopy) -> Memory:
-        """Memory of the host that a parameter is read from in place."""
+        """Return the allocator of host memory from which a parameter is read in place."""
         return partial(self._place, self._host.get(copy), torch.device("cpu"))
 
     def _place(self, slot: _Slot | None, device: torch.device, like: Tensor) -> Tensor:
@@ -163,7 +162,7 @@ class Shadow:
 
 
 class _Slot:
-    """A fixed place for one parameter.
+    """Fixed memory of one parameter.
 
     Parameters
     ----------
@@ -178,14 +177,13 @@ class _Slot:
 
     @property
     def is_lent(self) -> bool:
-        """Whether something refers to the memory."""
+        """Whether a tensor or an array refers to the memory."""
         return self._lent is not None and not self._lent.expired()  # type: ignore[no-untyped-call]
 
     def lend(self, like: Tensor) -> Tensor | None:
-        """A tensor on the memory; None if something refers to the last one's, or it is too small.
+        """Return a tensor on the memory; None if the memory is in use or too small.
 
-        Each has a storage of its own, which is there for as long as any tensor or array has the
-        memory.
+        Each tensor has a new storage, which lives as long as any tensor or array uses the memory.
         """
         if self.is_lent or _nbytes(like) > self.nbytes:
             return None
@@ -211,6 +209,7 @@ def _nbytes(like: Tensor) -> int:
 
 
 def _memory(nbytes: int, device: torch.device | None = None, *, pinned: bool = False) -> Tensor:
-    """Memory of shape (nbytes,), uint8; torch's allocators align it to `ALIGNMENT` at least."""
+    """Allocate uint8 memory of shape (nbytes,); torch's allocators align to at least
+    `ALIGNMENT`."""
     with torch.inference_mode(False):
         return torch.empty(nbytes, dtype=torch.uint8, device=device or "cpu", pin_memory=pinned)

@@ -1,4 +1,4 @@
-"""Copies between an accelerator and the host beside what the accelerator computes."""
+"""Copies between an accelerator and the host that overlap with computation."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.parameter import DeviceParameter
 
 WORDS = {2: torch.int16, 4: torch.int32}
-"""Integers by their bytes: what has their bits whole, whatever number it may be."""
+"""Integer dtypes by bytes: integer operations keep all bits, those of NaN included."""
 
 
 class Arrival:
-    """What a stream of the accelerator waits for before it uses the memory of a parameter.
+    """Synchronisation of the accelerator's streams with the upload of one parameter.
 
     Parameters
     ----------
-    device : the accelerator. Its current stream is that in whose order the memory came, and goes.
-    event : of a copy, what goes there is there.
-    mapped : what the memory is on, if it is the host's.
+    device : the accelerator. Its current stream owns the memory: allocation and free are in the
+        order of that stream.
+    event : the copy has ended; None without a copy.
+    mapped : the pinned tensor of the host that the parameter is mapped to, if any.
     used : called with each stream that uses the memory.
 
     Attributes
     ----------
-    staged : what is copied there, in pinned memory, until `land`.
+    staged : source of the copy in pinned memory, until `land`.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class Arrival:
         self._met: set[torch.Stream] = set()
 
     def land(self, resident: DeviceParameter) -> None:
-        """The parameter is what is copied there."""
+        """Mark the parameter as equal to the copied data."""
         if self.staged is not None:
             resident.arrived(self.staged)
             self.staged = None
 
     def meet(self, parameter: Tensor) -> None:
-        """Have what the current stream does from now on come after the copy, and the memory, which
-        is the parameter's, be others' only after that."""
+        """Make the current stream wait for the copy, and record its use of the parameter's
+        memory."""
         stream = _current(self._device)
         if stream in self._met:
             return
@@ -70,33 +71,34 @@ class Arrival:
         self._met.add(stream)
 
     def gather(self) -> None:
-        """Have what the current stream does from now on come after what others did with the memory,
-        which it writes, while the host waits."""
+        """Make the current stream wait for all other streams that used the memory, before a
+        write."""
         stream = _current(self._device)
         for each in self._met - {stream}:
             stream.wait_stream(each)
 
     def leave(self) -> list[torch.Event]:
-        """The memory is used no more: what comes when streams have done with that of the host."""
+        """Return events after the last uses of the memory, if the memory is mapped from the
+        host."""
         return [] if self._mapped is None else [each.record_event() for each in self._met]
 
     def drop(self) -> None:
-        """Nobody has met it: the memory may be another's, but after the copy."""
+        """Free the unused memory: make its stream wait for the copy before the memory is reused."""
         if self._event is not None:
             self._home.wait_event(self._event)
 
 
 @dataclass(eq=False)
 class Download:
-    """A gradient on its way to the host.
+    """A copy of a gradient to the host.
 
     Attributes
     ----------
-    gradient : its memory on the accelerator stays until it is on the host; None of one that its
-        own stream has written.
-    staged : where it goes, in pinned memory.
-    event : it is there.
-    nbytes : that count until it is.
+    gradient : keeps the memory on the accelerator until the copy has ended; None if a kernel wrote
+        the gradient to the host.
+    staged : target, in pinned memory.
+    event : the gradient is on the host.
+    nbytes : bytes charged to the budget until then.
     gone : called then.
     """
 
@@ -107,15 +109,15 @@ class Download:
     gone: Callable[[], None] = lambda: None
 
     def wait(self) -> None:
-        """Have the host wait for it."""
+        """Block the host until the gradient is on the host."""
         self.event.synchronize()
 
 
 class Streams:
-    """A stream for each direction, and what departs.
+    """One stream for each direction, and the queue of downloads.
 
-    A copy to the accelerator comes after all that was launched before it began, as its memory was
-    others' until then; a copy to the host after what made the gradient.
+    An upload waits for all work launched before, which may still use the target's memory; a
+    download waits for the kernels that make the gradient.
 
     Parameters
     ----------
@@ -130,10 +132,9 @@ class Streams:
         self._vector: Tensor | None = None
 
     def load_into(self, vector: Tensor | None) -> None:
-        """Copy parameters to parts of this from here on; None: to memory of their own.
+        """Upload parameters to slices of this vector from now on; None: to memory of their own.
 
-        The parts are used again and again: each copy comes after what any stream has been given
-        before it.
+        Slices are reused: each upload waits for the work queued before on every stream.
         """
         self._vector = vector
         if vector is not None:
@@ -153,24 +154,24 @@ class Streams:
             raise CaptureError(self._device)
 
     def join_when_gone(self, owner: object) -> None:
-        """When `owner` is gone, which has memory that copies are under way to and from, have that
-        memory be others' after them."""
+        """When `owner`, which has memory of running copies, is collected, make the current stream
+        wait for both copy streams, so that the memory is reused only after the copies."""
         both = self._up, self._down
         weakref.finalize(owner, _join, self._device, both).atexit = False
 
     @property
     def departing_bytes(self) -> int:
-        """Of gradients that are on their way."""
+        """Bytes of downloads that have not ended."""
         return sum(each.nbytes for each in self._departures)
 
     def staging(self, like: Tensor) -> Tensor:
-        """Pinned memory for a tensor of this shape, dtype and strides."""
+        """Allocate pinned memory for a tensor of this shape, dtype and strides."""
         size = like.untyped_storage().nbytes() // like.element_size()
         flat = torch.empty(size, dtype=like.dtype, device="cpu", pin_memory=True)
         return flat.as_strided(like.size(), like.stride())
 
     def upload(self, staged: Tensor, target: Tensor) -> Arrival:
-        """Begin to copy pinned memory to that of the accelerator."""
+        """Begin to copy pinned memory to the accelerator."""
         self._up.wait_stream(_current(self._device))
         for stream in self._users if self._vector is not None else ():
             self._up.wait_stream(stream)
@@ -181,7 +182,7 @@ class Streams:
 
     def download(self, gradient: Tensor) -> Download:
         """Begin to copy a gradient to pinned memory."""
-        gradient = gradient.resolve_neg()  # a copy would negate what is not there yet
+        gradient = gradient.resolve_neg()  # a copy would negate data not yet copied
         staged = torch.empty_like(gradient, device="cpu", pin_memory=True)
         self._down.wait_stream(_current(self._device))
         with self._down:
@@ -189,8 +190,8 @@ class Streams:
             return Download(gradient, staged, self._down.record_event())
 
     def write(self, gradient: Tensor) -> Download:
-        """Have a kernel of the current stream write a gradient to pinned, mapped memory: all of its
-        bits, as words, and not by a copy."""
+        """Write a gradient to pinned, mapped memory by a kernel of the current stream, as integer
+        words (`WORDS`), which keep all bits."""
         gradient = gradient.resolve_neg()
         staged = torch.empty_like(gradient, device="cpu", pin_memory=True)
         words = WORDS[gradient.element_size()]
@@ -201,28 +202,28 @@ class Streams:
         return Download(None, staged, event)
 
     def depart(self, download: Download, nbytes: int, gone: Callable[[], None]) -> None:
-        """Count bytes until a gradient is on the host, and call `gone` then."""
+        """Queue a download: charge `nbytes` until the gradient is on the host, then call `gone`."""
         download.nbytes, download.gone = nbytes, gone
         self._departures.append(download)
 
     def reap(self) -> None:
-        """Count no more what is on the host."""
+        """Remove downloads that have ended."""
         for each in [each for each in self._departures if each.event.query()]:
             self._departures.remove(each)
             each.gone()
 
     def wait_for_room(self) -> None:
-        """Wait until one more gradient is on the host."""
+        """Wait for the oldest download."""
         self._departures[0].wait()
         self.reap()
 
     def finish(self) -> None:
-        """Wait until all are."""
+        """Wait for all downloads."""
         while self._departures:
             self.wait_for_room()
 
     def close(self) -> None:
-        """Wait for all copies: whoever uses the memory need not."""
+        """Wait for all copies, so that users of the memory need not wait."""
         self.finish()
         self._up.synchronize()
 
@@ -233,8 +234,8 @@ def _join(device: torch.device, streams: Iterable[torch.Stream]) -> None:
 
 
 def _tell(pinned: Tensor, device: torch.device) -> None:
-    """Have pinned memory be others' only after what the current stream has been given so far and
-    until it goes: allocators of it hear of copies alone, and wait for the streams of these."""
+    """Record the current stream's use of pinned memory by a small copy: the pinned allocator waits
+    only for streams that copy."""
     first = pinned[(slice(1),) * pinned.dim()]
     first.to(device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""Torch's DistributedDataParallel around a model that is offloaded."""
+"""Torch's DistributedDataParallel around an offloaded model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Wrapper:
 
     Attributes
     ----------
-    parameters : that it averages, in its order.
+    parameters : whose gradients the wrapper averages, in its order.
 
     Raises
     ------
-    UnsupportedOptionError : it has options that the engine does not.
-    ParameterError : it has an engine.
+    UnsupportedOptionError : an option of the wrapper is not supported by the engine.
+    ParameterError : the wrapper has an engine already.
     """
 
-    def __init__(self, ddp: Any) -> None:  # of what is used here, most has no types in torch
+    def __init__(self, ddp: Any) -> None:  # torch has no types for most attributes used here
         self.ddp = ddp
         for option, value, wanted in (
             ("static_graph", self.ddp.static_graph, False),
@@ -52,27 +52,27 @@ class Wrapper:
             raise UnsupportedOptionError("sparse", True, "gradients are averaged dense")
 
     def take(self) -> None:
-        """Have the wrapper give up its reducer, which holds memory for all gradients."""
+        """Free the wrapper's reducer, which holds memory for all gradients."""
         self.ddp.reducer = self.ddp.logger = None
 
     def use(self, averager: Averager) -> None:
-        """Have the wrapper use this."""
+        """Install an averager as the wrapper's reducer and logger."""
         self.ddp.reducer = self.ddp.logger = averager
 
     def give_back(self) -> None:
-        """Have it average by itself, as one that has just been made."""
+        """Install torch's own reducer again, as in a new wrapper."""
         parameters, sparse = self.ddp._build_params_for_reducer()
         names = self.ddp._build_debug_param_to_name_mapping(parameters)
         self.ddp._ddp_init_helper(parameters, sparse, names, False)
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, Wrapper | None]:
-    """A model, and what it is wrapped in.
+    """Return the plain model, and its wrapper if any.
 
     Raises
     ------
     UnsupportedOptionError
-    WrapperError : a part of it is wrapped.
+    WrapperError : a part of the model is wrapped.
     """
     refuse_late_wrappers()
     wrapper = Wrapper(model) if isinstance(model, DistributedDataParallel) else None
@@ -93,7 +93,7 @@ def check_wrapper(model: nn.Module, wrapper: Wrapper | None) -> None:
 
 @cache
 def refuse_late_wrappers() -> Any:
-    """Raise `WrapperError` for every wrapper of parameters that are offloaded already."""
+    """Register a hook that raises `WrapperError` when offloaded parameters are wrapped."""
 
     def check(wrapper: nn.Module, name: str, module: nn.Module | None) -> None:
         if isinstance(wrapper, DistributedDataParallel) and module is not None:
