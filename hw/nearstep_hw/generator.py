@@ -1,4 +1,4 @@
-"""What can be generated: the type of an entry in the tables `generators` of the blocks."""
+"""The type of an entry in the blocks' tables `generators`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,5 +52,5 @@ class Generator:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of the options that may be given."""
+        """Return the names of the block's options."""
         return self.uses or tuple(each.name for each in entries(self.config))

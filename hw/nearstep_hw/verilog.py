@@ -95,7 +95,8 @@ def to_verilog(
 
 
 def netlist(component: wiring.Component, name: str, *, pads: Pads = NO_PADS) -> str:
-    """The RTLIL that Yosys makes the Verilog of; the same for the same component and tools."""
+    """Return the RTLIL from which Yosys writes the Verilog; deterministic for a component and
+    tools."""
     with _no_collection():
         fragment = Fragment.get(component, None)
         ports: dict[str, tuple[Value | IOPort, PortDirection]] = dict(pads)
@@ -147,7 +148,7 @@ def _finished(text: str) -> str:
 
 
 def _started(text: str) -> str:
-    """The text of Yosys with `START` read by each `always @*`."""
+    """Return the text of Yosys with `START` read by each `always @*`."""
     text = VARIABLE_OF_YOSYS.sub("", text)
     text = re.sub(r"^  always @\*\n(.*;\n)", r"  always @* begin\n\1  end\n", text, flags=re.M)
     text = text.replace(BLOCK, f"{BLOCK}    if ({START}) begin end\n")

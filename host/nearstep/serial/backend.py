@@ -1,4 +1,4 @@
-"""A board behind a link, as the backend of a device."""
+"""The backend of a device on a board behind a link."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from nearstep_spec.serial.protocol import (
 )
 
 RESET_CYCLES = 1 << 20
-"""Bound of a reset, which waits for outstanding accesses of memory."""
+"""Most cycles of a reset, which waits for outstanding memory accesses."""
 
 READY_CYCLES = 1 << 27
-"""Bound of the start of a memory controller that initialises itself: its part needs some 200 us."""
+"""Most cycles of a memory controller's own initialisation: the memory needs some 200 us."""
 
 
 class LinkBackend(PollingBackend):
@@ -101,7 +101,7 @@ class LinkBackend(PollingBackend):
 
     @property
     def unit(self) -> str:
-        """Unit of the board's counter."""
+        """Unit of the board's cycle counter."""
         return "device cycles" if self.manifest.clock_hz else "steps"
 
     def read_register(self, address: int) -> int:
@@ -129,11 +129,11 @@ class LinkBackend(PollingBackend):
         self._check_memory(failed, write=True)
 
     def reset(self) -> None:
-        """Reset the device and its path to memory, and wait for the end of that.
+        """Reset the device and its path to memory, and wait for the end of the reset.
 
         Raises
         ------
-        WaitTimeoutError : memory does not end an outstanding access.
+        WaitTimeoutError : memory does not complete an outstanding access.
         """
         self.board.control.set(reset=1)
         self._await_board("resetting", 0, RESET_CYCLES)
@@ -157,7 +157,7 @@ class LinkBackend(PollingBackend):
         return text.tobytes()
 
     def _read(self, space: Space, address: int, out: NDArray[np.uint8]) -> list[Answer]:
-        """Read bytes of a space, and return the answers of parts that failed."""
+        """Read bytes of a space into `out`, and return the answers of failed parts."""
         parts = list(_cut(address, out.size))
         failed: list[Answer] = []
 
@@ -237,7 +237,7 @@ class SpaceBus:
 
 
 def _cut(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Cut a range into requests: first byte and size of each part."""
+    """Split a range into requests: yield first byte and size of each part."""
     assert PAGE_BYTES % MOST_DATA == 0
     end = address + nbytes
     while address < end:

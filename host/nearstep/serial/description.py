@@ -1,4 +1,4 @@
-"""Descriptions of boards: the manifest as a configuration, checked against this host."""
+"""Descriptions of boards: manifests decoded to configurations, checked against this host."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FAMILIES: Mapping[str, Callable[[Manifest], type[Any]]] = MappingProxyType(
 
 
 def map_hashes(config: object) -> dict[str, int]:
-    """The hash of each register map of a board with this device.
+    """Return the hash of each register map of a board with this device.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def describe(
     regions: tuple[tuple[int, int], ...],
     clock_hz: int,
 ) -> Manifest:
-    """The manifest of a board whose device has this configuration."""
+    """Return the manifest of a board whose device has this configuration."""
     kernel = getattr(config, "kernel", config)
     named = (*getattr(kernel, "rules", ()), *getattr(kernel, "compression", ()))
     in_files = any(map(is_in_file, named))
@@ -99,11 +99,11 @@ def read_manifest(text: bytes, port: str) -> Manifest:
 
 
 def config_of(manifest: Manifest, port: str) -> Any:
-    """The configuration of the device on a board.
+    """Return the configuration of the device on a board.
 
     Raises
     ------
-    WrongBoardError : there is no driver for its family.
+    WrongBoardError : the device's family has no driver.
     FirmwareError : options, register maps or update rules are unknown, or differ from this
         version's.
     """

@@ -1,7 +1,7 @@
 """Errors of the link to a board.
 
-A `PortError` says that nothing was opened. After a `LinkError` the device has to be opened again:
-requests in flight may have been carried out, in part, or not at all.
+After a `PortError` no port is open. After a `LinkError` the device must be reopened: requests in
+flight may have been executed fully, partly or not at all.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class PortPermissionError(PortError):
 
 
 class PortBusyError(PortError):
-    """Another program has the port."""
+    """Another program has the port open."""
 
 
 class LinkError(FieldedDeviceError):
-    """The link to a board failed. It carries nothing more: the device has to be opened again."""
+    """The link to a board failed. No further request is possible until the device is reopened."""
 
     template = "link on {port}: {reason}; open the device again"
     port: str
@@ -43,12 +43,12 @@ class LinkError(FieldedDeviceError):
 
 
 class NoAnswerError(LinkError):
-    """A request was not answered, however often it was sent: it may have been carried out, or not.
+    """A request without an answer after all retries: the board may have executed the request.
 
     Attributes
     ----------
-    seconds : from the first time that it was sent.
-    tries : times that it was sent.
+    seconds : since the request was first sent.
+    tries : number of times that the request was sent.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class NoAnswerError(LinkError):
 
 
 class DamagedFramesError(NoAnswerError):
-    """As `NoAnswerError`, and the bytes received meanwhile were damaged, or of another protocol.
+    """A `NoAnswerError` during which damaged frames, or bytes of another protocol, arrived.
 
     Attributes
     ----------
-    frames : damaged ones.
-    nbytes : received in all.
+    frames : number of damaged frames.
+    nbytes : bytes received in all.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class DamagedFramesError(NoAnswerError):
 
 
 class PortLostError(LinkError):
-    """The port is gone: the cable was pulled, or the program behind it ended.
+    """The port has vanished: the cable was unplugged, or the program behind the port ended.
 
-    Requests without an answer may have been carried out, or not.
+    Requests without an answer may have been executed.
     """
 
 
 class SessionLostError(LinkError):
-    """The board was reset while it was in use: the state of registers and kernel is lost."""
+    """The board was reset while in use: the state of registers and kernel is lost."""
 
 
 class InterruptedLinkError(LinkError):
-    """Requests were given up by an interruption: they may have been carried out, or not."""
+    """Requests were abandoned after an interrupt; the board may have executed them."""
 
 
 class AnswerError(LinkError):
@@ -132,15 +132,15 @@ class LinkFailedError(LinkError):
 
 
 class ProtocolVersionError(MismatchError):
-    """The board speaks another version of the link's protocol."""
+    """The board has another version of the link's protocol."""
 
 
 class WrongBoardError(MismatchError):
-    """Another board, or another family of devices, is on the port than was asked for."""
+    """The board on the port, or its device family, differs from the requested one."""
 
 
 class FirmwareError(MismatchError):
-    """The design on the board is not one of this version of nearstep."""
+    """The design on the board does not belong to this version of nearstep."""
 
 
 class LinkMemoryError(AccessError):

@@ -46,10 +46,10 @@ SEQUENCES = 256
 WAIT_SECONDS = 0.1
 WAIT_GROWTH = 2.0
 MOST_GROWTHS = 3
-"""Growths of the wait for one request, at most, so that a board that is gone is found soon."""
+"""Most increases of the wait for one request, so that a lost board is detected soon."""
 
 KEPT_GROWTHS = 8
-"""Growths of the wait, at most, after requests that were all retried: to 25.6 s."""
+"""Most increases of the wait after requests that were all retried: up to 25.6 s."""
 
 TRIES = 10
 KEPT_TRANSACTIONS = 32
@@ -111,7 +111,7 @@ class _Pending:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the request and its answer on the line, about."""
+        """Return the approximate bytes of the request and its answer on the line."""
         data = len(self.request.data) if self.request.op is Op.WRITE else self.request.length
         return data + REQUEST_BYTES + ANSWER_BYTES + 2 * FRAME_BYTES
 
@@ -176,7 +176,7 @@ class Link:
 
     @property
     def window(self) -> int:
-        """Requests that are sent before the first of them is answered, at most."""
+        """Most requests in flight."""
         held = 1 if self.hello is None else max(1, self.hello.window)
         return min(held, self._most_ahead, MOST_AHEAD)
 
@@ -200,7 +200,7 @@ class Link:
             return self.hello
 
     def ask(self, request: Request) -> Answer:
-        """Send one request and wait for its answer, which may be one of `FAILED`."""
+        """Send a request and return its answer, which may be one of `FAILED`."""
         found: list[Answer] = []
         self.ask_all([request], lambda _, answer: found.append(answer))
         return found[0]
@@ -244,7 +244,7 @@ class Link:
             raise
 
     def _settle(self, cause: BaseException) -> None:
-        """Receive outstanding answers after an interruption; fail if that is interrupted too."""
+        """Receive outstanding answers after an interrupt; a second interrupt fails the link."""
         try:
             self._run(iter(()), lambda index, answer: None)
         except LinkError as error:
@@ -293,7 +293,7 @@ class Link:
             self._send([each for each in pending if each.sent_at < which.sent_at])
 
     def _may_go(self, request: Request) -> bool:
-        """Whether the next request may be sent."""
+        """Return whether the next request may be sent."""
         if not self._pending:
             return True
         oldest = self._pending[0].request.sequence
@@ -302,7 +302,7 @@ class Link:
         return not any(_clash(request, each.request) for each in self._pending)
 
     def _send(self, requests: Sequence[_Pending]) -> None:
-        """Send requests, for the first time or again."""
+        """Send requests for the first time, or resend them."""
         data = bytearray()
         for each in requests:
             if each.tries >= self._tries:
@@ -327,10 +327,10 @@ class Link:
             self.traffic.bytes_sent += len(data)
 
     def _learn(self, answered: _Pending) -> None:
-        """Learn from the time of an answer.
+        """Update the time per byte from an answer, and reset the wait's increases.
 
-        Which of several frames was answered is unknown: the answer may have taken longer, so waits
-        keep their length.
+        If several frames were sent, the answered frame is unknown and the answer may have taken
+        longer, so the increases remain.
         """
         now = self._transport.now
         took = now - max(answered.last, self._answered_at)
@@ -341,7 +341,7 @@ class Link:
 
     @property
     def _patience(self) -> float:
-        """Seconds in which an open request should be answered."""
+        """Return the seconds within which an open request should be answered."""
         baud = self._transport.baud
         line = BITS_A_BYTE / baud if baud else 0.0
         nbytes = sum(each.nbytes for each in self._pending)
@@ -365,7 +365,7 @@ class Link:
             self.traffic.frames_dropped = self._deframer.dropped
 
     def _match(self, body: bytes) -> tuple[_Pending, Answer] | None:
-        """The request that a frame answers; None if there is none, or none any more."""
+        """Return the open request that a frame answers; None if there is none."""
         self.traffic.frames_received += 1
         self.traffic.bodies_received += len(body)
         try:
@@ -383,7 +383,7 @@ class Link:
         return None
 
     def _learn_late(self, greeting: Answer) -> None:
-        """Learn from the answer to a SYNC before the newest: the board is slow."""
+        """Increase the wait after an answer to a SYNC before the newest: the board is slow."""
         sent = self._syncs.get(int.from_bytes(greeting.data[:ADDRESS_BYTES], "little"))
         if sent is not None:
             took = self._transport.now - sent
@@ -433,7 +433,7 @@ class Link:
 
 
 def _clash(first: Request, second: Request) -> bool:
-    """Whether the second request must wait for the answer to the first."""
+    """Return whether the second request must wait for the answer to the first."""
     both = (first, second)
     writes = [each for each in both if each.op is not Op.READ]
     if any(each.space is not Space.MEMORY for each in writes):
@@ -445,7 +445,7 @@ def _clash(first: Request, second: Request) -> bool:
 
 
 def _text(request: Request) -> str:
-    """A request, for messages."""
+    """Describe a request for messages."""
     if request.op is Op.SYNC:
         return "SYNC"
     first, last = request.address, request.address + request.length
@@ -453,6 +453,6 @@ def _text(request: Request) -> str:
 
 
 def _said(pending: _Pending, answer: Answer) -> str:
-    """A request and its outcome, for reports."""
+    """Describe a request and its outcome for reports."""
     more = f", sent {pending.tries} times" if pending.tries > 1 else ""
     return f"{_text(pending.request)} -> {answer.status.name}{more}"

@@ -1,4 +1,4 @@
-"""Boards with COARSE devices in a ring, as one device."""
+"""Boards with COARSE devices in a ring, used as one device."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ class BoardRing(PollingBackend):
     def _parts(
         self, what: str, address: int, data: NDArray[np.uint8]
     ) -> Iterator[tuple[LinkBackend, int, NDArray[np.uint8]]]:
-        """Cut an access where the memory of one board ends: board, address there, its bytes."""
+        """Split an access at the ends of the boards' memories: yield board, local address and
+        bytes."""
         end = address + data.size
         if address < 0 or end > self.capacity_bytes:
             raise OutOfBoundsError(f"memory {what}", address, end, self.capacity_bytes)
@@ -128,7 +129,7 @@ class BoardRing(PollingBackend):
 
         Raises
         ------
-        WaitTimeoutError : memory does not end an outstanding access.
+        WaitTimeoutError : memory does not complete an outstanding access.
         """
         for board in self.boards:
             board.reset()

@@ -1,4 +1,4 @@
-"""Transports: bytes to and from a board, and the clock of waits."""
+"""Transports: bytes to and from a board, and a clock for waits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Transport(Protocol):
         """Send bytes."""
 
     def read(self, seconds: float) -> bytes:
-        """Return received bytes; if there are none, wait for one, at most so long."""
+        """Return received bytes; if there are none, wait at most `seconds` for the first."""
 
     def close(self) -> None:
         """Close the line. Closing twice does nothing."""
@@ -123,7 +123,7 @@ class SerialPort:
 
 
 def _written(port: int, data: memoryview) -> int:
-    """Number of these bytes that the port has taken."""
+    """Return how many of these bytes the port has accepted."""
     try:
         return os.write(port, data)
     except BlockingIOError:
@@ -131,7 +131,7 @@ def _written(port: int, data: memoryview) -> int:
 
 
 def _why(port: str, error: Exception) -> PortError:
-    """The error of a port that could not be opened."""
+    """Return the error for a port that could not be opened."""
     number = getattr(error, "errno", None)
     if number in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
         return PortNotFoundError(port, "there is no such port")

@@ -1,4 +1,4 @@
-"""Blocks of a file or a block device: the lowest layer of storage, which tests replace."""
+"""Blocks of a file or block device: the lowest layer of storage, which tests replace."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ BLOCK_BYTES = 4096
 """Bytes of a block: the unit of offsets, sizes and addresses."""
 
 GONE = {errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOMEDIUM, errno.ESHUTDOWN}
-"""Error numbers of a device that is gone."""
+"""Error numbers of a device that has been removed."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
-"""Filesystems in memory. Newer kernels accept O_DIRECT there, and ignore it."""
+"""Filesystems in memory. Newer kernels accept and ignore O_DIRECT there."""
 
 Bytes = NDArray[Any]
 
 Move = Callable[..., int]
-"""`os.preadv` or `os.pwritev`: takes a descriptor, arrays of bytes and an offset."""
+"""`os.preadv` or `os.pwritev`: (descriptor, arrays of bytes, offset) to bytes transferred."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ SYSTEM = Calls()
 
 
 class Blocks(ABC):
-    """A number of blocks; calls return when they are done, and may be made by several threads.
+    """An array of blocks with synchronous calls, which several threads may make.
 
     Attributes
     ----------
     name : for messages.
-    count : of blocks.
+    count : number of blocks.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def write(self, block: int, data: Bytes) -> None:
-        """Write whole blocks from `block` on, which are durable after the next `flush`.
+        """Write whole blocks from `block` on; the next `flush` makes them durable.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Make every write that has ended durable.
+        """Make every completed write durable.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def check_present(self) -> None:
-        """Raise `DriveVanishedError` unless the drive could be opened again."""
+        """Raise `DriveVanishedError` if the drive's path no longer names this file."""
 
     @abstractmethod
     def close(self) -> None:
@@ -106,19 +106,19 @@ class Blocks(ABC):
 
 
 class BlockFile(Blocks):
-    """A regular file or block device, opened for this process alone.
+    """A regular file or block device, locked for this process.
 
     Parameters
     ----------
-    direct : with O_DIRECT. Without, data is copied through the page cache.
+    direct : use O_DIRECT; otherwise data is copied through the page cache.
 
     Raises
     ------
     DriveVanishedError : there is no such file.
-    NotADriveError : the path is a folder, a pipe or the like.
-    DriveAccessError : it may not be opened.
-    DirectIOError : O_DIRECT does not work there.
-    DriveLockedError : it is in use.
+    NotADriveError : the path is neither a regular file nor a block device.
+    DriveAccessError : the file cannot be opened or locked.
+    DirectIOError : the filesystem does not support O_DIRECT.
+    DriveLockedError : the file is in use.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class BlockFile(Blocks):
             self._fd = -1
 
     def _move(self, action: str, call: Move, block: int, data: Bytes) -> None:
-        """Transfer all bytes: a call may stop in between, as at a signal, and is repeated for the
+        """Transfer all bytes; after a partial transfer, as at a signal, repeat the call for the
         rest."""
         done = 0
         while done < data.nbytes:
@@ -195,7 +195,7 @@ def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> bo
     """Create a regular file of `nbytes` with all blocks allocated, or check the size of a block
     device.
 
-    After an error there is no new file, and an old one has its old size.
+    After an error a new file is removed, and an existing one has its old size.
 
     Parameters
     ----------
@@ -208,10 +208,10 @@ def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> bo
 
     Raises
     ------
-    NotADriveError : the file is not empty, and `overwrite` is not set; or it is a folder, a pipe or
-        the like.
-    DriveFullError : there is not so much space.
-    DriveSizeError : the block device is smaller.
+    NotADriveError : the file is not empty and `overwrite` is not set, or the path is neither a
+        regular file nor a block device.
+    DriveFullError : there is not enough space.
+    DriveSizeError : the block device is smaller than `nbytes`.
     DriveLockedError : the file is in use.
     DriveAccessError
     """
@@ -233,7 +233,7 @@ def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> bo
 
 
 def _open_or_create(name: str) -> tuple[int, bool]:
-    """A descriptor, and whether there was nothing of that name."""
+    """Return a descriptor, and whether the file is new."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         with contextlib.suppress(FileExistsError):
@@ -258,7 +258,7 @@ def _check_device(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
 
 
 def _fill(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
-    """Allocate the blocks of a regular file, and flush its size and name."""
+    """Allocate the blocks of a regular file, and flush its size and directory entry."""
     found = os.fstat(fd).st_size
     if found and not overwrite:
         raise NotADriveError(name, f"a new drive must be an empty file, not {found} bytes")
@@ -284,7 +284,7 @@ def _open(name: str, *, direct: bool, read_only: bool) -> int:
         mode = os.stat(name).st_mode
         _check_kind(name, mode)
         if stat.S_ISBLK(mode):
-            flags |= os.O_EXCL  # the kernel's own lock: not mounted, not in an array
+            flags |= os.O_EXCL  # the kernel's own lock: neither mounted nor in an array
         return os.open(name, flags | (os.O_DIRECT if direct else 0))
     except FileNotFoundError as error:
         raise DriveVanishedError(name, "there is no such file") from error
@@ -298,7 +298,7 @@ def _open(name: str, *, direct: bool, read_only: bool) -> int:
 
 def _check_direct(name: str, fd: int) -> None:
     if stat.S_ISBLK(os.fstat(fd).st_mode):
-        return  # its name lies on a filesystem in memory, and nothing else
+        return  # only the device's name is in memory
     kind = filesystem(fd)
     if kind in MEMORY:
         raise DirectIOError(name, f"it lies on a {kind}, which is memory and no drive")
@@ -315,7 +315,7 @@ def _probe(name: str, fd: int, calls: Calls) -> None:
 
 
 def filesystem(fd: int) -> str:
-    """Type of the filesystem of an open file; empty if unknown."""
+    """Return the type of an open file's filesystem; empty if unknown."""
     device = os.fstat(fd).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -334,7 +334,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names of a folder's files."""
+    """Flush the directory entries of a folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Bounce buffers between a drive and arrays that O_DIRECT cannot transfer."""
+"""Bounce buffers for arrays that O_DIRECT cannot transfer."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from nearstep.storage.aligned import aligned_bytes, is_aligned
 from nearstep.storage.blocks import Bytes
 
 BOUNCE_BYTES = 8 << 20
-"""Bytes of the bounce buffers of a drive, if two extents are not more: enough to fill the queue of
-a drive, since the kernel cuts them into requests of some 100 KiB."""
+"""Default bytes of a drive's bounce buffers: enough to fill its queue, since the kernel splits
+transfers into requests of some 100 KiB."""
 
 LEAST = 2
-"""Buffers, however large: one is copied during the transfer of the other."""
+"""Least number of buffers: one is copied during the transfer of the other."""
 
 
 class Bounces:
     """Bounce buffers of a drive: allocated on demand, freed when none is in use.
 
-    The threads of a drive share them, so that their memory does not grow with the depth of its
-    queue, and is nothing while arrays are aligned. A thread that waits for a buffer holds none.
+    All threads of the drive share the buffers, so memory does not grow with the queue depth, and is
+    zero while arrays are aligned. A thread that waits for a buffer holds none.
 
     Parameters
     ----------
-    nbytes : of each.
+    nbytes : of each buffer.
 
     Attributes
     ----------
-    count : buffers that may be in use at once.
+    count : most buffers in use at once.
     held : buffers that are allocated.
-    most : the largest `held` so far.
+    most : largest value of `held` so far.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -44,13 +44,14 @@ class Bounces:
         self._lock = threading.Lock()
 
     def reach(self, data: Bytes) -> AbstractContextManager[Bytes]:
-        """An array itself, if it is aligned, else a buffer of its size."""
+        """Return a context with the array itself if it is aligned, else with a buffer of its
+        size."""
         return nullcontext(data) if is_aligned(data) else self.lend(data.nbytes)
 
     @contextmanager
     def lend(self, nbytes: int) -> Iterator[Bytes]:
-        """Lend an aligned array of `nbytes`, whose contents are undefined, for the context; wait
-        while all buffers are in use."""
+        """Lend an aligned array of `nbytes` with undefined contents for the context; wait while all
+        buffers are in use."""
         with self._lock:
             self._inside += 1
         try:

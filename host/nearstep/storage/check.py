@@ -1,4 +1,4 @@
-"""A check of drives, which reads every superblock, index and extent."""
+"""A check of drives that reads every superblock, index and extent."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from nearstep.storage.generation import Generation, check_apart, damage, load, r
 from nearstep.storage.header import MAGIC, Header, read_header
 
 BATCH = 1024
-"""Extents of a transfer."""
+"""Extents read by one transfer."""
 
 Progress = Callable[[int], None]
-"""Called with the bytes that were read since the last call."""
+"""Called with the bytes read since the last call."""
 
 
 @dataclass
 class GenerationReport:
-    """A generation as it was found.
+    """Result of the check of a generation.
 
     Attributes
     ----------
-    extents, nbytes : number, and bytes of whole blocks, without zeros that were never written.
-    problems : of its index and its extents.
+    extents : number, without holes.
+    nbytes : of whole blocks, without holes.
+    problems : of the index and the extents.
     """
 
     number: int
@@ -46,12 +47,12 @@ class GenerationReport:
 
 @dataclass
 class SetReport:
-    """A set of drives as it was found.
+    """Result of the check of a set of drives.
 
     Attributes
     ----------
-    generations : the last one first.
-    notes : traces of an interrupted commit, which lost nothing.
+    generations : newest first.
+    notes : traces of an interrupted commit, without loss of data.
     problems : of the set.
     """
 
@@ -64,14 +65,14 @@ class SetReport:
 
     @property
     def whole(self) -> bool:
-        """Whether all data is as it was written."""
+        """Return whether all data is intact."""
         return not self.problems and not any(each.problems for each in self.generations)
 
 
 def sets_of(paths: Sequence[str | Path]) -> dict[uuid.UUID, list[Path]]:
-    """Drives by their set.
+    """Group drives by their set.
 
-    A folder stands for all drives in it; a drive that is named twice is taken once.
+    A folder stands for all drives in it; a drive that is named twice counts once.
 
     Raises
     ------
@@ -97,7 +98,7 @@ def sets_of(paths: Sequence[str | Path]) -> dict[uuid.UUID, list[Path]]:
 
 
 def _no_drives(folders: Sequence[str | Path]) -> dict[str, bytes]:
-    """Files in folders that begin with other bytes than a drive, and those bytes."""
+    """Return the files in folders that begin with other bytes than a drive, with those bytes."""
     begun = (each for folder in folders for each in beginnings(folder).items())
     return {str(path): begin for path, begin in begun if begin != MAGIC}
 
@@ -109,11 +110,11 @@ def check_drives(
     queue_depth: int = QUEUE_DEPTH,
     progress: Progress = lambda nbytes: None,
 ) -> SetReport:
-    """Read all data of a set of drives. Nothing is written.
+    """Read all data of a set of drives without writing.
 
     Parameters
     ----------
-    places : all of the set.
+    places : all drives of the set.
     direct, queue_depth : as `nearstep.storage.store.Store.open`.
     """
     drives = open_set(places, owner=None, direct=direct, queue_depth=queue_depth, read_only=True)
@@ -155,7 +156,8 @@ def _check(drives: Sequence[Drive], progress: Progress) -> SetReport:
 def _check_generation(
     drives: Sequence[Drive], generation: Generation, known: dict[Run, str], progress: Progress
 ) -> GenerationReport:
-    """Read extents that were not read for another generation; `known` has the problem of each."""
+    """Read the extents that no earlier generation shares; `known` maps each extent to its
+    problem."""
     report = GenerationReport(generation.number, len(generation.tensors), meta=generation.meta)
     extents = _extents(drives, generation)
     while batch := list(islice(extents, BATCH)):

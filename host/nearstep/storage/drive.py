@@ -22,31 +22,31 @@ from nearstep.storage.drive_errors import ClosedStoreError, DriveTimeoutError
 from nearstep.storage.header import Header
 
 QUEUE_DEPTH = 8
-"""Default number of reads and writes in flight on a drive: a thread whose call has returned waits
-for Python's lock before the next call, and the drive works on the others meanwhile."""
+"""Default number of reads and writes in flight on a drive: the drive serves the others while a
+thread whose call has returned waits for Python's lock."""
 
 MAX_QUEUE_DEPTH = 256
 
 SUMMING = 2
-"""Threads beyond the depth of the queue: they compute CRCs, or copy, while it is full."""
+"""Threads beyond the queue depth, which compute CRCs or copy while the queue is full."""
 
 Job = Callable[[Bounces], None]
-"""Part of a transfer; its buffers stand in for arrays that the drive cannot reach."""
+"""Part of a transfer; the bounce buffers replace arrays that are not aligned."""
 
 TIMEOUT_S = 120.0
-"""Seconds without any progress after which a wait gives up."""
+"""Seconds without progress after which a wait raises `DriveTimeoutError`."""
 
 
 class DriveTransfer(Completion):
     """Reads or writes of drives.
 
-    `cycles` is None: drives have no device time. A wait fails after seconds in which no part of any
-    transfer of these drives ended.
+    `cycles` is None: drives have no device time. A wait fails after `timeout_s` seconds in which no
+    part of any transfer of these drives ended.
 
     Parameters
     ----------
-    what : for messages.
-    jobs : parts, each on its drive.
+    what : name for messages.
+    jobs : parts, each with its drive.
     """
 
     def __init__(self, what: str, jobs: Sequence[tuple[Drive, Job]]) -> None:
@@ -67,8 +67,8 @@ class DriveTransfer(Completion):
     def begin(self) -> Self:
         """Queue the parts on their drives.
 
-        After an interrupt `join` does this again: a drive looks for a part as often as it is told
-        to, and carries out none twice.
+        After an interrupt `join` queues the parts again: each request runs at most one part that
+        has not begun, so no part runs twice.
         """
         for drive, jobs in self._jobs.items():
             for _ in range(len(jobs)):
@@ -82,7 +82,7 @@ class DriveTransfer(Completion):
 
     @property
     def error(self) -> Exception | None:
-        """The first error of a part; None while the transfer has not ended."""
+        """Return the first error of a part; None while the transfer is in flight."""
         return self._error if self.ended else None
 
     @property
@@ -98,8 +98,8 @@ class DriveTransfer(Completion):
 
         Raises
         ------
-        DriveTimeoutError : nothing ended for too long. The transfer continues.
-        StorageError : the transfer failed: `error`.
+        DriveTimeoutError : no part ended in time. The transfer continues.
+        StorageError : the transfer failed with `error`.
         """
         self.join()
         if self._error is not None:
@@ -107,17 +107,17 @@ class DriveTransfer(Completion):
         return self
 
     def join(self) -> None:
-        """Wait for the end, with or without an error.
+        """Wait for the end of the transfer, with or without an error.
 
         Raises
         ------
         DriveTimeoutError
-        ClosedStoreError : this is a child of the process that began the transfer, whose threads do
-            not exist here.
+        ClosedStoreError : this process is a child of the one that began the transfer; the threads
+            do not exist here.
         """
         if self._left == 0:
             return
-        if os.getpid() != self._process:  # before the lock, which another thread may have had
+        if os.getpid() != self._process:  # before the lock, which another thread may have held
             reason = f"of process {self._process}, which began it"
             raise ClosedStoreError(f"the {self.what}", "wait", reason)
         if not self._begun:
@@ -130,7 +130,7 @@ class DriveTransfer(Completion):
                 raise DriveTimeoutError(self.what, self._timeout_s)
 
     def run_part(self, jobs: deque[Job], bounces: Bounces) -> None:
-        """Carry out one of these parts that has not begun, if there is one."""
+        """Run the next part that has not begun, if any."""
         try:
             job = jobs.popleft()
         except IndexError:
@@ -143,13 +143,13 @@ class DriveTransfer(Completion):
         self.end_part(error)
 
     def end_part(self, error: Exception | None) -> None:
-        """Count a part that has ended, with its error."""
+        """Record the end of a part, with its error."""
         with self._count_lock:
             if self._error is None:
                 self._error = error
             self._left -= 1
             if self._left == 0:
-                self._jobs = {}  # a reference to the transfer keeps no drive
+                self._jobs = {}  # release the drives
                 self._all_ended.set()
 
     def _progress(self) -> int:
@@ -157,11 +157,11 @@ class DriveTransfer(Completion):
 
 
 _Task = tuple[DriveTransfer, deque[Job]] | None
-"""A transfer, and its parts that have not begun; None: end."""
+"""A transfer with its parts that have not begun; None ends the thread."""
 
 
 class Ended:
-    """Parts of transfers that have ended."""
+    """Count of the parts of transfers that have ended."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -169,19 +169,19 @@ class Ended:
 
 
 class Drive:
-    """A drive of a set, with as many reads and writes in flight as its queue is deep.
+    """A drive of a set, with up to `queue_depth` reads and writes in flight.
 
-    Each is one `preadv` or `pwritev` of a thread of its own, without Python's lock; two threads
-    more compute CRCs meanwhile. Python's binding of io_uring was no faster (docs/storage.md).
+    Each is one `preadv` or `pwritev` in its own thread, without Python's lock; two more threads
+    compute CRCs meanwhile. Python's binding of io_uring was no faster (docs/storage.md).
 
     Parameters
     ----------
-    timeout_s : without any progress, for `DriveTransfer.wait`.
+    timeout_s : seconds without progress after which `DriveTransfer.wait` fails.
 
     Attributes
     ----------
-    bytes_read, bytes_written : moved since the drive was opened.
-    ended : parts of transfers that have ended.
+    bytes_read, bytes_written : since the drive was opened.
+    ended : count of parts that have ended.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Drive:
         return self.blocks.name
 
     def check_open(self, action: str) -> None:
-        """Raise `ClosedStoreError` unless it is open, and of this process."""
+        """Raise `ClosedStoreError` unless the drive is open and belongs to this process."""
         if self._closed:
             raise ClosedStoreError(f"drive {self.name}", action)
         if os.getpid() != self._process:
@@ -223,35 +223,36 @@ class Drive:
             raise ClosedStoreError(f"drive {self.name}", action, reason)
 
     def read_now(self, block: int, out: Bytes) -> None:
-        """Read whole blocks into an aligned array, in this thread."""
+        """Read whole blocks into an aligned array in this thread."""
         with self._queue:
             self.blocks.read(block, out)
         with self._count_lock:
             self.bytes_read += out.nbytes
 
     def write_now(self, block: int, data: Bytes) -> None:
-        """Write whole blocks from an aligned array, in this thread."""
+        """Write whole blocks from an aligned array in this thread."""
         with self._queue:
             self.blocks.write(block, data)
         with self._count_lock:
             self.bytes_written += data.nbytes
 
     def flush_job(self, _: Bounces) -> None:
-        """Part of a transfer: flush the writes that have ended."""
+        """Flush all completed writes, as a part of a transfer."""
         self.blocks.flush()
         with self._count_lock:
             self.flushes += 1
 
     def read(self, block: int, out: NDArray[Any]) -> DriveTransfer:
-        """Begin to read from `block` on into `out`, a contiguous array of whole blocks."""
+        """Begin a read from `block` on into `out`, a contiguous array of whole blocks."""
         return self._pieces("read", block, out, self._read_job)
 
     def write(self, block: int, data: NDArray[Any]) -> DriveTransfer:
-        """Begin to write a contiguous array of whole blocks; it must not change until the end."""
+        """Begin a write of a contiguous array of whole blocks, which must not change until the
+        end."""
         return self._pieces("write", block, data, self.write_job)
 
     def submit(self, transfer: DriveTransfer, jobs: deque[Job]) -> None:
-        """Queue one part of a transfer, if there is one left, for a thread of the drive."""
+        """Queue the next part of a transfer for a thread of the drive."""
         if sum(each.is_alive() for each in self._threads) < self.queue_depth + SUMMING:
             thread = threading.Thread(
                 target=_work, args=(self._tasks, self.ended, self._bounces), daemon=True
@@ -261,7 +262,7 @@ class Drive:
         self._tasks.put((transfer, jobs))
 
     def close(self) -> None:
-        """Wait for transfers in flight, and close the blocks. Closing twice does nothing."""
+        """Wait for transfers in flight, and close the blocks; closing twice does nothing."""
         self._closed = True
         _stop(self._tasks, self._threads, self.blocks)
         self._stop.detach()
@@ -273,7 +274,7 @@ class Drive:
         data: NDArray[Any],
         piece: Callable[[int, Bytes], Job],
     ) -> DriveTransfer:
-        """A transfer in pieces of extents.
+        """Begin a transfer in pieces of one extent each.
 
         Raises
         ------
@@ -305,7 +306,7 @@ class Drive:
         return job
 
     def write_job(self, block: int, data: Bytes) -> Job:
-        """Part of a transfer: write whole blocks from an array."""
+        """Return a part of a transfer that writes whole blocks from an array."""
 
         def job(bounces: Bounces) -> None:
             with bounces.reach(data) as memory:
@@ -320,7 +321,7 @@ _open: weakref.WeakSet[Drive] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """In a child after `fork()`: close the drives, whose locks belong to the parent."""
+    """Close the drives in a child after `fork()`: the parent holds their locks."""
     for drive in list(_open):
         drive._stop.detach()
         drive.blocks.close()
@@ -330,25 +331,26 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def check_depth(depth: object) -> None:
-    """Raise `ArgumentError` unless this is the depth of a queue."""
+    """Raise `ArgumentError` unless `depth` is a valid queue depth."""
     if not is_whole(depth) or not 1 <= depth <= MAX_QUEUE_DEPTH:
         raise ArgumentError(f"queue_depth must be 1 to {MAX_QUEUE_DEPTH}, not {depth!r}")
 
 
 def flushes(drives: Sequence[Drive]) -> list[tuple[Drive, Job]]:
-    """Parts of a transfer: flush these drives, all at once."""
+    """Return parts of a transfer that flush these drives in parallel."""
     return [(drive, drive.flush_job) for drive in drives]
 
 
 def _work(tasks: queue.SimpleQueue[_Task], ended: Ended, bounces: Bounces) -> None:
-    """Loop of a thread of a drive. It has no reference to the drive, which can be collected."""
+    """Run the loop of a drive's thread, without a reference to the drive so that it can be
+    collected."""
     while (task := tasks.get()) is not None:
         transfer, jobs = task
         transfer.run_part(jobs, bounces)
         with ended.lock:
             ended.count += 1
-        del task, transfer, jobs  # a thread that waits keeps no array of the user
-    tasks.put(None)  # for the others
+        del task, transfer, jobs  # an idle thread holds no array of the user
+    tasks.put(None)  # end the other threads
 
 
 def _stop(

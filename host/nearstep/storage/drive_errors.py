@@ -8,20 +8,20 @@ from dataclasses import KW_ONLY, field
 from nearstep.errors import ArgumentError, Fielded, NearstepError
 
 MOST_OTHERS = 8
-"""Files that a message names; it says how many more there are."""
+"""Most files named in a message; the rest are counted."""
 
 
 class StorageError(NearstepError):
-    """A drive, or a set of drives, could not do what it was asked."""
+    """An operation on a drive or a set of drives failed."""
 
 
 class NoDriveError(Fielded, StorageError):
-    """A folder without a file that begins as a drive does.
+    """A folder without a drive.
 
     Attributes
     ----------
-    expected : bytes that a drive begins with.
-    others : files that are there, with the bytes that they begin with.
+    expected : first bytes of a drive.
+    others : files in the folder, with their first bytes.
     """
 
     template = "there is no drive in {folder}{begun}"
@@ -46,15 +46,15 @@ class _ReasonError(DriveError):
 
 
 class NotADriveError(_ReasonError):
-    """A file or block device that holds no drive of this format, or that is in the place of a new
-    one.
+    """A file or block device that is no drive of this format, or is not empty where a new drive is
+    to be created.
 
-    Nothing was written to it.
+    Nothing was written to the file.
     """
 
 
 class FormatVersionError(DriveError):
-    """A drive of a format that this release does not read: `expected` and `actual` are versions."""
+    """A drive in an unsupported format: `expected` and `actual` are versions."""
 
     template = "drive {path}: version of the format must be {expected}, not {actual}: {hint}"
     expected: int
@@ -71,7 +71,7 @@ class FormatVersionError(DriveError):
 
 
 class OwnerError(DriveError):
-    """A drive that belongs to another model or job: `expected` and `actual` are the owners."""
+    """A drive of another model or job: `expected` and `actual` are the owners."""
 
     template = "drive {path}: its owner must be {expected!r}, not {actual!r}"
     expected: str
@@ -79,7 +79,7 @@ class OwnerError(DriveError):
 
 
 class ForeignDriveError(DriveError):
-    """A drive of another set than its neighbours: `expected` and `actual` are UUIDs."""
+    """A drive of another set than the first drive: `expected` and `actual` are UUIDs."""
 
     template = "drive {path}: it must be of the set {expected}, not of {actual}"
     expected: object
@@ -87,14 +87,14 @@ class ForeignDriveError(DriveError):
 
 
 class IncompleteSetError(Fielded, StorageError):
-    """Some of the drives of a set were not named, or one was named twice.
+    """A list of drives that misses some of a set, or names one twice.
 
     Attributes
     ----------
     expected : number of drives in the set.
-    actual : index of each that was named.
-    others : files beside them that begin with other bytes than `magic`, and those bytes: a drive
-        whose header is damaged may be among them.
+    actual : index of each named drive.
+    others : other files in the folders that do not begin with `magic`, with their first bytes: a
+        drive with a damaged header may be among them.
     """
 
     template = (
@@ -119,7 +119,7 @@ class IncompleteSetError(Fielded, StorageError):
 
 
 class DriveSizeError(DriveError):
-    """A drive that is smaller than its header says, or too small to be made, in bytes."""
+    """A drive that is smaller than its header says, or too small to be created: sizes in bytes."""
 
     template = "drive {path}: it must have at least {expected} bytes, not {actual}"
     expected: int
@@ -127,11 +127,11 @@ class DriveSizeError(DriveError):
 
 
 class DriveLockedError(DriveError):
-    """A drive that another process, or this one, has open.
+    """A drive that this or another process has open.
 
     Attributes
     ----------
-    holder : process that has it, None where the system does not tell.
+    holder : process ID; None if the system does not tell.
     name : command line of that process.
     """
 
@@ -146,13 +146,13 @@ class DriveLockedError(DriveError):
 
 
 class DirectIOError(_ReasonError):
-    """A file on which O_DIRECT does not work: its data would go through the page cache."""
+    """A file without support for O_DIRECT: its data would be copied through the page cache."""
 
     template = "drive {path}: {reason}; direct=False goes through the page cache"
 
 
 class DriveAccessError(_ReasonError):
-    """A drive that may not be opened, or not be written.
+    """A drive that cannot be opened or written.
 
     Attributes
     ----------
@@ -163,11 +163,11 @@ class DriveAccessError(_ReasonError):
 
 
 class DriveVanishedError(_ReasonError):
-    """A drive that is gone: unlinked, replaced or pulled out."""
+    """A drive that was unlinked, replaced or disconnected."""
 
 
 class DriveFullError(Fielded, StorageError):
-    """There is less free space than is needed, in bytes. Nothing was changed."""
+    """There is not enough free space: sizes in bytes. Nothing was changed."""
 
     template = "{expected} bytes are needed, and {actual} are free{detail}"
     expected: int
@@ -176,12 +176,12 @@ class DriveFullError(Fielded, StorageError):
 
 
 class DriveIOError(DriveError):
-    """A read, write or flush that the drive answered with an error.
+    """A read, write or flush that failed on the drive.
 
     Attributes
     ----------
     action : `read`, `write` or `flush`.
-    block : the first of it.
+    block : first block of the transfer.
     error : of the system.
     """
 
@@ -201,7 +201,7 @@ class DriveIOError(DriveError):
 
 
 class ShortTransferError(DriveError):
-    """A read or write, from `block` on, that moved fewer bytes than asked for, and stopped."""
+    """A read or write from `block` on that transferred fewer bytes than requested."""
 
     template = "drive {path}: {action} at block {block} must move {expected} bytes, not {actual}"
     action: str
@@ -211,11 +211,11 @@ class ShortTransferError(DriveError):
 
 
 class DriveTimeoutError(Fielded, StorageError):
-    """No transfer that was waited for ended in time; it continues.
+    """No part of a transfer ended in time; the transfer continues.
 
     Attributes
     ----------
-    seconds : without any progress.
+    seconds : without progress.
     """
 
     template = "waited {seconds:g} s for {waited_for}, and nothing ended"
@@ -224,11 +224,11 @@ class DriveTimeoutError(Fielded, StorageError):
 
 
 class TornError(Fielded, StorageError):
-    """Base: data on a drive that differ from what was written there.
+    """Base: data on a drive that differ from the data written.
 
     Attributes
     ----------
-    generation : that they belong to.
+    generation : number.
     whole : other generations that can be opened; their contents have not been read.
     """
 
@@ -244,12 +244,12 @@ class TornError(Fielded, StorageError):
 
 
 class TornExtentError(TornError):
-    """Blocks of a tensor that differ from what was written.
+    """Blocks of a tensor that differ from the data written.
 
     Attributes
     ----------
     extent : its number within the tensor.
-    path, block, blocks : where the extent is.
+    path, block, blocks : location of the extent.
     expected, actual : CRC-32.
     """
 
@@ -270,7 +270,7 @@ class TornExtentError(TornError):
 
 
 class TornIndexError(TornError):
-    """The index of a generation that differs from what was written."""
+    """A damaged index of a generation."""
 
     reason: str
 
@@ -280,8 +280,8 @@ class NoGenerationError(Fielded, StorageError):
 
     Attributes
     ----------
-    expected : the one that was asked for; None for any.
-    actual : those that there are.
+    expected : requested number; None for any.
+    actual : numbers of the generations on the drives.
     """
 
     template = "{wanted} is not on the drives; there is {there}{detail}"
@@ -299,16 +299,16 @@ class NoGenerationError(Fielded, StorageError):
 
 
 class FailedGenerationError(StorageError):
-    """A write of this generation failed: it cannot be committed, only aborted.
+    """A write of this generation failed: the generation can be aborted, not committed.
 
-    Its `__cause__` is the error of the write. The last generation is as it was.
+    `__cause__` is the error of the write. The last generation is unchanged.
     """
 
 
 class UncertainCommitError(Fielded, StorageError):
-    """The last write of a commit failed: whether it counts is known when the set is opened again.
+    """The last write of a commit failed: reopening the set shows whether the commit counts.
 
-    Either `generation`, the new one, or the one before it is whole. Its `__cause__` is the error.
+    Either `generation`, the new one, or the generation before is intact. `__cause__` is the error.
     """
 
     template = (
@@ -319,14 +319,14 @@ class UncertainCommitError(Fielded, StorageError):
 
 
 class InterruptedWriteError(Fielded, StorageError):
-    """A write that was interrupted, as by Ctrl-C, before it was begun."""
+    """A write that was interrupted before its transfer began, as by Ctrl-C."""
 
     template = "the write of {tensor!r} was interrupted"
     tensor: str
 
 
 class ClosedStoreError(Fielded, StorageError):
-    """A drive or store that was used after it was closed, or in a child of its process."""
+    """A drive or store used after it was closed, or in a child process."""
 
     template = "cannot {action}: {what} is {reason}"
     what: str
@@ -335,16 +335,15 @@ class ClosedStoreError(Fielded, StorageError):
 
 
 class DamagedSuperblockWarning(Fielded, UserWarning):
-    """A superblock that differs from what was written, as where a sector is rotten: no power cut
-    does that.
+    """A damaged superblock that no power cut explains, as after a bad sector.
 
     Attributes
     ----------
     path : of the drive.
-    slot : the superblock.
-    whole : generations that there are.
-    lost : whether the generation that it spoke of, before or after these, is lost. Else its other
-        copy is whole, and nothing is.
+    slot : of the superblock.
+    whole : generations on the drives.
+    lost : whether the superblock's generation, before or after these, is lost; otherwise the other
+        copy is intact and nothing is lost.
     """
 
     template = (
@@ -371,7 +370,7 @@ class DamagedSuperblockWarning(Fielded, UserWarning):
 
 
 class UnknownTensorError(Fielded, ArgumentError, KeyError):
-    """A tensor that a generation has not, or has already."""
+    """A tensor that a generation does not have, or already has."""
 
     template = "tensor {name!r}: {reason}"
     name: str
@@ -382,7 +381,7 @@ class UnknownTensorError(Fielded, ArgumentError, KeyError):
 
 
 def _beginnings(expected: bytes, others: Mapping[str, bytes]) -> str:
-    """List files that begin with other bytes than a drive, for a message."""
+    """Describe the files that do not begin as a drive does, for a message."""
     if not others:
         return ""
     named = [f"{path} with {begin!r}" for path, begin in list(others.items())[:MOST_OTHERS]]

@@ -1,4 +1,4 @@
-"""Sets of drives, which are created and opened together."""
+"""Sets of drives, created and opened together."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from nearstep.storage.index import pack_index
 from nearstep.storage.superblock import FIRST_FREE, SLOTS, Superblock, copies
 
 DriveLike = str | Path | Blocks
-"""A drive: a file, a block device, or blocks that are open."""
+"""A drive: the path of a file or block device, or open blocks."""
 
 EXTENT_BYTES = 1 << 20
-"""Default bytes of an extent, at most."""
+"""Default of the most bytes of an extent."""
 
 EXTENT_LIMIT = 1 << 32
-"""Extents are smaller: a header has 32 bits for their bytes."""
+"""Limit of an extent's bytes, exclusive: a header has 32 bits for them."""
 
 DRIVE_LIMIT = 1 << 63
-"""Drives are smaller: offsets of files are signed and have 64 bits."""
+"""Limit of a drive's bytes, exclusive: file offsets are signed 64-bit numbers."""
 
 LEAST_BLOCKS = FIRST_FREE + 5
 """Blocks of the smallest drive."""
@@ -59,15 +59,15 @@ def create_set(
     overwrite: bool = False,
     direct: bool = True,
 ) -> None:
-    """Create drives: new files of `drive_bytes` each, with generation 0, which is empty.
+    """Create new drives of `drive_bytes` each, with the empty generation 0.
 
     Parameters
     ----------
-    drive_bytes : whole blocks; blocks that are open have their own size.
-    owner : name of the model or job that the drives belong to.
-    extent_bytes : of an extent, at most; whole blocks, below `EXTENT_LIMIT`.
-    overwrite : accept block devices, and files that are not empty: their contents are lost.
-    direct : with O_DIRECT.
+    drive_bytes : whole blocks; open blocks have their own size.
+    owner : name of the model or job.
+    extent_bytes : most bytes of an extent: whole blocks, below `EXTENT_LIMIT`.
+    overwrite : accept block devices and files that are not empty; their contents are lost.
+    direct : use O_DIRECT.
 
     Raises
     ------
@@ -107,8 +107,8 @@ def create_set(
 
 
 def format_set(opened: Sequence[Blocks], headers: Sequence[Header]) -> None:
-    """Write the first blocks of a set: of each drive the header last, so that a drive that was cut
-    off in between is none, and at the end the second copy of the superblock."""
+    """Write the metadata of a new set: each drive's header after its superblocks, so that a drive
+    is invalid until it is complete, then the second copy of the superblock."""
     zeros = aligned_bytes(BLOCK_BYTES)
     for blocks in opened:
         blocks.write(HEADER_BLOCK, zeros)
@@ -144,7 +144,7 @@ def open_set(
 
     Parameters
     ----------
-    owner : that the drives must belong to; None accepts any.
+    owner : expected owner of the drives; None accepts any.
     queue_depth, direct, read_only, timeout_s : of `Drive` and `BlockFile`.
     """
     check_places(places)
@@ -173,11 +173,11 @@ def open_set(
 
 
 def drives_in(folder: str | Path) -> list[Path]:
-    """Files of a folder that begin as drives do, by name.
+    """Return the drives in a folder, sorted by name.
 
     Raises
     ------
-    NoDriveError : there is none.
+    NoDriveError : the folder has no drive.
     """
     begun = beginnings(folder)
     found = [path for path, begin in begun.items() if begin == MAGIC]
@@ -187,7 +187,7 @@ def drives_in(folder: str | Path) -> list[Path]:
 
 
 def beginnings(folder: str | Path) -> dict[Path, bytes]:
-    """First bytes of the files of a folder, by name, as many as identify a drive.
+    """Return the first bytes of a folder's files, as many as identify a drive, sorted by name.
 
     Raises
     ------
@@ -205,7 +205,7 @@ def beginnings(folder: str | Path) -> dict[Path, bytes]:
 
 
 def check_places(places: Sequence[DriveLike]) -> None:
-    """Raise `ArgumentError` unless these can be drives."""
+    """Raise `ArgumentError` unless `places` is a list of drives."""
     if isinstance(places, str | Path | Blocks) or not places:
         raise ArgumentError(f"drives must be a list of at least one path, not {places!r}")
     for place in places:

@@ -1,4 +1,4 @@
-"""Errors of files of snapshots."""
+"""Errors of snapshot files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SnapshotError(NearstepError):
 
 
 class SnapshotSaveError(SnapshotError, OSError):
-    """A snapshot could not be written to its file. There is no new file; older ones are intact.
+    """A snapshot could not be written. The new file was removed; older ones are intact.
 
     Attributes
     ----------
@@ -26,11 +26,11 @@ class SnapshotSaveError(SnapshotError, OSError):
 
 
 class TornSnapshotError(Fielded, SnapshotError):
-    """A file that is no whole snapshot. Nothing was loaded.
+    """A file that is not a complete snapshot. Nothing was loaded.
 
     Attributes
     ----------
-    last_good : the newest older generation that is whole.
+    last_good : the newest older generation that is intact; None if there is none.
     """
 
     template = "cannot load {path}: {reason}; {hint}"

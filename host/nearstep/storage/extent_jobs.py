@@ -1,4 +1,4 @@
-"""Jobs of the threads of drives: transfers between arrays and extents."""
+"""Jobs of a drive's threads: transfers between arrays and extents."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Flat = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor of a generation, for transfers.
+    """The source of a transfer: a tensor of a generation.
 
     Attributes
     ----------
     name, nbytes : of the tensor.
     generation : number, for errors.
-    others : generations beside it.
+    others : numbers of the other generations, for errors.
     """
 
     drives: Sequence[Drive]
@@ -41,7 +41,7 @@ class Source:
 
         Raises
         ------
-        TornExtentError : the CRC does not fit.
+        TornExtentError : the CRC differs.
         """
         if extent.is_hole:
             into[:] = 0
@@ -55,15 +55,21 @@ class Source:
             raise TornExtentError(*found, whole=self.others)
 
     def span(self, extent: Extent, offset: int, nbytes: int) -> tuple[int, int, bool]:
-        """The bytes of an extent among `nbytes` of the tensor from `offset` on, and whether these
-        are all of it."""
+        """Return the range [first, last) of the tensor's bytes that an extent and a transfer share,
+        and whether the transfer covers the extent.
+
+        Parameters
+        ----------
+        offset, nbytes : of the transfer, in the tensor.
+        """
         start, stop = extent.start * BLOCK_BYTES, min(extent.stop * BLOCK_BYTES, self.nbytes)
         first, last = max(start, offset), min(stop, offset + nbytes)
         return first, last, (first, last) == (start, stop)
 
 
 def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
-    """Read the part of an extent that is in `out`, which begins at byte `offset` of the tensor."""
+    """Return a job that reads one extent's part of `out`, which begins at byte `offset` of the
+    tensor."""
     first, last, whole = source.span(extent, offset, out.nbytes)
     part, begin = out[first - offset : last - offset], first - extent.start * BLOCK_BYTES
 
@@ -86,12 +92,12 @@ def write_job(
     data: Flat,
     crcs: dict[Run, int],
 ) -> Job:
-    """Write the part of an extent that is in `data`, and store the extent's CRC.
+    """Return a job that writes one extent's part of `data` and stores the extent's CRC in `crcs`.
 
     Parameters
     ----------
-    old : extents with the old contents of the rest.
-    offset : byte of the tensor that `data` begins at.
+    old : extents with the previous contents of the rest.
+    offset : byte of the tensor at which `data` begins.
     """
     first, last, whole = source.span(extent, offset, data.nbytes)
     part, begin = data[first - offset : last - offset], first - extent.start * BLOCK_BYTES
@@ -118,7 +124,7 @@ def write_job(
 
 
 def _fill(source: Source, old: Extent, new: Extent, blocks: Flat) -> None:
-    """Copy the common blocks of an older extent and a newer one, if there are any."""
+    """Copy the blocks that an old extent and a new one have in common."""
     first, last = max(old.start, new.start), min(old.stop, new.stop)
     if first >= last:
         return

@@ -16,14 +16,14 @@ from nearstep.storage.blocks import BLOCK_BYTES
 
 EXTENT = np.dtype([("block", "<u8"), ("blocks", "<u4"), ("drive", "<u4"), ("crc", "<u4")])
 """An extent in an index: first block, blocks, index of the drive, and CRC-32 of all of its bytes,
-zeros behind the end of the tensor included."""
+with the zeros after the end of the tensor."""
 
 HOLE = 0xFFFF_FFFF
 """Drive of an extent that was never written: zeros without blocks."""
 
 
 class Run(NamedTuple):
-    """Blocks of a drive."""
+    """A run of consecutive blocks of a drive."""
 
     drive: int
     block: int
@@ -31,12 +31,12 @@ class Run(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """One row of a table.
+    """A row of a table.
 
     Attributes
     ----------
     number : in its table.
-    start : the tensor's block that it begins with.
+    start : first block within the tensor.
     block, blocks, drive, crc : as in `EXTENT`.
     """
 
@@ -61,15 +61,15 @@ class Extent(NamedTuple):
 
 
 class Table:
-    """The extents of a tensor, in order. A table never changes.
+    """The extents of a tensor, in order. A table is immutable.
 
     Parameters
     ----------
-    rows : of `EXTENT`.
+    rows : shape (extents,), dtype `EXTENT`.
 
     Attributes
     ----------
-    starts : first block in the tensor of each extent, and at the end the number of blocks.
+    starts : first block of each extent within the tensor, then the number of blocks.
     """
 
     def __init__(self, rows: NDArray[Any]) -> None:
@@ -80,7 +80,7 @@ class Table:
 
     @classmethod
     def of_hole(cls, blocks: int, step: int) -> Table:
-        """A table of zeros that were not written, in extents of `step` blocks."""
+        """Return a table of unwritten zeros, in extents of `step` blocks."""
         rows = np.zeros(-(-blocks // step), EXTENT)
         rows["blocks"], rows["drive"] = step, HOLE
         if blocks % step:
@@ -95,8 +95,8 @@ class Table:
         return found
 
     def covering(self, first: int, last: int) -> range:
-        """Numbers of the extents that have any of the blocks [first, last)."""
-        # numpy's search releases Python's lock, and waits for the threads of the drives after it.
+        """Return the numbers of the extents that contain any of the blocks [first, last)."""
+        # numpy's search releases Python's lock, and would then wait for the threads of the drives.
         return range(bisect_right(self.starts, first) - 1, bisect_left(self.starts, last))
 
     def extents(self, numbers: range | None = None) -> Iterator[Extent]:
@@ -107,12 +107,13 @@ class Table:
             yield Extent(number, start, *row)
 
     def spliced(self, numbers: range, runs: Sequence[Run]) -> Table:
-        """A table with these extents replaced by others of as many blocks, without CRCs."""
+        """Return a table in which these extents are replaced by others of as many blocks, without
+        CRCs."""
         parts = (self.rows[: numbers.start], rows_of(runs), self.rows[numbers.stop :])
         return Table(np.concatenate(parts))
 
     def summed(self, crcs: Mapping[Run, int]) -> Table:
-        """This table with the CRCs of extents that have none."""
+        """Return this table with the CRCs of new extents filled in."""
         rows = self.rows.copy()
         new = np.flatnonzero((rows["crc"] == 0) & (rows["drive"] != HOLE))
         runs = [Run(drive, block, blocks) for block, blocks, drive, _ in rows[new].tolist()]
@@ -121,7 +122,7 @@ class Table:
 
 
 def parts_of(data: NDArray[Any], runs: Sequence[Run]) -> Iterator[tuple[Run, NDArray[Any]]]:
-    """Runs of blocks, each with its part of the bytes of `data`."""
+    """Yield each run of blocks with its part of the bytes of `data`."""
     at = 0
     for run in runs:
         yield run, data[at : at + run.blocks * BLOCK_BYTES]
@@ -129,12 +130,12 @@ def parts_of(data: NDArray[Any], runs: Sequence[Run]) -> Iterator[tuple[Run, NDA
 
 
 def rows_of(runs: Sequence[Run]) -> NDArray[Any]:
-    """Extents of these blocks, without CRCs."""
+    """Return the runs as rows of `EXTENT`, without CRCs."""
     return np.array([(run.block, run.blocks, run.drive, 0) for run in runs], EXTENT)
 
 
 def overlap(rows: NDArray[Any], *, shared: bool = False) -> bool:
-    """Whether two extents have a block in common; equal ones may if they are `shared`."""
+    """Return whether two extents overlap; equal ones are allowed if `shared`."""
     drive, start, count = (
         rows[name][rows["drive"] != HOLE].astype(np.int64) for name in ("drive", "block", "blocks")
     )
@@ -152,9 +153,9 @@ class Tensor:
 
     Attributes
     ----------
-    attributes : kept for its owner, such as dtype and shape.
-    first_drive : of its first extent, if there is space.
-    pinned : all extents are on that drive.
+    attributes : the owner's, such as dtype and shape.
+    first_drive : drive of the first extent, if it has space.
+    pinned : whether all extents are on that drive.
     """
 
     name: str
@@ -169,7 +170,7 @@ class Tensor:
         return blocks_of(self.nbytes)
 
     def span(self, offset: int, nbytes: int) -> tuple[int, int]:
-        """First and last block of the extents that have any of these bytes.
+        """Return the range of blocks, last exclusive, of the extents that contain these bytes.
 
         Raises
         ------
@@ -188,5 +189,5 @@ class Tensor:
 
 
 def blocks_of(nbytes: int) -> int:
-    """Blocks that hold so many bytes."""
+    """Return the number of blocks that hold `nbytes`."""
     return -(-nbytes // BLOCK_BYTES)

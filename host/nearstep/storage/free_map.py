@@ -16,15 +16,16 @@ from nearstep.storage.superblock import FIRST_FREE, end_of
 
 
 class FreeMap:
-    """Blocks that no generation and no transaction has, derived from their extents.
+    """Blocks that no generation or transaction uses, derived from their extents.
 
-    Blocks are taken, and never returned: unused ones, such as after an interrupt, are free in a new
-    map. So the map is right at any point of `take`.
+    Blocks are allocated and never freed: a new map is built instead, in which blocks that were
+    allocated and not used, as after an interrupt, are free. So the map is correct at any point of
+    `take`.
 
     Parameters
     ----------
     blocks : of each drive.
-    rows : extents that are not free; several may have the same blocks.
+    rows : extents in use; several may have the same blocks.
     """
 
     def __init__(self, blocks: Sequence[int], rows: Iterable[NDArray[Any]]) -> None:
@@ -34,21 +35,21 @@ class FreeMap:
         ]
 
     def blocks(self, drive: int | None = None) -> int:
-        """Free blocks, of one drive if it is given."""
+        """Return the number of free blocks on a drive, or on all drives."""
         gaps = self._gaps if drive is None else [self._gaps[drive]]
         return sum(length for each in gaps for length, _ in each)
 
     def take(self, count: int, drive: int, *, pinned: bool = False) -> list[Run]:
-        """Take `count` blocks, from one drive if it has them, and in one run if it has that.
+        """Allocate `count` blocks, on one drive and in one run if possible.
 
         Parameters
         ----------
-        drive : that is tried first.
-        pinned : no other drive is tried.
+        drive : first drive to try.
+        pinned : use no other drive.
 
         Raises
         ------
-        DriveFullError : some blocks were taken.
+        DriveFullError : some blocks may have been allocated.
         """
         runs: list[Run] = []
         while count:
@@ -69,7 +70,8 @@ class FreeMap:
 
 
 def _gaps(used: NDArray[Any], end: int) -> list[tuple[int, int]]:
-    """Length and first block of the gaps between extents of one drive, the shortest first."""
+    """Return the length and first block of the gaps between extents of one drive, shortest
+    first."""
     starts = used["block"].astype(np.int64)
     order = np.argsort(starts)
     starts, ends = starts[order], (starts + used["blocks"])[order]

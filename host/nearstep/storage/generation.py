@@ -1,4 +1,4 @@
-"""Generations: states of all tensors, each committed atomically."""
+"""Generations: atomically committed states of all tensors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from nearstep.storage.superblock import SLOTS, Superblock, Unreadable, copies, u
 
 @dataclass(frozen=True)
 class Generation:
-    """A state of all tensors.
+    """A committed state of all tensors.
 
     Attributes
     ----------
     slot : of its superblock.
-    meta : kept for its owner, such as the step.
+    meta : the owner's, such as the step.
     tensors : by name.
     superblock : content of the slot.
     """
@@ -52,22 +52,22 @@ class Generation:
 
     @property
     def index_runs(self) -> Sequence[Run]:
-        """Blocks of its index."""
+        """Return the blocks of the index."""
         return self.superblock.runs
 
     def extents(self) -> NDArray[Any]:
-        """Extents of its index and of its tensors."""
+        """Return the extents of the index and of the tensors."""
         return np.concatenate(
             [rows_of(self.index_runs), *(each.table.rows for each in self.tensors.values())]
         )
 
 
 Submit = Callable[[Generation, str, Any, int], Completion]
-"""Begins to read a tensor of a generation into an array, from a byte offset on."""
+"""Begin to read a tensor of a generation into an array, from a byte offset on."""
 
 
 class GenerationView:
-    """A generation of a store, for reading: one before the last until the next commit.
+    """A read-only view of a generation; the next commit invalidates a view of an earlier one.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class GenerationView:
         self.tensors = generation.tensors
 
     def submit_read(self, name: str, out: Any, offset: int = 0) -> Completion:
-        """Begin to read a tensor of the generation, as `Store.submit_read`.
+        """Begin to read a tensor, as `Store.submit_read`.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class GenerationView:
         return self._submit(self._generation, name, out, offset)
 
     def read(self, name: str, out: Any, offset: int = 0) -> None:
-        """Read a tensor of the generation: `submit_read`, then wait."""
+        """Read a tensor: `submit_read`, then wait."""
         self.submit_read(name, out, offset).wait()
 
 
@@ -105,7 +105,7 @@ class Slot:
 
     Attributes
     ----------
-    copies : by block the superblock, or why there is none: empty if nothing was written.
+    copies : by block, the superblock or the reason why it is invalid: empty if unwritten.
     """
 
     number: int
@@ -113,24 +113,23 @@ class Slot:
 
     @property
     def superblock(self) -> Superblock | None:
-        """The newest one of the copies."""
+        """Return the newest valid copy, if any."""
         found = [each for each in self.copies.values() if isinstance(each, Superblock)]
         return max(found, key=lambda each: each.generation, default=None)
 
     @property
     def lost(self) -> bool:
-        """Whether both copies are damaged."""
+        """Return whether both copies are damaged."""
         return self.superblock is None and len(self.damage) == len(self.copies)
 
     @property
     def damage(self) -> Mapping[int, str]:
-        """Damage of the copies, by block."""
+        """Return the reasons why copies are damaged, by block."""
         return {k: v for k, v in self.copies.items() if isinstance(v, str) and v}
 
     def was_cut_off(self, newest: int) -> bool:
-        """Whether a power cut explains the damage, where `newest` is the last generation of the
-        set: a cut tears the first copy before the second one is written, or the second copy of the
-        last generation."""
+        """Return whether a power cut explains the damage: a cut tears the first copy before the
+        second one is written, or the second copy of `newest`, the last generation."""
         first, second = self.copies.values()
         if len(self.damage) != 1 or any(isinstance(each, Unreadable) for each in (first, second)):
             return False
@@ -140,7 +139,7 @@ class Slot:
 
 
 def read_slots(blocks: Blocks, header: Header) -> list[Slot]:
-    """Read the superblocks of a set from the blocks of its first drive."""
+    """Read the superblocks of a set from its first drive."""
     return [
         Slot(
             each, {at: _read_copy(blocks, at, header.set_id) for at in copies(each, header.blocks)}
@@ -159,11 +158,11 @@ def _read_copy(blocks: Blocks, at: int, set_id: uuid.UUID) -> Superblock | str:
 
 
 def load(drives: Sequence[Drive], slot: Slot) -> Generation:
-    """Load the generation of a slot that has a superblock.
+    """Load the generation of a slot with a superblock.
 
     Raises
     ------
-    TornIndexError : its index is damaged.
+    TornIndexError : the index is damaged.
     """
     superblock = slot.superblock
     assert superblock is not None
@@ -189,15 +188,15 @@ def load(drives: Sequence[Drive], slot: Slot) -> Generation:
 
 @dataclass(frozen=True)
 class Recovered:
-    """Generations of a set.
+    """Generations that were found on a set.
 
     Attributes
     ----------
-    current : the one to start from.
-    other : the one beside it, if it is whole.
-    last : the highest number of any.
-    slots : as they are on the drives.
-    notes : damage that loses nothing.
+    current : the generation to start from.
+    other : the other generation, if it is intact.
+    last : the highest number found.
+    slots : content of the superblocks.
+    notes : damage without loss of data.
     warnings : damage of superblocks that no power cut explains.
     """
 
@@ -214,12 +213,12 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
 
     Parameters
     ----------
-    wanted : number of the one to start from; None for the last.
+    wanted : number of the generation to start from; None for the last.
 
     Raises
     ------
-    NoGenerationError : there is none, or not this one.
-    TornIndexError : its index is damaged.
+    NoGenerationError : the set has no generation, or not this one.
+    TornIndexError : the index is damaged.
     StorageError : generations have different extents at one block.
     """
     first = drives[0]
@@ -246,7 +245,8 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
 
 
 def damage(path: str, slots: Sequence[Slot]) -> tuple[list[str], list[DamagedSuperblockWarning]]:
-    """Damage of the superblocks of a drive: notes where a power cut explains it, else warnings."""
+    """Sort a drive's damaged superblocks into notes, where a power cut explains the damage, and
+    warnings."""
     whole = sorted(each.superblock.generation for each in slots if each.superblock is not None)
     notes, warnings = [], []
     for slot in slots:

@@ -1,4 +1,4 @@
-"""The first block of a drive: its format, set and owner."""
+"""The first block of a drive: format, set and owner."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ MAGIC = b"NSDRIVE\n"
 VERSION = 2
 HEADER_BLOCK = 0
 LAYOUT = struct.Struct("<8sII16sIIQI32sH")
-"""Magic, version, bytes of a block, UUID of the set, index, drives, blocks, bytes of an extent,
-fingerprint and length of the name of the owner, which follows."""
+"""Magic, version, block bytes, UUID of the set, index, drives, blocks, extent bytes, fingerprint of
+the owner and length of the owner's name, which follows."""
 
 OWNER_BYTES = 1024
-"""Bytes of an owner's name that are kept, for messages. The fingerprint is of all of it."""
+"""Most bytes of the owner's name in a header, for messages. The fingerprint covers the whole
+name."""
 
 CRC_AT = BLOCK_BYTES - 4
 
@@ -37,11 +38,11 @@ class Header:
 
     Attributes
     ----------
-    index, drives : which drive of how many.
-    blocks : of the drive, header included.
-    extent_bytes : of an extent, at most: consecutive ones are on consecutive drives.
-    owner : name of the model or job, as far as it fits.
-    owner_digest : SHA-256 of that name.
+    index, drives : number of the drive in the set, and size of the set.
+    blocks : of the drive, with the header.
+    extent_bytes : most bytes of an extent; consecutive extents are on consecutive drives.
+    owner : name of the model or job, cut to `OWNER_BYTES`.
+    owner_digest : SHA-256 of the whole name.
     """
 
     set_id: uuid.UUID
@@ -53,36 +54,36 @@ class Header:
     owner_digest: bytes
 
     def pack(self) -> Bytes:
-        """The block."""
+        """Return the header as a block."""
         name, set_id = clipped(self.owner), self.set_id.bytes
         numbers = (self.index, self.drives, self.blocks, self.extent_bytes)
         fields = (MAGIC, VERSION, BLOCK_BYTES, set_id, *numbers, self.owner_digest, len(name))
         return sealed(LAYOUT.pack(*fields) + name)
 
     def check_owner(self, path: str, owner: str | None) -> None:
-        """Raise `OwnerError` unless the drive is of `owner`, if one is given."""
+        """Raise `OwnerError` unless `owner` is None or owns the drive."""
         if owner is not None and fingerprint(owner) != self.owner_digest:
             raise OwnerError(path, owner, self.owner)
 
 
 def fingerprint(owner: str) -> bytes:
-    """SHA-256 of an owner's name, which is compared."""
+    """Return the SHA-256 of an owner's name, by which owners are compared."""
     return hashlib.sha256(owner.encode()).digest()
 
 
 def clipped(owner: str) -> bytes:
-    """The part of a name that a header has, in whole characters of UTF-8."""
+    """Return the part of a name that fits into a header, in whole characters of UTF-8."""
     return owner.encode()[:OWNER_BYTES].decode(errors="ignore").encode()
 
 
 def check_owner_name(owner: object) -> None:
-    """Raise `ArgumentError` unless this can be the name of an owner."""
+    """Raise `ArgumentError` unless `owner` is a valid name."""
     if not isinstance(owner, str) or not owner:
         raise ArgumentError(f"owner must be the name of a model or job, not {owner!r}")
 
 
 def sealed(fields: bytes) -> Bytes:
-    """A block of these bytes, zeros, and the CRC-32 of both at the end."""
+    """Return a block of these bytes, padded with zeros, with a CRC-32 at the end."""
     block = aligned_bytes(BLOCK_BYTES)
     block[: len(fields)] = bytearray(fields)
     block[CRC_AT:] = bytearray(crc32(block[:CRC_AT]).to_bytes(4, "little"))
@@ -90,7 +91,7 @@ def sealed(fields: bytes) -> Bytes:
 
 
 def is_whole(block: Bytes) -> bool:
-    """Whether a block is one that `sealed` made."""
+    """Return whether the CRC-32 at the end of a block is right."""
     return crc32(block[:CRC_AT]) == int.from_bytes(block[CRC_AT:].tobytes(), "little")
 
 

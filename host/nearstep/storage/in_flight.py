@@ -1,4 +1,4 @@
-"""Transfers of a store in flight, by the blocks of tensors that they touch."""
+"""Transfers of a store in flight, by the tensor blocks that they access."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Touch(NamedTuple):
 
 
 class InFlight:
-    """Transfers that have not ended; used with the lock of the store held."""
+    """Transfers in flight; the caller holds the lock of the store."""
 
     def __init__(self) -> None:
         self._touches: list[_Touch] = []
@@ -29,8 +29,8 @@ class InFlight:
         self._touches.append(_Touch(tensor, first, last, writes, transfer))
 
     def join(self, tensor: str, first: int, last: int, *, writes: bool) -> None:
-        """Wait for the end of transfers of these blocks, with or without error: for a transfer that
-        `writes`, of all of them; else of the writes."""
+        """Wait for the end of transfers of these blocks, with or without an error: of all transfers
+        if `writes`, else of writes."""
         for each in self._touches:
             if each.tensor == tensor and each.first < last and first < each.last:
                 if writes or each.writes:

@@ -1,4 +1,4 @@
-"""The index of a generation: its tensors with their extents, and its meta data."""
+"""The index of a generation: tensors with their extents, and metadata."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from nearstep.storage.superblock import FIRST_FREE, end_of
 
 MAGIC = b"NSINDEX\n"
 PREFIX = struct.Struct("<8sQ")
-"""Magic, and bytes of the JSON that follows; after it the extents of all tensors, in order."""
+"""Magic and bytes of the JSON that follows, before the extents of all tensors in order."""
 
 
 class IndexFormatError(Exception):
-    """Why bytes are no index."""
+    """Reason why bytes are not an index."""
 
 
 def pack_index(generation: int, meta: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
-    """The index as bytes."""
+    """Return the index as bytes."""
     listed = []
     for each in tensors:
         entry = {"name": each.name, "nbytes": each.nbytes, "extents": len(each.table)}
@@ -49,7 +49,7 @@ def pack_index(generation: int, meta: Mapping[str, Any], tensors: Sequence[Tenso
 def unpack_index(
     data: bytes, generation: int, blocks: Sequence[int], own: Sequence[Run]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and the meta data.
+    """Return the tensors by name, and the metadata.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def unpack_index(
 
     Raises
     ------
-    IndexFormatError : the bytes are no index, or a contradictory one.
+    IndexFormatError : the bytes are not an index, or contradict themselves.
     """
     magic, length = PREFIX.unpack_from(data) if len(data) >= PREFIX.size else (b"", 0)
     if magic != MAGIC or PREFIX.size + length > len(data):
@@ -82,7 +82,7 @@ def unpack_index(
     tensors: dict[str, Tensor] = {}
     at = 0
     for name, nbytes, count, first_drive, attributes, pinned in fields:
-        table = Table(rows[at : at + count])  # of bytes: read-only
+        table = Table(rows[at : at + count])  # a view of bytes, read-only
         at += count
         if table.starts[-1] != blocks_of(nbytes):
             raise IndexFormatError(f"{name!r} must have {blocks_of(nbytes)} blocks")
@@ -96,7 +96,7 @@ def unpack_index(
 
 
 def _check_extents(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run]) -> None:
-    """Raise `IndexFormatError` unless every extent is on a drive, and none on another extent."""
+    """Raise `IndexFormatError` if an extent is on no drive or overlaps another one."""
     real = np.concatenate([rows[rows["drive"] != HOLE], rows_of(own)])
     if (real["drive"] >= len(blocks)).any() or (rows["blocks"] == 0).any():
         raise IndexFormatError("an extent lies on no drive of the set")
@@ -109,11 +109,11 @@ def _check_extents(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run]
 
 
 def checked_json(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of `value`, as it will be read back.
+    """Return `value` after a round trip through JSON; None becomes an empty dict.
 
     Raises
     ------
-    ArgumentError : JSON cannot hold it.
+    ArgumentError : JSON cannot represent `value`.
     """
     if value is None:
         return {}
@@ -128,7 +128,7 @@ def checked_json(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def checked_tensor(name: object, nbytes: object) -> None:
-    """Raise `ArgumentError` unless a tensor can have this name and size."""
+    """Raise `ArgumentError` unless the name and size of a tensor are valid."""
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"name of a tensor must be a text, not {name!r}")
     if not is_whole(nbytes) or not 0 <= nbytes < 1 << 62:

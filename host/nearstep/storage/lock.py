@@ -1,4 +1,4 @@
-"""Locks: a drive belongs to one process."""
+"""Locks: one process owns a drive."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from nearstep.storage.drive_errors import DriveAccessError, DriveLockedError
 
 
 def lock(path: str, fd: int) -> None:
-    """Lock an open file for its descriptor alone, until that is closed or the process ends.
+    """Lock an open file for its descriptor alone, until the descriptor is closed or the process
+    ends.
 
     Raises
     ------
-    DriveLockedError : another descriptor has the lock.
+    DriveLockedError : another descriptor holds the lock.
     """
     if _lock(path, fd):
         return
@@ -28,11 +29,11 @@ def lock(path: str, fd: int) -> None:
 
 
 def _lock(path: str, fd: int) -> bool:
-    """Try to lock a file, and return whether that succeeded.
+    """Try to lock a file, and return whether the lock was acquired.
 
     Raises
     ------
-    DriveAccessError : the filesystem has no locks.
+    DriveAccessError : the filesystem does not support locks.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,13 +46,13 @@ def _lock(path: str, fd: int) -> bool:
 
 
 def locked(path: str, found: os.stat_result) -> DriveLockedError:
-    """The error of a drive that is in use."""
+    """Return the error for a drive that is in use."""
     pid = holder(found)
     return DriveLockedError(path, pid, _command(pid))
 
 
 def holder(found: os.stat_result) -> int | None:
-    """The process that has a file locked; None if the system does not tell."""
+    """Return the process that holds the lock of a file; None if the system does not tell."""
     wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
         lines = Path("/proc/locks").read_text().splitlines()
@@ -65,7 +66,7 @@ def holder(found: os.stat_result) -> int | None:
 
 
 def _command(pid: int | None) -> str:
-    """Command line of a process; empty if the system does not tell."""
+    """Return the command line of a process; empty if the system does not tell."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -1,9 +1,9 @@
-"""Files of snapshots.
+"""Snapshot files.
 
 A file is a preamble (magic, version, length of the header), the header in JSON, the SHA-256 of
-both, and for each tensor and device the elements, float32 in little-endian order, with their
-SHA-256. The file `name.000003` is generation 3 of `name`; it gets this name when it is whole and on
-the disk.
+both, and for each tensor and device the elements, little-endian float32, with their SHA-256. The
+file `name.000003` is generation 3 of `name`; the file is renamed to this once all data has been
+flushed.
 """
 
 from __future__ import annotations
@@ -36,45 +36,45 @@ GENERATION_DIGITS = 6
 LONGEST_HEADER = 1 << 24
 
 FIXED = {"dtype": "<f4", "digest": "sha256"}
-"""Fields with one value in every header."""
+"""Header fields with a fixed value."""
 
 FLOAT_BYTES = 4
 DIMENSIONS = 32
-"""Most dimensions of a tensor: numpy 1 has no more."""
+"""Most dimensions of a tensor, numpy 1's limit."""
 
 LONGEST = (1 << 63) - 1
 """Most bytes of an array."""
 
 Arrays = list[list[NDArray[np.float32]]]
-"""For each tensor, its values on each device."""
+"""The values of each tensor on each device."""
 
 
 class Snapshot(Protocol):
-    """Values of tensors on devices, which do not change while they are saved."""
+    """Values of tensors on devices, which do not change during a save."""
 
     @property
     def devices(self) -> int: ...
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
-        """Shapes of the tensors, each of which is float32."""
+        """Shapes of the float32 tensors."""
         ...
 
     def read(self, tensor: int, device: int) -> NDArray[np.float32]:
-        """Read the values of a tensor, by its number, on a device."""
+        """Read the values of tensor number `tensor` on a device."""
         ...
 
 
 class _TornError(Exception):
-    """Reason why a file is no whole snapshot."""
+    """Reason why a file is not a complete snapshot."""
 
 
 def as_path(path: str | Path) -> Path:
-    """Check the path of a file.
+    """Return a valid path of a file.
 
     Raises
     ------
-    ArgumentError : it is no path, or names no file.
+    ArgumentError : the argument is not a path, or names no file.
     """
     if not isinstance(path, str | Path):
         raise ArgumentError(f"path must be a str or a Path, not {type(path).__name__}")
@@ -90,7 +90,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def generations(path: Path) -> list[Path]:
-    """Files of the generations of `path`, oldest first."""
+    """Return the files of the generations of `path`, oldest first."""
     found = [
         (int(each.suffix[1:]), each)
         for each in path.parent.glob(f"{glob.escape(path.name)}.*")
@@ -100,11 +100,11 @@ def generations(path: Path) -> list[Path]:
 
 
 def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = open_file) -> Path:
-    """Write a snapshot to the next generation of `path`, and return that.
+    """Write a snapshot to the next generation of `path`, and return its file.
 
     Raises
     ------
-    SnapshotSaveError : no file was added, as after an error of the snapshot.
+    SnapshotSaveError : the write failed, and no file was added.
     """
     try:
         older = generations(path)
@@ -127,16 +127,16 @@ def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = op
 
 
 def load(path: Path, devices: int | None, shapes: Sequence[tuple[int, ...]] | None) -> Arrays:
-    """Load the values of each tensor on each device from a file, or the newest generation of it.
+    """Load the values of each tensor on each device from a file or its newest generation.
 
     Parameters
     ----------
-    devices : expected number, if given.
-    shapes : expected shapes of the tensors, if given.
+    devices : expected number, if not None.
+    shapes : expected shapes of the tensors, if not None.
 
     Raises
     ------
-    TornSnapshotError : the error names the newest older generation that is whole.
+    TornSnapshotError : the file is damaged; the error names the newest older intact generation.
     SnapshotError
     """
     if path.is_file() and (_begins(path) or not generations(path)):
@@ -159,8 +159,8 @@ def load(path: Path, devices: int | None, shapes: Sequence[tuple[int, ...]] | No
 
 
 def _named(partial: Path, path: Path, number: int) -> Path:
-    """Name a whole file by the first free generation from `number` on: another process may save at
-    the same time."""
+    """Link a complete file to the first free generation from `number` on: another process may save
+    at the same time."""
     while True:
         final = path.with_name(f"{path.name}.{number:0{GENERATION_DIGITS}}")
         try:
@@ -172,7 +172,7 @@ def _named(partial: Path, path: Path, number: int) -> Path:
 
 
 def _begins(path: Path) -> bool:
-    """Whether a file begins as a snapshot does, or has the name of a generation."""
+    """Return whether a file begins as a snapshot does, or has the name of a generation."""
     if path.suffix[1:].isdecimal():
         return True
     with path.open("rb") as file:
@@ -192,11 +192,11 @@ def _pieces(snapshot: Snapshot) -> Iterator[bytes]:
 
 
 def _read(path: Path) -> tuple[int, list[tuple[int, ...]], Arrays]:
-    """Read devices, shapes and arrays of a file.
+    """Read the number of devices, the shapes and the arrays of a file.
 
     Raises
     ------
-    _TornError : it is not whole.
+    _TornError : the file is damaged.
     """
     with path.open("rb") as file:
         preamble = _take(file, PREAMBLE.size, "preamble")
@@ -213,7 +213,7 @@ def _read(path: Path) -> tuple[int, list[tuple[int, ...]], Arrays]:
         sizes = [FLOAT_BYTES * math.prod(shape) for shape in shapes]
         needed = file.tell() + devices * sum(size + DIGEST_BYTES for size in sizes)
         found = os.fstat(file.fileno()).st_size
-        if found != needed:  # before memory is allocated for sizes of the header alone
+        if found != needed:  # before the allocation of sizes that only the header claims
             behind = "there is something behind its end: " if found > needed else ""
             raise _TornError(f"{behind}it must have {needed} bytes, not {found}")
         arrays: Arrays = []
@@ -229,11 +229,11 @@ def _read(path: Path) -> tuple[int, list[tuple[int, ...]], Arrays]:
 
 
 def _header(text: bytes) -> tuple[int, list[tuple[int, ...]]]:
-    """Devices and shapes of a header.
+    """Return the number of devices and the shapes in a header.
 
     Raises
     ------
-    _TornError : the header is malformed, whoever wrote it.
+    _TornError : the header is malformed.
     """
     try:
         found = json.loads(text)
@@ -248,12 +248,12 @@ def _header(text: bytes) -> tuple[int, list[tuple[int, ...]]]:
 
 
 def _described(devices: int, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    """What a header says."""
+    """Return the fields of a header."""
     return {"devices": devices, **FIXED, "tensors": [{"shape": list(each)} for each in shapes]}
 
 
 def _is_shape(shape: tuple[Any, ...]) -> bool:
-    """Whether numpy can have an array of this shape."""
+    """Return whether numpy supports an array of this shape."""
     return (
         len(shape) <= DIMENSIONS
         and all(is_whole(dim) and 0 <= dim <= LONGEST for dim in shape)

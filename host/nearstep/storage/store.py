@@ -1,4 +1,4 @@
-"""Tensors on drives, in generations that are committed atomically."""
+"""Tensors on drives, in atomically committed generations."""
 
 from __future__ import annotations
 
@@ -48,23 +48,24 @@ from nearstep.storage.transaction import Transaction
 class Store:
     """Named tensors on the drives of a set.
 
-    A tensor is bytes, striped over the drives by extents or kept on one of them. Writes use free
-    blocks, and `commit` makes all of them valid at once: after a power cut, or the end of the
-    process at any point, the drives hold the last committed generation, whole. The generation
-    before it is kept until the next commit. Other writes are lost.
+    A tensor is a range of bytes, striped over the drives by extents or kept on one drive. Writes
+    use free blocks, and `commit` makes all writes valid at once: after a power cut or the end of
+    the process at any point, the drives hold the last committed generation. The generation before
+    is kept until the next commit. Uncommitted writes are lost.
 
-    Reads return what was written last, committed or not. Transfers of the same blocks are carried
-    out one after the other; a store may be used from several threads.
+    Reads return the last write, committed or not. Transfers of the same blocks run one after the
+    other; several threads may use a store.
 
     Parameters
     ----------
-    drives : of a set, all of them, in order.
-    generation : to start from; None for the last one.
+    drives : all drives of a set, in order.
+    generation : number to start from; None for the last.
 
     Attributes
     ----------
-    notes : findings that lose nothing: a superblock that was torn by a power cut, or a damaged
-        index of the other generation. Damage that no cut explains is a `DamagedSuperblockWarning`.
+    notes : damage without loss of data: a superblock that was torn by a power cut, or a damaged
+        index of the other generation. Damage that no power cut explains is a
+        `DamagedSuperblockWarning`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Store:
         self._uncertain: int | None = None
         header = drives[0].header
         if not read_only:
-            # Writes of a killed process may still be in the caches of the drives.
+            # The drives' caches may still hold writes of a killed process.
             DriveTransfer("flush", flushes(drives)).begin().wait()
         found = find(drives, generation)
         self.notes = found.notes
@@ -103,7 +104,7 @@ class Store:
         queue_depth: int = QUEUE_DEPTH,
         timeout_s: float = TIMEOUT_S,
     ) -> Self:
-        """Make drives and open them: `create_set`, then `Store.open`."""
+        """Create drives and open them: `create_set`, then `Store.open`."""
         create_set(
             places,
             drive_bytes=drive_bytes,
@@ -133,19 +134,19 @@ class Store:
         Parameters
         ----------
         places : files or block devices, in any order.
-        owner : name of the model or job that the drives must belong to; None accepts any.
-        generation : to start from; None for the last one.
-        direct : with O_DIRECT. Without, data is copied through the page cache.
-        queue_depth : reads and writes in flight on each drive, at most.
-        timeout_s : seconds without any progress after which a wait fails.
+        owner : expected model or job; None accepts any.
+        generation : number to start from; None for the last.
+        direct : use O_DIRECT; otherwise data is copied through the page cache.
+        queue_depth : most reads and writes in flight on each drive.
+        timeout_s : seconds without progress after which a wait fails.
 
         Raises
         ------
         ArgumentError : an invalid argument.
         NotADriveError, FormatVersionError, DriveSizeError, OwnerError, ForeignDriveError,
             IncompleteSetError, DriveLockedError, DriveVanishedError, DriveAccessError,
-            DirectIOError, DriveIOError : no drive stays open.
-        NoGenerationError : the set has no generation, or not that one.
+            DirectIOError, DriveIOError : all drives have been closed.
+        NoGenerationError : the set has no generation, or not this one.
         TornIndexError : the generation is damaged; the error names the others.
         """
         drives = open_set(
@@ -165,23 +166,23 @@ class Store:
 
     @property
     def generation(self) -> int:
-        """Number of the last committed generation, or of the one that was opened."""
+        """Number of the generation that was committed last, or opened."""
         return self._transaction.current.number
 
     @property
     def generations(self) -> Mapping[int, Mapping[str, Any]]:
-        """Meta data of each generation on the drives, by number."""
+        """Metadata of each generation on the drives, by number."""
         with self._lock:
             return {each.number: each.meta for each in self._held}
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """Meta data of the last commit."""
+        """Metadata of the last commit."""
         return self._transaction.current.meta
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Tensors by name, with additions and removals since the last commit."""
+        """Tensors by name, with uncommitted additions and removals."""
         with self._lock:
             return dict(self._transaction.tensors)
 
@@ -193,7 +194,7 @@ class Store:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all blocks for tensors and indices, of all generations."""
+        """Bytes of all blocks for tensors and indices of all generations."""
         return sum(end_of(drive.header.blocks) - FIRST_FREE for drive in self.drives) * BLOCK_BYTES
 
     def add(
@@ -204,17 +205,17 @@ class Store:
         *,
         drive: int | None = None,
     ) -> None:
-        """Add a tensor of `nbytes` zeros, which take no space until they are written.
+        """Add a tensor of `nbytes` zeros, which use no space until they are written.
 
         Parameters
         ----------
-        attributes : kept with the tensor, in JSON.
-        drive : that holds all of it; None stripes it over all drives.
+        attributes : the owner's, stored as JSON.
+        drive : the only drive to use; None stripes the tensor over all drives.
 
         Raises
         ------
-        UnknownTensorError : the name is taken.
-        ArgumentError : a bad name or size, attributes that JSON cannot hold, or no such drive.
+        UnknownTensorError : the name is in use.
+        ArgumentError : an invalid name, size or drive, or attributes that JSON cannot represent.
         """
         checked_tensor(name, nbytes)
         if drive is not None and not (is_whole(drive) and 0 <= drive < len(self.drives)):
@@ -226,7 +227,7 @@ class Store:
             self._transaction.add(Tensor(name, nbytes, kept, Table.of_hole(0, 1), first, pinned))
 
     def remove(self, name: str) -> None:
-        """Remove a tensor from the next generation; committed ones keep it.
+        """Remove a tensor from the next generation; committed generations keep it.
 
         Raises
         ------
@@ -239,9 +240,10 @@ class Store:
             del self._transaction.tensors[name]
 
     def submit_write(self, name: str, data: Any, offset: int = 0) -> Completion:
-        """Begin to write `data` to a tensor from byte `offset` on; it must not change meanwhile.
+        """Begin a write of `data` to a tensor from byte `offset` on; `data` must not change until
+        the end.
 
-        An extent that is written in part is read first.
+        A partly written extent is read first.
 
         Parameters
         ----------
@@ -251,7 +253,7 @@ class Store:
         ------
         UnknownTensorError : there is no tensor of this name.
         OutOfBoundsError : the tensor is shorter.
-        ArgumentError : `data` is no contiguous array.
+        ArgumentError : `data` is not a contiguous array.
         DriveFullError : nothing was changed.
         FailedGenerationError : a write since the last commit failed.
         """
@@ -273,13 +275,13 @@ class Store:
                 jobs.append((self.drives[extent.drive], transaction.guarded(job)))
             transfer = DriveTransfer(f"write of {name!r}", jobs)
             self._in_flight.add(name, first, last, transfer, writes=True)
-            transaction.changing = None  # a wait for the transfer begins it if need be
+            transaction.changing = None  # after an interrupt, a wait begins the transfer
             return transfer.begin()
 
     def submit_read(self, name: str, out: Any, offset: int = 0) -> Completion:
-        """Begin to read a tensor, as it was written last, into `out` from byte `offset` on.
+        """Begin a read of a tensor's last write into `out` from byte `offset` on.
 
-        Extents are read whole, and their CRCs checked. After an error the contents of `out` are
+        Whole extents are read and their CRCs checked. After an error the contents of `out` are
         undefined.
 
         Parameters
@@ -290,7 +292,7 @@ class Store:
         ------
         UnknownTensorError : there is no tensor of this name.
         OutOfBoundsError : the tensor is shorter.
-        ArgumentError : `out` is no contiguous array that can be written.
+        ArgumentError : `out` is not a contiguous, writeable array.
         FailedGenerationError : a write since the last commit failed.
         """
         with self._lock:
@@ -312,7 +314,7 @@ class Store:
 
         Raises
         ------
-        NoGenerationError : it is not on the drives.
+        NoGenerationError : the generation is not on the drives.
         """
         with self._lock:
             self._check_open(f"open generation {generation}")
@@ -321,12 +323,12 @@ class Store:
     def commit(self, meta: Mapping[str, Any] | None = None) -> int:
         """Commit writes, additions and removals as the next generation, and return its number.
 
-        From the return on it outlasts a power cut: payload and index are flushed on all drives
+        A commit that has returned outlasts a power cut: payload and index are flushed on all drives
         before the superblock is written and flushed.
 
         Parameters
         ----------
-        meta : kept with the generation, in JSON, such as the step.
+        meta : metadata of the generation, stored as JSON, such as the step.
 
         Raises
         ------
@@ -334,7 +336,7 @@ class Store:
         DriveFullError : there is no space for the index. Nothing was committed or lost.
         DriveVanishedError, DriveIOError : nothing was committed; `abort` rolls back.
         UncertainCommitError : the last write failed. Open the drives again.
-        ArgumentError : JSON cannot hold `meta`.
+        ArgumentError : JSON cannot represent `meta`.
         """
         kept = checked_json("meta", meta)
         with self._lock:
@@ -360,14 +362,14 @@ class Store:
             return number
 
     def abort(self) -> None:
-        """Roll back to the last commit that returned; an interrupted one does not count."""
+        """Roll back to the last commit that returned, not to an interrupted one."""
         with self._lock:
             self._check_writable("abort")
             self._in_flight.join_all()
             self._transaction = self._transaction.next()
 
     def drop_other(self) -> None:
-        """Free the blocks of the generation before the current one now, not at the next commit."""
+        """Free the blocks of the previous generation now instead of at the next commit."""
         with self._lock:
             self._check_writable("drop a generation")
             self._in_flight.join_all()
@@ -383,7 +385,7 @@ class Store:
     def close(self) -> None:
         """Wait for transfers in flight, and close the drives; closing twice does nothing.
 
-        Writes that were not committed are lost.
+        Uncommitted writes are lost.
         """
         with self._lock:
             self._closed = True
@@ -417,7 +419,7 @@ class Store:
             self._roll_back(self._transaction, self._transaction.doubt)
 
     def _roll_back(self, transaction: Transaction, slot: int) -> None:
-        """Roll back an interrupted commit: write the old superblock to its slot again."""
+        """Roll back an interrupted commit: write the previous superblock to its slot again."""
         self._in_flight.join_all()
         before = [each for each in self._held if each.slot == slot]
         block = before[0].superblock.pack() if before else aligned_bytes(BLOCK_BYTES)
@@ -426,7 +428,7 @@ class Store:
 
     @property
     def _held(self) -> list[Generation]:
-        """Generations on the drives, the oldest first."""
+        """Generations on the drives, oldest first."""
         there = (self._transaction.current, self._transaction.other)
         return sorted((each for each in there if each is not None), key=lambda each: each.number)
 
@@ -466,7 +468,7 @@ class Store:
         return transfer.begin()
 
     def _write_index(self, data: bytes, runs: Sequence[Run]) -> None:
-        """Write the index, and flush it and the payload: no superblock refers to either yet."""
+        """Write the index, then flush index and payload before a superblock refers to either."""
         jobs = [
             (self.drives[run.drive], self.drives[run.drive].write_job(run.block, part))
             for run, part in parts_of(padded(data), runs)
@@ -477,16 +479,16 @@ class Store:
                 drive.blocks.check_present()
             self._run("flush", flushes(self.drives))
         except StorageError as error:
-            self._transaction.failed = error  # a flush that failed may have lost the payload
+            self._transaction.failed = error  # a failed flush may have lost the payload
             if not isinstance(error, DriveTimeoutError):
                 self._transaction.doubt = None  # nothing is in flight
             raise
 
     def _write_slot(self, slot: int, block: Flat, number: int, *, commits: bool) -> None:
-        """Write and flush the first copy of a superblock, then the second one.
+        """Write and flush the first copy of a superblock, then write the second copy.
 
-        An error of the second copy of a generation that `commits` is a warning: nothing depends on
-        that copy. Any other error leaves the slot unknown.
+        If `commits`, an error of the second copy is a warning: the generation does not depend on
+        that copy. After any other error the content of the slot is unknown.
         """
         drive = self.drives[0]
         for at in copies(slot, drive.header.blocks):
@@ -523,7 +525,8 @@ _open: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def _unlock() -> None:
-    """In a child after `fork()`: the thread that held the lock of a store does not exist there."""
+    """Replace the locks of all stores in a child after `fork()`: the thread that held one may not
+    exist there."""
     for store in list(_open):
         store._lock = threading.RLock()
 

@@ -1,8 +1,9 @@
 """Superblocks: one block names a generation, and is written after all of its data.
 
 The first drive of a set has two slots of two copies each, at its beginning and at its end. A commit
-writes the slot that does not hold the current generation, so a power cut in between leaves that
-one. The second copy is written after the flush of the first one: a cut tears one of them at most.
+writes the slot that does not hold the current generation, so a power cut during the commit
+preserves the current one. The second copy is written after the flush of the first: a power cut
+tears at most one of them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from nearstep.storage.header import CRC_AT, is_whole, sealed
 
 MAGIC = b"NSSUPER\n"
 SLOTS = (1, 2)
-"""Blocks of the first copies, which name the slots."""
+"""Blocks of the first copies, and names of the slots."""
 
 FIRST_FREE = 3
-"""The first block that tensors and indices may have, on every drive."""
+"""First block for tensors and indices on every drive."""
 
 LAYOUT = struct.Struct("<8s16sQQII")
-"""Magic, UUID of the set, generation, bytes and CRC-32 of its index, runs of that, which follow."""
+"""Magic, UUID of the set, generation, bytes and CRC-32 of its index, and number of the index's
+runs, which follow."""
 
 RUN = struct.Struct("<IQI")
 """Drive, first block and number of blocks."""
@@ -34,7 +36,7 @@ MOST_RUNS = (CRC_AT - LAYOUT.size) // RUN.size
 
 @dataclass(frozen=True)
 class Superblock:
-    """A generation, and the runs of blocks of its index."""
+    """A generation, and the location of its index."""
 
     set_id: uuid.UUID
     generation: int
@@ -43,7 +45,7 @@ class Superblock:
     runs: Sequence[Run]
 
     def pack(self) -> Bytes:
-        """The block."""
+        """Return the superblock as a block."""
         fields = LAYOUT.pack(
             MAGIC,
             self.set_id.bytes,
@@ -56,21 +58,21 @@ class Superblock:
 
 
 class Unreadable(str):
-    """Why a block cannot be read, which no power cut explains."""
+    """Reason why a block cannot be read; a power cut does not explain such an error."""
 
 
 def end_of(blocks: int) -> int:
-    """End of the blocks for tensors and indices, on a drive of so many."""
+    """Return the end of the blocks for tensors and indices on a drive of `blocks`."""
     return blocks - len(SLOTS)
 
 
 def copies(slot: int, blocks: int) -> tuple[int, int]:
-    """Blocks of both copies of a slot, on a drive of so many."""
+    """Return the blocks of both copies of a slot on a drive of `blocks`."""
     return slot, blocks - slot
 
 
 def unpack(block: Bytes, set_id: uuid.UUID) -> Superblock | str:
-    """The superblock of a set in a block, or why there is none: empty if nothing was written."""
+    """Return a block's superblock, or the reason why it is invalid: empty if unwritten."""
     data = block.tobytes()
     if not any(data):
         return ""

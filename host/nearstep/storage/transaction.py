@@ -1,4 +1,4 @@
-"""The transaction of a store: the next generation."""
+"""The transaction of a store: the next, uncommitted generation."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from nearstep.storage.generation import Generation
 
 
 class Transaction:
-    """The next generation: the tensors of the last one, with new tables where they are written.
+    """The next generation: the last generation's tensors, with new tables for written ones.
 
-    A transaction holds all state that a store changes, so that a commit or an abort is one
-    assignment of another transaction. Generations on the drives are never written; free blocks are
-    derived from their extents and those of the transaction, and not recorded.
+    A transaction holds all mutable state of a store, so a commit or an abort is one assignment of
+    another transaction. Generations on the drives are never overwritten; free blocks are not
+    recorded, but derived from the extents of generations and transaction.
 
     Parameters
     ----------
     current : the last generation.
-    other : the one beside it, or None.
-    last : the highest number of any.
-    step : blocks of an extent at most.
+    other : the other generation on the drives, or None.
+    last : the highest generation number.
+    step : most blocks of an extent.
     blocks : of each drive.
 
     Attributes
     ----------
     tensors : by name.
-    crcs : CRC-32 of each extent that it has allocated; 0 until the extent is written.
+    crcs : CRC-32 of each extent allocated by this transaction; 0 until the extent is written.
     failed : the first error of a write, or None.
-    changing : a tensor with new extents that no transfer writes yet; after an interrupt none will.
+    changing : tensor with new extents whose write has not been queued, as after an interrupt.
     doubt : slot of the superblock that is being written; unknown after an interrupt.
     """
 
@@ -70,7 +70,7 @@ class Transaction:
         self.doubt: int | None = None
 
     def next(self, committed: Generation | None = None) -> Transaction:
-        """The transaction after this one, which was committed or aborted."""
+        """Return the transaction that follows this one's commit or abort."""
         if committed is None:
             return Transaction(self.current, self.other, self.last, self._step, self._blocks)
         return Transaction(committed, self.current, committed.number, self._step, self._blocks)
@@ -87,18 +87,18 @@ class Transaction:
             ) from failed
 
     def tensor(self, name: str) -> Tensor:
-        """Raise `UnknownTensorError` if there is none of this name."""
+        """Return a tensor by name, or raise `UnknownTensorError`."""
         found = self.tensors.get(name)
         if found is None:
             raise UnknownTensorError(name, "there is none of this name")
         return found
 
     def add(self, tensor: Tensor) -> None:
-        """Add a tensor that has not been written, all zeros.
+        """Add an unwritten tensor, all zeros.
 
         Raises
         ------
-        UnknownTensorError : there is one of this name.
+        UnknownTensorError : the name is in use.
         """
         if tensor.name in self.tensors:
             raise UnknownTensorError(tensor.name, "there is one of this name already")
@@ -109,10 +109,9 @@ class Transaction:
         self.tensors[tensor.name] = replace(tensor, table=table, first_drive=first)
 
     def place(self, name: str, first: int, last: int) -> tuple[list[Extent], list[Extent]]:
-        """Allocate blocks [first, last) of a tensor that are to be written.
+        """Allocate blocks [first, last) of a tensor for a write, and set `changing` to the tensor.
 
-        Extents that were written since the last commit keep their blocks. The tensor is `changing`
-        afterwards.
+        Extents written since the last commit keep their blocks.
 
         Parameters
         ----------
@@ -120,8 +119,8 @@ class Transaction:
 
         Returns
         -------
-        new : extents of these blocks, all written by this transaction.
-        old : those with the contents of before.
+        new : extents of these blocks, all owned by this transaction.
+        old : extents with the previous contents.
 
         Raises
         ------
@@ -142,12 +141,12 @@ class Transaction:
         return self.extents(table, first, last), old
 
     def extents(self, table: Table, first: int, last: int) -> list[Extent]:
-        """Extents of a tensor that have any of the blocks [first, last)."""
+        """Return the extents that contain any of the blocks [first, last), with current CRCs."""
         found = table.extents(table.covering(first, last))
         return [each._replace(crc=self.crcs.get(each.run, each.crc)) for each in found]
 
     def summed(self) -> dict[str, Tensor]:
-        """All tensors, with the CRCs of what was written."""
+        """Return all tensors, with the CRCs of written extents."""
         return {
             name: replace(each, table=each.table.summed(self.crcs))
             if each is not self.current.tensors.get(name)
@@ -156,7 +155,7 @@ class Transaction:
         }
 
     def guarded(self, job: Job) -> Job:
-        """A job of a write whose error fails this transaction."""
+        """Return a job of a write whose error fails this transaction."""
 
         def run(bounces: Bounces) -> None:
             try:
@@ -169,11 +168,11 @@ class Transaction:
         return run
 
     def free_map(self) -> FreeMap:
-        """Blocks that neither this transaction nor a generation on the drives has."""
+        """Return a map of the blocks that neither this transaction nor a generation uses."""
         return FreeMap(self._blocks, self._used())
 
     def take(self, wanted: Sequence[tuple[int, int]], *, pinned: bool = False) -> list[list[Run]]:
-        """Allocate runs for extents, each given by its blocks and the drive to try first.
+        """Allocate runs for extents, each given by its blocks and the first drive to try.
 
         Raises
         ------
@@ -184,18 +183,18 @@ class Transaction:
             try:
                 return [free.take(*each, pinned=pinned) for each in wanted]
             except DriveFullError:
-                self._free = None  # blocks that were taken and not used are free in the next map
+                self._free = None  # blocks allocated in vain are free in the next map
         only = wanted[0][1] if pinned else None
         there = self.free_map().blocks(only) * BLOCK_BYTES
         detail = f" on {len(self._blocks)} drives" if only is None else f" on drive {only}"
         raise DriveFullError(sum(count for count, _ in wanted) * BLOCK_BYTES, there, detail)
 
     def forget_other(self) -> None:
-        """Drop the other generation, which is not on the drives any more."""
+        """Drop the other generation, which is no longer on the drives."""
         self.other = self._free = None
 
     def _allocate(self, tensor: Tensor, spans: Sequence[tuple[int, int]]) -> list[list[Run]]:
-        """Allocate new blocks for each span of a tensor's blocks, in extents."""
+        """Allocate extents for each span of a tensor's blocks."""
         step = self._step
 
         def drive(at: int) -> int:

@@ -1,4 +1,4 @@
-"""Files of a set whose creation was cut off."""
+"""Files of a set whose creation was interrupted."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from nearstep.storage.superblock import FIRST_FREE, LAYOUT, SLOTS
 from nearstep.storage.superblock import MAGIC as SUPERBLOCK_MAGIC
 
 READ_BYTES = 1 << 20
-"""Bytes of a read."""
+"""Bytes per read."""
 
 
 def unfinished(places: Sequence[str | Path]) -> list[Path]:
-    """Files of a set without a committed generation: nothing is lost with them.
+    """Return the existing files of a set that can be removed without loss of data.
 
-    Such are the files of a `nearstep.storage.drive_set.create_set` that was cut off at any point,
-    and a set with generation 0 alone, which is empty. Remove the last file first: the rest is such
-    a set, too.
+    Such sets are those of a `nearstep.storage.drive_set.create_set` that was interrupted at any
+    point, and sets with only generation 0, which is empty. Remove the last file first: the
+    remaining ones are such a set, too.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def unfinished(places: Sequence[str | Path]) -> list[Path]:
 
     Returns
     -------
-    list[Path] : the files that exist; empty if anything else is among them.
+    list[Path] : the files that exist; empty if any of them is something else.
     """
     there = [each for each in map(Path, places) if os.path.lexists(each)]
     if not there or not all(each.is_file() for each in there):
@@ -47,11 +47,11 @@ def unfinished(places: Sequence[str | Path]) -> list[Path]:
 
 
 def _set_of(path: Path, *, is_first: bool) -> uuid.UUID | None:
-    """The set of a drive; None of a drive without a header.
+    """Return the set of a drive; None for a drive without a header.
 
     Raises
     ------
-    NotADriveError : it is of no set, or has more than generation 0.
+    NotADriveError : the file is not of a set, or has a generation after 0.
     """
     blocks = BlockFile(path, direct=False, read_only=True)
     try:
@@ -77,7 +77,7 @@ def _set_of(path: Path, *, is_first: bool) -> uuid.UUID | None:
 
 
 def _block(blocks: BlockFile, number: int) -> Bytes:
-    """A block of a file; zeros after its end."""
+    """Return a block of a file; zeros after its end."""
     block = aligned_bytes(BLOCK_BYTES)
     if number < blocks.count:
         blocks.read(number, block)
@@ -85,7 +85,7 @@ def _block(blocks: BlockFile, number: int) -> Bytes:
 
 
 def _generation(block: Bytes) -> int | None:
-    """Generation of a superblock; None if there is no whole one."""
+    """Return the generation of a superblock; None if the block is not a valid superblock."""
     if not block.any() or not is_whole(block):
         return None
     magic, _, generation, *_ = LAYOUT.unpack_from(block.tobytes())
@@ -93,7 +93,7 @@ def _generation(block: Bytes) -> int | None:
 
 
 def _has_data(path: Path, block: int) -> bool:
-    """Whether a file has data other than zeros from a block on."""
+    """Return whether a file has data other than zeros from a block on."""
     at = block * BLOCK_BYTES
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

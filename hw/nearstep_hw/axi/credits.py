@@ -1,4 +1,4 @@
-"""Beats that a stream may still ask for."""
+"""Credits: beats that a stream may still request."""
 
 from collections.abc import Sequence
 

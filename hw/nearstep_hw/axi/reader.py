@@ -1,4 +1,4 @@
-"""Reads bursts of several streams; every beat has a place to land before it is asked for."""
+"""Reader of several streams' bursts, which reserves buffer space for every beat in advance."""
 
 from collections.abc import Sequence
 

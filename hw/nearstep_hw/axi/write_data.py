@@ -1,4 +1,4 @@
-"""Channel W: the beats of the bursts that were addressed, in their order."""
+"""Channel W: data of the addressed bursts, in the order of their addresses."""
 
 from collections.abc import Sequence
 
@@ -67,7 +67,7 @@ class WriteData(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.bursts = bursts = StreamFifo(self.layout, depth=self.bursts_ahead)
-        burst = Signal(self.layout, reset_less=True)  # the one being sent; beats counts down
+        burst = Signal(self.layout, reset_less=True)  # the burst being sent; beats counts down
         sending = Signal()
         last = Signal()
         load = Signal()

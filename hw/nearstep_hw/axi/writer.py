@@ -1,4 +1,4 @@
-"""Writes bursts of several streams; a burst is announced with all its data at hand."""
+"""Writer of several streams' bursts, which announces a burst when all of its data is buffered."""
 
 from collections.abc import Sequence
 
@@ -138,7 +138,7 @@ class WriteMover(wiring.Component):
         aw, burst = self.bus.aw, self.i.payload
         announced = Signal(self.layout, reset_less=True)
         issue = Signal()
-        may = Signal()  # what it needs is there, and only more of it comes until it is taken
+        may = Signal()  # the condition stays true until the burst is taken
         enough = ready_beats.o_enough & responses.o_room
         if self.cut:
             m.d.sync += may.eq(enough & self.i.valid & ~issue)

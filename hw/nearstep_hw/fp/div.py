@@ -15,13 +15,13 @@ _STEPS_A_STAGE = 2
 
 
 def quotient_bits(fmt: FpFormat) -> int:
-    """Bits of the quotient of significands in [1, 2): one integer bit, then as many as leave a
-    guard bit below a quotient in (1/2, 1)."""
+    """Return the bits of the quotient of significands in [1, 2): one integer bit, then as many as
+    leave a guard bit below a quotient in (1/2, 1)."""
     return fmt.precision + 2
 
 
 def default_depth(fmt: FpFormat) -> int:
-    """Latency in cycles, unless asked otherwise: two quotient bits a stage, and four stages."""
+    """Return the default latency in cycles: two quotient bits a stage, and four stages."""
     return 4 + -(-quotient_bits(fmt) // _STEPS_A_STAGE)
 
 

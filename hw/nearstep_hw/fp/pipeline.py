@@ -146,11 +146,12 @@ class Pipeline(Elaboratable):
         m.submodules[name] = self
 
     def source(self, value: ValueLike, stage: int = 0, name: str = "") -> Staged:
-        """A value that is present at `stage`."""
+        """Return a value that is present at `stage`."""
         return Staged(Value.cast(value), stage, self)
 
     def constant(self, value: ValueLike) -> Staged:
-        """A value that is the same at every stage: a constant, or a register stable in use."""
+        """Return a value that is the same at every stage: a constant, or a register stable in
+        use."""
         return Staged(Value.cast(value), None, self)
 
     def wrap(self, value: ValueLike, stage: int | None, name: str) -> Staged:
@@ -182,7 +183,7 @@ class Pipeline(Elaboratable):
         return Staged(self.at(x, stage), stage, self)
 
     def latest(self, *values: Staged) -> int:
-        """The first stage at which all values are present (0 if all are constants)."""
+        """Return the first stage at which all values are present; 0 if all are constants."""
         return max((x.stage for x in values if x.stage is not None), default=0)
 
     def valid(self, value: ValueLike, latency: int) -> Value:

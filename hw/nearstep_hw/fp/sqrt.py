@@ -15,7 +15,7 @@ _STEPS_A_STAGE = 2
 
 
 def default_depth(fmt: FpFormat) -> int:
-    """Latency in cycles, unless asked otherwise: two root bits a stage, and three stages."""
+    """Return the default latency in cycles: two root bits a stage, and three stages."""
     return 3 + -(-fmt.precision // _STEPS_A_STAGE)
 
 

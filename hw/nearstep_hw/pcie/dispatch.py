@@ -1,4 +1,4 @@
-"""Distributes routed requests to the parts that execute them."""
+"""Distribution of routed requests to the parts that execute them."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring

@@ -1,4 +1,4 @@
-"""Carries out memory writes: payloads to AXI bursts."""
+"""Executor of memory writes: payloads to AXI bursts."""
 
 from amaranth import Cat, Elaboratable, Module, Signal, unsigned
 from amaranth.lib import data, stream, wiring

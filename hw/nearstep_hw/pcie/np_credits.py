@@ -1,4 +1,4 @@
-"""Credits for requests that are not posted."""
+"""Credits for non-posted requests."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring

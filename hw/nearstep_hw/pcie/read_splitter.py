@@ -1,4 +1,4 @@
-"""Cuts requests into completions, and asks memory for their payloads."""
+"""Splitter of requests into completions and bursts that read their payloads."""
 
 from amaranth import Array, Elaboratable, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring

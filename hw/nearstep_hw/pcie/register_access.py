@@ -1,4 +1,4 @@
-"""Makes accesses of one or two words on register ports."""
+"""Accesses of one or two words on register ports."""
 
 from amaranth import Elaboratable, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
@@ -20,7 +20,7 @@ RegisterRead = data.StructLayout({"word": unsigned(REGISTER_BITS), "both": unsig
 """A read of one word, or of two."""
 
 RegisterAnswer = data.StructLayout({"data": unsigned(2 * WORD_BITS), "error": unsigned(1)})
-"""The words that were read, and whether one of the accesses was an error."""
+"""The words read, and whether an access failed."""
 
 
 class RegisterAccess(wiring.Component):
