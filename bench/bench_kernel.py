@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -72,12 +72,16 @@ def rates(url: str, count: int, runs: int, seconds: tuple[float, ...], **more: A
     return {**found, "params_per_s": count / wall, "params_per_cpu_s": count / processor}
 
 
+def adam(device: Any, buffers: Any) -> Callable[[], object]:
+    """A run of Adam to its end."""
+    return lambda: device.update("adam", buffers, step=1, **HYPER).wait()
+
+
 def simulation_speed(fidelity: str, count: int, runs: int) -> Results:
     url = f"sim:axdimm?lanes={LANES}&memory=ideal&fu={fidelity}"
     with nearstep.open(url) as device:
         buffers = load(device, arrays(count))
-        step = lambda: device.update("adam", buffers, step=1, **HYPER).wait()  # noqa: E731
-        return rates(url, count, runs, medians(step, runs))
+        return rates(url, count, runs, medians(adam(device, buffers), runs))
 
 
 def dimm_speed(option: str, count: int, runs: int) -> Results:
@@ -128,7 +132,7 @@ def golden_against_torch(runs: int) -> Results:
     optimizer = torch.optim.Adam([parameter], fused=True, **HYPER)
     with nearstep.open(GOLDEN) as device:
         buffers = load(device, host)
-        golden = lambda: device.update("adam", buffers, step=1, **HYPER).wait()  # noqa: E731
+        golden = adam(device, buffers)
         seconds = in_turn({"torch": optimizer.step, "golden": golden}, runs + 2)
     found = {n: TORCH_COUNT / statistics.median(times[2:]) for n, times in seconds.items()}
     return {"url": GOLDEN, "parameters": TORCH_COUNT, "runs": runs,

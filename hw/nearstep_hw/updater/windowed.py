@@ -22,15 +22,7 @@ NO_PORTS: Mapping[str, Value] = MappingProxyType({})
 
 
 class _Windowed(wiring.Component):
-    """The ports of `WindowedRead` and `WindowedWrite`, and what is between them and the arrays.
-
-    Parameters
-    ----------
-    config : of the kernel.
-    streams : the `Stream` of each array, for `o_fault`.
-    members : more members.
-    schedule : more parameters of the `BlockSchedule`.
-    """
+    """Schedule, window checker and mover of `WindowedRead` and `WindowedWrite`, and their ports."""
 
     BUS: ClassVar[type[Signature]]
     MOVER: ClassVar[type[ReadMover | WriteMover]]
@@ -71,7 +63,7 @@ class _Windowed(wiring.Component):
         )
 
     def move(self, m: Module, **mover: Any) -> Any:
-        """Add schedule, checker and mover; give the mover, whose beats are still unconnected.
+        """Add schedule, checker and mover; return the mover, with its beats unconnected.
 
         Parameters
         ----------
@@ -101,7 +93,7 @@ class _Windowed(wiring.Component):
     def control(
         self, m: Module, schedule: Mapping[str, Value], mover: Mapping[str, Value] = NO_PORTS
     ) -> None:
-        """Connect what begins and ends a run; `o_idle` is the mover's.
+        """Connect the ports that begin and end a run; `o_idle` is the mover's.
 
         Parameters
         ----------
@@ -118,7 +110,7 @@ class _Windowed(wiring.Component):
         ]
 
     def fault(self, m: Module) -> FaultLayout:
-        """The fault of the mover and of the checker; cause 0 is none."""
+        """Return the fault of the mover or the checker; cause 0 is none."""
         checker = m.submodules.checker
         return mover_fault(
             m,
@@ -131,7 +123,7 @@ class _Windowed(wiring.Component):
 
 
 class WindowedRead(_Windowed):
-    """Reads blocks of arrays, in turn, where a window grants it.
+    """Reads blocks of the arrays, in turn, inside the granted windows.
 
     Parameters
     ----------
@@ -145,20 +137,21 @@ class WindowedRead(_Windowed):
     bus : AR and R.
     window : the windows, see `window_port`.
     i_base : byte address of each array; held while `o_idle` is low.
-    i_launch : begins.
+    i_launch : starts a run.
     o_fault : a fault in this cycle; cause 0 is none.
     i_stop : issues nothing more.
     o_idle : nothing is outstanding.
-    i_clear : forgets everything; only when `o_idle`.
+    i_clear : clears all state; only when `o_idle`.
     """
 
     BUS, MOVER, RESPONSE = Axi4ReadSignature, ReadMover, ErrorCause.READ_RESPONSE
 
 
 class WindowedWrite(_Windowed):
-    """Writes blocks of arrays, in turn, where a window grants it: as `WindowedRead`, with AW, W, B.
+    """Writes blocks of the arrays, in turn, inside the granted windows.
 
-    `i_stop` announces nothing more; what was announced is sent.
+    Parameters and members are those of `WindowedRead`; the bus has AW, W, B. After `i_stop` no
+    burst is announced, and announced bursts are completed.
     """
 
     BUS, MOVER, RESPONSE = Axi4WriteSignature, WriteMover, ErrorCause.WRITE_RESPONSE

@@ -184,7 +184,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         return {name: value for name, value in arrays.items() if name not in GRADIENTS}
 
     def add(self, segment: Segment, parameters: Sequence[DeviceParameter]) -> None:
-        assert isinstance(segment, DriveSegment), "made by `segment`"
+        assert isinstance(segment, DriveSegment), "made by `segments_of`"
         segment.parameters = list(parameters)
         self.segments.append(segment)  # type: ignore[arg-type]
 

@@ -162,14 +162,21 @@ def speak(rng: np.random.Generator, client: Rogue, folder: str) -> None:
             )
 
 
+def landing(message: Any) -> np.ndarray | None:
+    """Memory for a payload."""
+    nbytes = getattr(message, "nbytes", 0)
+    return np.empty(nbytes, np.uint8) if nbytes else None
+
+
+def refused(client: Rogue) -> None:
+    """Push to an exchange that was never opened, and wait until the service ends the job."""
+    client.say(Push(1 << 40, 1, 0, 0, turn=0), np.ones(0, np.uint8))
+    while not isinstance(client.connection.receive(landing), Failed):
+        pass
+
+
 def hear(client: Rogue) -> bool:
-    """Take what has come; whether the job goes on."""
-
-    def landing(message: Any) -> np.ndarray | None:
-        nbytes = getattr(message, "nbytes", 0)
-        return np.empty(nbytes, np.uint8) if nbytes else None
-
-    time.sleep(0.001)  # the service is a thread of this process
+    """Read the messages that have arrived, and return whether the job continues."""
     with contextlib.suppress(BlockingIOError):
         while client.connection.has_ahead or client.connection.sock.recv(1, socket.MSG_PEEK):
             if isinstance(client.connection.receive(landing), Failed):
@@ -196,7 +203,7 @@ def join(service: Service, rng: np.random.Generator, job: str) -> list[Rogue]:
 
 
 def run(service: Service, count: int, folder: str) -> tuple[int, int, int]:
-    """Messages, jobs, and those of them that ended otherwise than by a death."""
+    """Return messages, jobs, and jobs that the service ended."""
     rng = np.random.default_rng(SEED)
     sent = jobs = told = 0
     while sent < count:
@@ -213,6 +220,10 @@ def run(service: Service, count: int, folder: str) -> tuple[int, int, int]:
             except lost:
                 told += 1
                 break
+        else:
+            with contextlib.suppress(ConnectionError, EOFError):  # after a Leave
+                refused(clients[0])
+                told += 1
         for at in rng.permutation(len(clients)):
             client = clients[at]
             with contextlib.suppress(*lost):
@@ -244,6 +255,5 @@ def test_what_clients_say_is_felt_in_their_jobs_alone(serve, tmp_path, caplog, c
     service.wait_idle()
     check_left(service, before)
     assert sent >= count
-    print(f"{told} of {jobs} jobs told")
-    assert jobs > told > 0  # how many depends on who is first
+    assert jobs >= told > jobs // 2
     assert not caplog.records  # nothing that the service did not expect
