@@ -21,7 +21,7 @@ from nearstep.coarse.service.messages import Operation
 from nearstep.scalars import check_whole
 
 KEPT_BYTES = 1 << 29
-"""Maximum device memory of cached exchanges."""
+"""Device memory of cached exchanges above which the oldest are evicted, in bytes."""
 
 
 class Exchanges:

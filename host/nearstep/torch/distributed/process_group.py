@@ -349,17 +349,17 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return work
 
     def shutdown(self) -> None:
-        """Close the group after running collectives have ended. Further calls do nothing."""
+        """Close the group after pending collectives have ended. Further calls do nothing."""
         self._end(leave=True)
 
     def abort(self) -> None:
-        """Close the group at once: running collectives fail."""
+        """Close the group at once: pending collectives fail."""
         if not self._closed:
             self._disconnect(leave=False)
         self._end(leave=False)
 
     def end_with_the_process(self) -> None:
-        """Close the group; running collectives fail, since other processes may never take part."""
+        """Close the group; pending collectives fail, since other processes may never take part."""
         if self._connected.done() and all(each.is_completed() for each in self._held):
             self.shutdown()
         else:

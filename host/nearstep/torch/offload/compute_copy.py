@@ -101,7 +101,8 @@ class ComputeCopy:
     holds : bytes charged for the parameter; 0 in place, and in the vector of a plan.
     binding : number of assignments of other memory (`p.data = ...`).
     updated : whether backward has updated the parameter since the last `step()`.
-    given_up : number of such updates that were invalid, as backward failed or no `step()` followed.
+    given_up : number of such updates that were invalid: backward failed, no `step()` followed, or
+        options or scaling changed.
     arrival : synchronisation of streams with the upload, if present on an accelerator.
     hooks : `AccessHooks` for functions of torch called with the parameter.
     exposed : whether the parameter may have been changed without a change of torch's version.
