@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -68,10 +67,16 @@ def backward_and_update(timeline: Timeline) -> Phase:
 
 
 class _Leaving(NamedTuple):
-    """Bytes in use on the compute device until operations have ended."""
+    """Bytes in use on the compute device until operations have ended.
+
+    Attributes
+    ----------
+    computed : whether these are computations, for which the next computation waits anyway.
+    """
 
     nbytes: int
     after: Sequence[Operation]
+    computed: bool = False
 
 
 class Recording:
@@ -118,7 +123,7 @@ class Recording:
         self._using: list[ComputeCopy] = []
         self._used: dict[ComputeCopy, Operation] = {}
         self._fetched: dict[ComputeCopy, Sequence[Operation]] = {}
-        self._leaving: deque[_Leaving] = deque()
+        self._leaving: list[_Leaving] = []
 
     @property
     def timeline(self) -> Timeline:
@@ -194,7 +199,7 @@ class Recording:
         """Record the free of a parameter, no longer charged, at the end of its last computation."""
         fetched = self._fetched.pop(copy, ())
         last = self._used.get(copy)
-        self._leave(nbytes, fetched if last is None else [last])
+        self._leave(nbytes, fetched if last is None else [last], computed=last is not None)
 
     def sent(self, copy: ComputeCopy, array: str, nbytes: int, begun: int) -> None:
         """Record the transfer of a gradient, no longer charged, to an array of its owner, begun at
@@ -215,12 +220,13 @@ class Recording:
             self._computed = [*self._computed, *made]
         self._leave(nbytes, made)
 
-    def _leave(self, nbytes: int, after: Sequence[Operation]) -> None:
+    def _leave(self, nbytes: int, after: Sequence[Operation], *, computed: bool = False) -> None:
         if nbytes and after:
-            self._leaving.append(_Leaving(nbytes, after))
+            self._leaving.append(_Leaving(nbytes, after, computed))
 
     def grown(self, used: int) -> None:
-        """Make later operations wait until freed bytes are available.
+        """Make later operations wait until freed bytes are available: those of ended computations
+        first, then the oldest.
 
         Parameters
         ----------
@@ -228,10 +234,11 @@ class Recording:
         """
         left = sum(each.nbytes for each in self._leaving)
         while self._leaving and used + left > self._budget:
-            nbytes, after = self._leaving.popleft()
-            left -= nbytes
-            self._fetch_after += after
-            self._needed += after
+            first = next((each for each in self._leaving if each.computed), self._leaving[0])
+            self._leaving.remove(first)
+            left -= first.nbytes
+            self._fetch_after += first.after
+            self._needed += first.after
 
     def stepped(self, executor: StepExecutor, names: Mapping[Extent, str]) -> None:
         """Record the last step of an executor.
