@@ -277,6 +277,16 @@ def test_overlap_on_two_channels_of_the_rtl(count: int, rows: int, room: int, mo
     assert found.gain > 1.6
 
 
+def test_a_computation_waits_for_no_transfer_while_others_have_left_room() -> None:
+    """Three parameters and two gradients fit: a gradient is sent while the next one is computed."""
+    stack = Stack(device="golden:axdimm?channels=2", layers=6, width=128, batch=4096, room=5)
+    timeline = Overlap.of(stack).overlapped.timeline
+    assert timeline is not None
+    named = (e for e in timeline.entries if e.operation.name.startswith("backward "))
+    computed = sorted(named, key=lambda entry: entry.start)
+    assert [after.start - before.end for before, after in pairwise(computed)] == [0] * 11
+
+
 # What is recorded, and what is not
 
 
