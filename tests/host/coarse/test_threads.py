@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -30,8 +31,14 @@ def often() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def beside(action: Callable[[], None], threads: int = 1) -> Iterator[None]:
-    """An action again and again in threads of their own, whose errors are raised at the end."""
+def beside(
+    action: Callable[[], None], threads: int = 1
+) -> Iterator[Callable[[Callable[[], bool]], None]]:
+    """An action again and again in threads of their own, whose errors are raised at the end.
+
+    Yields a function that waits until the threads have made its argument true, however the
+    scheduler orders them.
+    """
     stop = threading.Event()
     errors: list[BaseException] = []
 
@@ -45,8 +52,15 @@ def beside(action: Callable[[], None], threads: int = 1) -> Iterator[None]:
     running = [threading.Thread(target=work) for _ in range(threads)]
     for each in running:
         each.start()
+
+    def wait_until(condition: Callable[[], bool]) -> None:
+        late = time.monotonic() + 60
+        while not condition() and not errors:
+            assert time.monotonic() < late, "the threads beside did nothing for 60 s"
+            time.sleep(1e-4)
+
     try:
-        yield
+        yield wait_until
     finally:
         stop.set()
         for each in running:
@@ -65,11 +79,14 @@ def test_a_read_is_of_one_version(pool, often) -> None:
         assert (values == values[0]).all(), f"{set(values)} in one array"
         versions.add(float(values[0]))
 
-    with beside(read, threads=2):
-        for _ in range(ROUNDS):
-            pool.all_reduce(tensor)
+    expected = {4.0**version for version in range(ROUNDS + 1)}
+    with beside(read, threads=2) as wait_until:
+        for version in range(ROUNDS + 1):
+            if version:
+                pool.all_reduce(tensor)
+            wait_until(lambda value=4.0**version: value in versions)
     assert float(tensor.read(0)[0]) == 4.0**ROUNDS
-    assert len(versions) > 2
+    assert versions == expected
 
 
 def test_a_write_is_before_a_job_or_after_it(pool, often) -> None:
@@ -81,12 +98,13 @@ def test_a_write_is_before_a_job_or_after_it(pool, often) -> None:
             tensor.write(0, np.full(6000, written[0], np.float32))
             written[0] += 1
 
-    with beside(write):
+    with beside(write) as wait_until:
         for _ in range(ROUNDS):
             pool.all_reduce(tensor, "max")
             values = tensor.read(1)
             assert (values == values[0]).all(), f"{set(values)} in one array"
-    assert written[0]
+            wait_until(lambda before=written[0]: written[0] > before)
+    assert written[0] >= ROUNDS
 
 
 def test_a_snapshot_is_read_by_many(often) -> None:
@@ -103,9 +121,10 @@ def test_a_snapshot_is_read_by_many(often) -> None:
                 np.testing.assert_array_equal(frozen.read(0, 1), arrays[1])
                 reads[0] += 1
 
-            with beside(read, threads=3):
+            with beside(read, threads=3) as wait_until:
                 for _ in range(150):
                     np.testing.assert_array_equal(frozen.read(0, 0), arrays[0])
+                wait_until(lambda: reads[0] > 100)
         assert reads[0] > 100
 
 
