@@ -15,22 +15,27 @@ PACKAGE = "/nearstep/"
 
 class Interrupts:
     """Counts the bytecodes of the package's frames in this thread, and raises `KeyboardInterrupt`
-    before one of them.
+    before one of them, and if wanted a second one in a call after that.
 
     Parameters
     ----------
     at : number of that bytecode, from 1 on; 0: of none.
     within : part of the paths of the files that count.
+    again : number of the call, after the first exception, in which a second one is raised, at its
+        begin or, of a function in C, behind it: where Python looks for signals. 0: none.
 
     Attributes
     ----------
     count : bytecodes so far.
     where : file, line and offset that it was raised at; None: nowhere.
+    twice : the second one was raised.
     """
 
-    def __init__(self, at: int = 0, within: str = PACKAGE) -> None:
+    def __init__(self, at: int = 0, within: str = PACKAGE, again: int = 0) -> None:
         self._at = at
         self._within = within
+        self._again = again
+        self.twice = False
         self.count = 0
         self.where: str | None = None
 
@@ -42,6 +47,7 @@ class Interrupts:
             yield
         finally:
             sys.settrace(None)
+            sys.setprofile(None)
             # Python may raise between the call of a context and the statements that leave it.
             torch.set_grad_enabled(grad)
 
@@ -57,5 +63,15 @@ class Interrupts:
             if self.count == self._at:
                 file = frame.f_code.co_filename.rpartition("/")[2]
                 self.where = f"{file}:{frame.f_lineno} bytecode {frame.f_lasti}"
+                if self._again:
+                    sys.setprofile(self._call)
                 raise KeyboardInterrupt(self.where)
         return self._step
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event in ("call", "c_return") and PACKAGE in frame.f_code.co_filename:
+            self._again -= 1
+            if not self._again:
+                self.twice = True
+                sys.setprofile(None)
+                raise KeyboardInterrupt(f"again at {frame.f_code.co_name}:{frame.f_lineno}")

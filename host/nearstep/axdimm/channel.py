@@ -47,7 +47,11 @@ class Channel(KernelChannel):
         return ACCELERATION if self.accelerated else NORMAL
 
     def check_mode(self, action: str, mode: str) -> None:
-        """Raise `ModeError` unless the channel is in `mode`."""
+        """Raise `ModeError` unless the channel is in `mode`; leave acceleration mode first if
+        Ctrl-C has kept the last region from it.
+        """
+        if self.accelerated and self.region is not None and self.region.over:
+            self.leave(failed=True)
         if self.mode != mode:
             registers = {} if self.arbiter is None else self.arbiter.dump()
             raise ModeError(action, self.number, mode, self.mode, registers=registers)

@@ -7,7 +7,7 @@ import threading
 from nearstep.backends.base import Backend
 from nearstep.registers import BlockRegisters
 from nearstep.updater.run import KernelRun
-from nearstep.updater.turns import CommandLock
+from nearstep.updater.turns import CommandLock, Region
 
 
 class KernelChannel:
@@ -22,6 +22,7 @@ class KernelChannel:
     Attributes
     ----------
     run : the last run that was started.
+    region : the last use of the channel in acceleration mode.
     has_modes : whether host and kernel have exclusive access to memory.
     lock : held during a command, a wait for it, and the read of its results.
     """
@@ -33,6 +34,7 @@ class KernelChannel:
         self.base = base
         self.kernel = kernel
         self.run: KernelRun | None = None
+        self.region: Region | None = None
         self.lock = CommandLock()
         self.backend = backend
 

@@ -96,6 +96,7 @@ class KernelDevice(UpdatingDevice):
             self.check_no_transfer((c.number for c in chosen if c.has_modes), action)
             try:
                 for channel in chosen:
+                    channel.region = region
                     channel.enter()
                 yield
                 self._leave(chosen, region, None)
@@ -143,14 +144,16 @@ class KernelDevice(UpdatingDevice):
         if self.closed:
             return
         first: BaseException | None = None
-        for channel in channels:
-            if not self._turns.holds(region, channel.number):  # since a reset
-                continue
+        left = [each for each in channels if self._turns.holds(region, each.number)]  # no reset
+        while left:
             try:
                 interrupted = not isinstance(first, DeviceError | None)
-                channel.leave(failed=failed is not None or interrupted)
-            except BaseException as error:  # Ctrl-C too: the other channels still have to leave
+                left[0].leave(failed=failed is not None or interrupted)
+                left.pop(0)
+            except BaseException as error:  # Ctrl-C too: the channels still have to leave
                 first = first or error
+                if not isinstance(error, KeyboardInterrupt):
+                    left.pop(0)
         if failed is not None and first is not None:
             failed.add_note(f"then, on the way back to normal mode: {first}")
         elif first is not None:

@@ -98,8 +98,8 @@ class Turns:
         try:
             yield region
         finally:
+            region.over = True  # even if Ctrl-C ends the wait for the lock
             with self._changed:
-                region.over = True
                 for each, before in outer.items():
                     if not self.holds(region, each):
                         continue

@@ -379,8 +379,8 @@ class Execution:
                     each.completion.abort()
                 except BaseException as second:  # a second Ctrl-C: the others still have to end
                     error.add_note(f"then, when {each.operation} was to be ended: {second!r}")
-                    if isinstance(second, KeyboardInterrupt) and each.completion.backend is None:
-                        continue  # otherwise a drive could access memory that is used next
+                    if isinstance(second, KeyboardInterrupt):
+                        continue  # else a drive or a kernel could access memory that is used next
                 break
         names = [str(each.operation) for each in every.values()]
         error.add_note(f"under way: {some(names)}; not run: {some(self._not_run())}")

@@ -49,3 +49,38 @@ def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
             update()
             assert np.array_equal(arrays["p"].read(), expected), interrupts.where
         assert found == set(places)
+
+
+@pytest.mark.parametrize("within", ["/axdimm/channel.py", "/updater/device.py"])
+def test_a_second_ctrl_c_on_the_way_to_normal_mode_leaves_memory_to_the_host(within) -> None:
+    seed = 6
+    print(f"seed {seed}")
+    with nearstep.open(URL) as dimm:
+        arrays = {name: dimm.alloc(64, np.float32, channel=0) for name in "pgmv"}
+
+        def fill() -> None:
+            for each in arrays.values():
+                each.write(np.ones(64, np.float32))
+
+        def update() -> None:
+            with dimm.reserved(), dimm.acceleration(0):
+                dimm.update("adam", arrays, step=1).wait()
+
+        fill()
+        whole = Interrupts(within=within)
+        with whole.armed():
+            update()
+        expected = arrays["p"].read()
+        drawn = random.Random(seed)
+        twice = 0
+        for at in drawn.choices(range(1, whole.count + 1), k=150):
+            interrupts = Interrupts(at, within, again=drawn.randint(1, 80))
+            try:
+                with interrupts.armed():
+                    update()
+            except KeyboardInterrupt:
+                twice += interrupts.twice
+            fill()
+            update()
+            assert np.array_equal(arrays["p"].read(), expected), interrupts.where
+        assert twice > 50
