@@ -50,7 +50,7 @@ FAMILIES = {
 Driver = TypeVar("Driver", bound="Device")
 
 
-class _Transfer(NamedTuple):
+class _Submitted(NamedTuple):
     """A transfer that was submitted; not its buffer, which refers to the device.
 
     Attributes
@@ -89,7 +89,7 @@ class Device:
         self._lock = threading.RLock()
         self._allocating = False
         self._released: deque[Buffer] = deque()
-        self._transfers: list[_Transfer] = []
+        self._transfers: list[_Submitted] = []
         self._closed = False
         self._process = os.getpid()
         if isinstance(backend, EmulatedBackend):
@@ -267,7 +267,7 @@ class Device:
             self._transfers = [each for each in self._transfers if not each.completion.ended]
             if not completion.ended:
                 stop = buffer.address + buffer.nbytes
-                self._transfers.append(_Transfer(buffer.address, stop, changes, completion))
+                self._transfers.append(_Submitted(buffer.address, stop, changes, completion))
         return completion
 
     def check_no_transfer(self, channels: Iterable[int], action: str) -> None:

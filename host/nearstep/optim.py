@@ -24,9 +24,9 @@ A kernel has the rule of Adam and AdamW alone, unless the device is told otherwi
 SGD without momentum. With `maximize` a kernel that scales (`gradient_scale=yes`) negates the
 gradients; for others the host does, as they are sent.
 
-Options that torch has and the device has not are refused by name: `foreach`, `capturable` and
-`differentiable`. `fused` is accepted and changes nothing; in
-`state_dict()` it is True, because torch's fused step is the one that has the same bits.
+`capturable` and `differentiable` are refused by name. `foreach` and `fused` select an
+implementation in torch: both are accepted (not both as True, as in torch) and change nothing here.
+In `state_dict()` `fused` is True, because torch's fused step has the same bits.
 
 Behaviour that differs from torch's, or that torch leaves open:
 

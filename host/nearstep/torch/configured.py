@@ -19,9 +19,9 @@ from nearstep.deepspeed.errors import ConfigError
 from nearstep.device import Device, open_device
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.torch import convert
-from nearstep.torch.dtensor import is_sharded, is_spread
+from nearstep.torch.clipping import clip_coefficient
+from nearstep.torch.dtensor import is_dtensor, is_sharded
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
-from nearstep.torch.execution import gradient_factor
 from nearstep.torch.homes.errors import MemoryTooSmallError
 from nearstep.torch.homes.opening import given_groups, tensors_of
 from nearstep.torch.optimizer import DeviceOptimizer
@@ -122,7 +122,7 @@ class Training:
         gradients = [p.grad for p in parameters if p.grad is not None]
         if self.scaler is None:
             norm = torch.nn.utils.get_total_norm(gradients)
-            value = (norm.full_tensor() if is_spread(norm) else norm).item()
+            value = (norm.full_tensor() if is_dtensor(norm) else norm).item()
             if not math.isfinite(value):
                 raise GradientError("all parameters together", "of a finite norm", value)
             torch.nn.utils.clip_grads_with_norm_(parameters, bound, norm)
@@ -132,7 +132,7 @@ class Training:
         whole = torch.nn.utils.get_total_norm(norms).item() / self.scaler.get_scale()
         if not math.isfinite(whole):
             return  # the step finds what is not, and is skipped
-        factor = gradient_factor(whole, bound)
+        factor = clip_coefficient(whole, bound)
         for each in gradients:
             each.mul_(factor)
 

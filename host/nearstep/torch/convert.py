@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearstep.storage.checksum import crc32
 from nearstep.threads import at_once
-from nearstep.torch.dtensor import alike, is_spread, local
+from nearstep.torch.dtensor import alike, is_dtensor, local
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 """Formats of parameters and gradients. The device keeps fp32."""
@@ -110,13 +110,13 @@ def landing(tensor: Tensor) -> NDArray[np.float32] | None:
 def mark_changed(tensor: Tensor) -> None:
     """Tell autograd that the memory of `landing` was written."""
     torch.autograd.graph.increment_version(tensor)
-    if is_spread(tensor):
+    if is_dtensor(tensor):
         torch.autograd.graph.increment_version(local(tensor))
 
 
 def size(tensor: Tensor) -> int:
     """Elements."""
-    return local(tensor).numel() if is_spread(tensor) else tensor.numel()
+    return local(tensor).numel() if is_dtensor(tensor) else tensor.numel()
 
 
 def to_tensor(array: NDArray[Any] | Tensor, parameter: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_spread(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether this is a DTensor."""
     if type(tensor) is Tensor or type(tensor) is Parameter:
         return False
@@ -28,7 +28,7 @@ def is_spread(tensor: Tensor) -> TypeGuard[DTensor]:
 
 def local(tensor: Tensor) -> Tensor:
     """What this process has of a tensor, detached: its memory, and no copy."""
-    if is_spread(tensor):
+    if is_dtensor(tensor):
         part = tensor.to_local().detach()
         wait: Callable[[], Tensor] | None = getattr(part, "wait", None)  # a pending collective's
         return part if wait is None else wait()
@@ -38,7 +38,7 @@ def local(tensor: Tensor) -> Tensor:
 def alike(part: Tensor, parameter: Tensor) -> Tensor:
     """Elements of `local` of `parameter`, in order, as a tensor of its shape that is spread
     as it is."""
-    if not is_spread(parameter):
+    if not is_dtensor(parameter):
         return part.view(parameter.shape)
     return type(parameter).from_local(
         part.view(local(parameter).shape),
@@ -49,31 +49,31 @@ def alike(part: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
-def spreading(tensor: Tensor) -> str:
+def sharding(tensor: Tensor) -> str:
     """How a tensor is spread, as text."""
-    if is_spread(tensor):
+    if is_dtensor(tensor):
         return f"spread by {list(tensor.placements)} over {tensor.device_mesh}"
     return "on this process alone"
 
 
-def spread_alike(tensor: Tensor, parameter: Tensor) -> bool:
+def same_placements(tensor: Tensor, parameter: Tensor) -> bool:
     """Whether both are spread over the same processes in the same way, or neither is."""
-    if not (is_spread(tensor) and is_spread(parameter)):
-        return is_spread(tensor) == is_spread(parameter)
+    if not (is_dtensor(tensor) and is_dtensor(parameter)):
+        return is_dtensor(tensor) == is_dtensor(parameter)
     same_mesh = tensor.device_mesh == parameter.device_mesh
     return same_mesh and tuple(tensor.placements) == tuple(parameter.placements)
 
 
 def on_same_mesh(tensor: Tensor, parameter: Tensor) -> bool:
     """Whether both are spread over the same processes, in any way, or neither is."""
-    if not (is_spread(tensor) and is_spread(parameter)):
-        return is_spread(tensor) == is_spread(parameter)
+    if not (is_dtensor(tensor) and is_dtensor(parameter)):
+        return is_dtensor(tensor) == is_dtensor(parameter)
     return bool(tensor.device_mesh == parameter.device_mesh)
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether other processes have elements that this one has not."""
-    if not is_spread(tensor):
+    if not is_dtensor(tensor):
         return False
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     return any(size > 1 and not placement.is_replicate() for placement, size in sizes)
@@ -81,12 +81,16 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def is_partial(tensor: Tensor) -> bool:
     """Whether the values are sums that processes have not added up yet."""
-    return is_spread(tensor) and any(placement.is_partial() for placement in tensor.placements)
+    return is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)
 
 
 def redistributed(gradient: Tensor, parameter: Tensor) -> Tensor:
     """A gradient on the parameter's mesh, spread as the parameter is: by communication if it is
     not, as in torch's step."""
-    if not is_spread(gradient) or not is_spread(parameter) or spread_alike(gradient, parameter):
+    if (
+        not is_dtensor(gradient)
+        or not is_dtensor(parameter)
+        or same_placements(gradient, parameter)
+    ):
         return gradient
     return gradient.redistribute(placements=parameter.placements)

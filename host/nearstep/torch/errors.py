@@ -40,6 +40,14 @@ class UnsupportedOptionError(Fielded, ArgumentError):
     reason: str
 
 
+class ConflictingOptionsError(Fielded, ArgumentError, RuntimeError):
+    """Two options of torch's optimizer that exclude each other, as in torch."""
+
+    template = "`{first}` and `{second}` cannot be `True` together."
+    first: str
+    second: str
+
+
 class HyperparameterError(Fielded, ArgumentError):
     """A learning rate, momentum, epsilon or the like that a step cannot be computed with."""
 

@@ -294,6 +294,11 @@ class Results:
         self._targets = targets
         self._shares: Counter[tuple[Extent, int]] = Counter()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is fetched."""
+        return not self._targets
+
     def runs(
         self, block: Block, *, alone_from: int | None
     ) -> Iterator[tuple[int, int, Sequence[Extent]]]:

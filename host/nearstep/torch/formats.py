@@ -15,7 +15,7 @@ from nearstep import blockwise
 from nearstep.blockwise import BlockLayout, Blockwise
 from nearstep.placement import LINE_ELEMENTS
 from nearstep.torch import convert
-from nearstep.torch.dtensor import is_spread, spreading
+from nearstep.torch.dtensor import is_dtensor, sharding
 from nearstep.torch.errors import ParameterError
 from nearstep.updater.formats import DTYPES
 from nearstep_spec.blockwise import SIGNED
@@ -100,9 +100,9 @@ class Formats:
     def check(self, label: str, parameter: Tensor) -> None:
         """Raise `ParameterError` unless the rule keeps parameters like this one: as they
         are, or in fp32; and all of it on this process, with state in 8 bits."""
-        if self.blocks is not None and is_spread(parameter):
+        if self.blocks is not None and is_dtensor(parameter):
             expected = "on this process alone, as scales of state in 8 bits are"
-            raise ParameterError(label, expected, spreading(parameter))
+            raise ParameterError(label, expected, sharding(parameter))
         kept = self.state_of("p")
         if kept not in ("fp32", convert.NAMES[parameter.dtype]):
             raise ParameterError(label, f"of {kept}, as the rule keeps them", parameter.dtype)

@@ -101,7 +101,7 @@ class DeviceOptimizer(Optimizer):
         given: dict[str, Any] = dict(on)
         device: str | Device | MakeHome | None = given.pop("device", None)
         settings = Settings.given(**given)
-        options.reject_unsupported(defaults)
+        options.check_given(defaults)
         self._attach(device, settings, defaults)
         if self.settings.overflow is None:
             super().__init__(params, defaults)
@@ -119,7 +119,7 @@ class DeviceOptimizer(Optimizer):
             raise
         if opened.owns:
             weakref.finalize(self, home.drives.close)
-        opened.settle()
+        opened.discard_source()
 
     def _attach(
         self,
@@ -367,7 +367,8 @@ class DeviceOptimizer(Optimizer):
             key: export(value) if isinstance(value, ParameterState) else value
             for key, value in packed["state"].items()
         }
-        packed["param_groups"] = [{**group, "fused": True} for group in packed["param_groups"]]
+        chosen = {"fused": True, "foreach": None}
+        packed["param_groups"] = [{**group, **chosen} for group in packed["param_groups"]]
         return packed
 
     @eager

@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from nearstep.torch.errors import (
+    ConflictingOptionsError,
     HyperparameterError,
     MissingOptionError,
     UnsupportedOptionError,
 )
 
 _REASONS = {
-    "foreach": "the device walks over all parameters by itself",
     "capturable": "a step on a device cannot be captured in a CUDA graph",
     "differentiable": "autograd cannot see through a step on a device",
 }
@@ -33,6 +33,18 @@ def reject_unsupported(group: Mapping[str, Any]) -> None:
     for option, reason in _REASONS.items():
         if group.get(option):
             raise UnsupportedOptionError(option, group[option], reason)
+
+
+def check_given(defaults: Mapping[str, Any]) -> None:
+    """Check the options of a constructor.
+
+    Raises
+    ------
+    UnsupportedOptionError, ConflictingOptionsError
+    """
+    reject_unsupported(defaults)
+    if defaults.get("fused") and defaults.get("foreach"):
+        raise ConflictingOptionsError("fused", "foreach")
 
 
 def normalise(group: MutableMapping[str, Any], options: Container[str]) -> None:

@@ -29,7 +29,7 @@ from nearstep.torch.formats import (
     gradient_array,
     tensors,
 )
-from nearstep.torch.homes.host_changes import Expected
+from nearstep.torch.homes.host_changes import CheckedParameter
 from nearstep.torch.layout import Layout
 from nearstep.torch.select import flat, select_largest
 from nearstep.torch.topk import take_largest
@@ -49,7 +49,7 @@ class DeviceParameter:
     narrow : the segment has 16-bit arrays.
     moves : arrays on the device are evicted, so the device cannot compare them with the host's.
     durable : the master outlasts the device's memory, and changes by the host are sent
-        (`push_changes`) or checked for (`expected`) before a step is prepared.
+        (`push_changes`) or checked for (`change_check`) before a step is prepared.
 
     Attributes
     ----------
@@ -256,7 +256,7 @@ class DeviceParameter:
             send_now(self.send_master_if_changed)
         self._checked = True
 
-    def expected(self) -> Expected | None:
+    def change_check(self) -> CheckedParameter | None:
         """Return the check that the host has not changed the parameter, or None; the next step does
         not compare.
 
@@ -266,7 +266,7 @@ class DeviceParameter:
             return None
         self.check_size()
         self._checked = True
-        return Expected(self.label, convert.part_sums(self.parameter), self.last_seen)
+        return CheckedParameter(self.label, convert.part_sums(self.parameter), self.last_seen)
 
     def read_again(self) -> None:
         """Copy the device's parameter to the host, unless it is offloaded."""

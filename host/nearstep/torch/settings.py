@@ -21,7 +21,7 @@ from nearstep.storage.drive_set import check_places
 from nearstep.storage.store import Store
 from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.convert import NAMES
-from nearstep.torch.dtensor import is_sharded, is_spread
+from nearstep.torch.dtensor import is_dtensor, is_sharded
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.blockwise import DYNAMIC8, SIGNED
@@ -388,7 +388,7 @@ class Settings:
         UnsupportedOptionError
         """
         found = list(parameters)
-        if self.overflow is not None and any(map(is_spread, found)):
+        if self.overflow is not None and any(map(is_dtensor, found)):
             reason = "processes that share parameters would commit at different times, and could "
             reason += "not be resumed together"
             raise UnsupportedOptionError("drives", self.overflow.drives, reason)

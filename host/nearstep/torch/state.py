@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from nearstep import blockwise
 from nearstep.torch import convert, options
 from nearstep.torch.convert import fingerprint
-from nearstep.torch.dtensor import spread_alike, spreading
+from nearstep.torch.dtensor import same_placements, sharding
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.formats import Coded, encoded
@@ -386,8 +386,8 @@ def check_moment(
     if tuple(value.shape) != tuple(parameter.shape if shape is None else shape):
         expected = f"have {key!r} of shape {tuple(parameter.shape if shape is None else shape)}"
         raise StateError(label, expected, tuple(value.shape))
-    if shape is None and not spread_alike(value, parameter):
-        raise StateError(label, f"have {key!r} {spreading(parameter)}", spreading(value))
+    if shape is None and not same_placements(value, parameter):
+        raise StateError(label, f"have {key!r} {sharding(parameter)}", sharding(value))
     found = value.detach()
     return found if key == RESIDUAL or found.device.type == "cpu" else found.cpu()
 

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from nearstep.placement import Extent, Segment
-from nearstep.run import Run
+from nearstep.placement import Segment
 from nearstep.torch.compression import Compressed
 from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
-from nearstep.torch.exchange import Sends
 from nearstep.torch.flat_bucket import FlatBucket
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, SavedState
-from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments
-from nearstep.updater.rounding import Numbering
 
 if TYPE_CHECKING:
     from nearstep.torch.rule import Phase
-
-Arrays = Mapping[str, Any]
-"""Arguments of a run by array: buffers, and pairs in the place of a compressed gradient."""
 
 Gradient = Tensor | DeviceGradient | SparseGradient
 """A gradient on the host, kept by the device, or compressed already."""
@@ -144,28 +137,3 @@ class StepPlan:
             if resident.copy_format is not None:
                 needed[copy_array(resident.copy_format)] = 0.0
         return needed
-
-
-Start = Callable[[Arrays, RunKey, float, Numbering], Callable[[], Run]]
-"""Returns what starts the rule of a group on the arrays of one run, whose elements have these
-indices, and which multiplies its gradients by a factor."""
-
-
-class StepInputs(NamedTuple):
-    """What an executor makes a step of.
-
-    Attributes
-    ----------
-    items : by extent, ready.
-    sends : arrays that are sent to the device first.
-    begun : runs of the rules are appended when they begin on a channel.
-    fetches : the host fetches results.
-    """
-
-    items: Mapping[Extent, StepItem]
-    arrays: Sequence[Mapping[str, float]]
-    sends: Sends
-    scaling: Scaling
-    start: Start
-    begun: list[AcceleratedRuns]
-    fetches: bool

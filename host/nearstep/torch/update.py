@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import is_
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nearstep.placement import Extent
-from nearstep.run import Run
 from nearstep.torch import convert
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
 from nearstep.torch.compression import Compressed, ScratchPool
@@ -23,13 +21,10 @@ from nearstep.torch.exchange import TOGETHER_ELEMENTS, Sends
 from nearstep.torch.flat_bucket import FlatBucket, ReadyBucket, fits
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
-from nearstep.torch.rule import Phase
 from nearstep.torch.state import RESIDUAL, ParameterState, SavedState
-from nearstep.torch.step import Arrays, Gradient, RunKey, Scaling, StepInputs, StepItem, StepPlan
+from nearstep.torch.step import Gradient, RunKey, Scaling, StepItem, StepPlan
 from nearstep.torch.table import Groups, Owner, States, StateTable
 from nearstep.updater.accelerated import AcceleratedRuns
-from nearstep.updater.arguments import RuleArguments
-from nearstep.updater.rounding import Numbering, Rounding
 
 
 class Stepper:
@@ -160,17 +155,11 @@ class Stepper:
     def _apply(self, owner: Owner, plan: StepPlan) -> bool:
         """Send, run and fetch the results of a plan; return False if the step is skipped."""
         table, items, begun = self._table, plan.items, list[AcceleratedRuns]()
-
-        start = partial(_start, table, plan.arguments)
         try:
-            sends, ready = table.executor.sends(), dict[Extent, StepItem]()
+            sends = table.executor.sends()
             for item in items:
                 self._prepare(owner, item, plan.arrays[item.group], sends)
-                ready[item.resident.extent] = item
-            fetches = any(i.parameter is None or not i.single.offloaded for i in items)
-            results = table.executor.make(
-                StepInputs(ready, plan.arrays, sends, plan.scaling, start, begun, fetches)
-            )
+            results = table.executor.make(plan, sends, begun)
             if results is None:
                 return False
             written = [table.rule.written(each) for each in plan.arrays]
@@ -348,29 +337,6 @@ class Stepper:
         self.buckets = [*(bucket for bucket, _ in bucketed), *made]
         if made:
             self._grouped = [list(group["params"]) for group in groups]
-
-
-def _start(
-    table: StateTable,
-    arguments: Mapping[tuple[int, Phase], RuleArguments],
-    arrays: Arrays,
-    key: RunKey,
-    factor: float,
-    numbering: Numbering,
-) -> Callable[[], Run]:
-    """Prepare a run: as of `Start`."""
-    found, settings = arguments[key.group, key.phase], table.settings
-    wanted = {name: arrays[name] for name in found.form.rule.arrays_in}
-    options: dict[str, Any] = {
-        "gradient_format": key.gradient_format,
-        "gradient_scale": -factor if key.negate else factor,
-    }
-    if settings.stochastic:
-        options["rounding"] = Rounding(seed=settings.rounding_seed, numbering=numbering)
-    if key.copy_format is not None:
-        options["copy_out"] = arrays[copy_array(key.copy_format)]
-        options["copy_out_format"] = key.copy_format
-    return partial(table.device.run_rule, found, wanted, **options)
 
 
 def _same(groups: Groups, known: Sequence[Sequence[Tensor]]) -> bool:

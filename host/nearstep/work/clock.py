@@ -79,49 +79,49 @@ class Clock:
         if completion.backend is not None:
             self._hand(completion.backend)
 
-    def level(self, under_way: Sequence[Completion]) -> int:
+    def level(self, in_flight: Sequence[Completion]) -> int:
         """Advance all devices to the same cycle, and return it."""
-        return self._reach(self.now, under_way)
+        return self._reach(self.now, in_flight)
 
-    def after(self, begun: int, under_way: Sequence[Completion]) -> None:
+    def after(self, begun: int, in_flight: Sequence[Completion]) -> None:
         """Advance all devices to the same cycle after commands of the host that began at `begun`,
         and whose times on several devices add up.
 
         Parameters
         ----------
         begun : from `level`.
-        under_way : work in flight before them.
+        in_flight : work in flight before them.
         """
-        self._reach(begun + sum(max(0, hand.now - begun) for hand in self._hands), under_way)
+        self._reach(begun + sum(max(0, hand.now - begun) for hand in self._hands), in_flight)
 
-    def _reach(self, cycle: int, under_way: Sequence[Completion]) -> int:
+    def _reach(self, cycle: int, in_flight: Sequence[Completion]) -> int:
         self._now = cycle
-        busy = {id(each.backend) for each in under_way}
+        busy = {id(each.backend) for each in in_flight}
         for hand in self._hands:
             hand.reach(cycle, busy=id(hand.backend) in busy)
         return cycle
 
-    def advance(self, limit: int | None, under_way: Sequence[Completion]) -> None:
+    def advance(self, limit: int | None, in_flight: Sequence[Completion]) -> None:
         """Advance time until work may have ended, or to cycle `limit`, on several devices
         concurrently, by `nearstep.threads.at_once`.
 
         Parameters
         ----------
-        under_way : unfinished work. Without any, and without a limit, no time passes.
+        in_flight : unfinished work. Without any, and without a limit, no time passes.
         """
-        self.level(under_way)
-        busy = [hand for hand in self._hands if any(c.backend is hand.backend for c in under_way)]
+        self.level(in_flight)
+        busy = [hand for hand in self._hands if any(c.backend is hand.backend for c in in_flight)]
         if not busy:
             self._now = max(self._now, limit or 0)
             return
         left = None if limit is None else max(0, limit - self._now)
         if len(busy) > 1:
             left = QUANTUM_CYCLES if left is None else min(left, QUANTUM_CYCLES)
-        if any(not each.polls and each.ended for each in under_way):
+        if any(not each.polls and each.ended for each in in_flight):
             return  # such as a transfer that ended in the time of a command
         at_once(
             [
-                partial(hand.advance, left, [c for c in under_way if c.backend is hand.backend])
+                partial(hand.advance, left, [c for c in in_flight if c.backend is hand.backend])
                 for hand in busy
             ]
         )
@@ -165,23 +165,23 @@ class _Hand:
         elif behind > 0:
             self._offset += behind
 
-    def advance(self, cycles: int | None, under_way: Sequence[Completion]) -> None:
+    def advance(self, cycles: int | None, in_flight: Sequence[Completion]) -> None:
         """Advance until work may have ended, or for so many cycles."""
-        bounds = [each.bound for each in under_way]
+        bounds = [each.bound for each in in_flight]
         known = [each for each in bounds if each is not None]
         longest = max(known) + 1 if len(known) == len(bounds) else _SLICE
         most = longest if cycles is None else cycles
-        polls = _polls(under_way)
+        polls = _polls(in_flight)
         self.backend.advance(most, polls)
         if self.steps:  # it does not report the number of cycles
-            self._counted += min(most, 1) if self._met(polls, under_way) else most
+            self._counted += min(most, 1) if self._met(polls, in_flight) else most
 
-    def _met(self, polls: Sequence[Poll], under_way: Sequence[Completion]) -> bool:
+    def _met(self, polls: Sequence[Poll], in_flight: Sequence[Completion]) -> bool:
         """Whether work may have ended; ended work is not polled: a poll might start a run."""
         return any(poll.holds(self.backend.read_register(poll.address)) for poll in polls) or any(
-            not each.polls and each.ended for each in under_way
+            not each.polls and each.ended for each in in_flight
         )
 
 
-def _polls(under_way: Sequence[Completion]) -> list[Poll]:
-    return [poll for each in under_way for poll in each.polls]
+def _polls(in_flight: Sequence[Completion]) -> list[Poll]:
+    return [poll for each in in_flight for poll in each.polls]

@@ -73,7 +73,7 @@ class _InFlight:
         return bound is not None and now - self.started > bound
 
 
-Key = tuple[int, int]
+Order = tuple[int, int]
 """Priority and number of an operation; the lowest is started first."""
 
 
@@ -91,8 +91,8 @@ class Execution:
         self._users: list[list[int]] = []  # of each operation that has been admitted
         self._missing: list[int] = []
         self._ended: set[int] = set()
-        self._ready: list[Key] = []
-        self._parked: defaultdict[str, list[Key]] = defaultdict(list)
+        self._ready: list[Order] = []
+        self._parked: defaultdict[str, list[Order]] = defaultdict(list)
         self._held: set[str] = set()
         self._modelled: dict[int, _InFlight] = {}
         self._due: list[tuple[int, int]] = []  # of those: cycle and number
@@ -211,39 +211,39 @@ class Execution:
         self._held.update(operation.holds)
         self._left.discard(index)
         self._entries.append(None)
-        under_way = _InFlight(operation, len(self._entries) - 1, clock.now)
-        self._starting = under_way  # no other reference exists yet
+        in_flight = _InFlight(operation, len(self._entries) - 1, clock.now)
+        self._starting = in_flight  # no other reference exists yet
         unclocked = False
         try:
             if operation.action is not None:
                 before = self._completions()
-                under_way.start = clock.level(before)
-                under_way.completion = completion = operation.action()
+                in_flight.start = clock.level(before)
+                in_flight.completion = completion = operation.action()
                 if completion is not None:
                     clock.check(completion)
                     unclocked = completion.backend is None and not completion.ended
-                clock.after(under_way.start, before)
-                under_way.started = clock.now
+                clock.after(in_flight.start, before)
+                in_flight.started = clock.now
         except Exception as error:
-            self._fail(under_way, error)
+            self._fail(in_flight, error)
             self._starting = None
             return
-        timed = under_way.completion is not None and under_way.completion.backend is not None
+        timed = in_flight.completion is not None and in_flight.completion.backend is not None
         if operation.transfer is not None:
-            self._modelled[index] = under_way
-            self._flows.start(index, operation.transfer, under_way.start)
+            self._modelled[index] = in_flight
+            self._flows.start(index, operation.transfer, in_flight.start)
             if timed:
-                self._running[index] = under_way
+                self._running[index] = in_flight
         elif operation.seconds is not None:
-            under_way.due = under_way.start + clock.cycles(operation.seconds)
-            self._modelled[index] = under_way
-            heapq.heappush(self._due, (under_way.due, index))
+            in_flight.due = in_flight.start + clock.cycles(operation.seconds)
+            self._modelled[index] = in_flight
+            heapq.heappush(self._due, (in_flight.due, index))
         elif timed:
-            self._running[index] = under_way
+            self._running[index] = in_flight
         elif unclocked:
-            self._unclocked[index] = under_way
+            self._unclocked[index] = in_flight
         else:
-            self._end(under_way)
+            self._end(in_flight)
         self._starting = None
 
     def _pass_time(self) -> None:

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 import nearstep
 from nearstep.errors import ArgumentError, OptionError, OutOfDeviceMemoryError, UrlError
 from nearstep.torch.errors import (
+    ConflictingOptionsError,
     GradientError,
     HyperparameterError,
     MissingOptionError,
@@ -21,7 +22,7 @@ from nearstep.torch.errors import (
     UnsupportedOptionError,
 )
 
-FLAGS = ["foreach", "capturable", "differentiable"]
+FLAGS = ["capturable", "differentiable"]
 OF = {
     "Adam": nearstep.optim.Adam,
     "AdamW": nearstep.optim.AdamW,
@@ -63,9 +64,30 @@ def test_an_unsupported_flag_is_refused_by_name_whenever_it_is_given(kind, flag,
     assert optimizer.traffic.gradients_down == 0
 
 
-@pytest.mark.parametrize("fused", [None, False, True])
-def test_fused_is_accepted(fused, device):
-    nearstep.optim.AdamW([parameter(4)], fused=fused, device=device)
+@pytest.mark.parametrize("kind", OF)
+def test_fused_and_foreach_change_nothing_and_are_never_both_true(kind, many_rules):
+    torchs = getattr(torch.optim, kind)
+    found = []
+    for fused, foreach in product((None, False, True), (None, False, True)):
+        if fused and foreach:
+            expected = "^`fused` and `foreach` cannot be `True` together.$"
+            with pytest.raises(RuntimeError, match=expected):
+                torchs([parameter(16)], fused=True, foreach=True)
+            for device in (many_rules, None):
+                with pytest.raises(ConflictingOptionsError, match=expected):
+                    OF[kind]([parameter(16)], device=device, fused=True, foreach=True)
+            continue
+        p = parameter(16)
+        for device in (many_rules, None):
+            optimizer = OF[kind]([p], device=device, fused=fused, foreach=foreach)
+            p.grad = torch.linspace(-1, 1, 16)
+            optimizer.step()
+            assert optimizer.param_groups[0]["foreach"] is foreach
+            (saved,) = optimizer.state_dict()["param_groups"]
+            assert (saved["fused"], saved["foreach"]) == (True, None)
+        found.append(p.detach().clone())
+    assert len(found) == 8
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +519,6 @@ OUT_OF_RANGE = {
     "lr": -1.0,
     "eps": -1.0,
     "weight_decay": -0.1,
-    "foreach": True,
     "capturable": True,
 }
 

@@ -11,8 +11,8 @@ import torch
 import nearstep
 from nearstep.backends.emulated import Injection
 from nearstep.errors import BusResponseError
+from nearstep.torch.clipping import clip_coefficient, gradient_norm
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
-from nearstep.torch.execution import gradient_factor, gradient_norm
 from nearstep_sim.golden.scan import scan
 
 from .beside import Beside, clone, step_alone, tensors
@@ -30,12 +30,12 @@ def test_the_factor_is_that_of_clip_grad_norm():
             p = torch.zeros(1, dtype=torch.float64, requires_grad=True)
             p.grad = torch.tensor([norm], dtype=torch.float64)
             torch.nn.utils.clip_grad_norm_([p], bound)
-            assert gradient_factor(norm, bound) * norm == pytest.approx(p.grad.item(), rel=1e-12)
-            assert gradient_factor(norm, bound, 8.0) == gradient_factor(norm, bound) / 8.0
+            assert clip_coefficient(norm, bound) * norm == pytest.approx(p.grad.item(), rel=1e-12)
+            assert clip_coefficient(norm, bound, 8.0) == clip_coefficient(norm, bound) / 8.0
             compared += 1
     assert compared == 24
-    assert gradient_factor(math.nan, None) == 1.0
-    assert gradient_factor(math.nan, None, 4.0) == 0.25
+    assert clip_coefficient(math.nan, None) == 1.0
+    assert clip_coefficient(math.nan, None, 4.0) == 0.25
     assert gradient_norm(64.0, 4.0) == 2.0
 
 
@@ -59,7 +59,7 @@ def test_a_clipped_step_is_torchs_on_gradients_times_the_factor(kind):
                 for side in beside:
                     scaled(side.parameters, 1e-3)
             squares = squares_of(beside.torchs.parameters, device)
-            factor = np.float32(gradient_factor(math.sqrt(squares), bound))
+            factor = np.float32(clip_coefficient(math.sqrt(squares), bound))
             clipped += factor < 1.0
             scaled(beside.torchs.parameters, float(factor))
             step_alone(beside)
@@ -95,7 +95,7 @@ def test_scale_and_bound_make_one_factor(scaler):
             for side in beside:
                 scaled(side.parameters, scale)
             squares = squares_of(beside.torchs.parameters, device)
-            factor = gradient_factor(gradient_norm(squares, scale), 3.0, scale)
+            factor = clip_coefficient(gradient_norm(squares, scale), 3.0, scale)
             scaled(beside.torchs.parameters, float(np.float32(factor)))
             each.step(beside.mine.optimizer)
             each.update(scale)

@@ -126,6 +126,39 @@ def test_graphs_have_the_bits_and_the_traffic_of_a_sequence(case, channels, as_g
     print(f"{compared} values compared, seed 99; {after}")
 
 
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.5}], ids=["plain", "norm"])
+def test_a_step_without_transfers_is_one_piece_and_takes_fewer_cycles(options, monkeypatch):
+    seed = 21
+    print(f"seed {seed}")
+    monkeypatch.setattr(home, "FEWEST", 512)
+    pieces_of = DeviceHome.pieces
+
+    def cut(self, launches, *, whole, transfers):
+        return pieces_of(self, launches, whole=whole, transfers=True)
+
+    found = {}
+    for name, made in (("cut", cut), ("whole", pieces_of)):
+        monkeypatch.setattr(DeviceHome, "pieces", made)
+        generator = torch.Generator().manual_seed(seed)
+        with nearstep.open(f"{SIM}&{EVERYTHING}" if options else SIM) as device:
+            ps = [torch.randn(n, generator=generator).requires_grad_() for n in (3000, 16, 2048)]
+            optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device, **options)
+            for p in ps:
+                resident = optimizer.resident(p)
+                resident.push()
+                resident.hold_gradient(torch.randn(p.shape, generator=generator))
+            optimizer.step()
+            for p in ps:
+                optimizer.resident(p).pull()
+            traffic = optimizer.traffic
+            found[name] = ([p.detach().clone() for p in ps], traffic.launches, traffic.step_cycles)
+    (expected, launches, slow), (ours, one_each, fast) = found["cut"], found["whole"]
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+    assert one_each == 2 < launches
+    print(f"{launches} runs in {slow} cycles, {one_each} in {fast}")
+    assert fast < slow
+
+
 def give_normal(seed: int) -> Callable[..., None]:
     generator = torch.Generator().manual_seed(seed)
     print(f"seed {seed}")

@@ -184,7 +184,7 @@ def test_an_interrupt_between_a_start_and_the_next_operation_waits_for_what_was_
     job = Job()
 
     class Interrupted(Clock):
-        def after(self, begun, under_way):
+        def after(self, begun, in_flight):
             raise KeyboardInterrupt
 
     threading.Timer(0.02, job.end_part, [None]).start()

@@ -1,4 +1,4 @@
-"""What a step asks of the home of the arrays: memory for a block, and transfers."""
+"""The home of arrays in device memory: memory for a block, and its transfers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from nearstep.work.operation import Operation, Transfer
 FEWEST = 1 << 14
 """A step of n * FEWEST elements is cut into sqrt(n) pieces.
 
-Nothing covers the first transfer, which is the shorter the more pieces there are. But each piece
-costs two changes of mode and a start, some 1,000 cycles: on a DIMM of DDR4-1600 as much as a
-transfer of some 8,000 elements."""
+No run overlaps the first transfer, and more pieces shorten it. But each piece costs two changes of
+mode and a start, about 1,000 cycles: on a DIMM of DDR4-1600 the time of a transfer of about 8,000
+elements."""
 
 BUS = "bus"
-"""Resource that all transfers of a device hold, one after the other."""
+"""Resource that each transfer of a device holds: transfers are sequential."""
 
 
 def lane(channel: int) -> str:
-    """Name of a channel as a resource."""
+    """Return the name of a channel as a resource."""
     return f"channel {channel}"
 
 
@@ -46,8 +46,8 @@ class Share(NamedTuple):
     ----------
     number : of the piece in the step.
     first : the channel's first element of the block in the segment.
-    rooms : arrays that transfers use, by name; they may end with the line of the last element.
-    parts : arrays that runs use, by name: those elements alone.
+    rooms : buffers for transfers, by array; may extend to the end of the last element's line.
+    parts : buffers for runs, by array: the elements of the block alone.
     states : arrays that the home loads and stores.
     """
 
@@ -61,16 +61,16 @@ class Share(NamedTuple):
 
 
 class DeviceHome:
-    """Arrays stay in the memory of the device, whose kernels update them there.
+    """Arrays are kept in the memory of the device, whose kernels update them there.
 
     On a device with a clock transfers to one channel overlap runs of the others: the launches of a
-    step are cut into pieces, and of each piece the channels get their gradients, run, and give
-    their parameters back in turn. Without a clock a step is one piece: all is sent, all runs, all
-    is fetched.
+    step are cut into pieces; for each piece gradients are sent, the rule runs, and parameters are
+    fetched, channel by channel. Without a clock a step is one piece: everything is sent, then
+    everything runs, then everything is fetched.
 
     Parameters
     ----------
-    overlaps : None: if the device has a clock.
+    overlaps : None: True if the device has a clock.
 
     Attributes
     ----------
@@ -79,16 +79,16 @@ class DeviceHome:
     at_once : large arrays are sent when the step is prepared, each by itself.
     alone_from : elements of arrays that are fetched alone; None: neighbours of any size are fetched
         together.
-    direct : results are put into the memory of the parameters: nothing can fail behind the first
+    direct : results are written to the memory of the parameters: nothing can fail after the first
         fetch, or the home can roll back.
     fetches_late : results of a piece are fetched before the channel's next piece is sent.
-    ahead : pieces that are added before the first is done; None: all.
-    looked : operations that fetches come after.
-    fingerprints : a large result is summed while it is fetched, since the device cannot be asked
-        later whether the host has changed the parameter.
-    is_durable : steps are committed to drives; arrays in memory of the device are evicted, so that
-        the device cannot be asked what the host has.
-    keeps_masters : parameters outlast the memory of the device.
+    ahead : number of pieces that are added before the first has ended; None: all.
+    looked : operations that must end before fetches start.
+    fingerprints : sum a large result while it is fetched, since the device cannot compare the
+        parameter with the host's later.
+    is_durable : steps are committed to drives; arrays in device memory are evicted, so the device
+        cannot compare them with the host's.
+    keeps_masters : parameters outlast device memory.
     """
 
     direct = at_once = fingerprints = False
@@ -121,17 +121,24 @@ class DeviceHome:
         return self._rounded(1) if self.overlaps and self._device.channel_count > 1 else None
 
     def clock(self) -> Clock:
-        """A new clock of the device."""
+        """Return a new clock of the device."""
         return Clock([self._device.backend])
 
-    def pieces(self, launches: Sequence[Launch], *, whole: bool) -> Sequence[Sequence[Piece]]:
-        """Pieces of each channel.
+    def pieces(
+        self, launches: Sequence[Launch], *, whole: bool, transfers: bool
+    ) -> Sequence[Sequence[Piece]]:
+        """Return the pieces of each channel.
 
         The first piece is the smaller, the earlier the channel gets it, so that channels do not
         want the bus at the same time later.
+
+        Parameters
+        ----------
+        whole : do not cut launches.
+        transfers : arrays are sent or fetched, which pieces let overlap runs. False: one piece.
         """
         size, channels = None, self._device.channel_count
-        if self.cut is not None:
+        if self.cut is not None and transfers:
             total = sum(launch.count for launch in launches)
             size = max(self.cut, self._rounded(math.isqrt(total * FEWEST)))
         return [
@@ -140,12 +147,12 @@ class DeviceHome:
         ]
 
     def _rounded(self, elements: int) -> int:
-        """The next number of elements of which each channel has as many, in whole blocks."""
+        """Round up to whole blocks, equally many on each channel."""
         turn = self._device.stripe_bytes // 4 * self._device.channel_count
         return -(-elements // turn) * turn
 
     def share(self, block: Block, channel: int, number: int, states: Sequence[str]) -> Share:
-        """Memory of a channel's share of a block."""
+        """Return the memory of a channel's share of a block."""
         launch, segment = block.launch, block.launch.segment
         whole = block.start == launch.start and block.stop == launch.stop
         parts = launch.parts if whole else launch.cut(block.start, block.stop)
@@ -158,23 +165,23 @@ class DeviceHome:
         return Share(block, channel, number, first, rooms, parts[channel], states)
 
     def states(self, arrays: Mapping[str, float]) -> Sequence[str]:
-        """Arrays of a rule that are loaded and stored, the parameters first."""
+        """Return the arrays of a rule to load and store, the parameters first."""
         return ()
 
     def open(self, graph: Graph) -> None:
-        """A step begins; add operations that fetches come after."""
+        """Begin a step; add operations that must end before fetches start."""
 
     def load(self, graph: Graph, share: Share, *, gradient: str | None) -> None:
-        """Add operations that load the states of a share, and a gradient that the home has kept."""
+        """Add operations that load the states of a share, and a gradient kept by the home."""
 
     def store(self, graph: Graph, share: Share) -> None:
         """Add operations that store the states of a share."""
 
     def begin(self) -> None:
-        """The first pieces have been added; they are about to start."""
+        """Prepare for the start of the first pieces, which have been added."""
 
     def close(self) -> None:
-        """The step has ended, or failed."""
+        """End the step, complete or failed."""
 
     def segments_of(
         self,
@@ -185,7 +192,12 @@ class DeviceHome:
         *,
         narrow: bool,
     ) -> Sequence[tuple[Segment, Sequence[Tensor]]]:
-        """Make segments for new parameters, with those that each has, in order."""
+        """Make segments for new parameters.
+
+        Returns
+        -------
+        Sequence[tuple[Segment, Sequence[Tensor]]] : each segment with its parameters, in order.
+        """
         formats = self._formats
         line = formats.line(narrow=narrow)
         size = sum(padded(convert.size(p), line) for p in parameters)
@@ -193,22 +205,22 @@ class DeviceHome:
         return [(segment, parameters)]
 
     def kept(self, arrays: Mapping[str, float]) -> Mapping[str, float]:
-        """Columns that are allocated with the segment."""
+        """Return the columns to allocate with the segment."""
         return arrays
 
     def add(self, segment: Segment, parameters: Sequence[DeviceParameter]) -> None:
-        """A segment has the extents of these parameters."""
+        """Register the parameters of a segment."""
 
     def holds(self, channel: int, *lanes: str) -> Sequence[str]:
-        """Resources of an operation on a channel."""
+        """Return the resources of an operation on a channel."""
         return lanes
 
     def lanes(self, channel: int, *, down: bool) -> Sequence[str]:
-        """Resources of a transfer between the host and a channel."""
+        """Return the resources of a transfer between the host and a channel."""
         return BUS, lane(channel)
 
     def transfer(self, channel: int, room: Buffer, *, down: bool) -> Transfer | None:
-        """Links that a transfer shares with others, where these are modelled."""
+        """Return the shared links of a transfer, where links are modelled; else None."""
         return None
 
     def write(self, room: Buffer, data: NDArray[Any]) -> Completion | None:
@@ -216,11 +228,11 @@ class DeviceHome:
         return room.submit_write(data)
 
     def read(self, room: Buffer, out: NDArray[Any], done: Callable[[], None]) -> Completion:
-        """Begin to fetch data; call `done` when it is there."""
+        """Begin to fetch data into `out`; call `done` at the end."""
         return ChainedCompletion(room.submit_read(out), done)
 
     def scratch(self, size: int, dtype: np.dtype) -> NDArray[Any]:
-        """Memory of the host for a transfer."""
+        """Return host memory for a transfer."""
         return np.empty(size, dtype)
 
     def fetch(
@@ -236,13 +248,13 @@ class DeviceHome:
 
         Parameters
         ----------
-        read : begins to fetch some of the elements.
-        whole : the elements are fetched into the memory of a parameter.
+        read : begins to fetch a range of the elements.
+        whole : fetch the elements into the memory of a parameter.
         """
         return read(start, stop)
 
     def running(
         self, begin: Callable[[], Completion], shares: Sequence[Share]
     ) -> Callable[[], Completion]:
-        """What begins runs on these shares."""
+        """Return the function that begins runs on these shares."""
         return begin

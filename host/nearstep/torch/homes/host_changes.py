@@ -22,7 +22,7 @@ class ChangedParameterError(Fielded, NearstepError):
     parameter: str
 
 
-class Expected(NamedTuple):
+class CheckedParameter(NamedTuple):
     """A parameter that is to be looked at.
 
     Attributes
@@ -41,13 +41,13 @@ class HostChangeCheck(Completion):
 
     is_background = True
 
-    def __init__(self, expected: Sequence[Expected]) -> None:
+    def __init__(self, expected: Sequence[CheckedParameter]) -> None:
         self._error: Exception | None = None
         self._done = threading.Event()
         work = threading.Thread(target=self._work, args=(expected,), daemon=True)
         work.start()
 
-    def _work(self, expected: Sequence[Expected]) -> None:
+    def _work(self, expected: Sequence[CheckedParameter]) -> None:
         try:
             for label, sums, fingerprint in expected:
                 sums.make_all()
@@ -100,7 +100,7 @@ class HostChangeChecks:
         self._look: HostChangeCheck | None = None
         self._last: HostChangeCheck | None = None
 
-    def begin(self, expected: Sequence[Expected]) -> None:
+    def begin(self, expected: Sequence[CheckedParameter]) -> None:
         """Begin to look at these."""
         self.cancel()
         self._look = self._last = HostChangeCheck(expected) if expected else None

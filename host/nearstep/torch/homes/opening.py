@@ -167,7 +167,7 @@ class OpenStore:
     def replaces(self) -> bool:
         return bool(self._left)
 
-    def settle(self) -> None:
+    def discard_source(self) -> None:
         """The optimizer has been made: what it was copied from is not needed any more, and of cards
         in the same directory removed.
         """

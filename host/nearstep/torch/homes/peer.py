@@ -1,4 +1,4 @@
-"""Arrays on the drives of cards, which the cards' kernels update: the transfer handler."""
+"""Arrays on the drives of cards, updated by the cards' kernels: the transfer handler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nearstep.torch.exchange import Block, Piece, subgroups
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.home import Share
-from nearstep.torch.homes.host_changes import Expected, HostChangeChecks
+from nearstep.torch.homes.host_changes import CheckedParameter, HostChangeChecks
 from nearstep.torch.homes.opening import OpenStore
 from nearstep.torch.homes.segments import ShardedSegment, is_state
 from nearstep.torch.parameter import DeviceParameter
@@ -38,33 +38,34 @@ from nearstep.work.clock import Clock
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Range, Transfer
 
-Place = tuple[str, int, Buffer]
-"""A tensor of the store, from which byte on it is read, and to where."""
+Read = tuple[str, int, Buffer]
+"""A read from a drive: name of the tensor, first byte, and destination."""
 
 
 class Prefetcher:
-    """Reads subgroups, the first ones of a step ahead of it.
+    """Reads subgroups, the first ones of a step before the step begins.
 
-    A drive need not rest while the host looks for parameters that were changed: it reads what the
-    step before has read first. What this step does not want, or what was written since, is dropped.
+    While the host checks which parameters were changed, the drive repeats the first reads of the
+    previous step. Reads that this step does not need, or whose data was written since, are
+    cancelled.
     """
 
     def __init__(self, peer: PeerToPeer, traffic: Traffic) -> None:
         self._peer = peer
         self._traffic = traffic
-        self._first: Sequence[Place] = ()
+        self._first: Sequence[Read] = ()
         self._generation = -1
         self._begins = True
-        self._under_way: dict[tuple[str, int, int, int], Completion] = {}
+        self._in_flight: dict[tuple[str, int, int, int], Completion] = {}
 
     def use(self, store: Store) -> None:
-        """Read from another store of the same drives."""
+        """Use another store of the same drives."""
         self._peer.store = store
 
     def begin(self) -> None:
-        """Begin to read what the step before has read first.
+        """Begin the first reads of the previous step.
 
-        Nobody else uses that memory until `discard_stale` or `cancel`.
+        The destinations are not used otherwise until `discard_stale` or `cancel`.
         """
         self.cancel()
         self._begins = True
@@ -74,38 +75,38 @@ class Prefetcher:
             if place[0] not in there:
                 continue
             try:
-                self._under_way[_memory(*place)] = self._begin(*place)
+                self._in_flight[_memory(*place)] = self._begin(*place)
             except (DeviceError, StorageError):
-                return  # the step itself comes to it, after what has to be kept
+                return  # the step repeats the read, after the commit of changes
 
-    def discard_stale(self, first: Sequence[Place], *, written: bool) -> None:
-        """A step, or another unit of one, is about to begin.
+    def discard_stale(self, first: Sequence[Read], *, written: bool) -> None:
+        """Cancel prefetched reads unless they are the first of the step, or unit, that begins.
 
         Parameters
         ----------
-        first : what it reads first, before anything is written there.
-        written : something may have been written since `begin` that no generation has.
+        first : first reads of the step, before any write to the same places.
+        written : the drives may have been written since `begin`, without a new generation.
         """
         if self._begins:
             self._begins, self._first = False, first
         stale = written or self._peer.store.generation != self._generation
-        if stale or not {_memory(*each) for each in first}.issuperset(self._under_way):
+        if stale or not {_memory(*each) for each in first}.issuperset(self._in_flight):
             self.cancel()
 
     def load(self, key: str, offset: int, room: Buffer) -> Completion:
-        """Begin to read a tensor from byte `offset` on into a buffer, unless that has been done."""
-        begun = self._under_way.pop(_memory(key, offset, room), None)
+        """Return the read of a tensor from byte `offset` on into a buffer; begin it if needed."""
+        begun = self._in_flight.pop(_memory(key, offset, room), None)
         return self._begin(key, offset, room) if begun is None else begun
 
     def cancel(self) -> None:
-        """Nobody wants what has been begun.
+        """Wait for all prefetched reads, and discard their data.
 
         Raises
         ------
-        DriveTimeoutError : it goes on.
+        DriveTimeoutError : a read has not ended.
         """
-        under_way, self._under_way = self._under_way, {}
-        for each in under_way.values():
+        in_flight, self._in_flight = self._in_flight, {}
+        for each in in_flight.values():
             try:
                 each.wait()
             except (DeviceError, StorageError):
@@ -123,18 +124,18 @@ def _memory(key: str, offset: int, room: Buffer) -> tuple[str, int, int, int]:
 
 
 URGENT, LAZY, HOST = 0, 1, 2
-"""Priorities: on a drive parameters, which the next forward pass needs, and all else; what takes
-the host's time comes when the drive has its work."""
+"""Priorities: writes of parameters, which the next forward pass needs; other transfers of a drive;
+operations that take the host's time, which start after the drive's."""
 
 COMMANDS = 2
-"""Transfers of a direction that a drive has at once, in their order."""
+"""Transfers of one direction in a drive's queue, in order."""
 
 FETCHED_BYTES = 1 << 20
-"""What is fetched of a card at once without a clock, where parameters have to be put to their
-places: memory for that, which the process holds."""
+"""Bytes of one fetch from a card without a clock, if the host scatters the data: the size of the
+host's buffer."""
 
 MOST_HELD = 3
-"""Subgroups in the memory of a card, if there is room: one is read, one is updated, one is
+"""Subgroups in the memory of a card, if it is large enough: one is read, one updated, one
 written."""
 
 
@@ -143,7 +144,7 @@ class Slots:
 
     Parameters
     ----------
-    elements : of a subgroup, on each card.
+    elements : elements of a subgroup on each card.
     count : subgroups that a card holds at once.
     """
 
@@ -154,7 +155,7 @@ class Slots:
         self._rooms: dict[tuple[int, int, str], Buffer] = {}
 
     def room(self, number: int, channel: int, array: str, count: int, dtype: np.dtype) -> Buffer:
-        """Memory for the first `count` elements of an array of a subgroup."""
+        """Return memory for the first `count` elements of an array of a subgroup."""
         if (0, channel, array) not in self._rooms:
             for slot in range(self.count):
                 self._rooms[slot, channel, array] = self._device.alloc(
@@ -163,7 +164,7 @@ class Slots:
         return self._rooms[number % self.count, channel, array][:count]
 
     def free(self) -> None:
-        """Free the memory; on a closed device there is nothing to do."""
+        """Free the memory, unless the device is closed."""
         for room in self._rooms.values():
             if not room.device.closed:
                 room.free()
@@ -174,8 +175,8 @@ class PeerHome(DurableHome[ShardedSegment]):
     """Arrays are kept on the drives of cards; a card holds a few subgroups of them.
 
     A subgroup is read from the drive, updated and written back, its parameters first; meanwhile the
-    drive reads the next one into another slot (figure 5b). The naive order has one subgroup after
-    the other (figure 5a).
+    drive reads the next subgroup into another slot (figure 5b). The naive order is sequential
+    (figure 5a).
 
     Ref: Smart-Infinity, section IV-B.
     """
@@ -203,7 +204,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         self.ahead = None if self._is_timed else self._slots.count
         self._pool = AlignedPool()
         self._lent: list[Buffer] = []
-        self._first: list[Place] = []
+        self._first: list[Read] = []
         self._segments: set[ShardedSegment] = set()
         self._commands: Counter[str] = Counter()
 
@@ -214,7 +215,9 @@ class PeerHome(DurableHome[ShardedSegment]):
     def clock(self) -> Clock:
         return Clock([self._backend], self._backend.hertz)
 
-    def pieces(self, launches: Sequence[Launch], *, whole: bool) -> Sequence[Sequence[Piece]]:
+    def pieces(
+        self, launches: Sequence[Launch], *, whole: bool, transfers: bool
+    ) -> Sequence[Sequence[Piece]]:
         return [list(subgroups(launches, self.cut))] * self._device.channel_count
 
     def states(self, arrays: Mapping[str, float]) -> Sequence[str]:
@@ -238,8 +241,8 @@ class PeerHome(DurableHome[ShardedSegment]):
         return self._device.capacity_bytes - self._device.free_bytes
 
     def layout(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
-        """Cards, elements of a block, and of each segment the parameters, by name: first element
-        and elements."""
+        """Return the number of cards, the elements of a block, and for each segment the first
+        element and the number of elements of each parameter, by name."""
         blocks = {segment.stripes.block for segment in self.segments}
         return {
             "cards": self._device.channel_count,
@@ -259,11 +262,11 @@ class PeerHome(DurableHome[ShardedSegment]):
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         self.prefetcher.use(self.drives.store)
         beside = self.checks.beside and not anew and not self._is_timed
-        if not self._is_dirty:  # else a generation comes first, and what was read counts no more
+        if not self._is_dirty:  # else a commit comes first, which makes reads stale
             self.prefetcher.begin()
-        later: list[tuple[DeviceParameter, Expected]] = []
+        later: list[tuple[DeviceParameter, CheckedParameter]] = []
         for each in parameters:
-            expected = each.expected() if beside and not self._is_dirty else None
+            expected = each.change_check() if beside and not self._is_dirty else None
             if expected is None:
                 each.push_changes()
             else:
@@ -277,7 +280,7 @@ class PeerHome(DurableHome[ShardedSegment]):
 
     def restore(self, parameters: Iterable[DeviceParameter]) -> None:
         if not self.checks.passed:
-            return  # the host has them as they were, and perhaps not as the drives have them
+            return  # the host still has the old ones, the drives may have new ones
         for each in parameters:
             each.read_again()
 
@@ -293,7 +296,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         for segment in self.segments:
             self.forget_gradients(segment)
         super().commit(meta)
-        self.prefetcher.use(self.drives.store)  # another one, if the commit was in doubt
+        self.prefetcher.use(self.drives.store)  # a new one if the commit was in doubt
 
     def forget(self) -> None:
         self.checks.cancel()
@@ -331,7 +334,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         self.prefetcher.discard_stale(self._first if reads_ahead else (), written=written)
 
     def close(self) -> None:
-        """Forget what actions refer to, and end loans, as after an error."""
+        """Forget the objects of the step, and end loans and reads that an error has left."""
         self.looked, self._first = [], []
         self._segments.clear()
         while self._lent:
@@ -341,7 +344,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         self.prefetcher.cancel()
 
     def holds(self, channel: int, *lanes: str) -> Sequence[str]:
-        """Resources of an operation: in the naive order the only tasklet of the card, too."""
+        """Return the resources of an operation; in the naive order also the card's only tasklet."""
         return (*lanes, f"tasklet {channel}") if self._naive else lanes
 
     def lanes(self, channel: int, *, down: bool) -> Sequence[str]:
@@ -352,7 +355,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         return Transfer(nbytes=room.nbytes, route=route) if route else None
 
     def write(self, room: Buffer, data: NDArray[Any]) -> Completion | None:
-        """Begin to send data; lend it until the run has ended, if the device takes loans."""
+        """Begin to send data, or lend it until the end of the run if the device accepts loans."""
         if not room.lend(data):
             return room.submit_dma_write(data)
         self._lent.append(room)
@@ -391,7 +394,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         return lambda: ChainedCompletion(begin(), partial(self._end_loans, rooms))
 
     def _end_loans(self, rooms: Sequence[Buffer]) -> None:
-        """Give the gradients in these rooms back to the host."""
+        """End the loans of the gradients in these buffers."""
         for room in rooms:
             stop = room.address + room.nbytes
             for lent in [each for each in self._lent if room.address <= each.address < stop]:
@@ -410,7 +413,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         reads: Sequence[Range] = (),
         writes: Sequence[Range] = (),
     ) -> None:
-        """Add a transfer of the drive."""
+        """Add a transfer between a drive and its card."""
         graph.add(
             f"{direction} {array} {share.number}",
             *self.holds(share.channel, self._command(share.channel, direction, array)),
@@ -421,8 +424,8 @@ class PeerHome(DurableHome[ShardedSegment]):
         )
 
     def _command(self, channel: int, direction: str, array: str) -> str:
-        """The next place in the drive's queue of a direction; without a clock one for each array,
-        since an end is seen late there."""
+        """Return the next slot of a direction in the drive's queue; without a clock a slot for each
+        array, since ends are noticed late."""
         lane = f"drive {channel} {direction}"
         if not self._is_timed:
             return f"{lane} {array}"
@@ -439,6 +442,6 @@ class PeerHome(DurableHome[ShardedSegment]):
 
 
 def _sharded(segment: Segment) -> ShardedSegment:
-    """The segment of a launch, of which all are sharded."""
+    """Return `segment`: all segments of this home are sharded."""
     assert isinstance(segment, ShardedSegment)
     return segment

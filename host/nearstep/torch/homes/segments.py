@@ -1,4 +1,4 @@
-"""Segments whose arrays are kept on drives, and the store that they share."""
+"""Segments whose arrays are kept on drives, and their common store."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nearstep.torch.traffic import Traffic
 
 
 class HeldStore:
-    """A store that a commit may leave in doubt, or that was unlocked after an error.
+    """A store whose last commit may be in doubt, or whose drives were unlocked after an error.
 
     Parameters
     ----------
-    owns : it was opened for the optimizer alone, which closes it.
+    owns : the store was opened for the optimizer, which closes it.
     """
 
     def __init__(self, store: Store, *, owns: bool) -> None:
@@ -36,7 +36,7 @@ class HeldStore:
 
     @property
     def store(self) -> Store:
-        """The store, open, at the last generation that counts.
+        """The open store, at the last valid generation.
 
         Raises
         ------
@@ -63,17 +63,17 @@ class HeldStore:
         self._doubt = None
 
     def doubt(self, generation: int) -> None:
-        """A generation may count: the drives are read again before the store is used."""
+        """Mark a generation as perhaps committed: read the drives again before the next use."""
         self._is_stale, self._doubt = True, generation
 
     def release(self) -> None:
-        """Unlock the drives, if the optimizer has opened them, until the store is used."""
+        """Unlock the drives until the next use of the store, if the optimizer opened them."""
         if self._owns:
             self.last.close()
             self._is_stale = self._is_released = True
 
     def close(self) -> None:
-        """Give the drives back."""
+        """Close the store."""
         self.last.close()
 
 
@@ -81,32 +81,32 @@ if TYPE_CHECKING:
     from nearstep.torch.parameter import DeviceParameter
 
 GRADIENTS = ("g", "g_fp16", "g_bf16")
-"""Arrays that do not outlast a step, unless the device was told to keep gradients."""
+"""Arrays that do not outlast a step, unless the device keeps gradients."""
 
 COPY = "copy_"
-"""Names of copies in 16 bits begin so: they last as long as an update."""
+"""Prefix of the names of 16-bit copies, which do not outlast an update."""
 
 HELD_BACK = "error-feedback"
-"""Array of what compression has not sent so far. No state of a rule can be called so."""
+"""Array of the residuals of compression. No state of a rule can have this name."""
 
 FILLED_ELEMENTS = 1 << 20
-"""Elements that are written at once where an array is filled."""
+"""Elements of one write where an array is filled with a value."""
 
 
 def is_state(array: str) -> bool:
-    """Whether an array outlasts an update, and so is kept on the drives."""
+    """Return whether an array outlasts an update, so that the drives keep it."""
     return array not in GRADIENTS and not array.startswith(COPY)
 
 
 class Part(NamedTuple):
-    """Elements of one tensor that are in a range of an array.
+    """Elements of one tensor that belong to a range of an array.
 
     Attributes
     ----------
     key : name of the tensor.
-    first : element of the tensor.
-    low, high : of a tensor that has all elements in a row: elements of the range.
-    channel : of a tensor that has a channel's share of the range; None of others.
+    first : first element in the tensor.
+    low, high : elements [low, high) of the range, if the tensor has them contiguously.
+    channel : channel whose share of the range the tensor has; None: the tensor is contiguous.
     """
 
     key: str
@@ -124,17 +124,17 @@ class StoredArray:
         self._name = name
 
     def read(self, start: int, out: NDArray[Any]) -> None:
-        """Copy elements from `start` on to `out`, of shape (n,)."""
+        """Read elements from `start` on into `out`, of shape (n,)."""
         for completion in self.begin_read(start, out):
             completion.wait()
 
     def write(self, start: int, data: NDArray[Any]) -> None:
-        """Copy `data`, of shape (n,), to elements from `start` on."""
+        """Write `data`, of shape (n,), to elements from `start` on."""
         for completion in self.begin_write(start, data):
             completion.wait()
 
     def begin_read(self, start: int, out: NDArray[Any]) -> list[Completion]:
-        """Begin to read; elements between parameters stay as they are in `out`."""
+        """Begin to read; elements of `out` between parameters are unchanged."""
         segment, stripes, reads = self._segment, self._segment.stripes, []
         for key, first, low, high, channel in segment.split(self._name, start, out.size):
             whole = channel is None or stripes.channels == 1
@@ -149,7 +149,7 @@ class StoredArray:
         return reads
 
     def begin_write(self, start: int, data: NDArray[Any]) -> list[Completion]:
-        """Begin to write; `data` must not change until that has ended."""
+        """Begin to write; `data` must not change before the end."""
         segment, written = self._segment, []
         segment.changed(self._name)
         flat = np.ascontiguousarray(data, segment.dtype_of(self._name))
@@ -167,17 +167,17 @@ class DriveSegment(Segment):
 
     Parameters
     ----------
-    counts : elements of each parameter.
+    counts : number of elements of each parameter.
     keys : names of the parameters on the drives.
 
     Attributes
     ----------
-    spans : first element and elements of each parameter.
+    spans : first element and number of elements of each parameter.
     on_drives : arrays that have tensors on the drives.
-    parameters : that have their extents here.
-    dirty : arrays that were written, in memory or on drives, by no step.
+    parameters : parameters whose extents are in this segment.
+    dirty : arrays written outside of steps, in memory or on drives, since the last commit.
     unit : index among the segments of an optimizer.
-    in_step : gradients that are reserved do not outlast the step.
+    in_step : a step runs: `reserve` leaves gradients, which do not outlast it, in memory.
     """
 
     def __init__(
@@ -209,28 +209,28 @@ class DriveSegment(Segment):
 
     @property
     def store(self) -> Store:
-        """The store, open. Raises `StorageError`."""
+        """The open store. Raises `StorageError`."""
         return self._drives.store
 
     @abstractmethod
     def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
-        """Tensors of an array: name, elements, and the drive that has all of it; None: it is
-        striped."""
+        """Yield the tensors of an array: name, number of elements, and the drive that has the whole
+        tensor, or None if the tensor is striped."""
 
     @abstractmethod
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
-        """Tensors that have elements [start, start + count) of an array."""
+        """Yield the parts of tensors that have elements [start, start + count) of an array."""
 
     @abstractmethod
     def find(self) -> None:
-        """Find the arrays that the drives have."""
+        """Set `on_drives` to the arrays that the drives have."""
 
     def elsewhere(self, array: str) -> StoredArray | None:
         on_drives = array in self.on_drives and not self.has(array)
         return StoredArray(self, array) if on_drives else None
 
     def has(self, array: str) -> bool:
-        """Whether an array is in memory."""
+        """Return whether an array is in memory."""
         return array in self._arenas[0]
 
     def written(self, array: str) -> None:
@@ -238,7 +238,7 @@ class DriveSegment(Segment):
             self.changed(array)
 
     def changed(self, array: str) -> None:
-        """An array is no more what the last generation on the drives has."""
+        """Mark an array as different from the last generation on the drives."""
         self.dirty.add(array)
 
     def count_write(self, array: str, nbytes: int) -> None:
@@ -256,9 +256,8 @@ class DriveSegment(Segment):
             self._traffic.from_drives += nbytes
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
-        """Add missing arrays, `besides` one, to the drives, with their values; in a step gradients
-        are in memory already.
-        """
+        """Add missing arrays, except `besides`, to the drives and fill them; in a step gradients are
+        in memory already."""
         for name, value in arrays.items():
             passes = self.in_step and name in GRADIENTS
             if not (name in self.on_drives or name == besides or passes):
@@ -288,14 +287,14 @@ class DriveSegment(Segment):
 
 
 class StripedSegment(DriveSegment):
-    """Of each parameter and array a tensor, striped over the drives of the host.
+    """A segment with one tensor for each parameter and array, striped over the host's drives.
 
-    `allocate` makes room for whole arrays in memory.
+    `allocate` allocates memory for whole arrays.
     """
 
     @property
     def has_padding(self) -> bool:
-        """Whether there are elements between parameters."""
+        """Whether there are padding elements between parameters."""
         return self._size > sum(count for _, count in self.spans)
 
     def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
@@ -314,14 +313,18 @@ class StripedSegment(DriveSegment):
         self.on_drives = {array for key, _, array in named if key in keys}
 
     def nbytes(self, array: str) -> int:
-        """Memory that an array takes, on the channel that has most of it."""
+        """Return the bytes of an array on the channel with the largest share."""
         channels = range(self.stripes.channels)
         most = max(self.stripes.before(self._size, channel) for channel in channels)
         return padded(most * self.dtype_of(array).itemsize, LINE_BYTES)
 
     def allocate(self, loaded: Sequence[str], made: Sequence[str]) -> None:
-        """Allocate memory for arrays that are loaded whole, and for others, whose padding becomes
-        zeros.
+        """Allocate memory for arrays.
+
+        Parameters
+        ----------
+        loaded : arrays that are then loaded whole.
+        made : other arrays, whose padding is set to zeros.
         """
         values = dict.fromkeys(made, 0.0 if self.has_padding else None)
         self._allocate({**dict.fromkeys(loaded, None), **values})
@@ -340,21 +343,19 @@ class StripedSegment(DriveSegment):
 
     @property
     def needs_master(self) -> bool:
-        """Whether the device has more of a parameter than the host."""
+        """Whether the device has bits of a master that the host lacks."""
         return not all(parameter.is_on_host for parameter in self.parameters)
 
 
 class ShardedSegment(DriveSegment):
-    """Parameters behind one another, sharded over cards by block (section IV-D).
+    """A segment sharded over cards by block (section IV-D).
 
-    Of each array every card's drive has a tensor with its share. Nothing is kept in the memory of a
-    card: subgroups are loaded, updated and stored.
-
-    The store has a drive for each card.
+    The store has a drive for each card. Every drive has a tensor with the card's share of each
+    array. Cards keep no arrays in memory: subgroups are loaded, updated and stored.
     """
 
     def key(self, array: str, channel: int) -> str:
-        """Name of a card's share of an array."""
+        """Return the name of a card's share of an array."""
         return f"{self.unit}.{array}@{channel}"
 
     def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
