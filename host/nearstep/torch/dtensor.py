@@ -87,10 +87,6 @@ def is_partial(tensor: Tensor) -> bool:
 def redistributed(gradient: Tensor, parameter: Tensor) -> Tensor:
     """A gradient on the parameter's mesh, spread as the parameter is: by communication if it is
     not, as in torch's step."""
-    if (
-        not is_dtensor(gradient)
-        or not is_dtensor(parameter)
-        or same_placements(gradient, parameter)
-    ):
-        return gradient
-    return gradient.redistribute(placements=parameter.placements)
+    if is_dtensor(gradient) and is_dtensor(parameter) and not same_placements(gradient, parameter):
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient

@@ -256,8 +256,8 @@ class DriveSegment(Segment):
             self._traffic.from_drives += nbytes
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
-        """Add missing arrays, except `besides`, to the drives and fill them; in a step gradients are
-        in memory already."""
+        """Add missing arrays, except `besides`, to the drives, and fill them; in a step gradients
+        are in memory already."""
         for name, value in arrays.items():
             passes = self.in_step and name in GRADIENTS
             if not (name in self.on_drives or name == besides or passes):
