@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
 from nearstep.torch.convert import FORMATS
-from nearstep.torch.dtensor import is_partial, local, on_same_mesh, spreading
+from nearstep.torch.dtensor import is_partial, local, on_same_mesh, sharding
 from nearstep.torch.errors import GradientError, ParameterError
 
 _NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
@@ -56,7 +56,7 @@ def check_parameter(name: str, parameter: Tensor) -> None:
     if not is_on_host_or_accelerator(parameter):
         raise ParameterError(name, "on the CPU or an accelerator", f"on {parameter.device}")
     if is_partial(parameter):
-        raise ParameterError(name, "without sums that are yet to be made", spreading(parameter))
+        raise ParameterError(name, "without sums that are yet to be made", sharding(parameter))
     part = local(parameter)
     if not _has_memory(part):
         raise ParameterError(name, "a tensor with memory of its own", f"a {type(part).__name__}")
@@ -101,7 +101,7 @@ def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
     if gradient.shape != parameter.shape:
         raise GradientError(name, f"of shape {tuple(parameter.shape)}", tuple(gradient.shape))
     if not on_same_mesh(gradient, parameter):
-        raise GradientError(name, spreading(parameter), spreading(gradient))
+        raise GradientError(name, sharding(parameter), sharding(gradient))
     part = local(gradient)
     if not _has_memory(part):
         raise GradientError(name, "a tensor with memory of its own", f"a {type(part).__name__}")

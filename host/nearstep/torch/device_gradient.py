@@ -1,4 +1,4 @@
-"""Gradients of parameters that wait for a step: kept by the device, or compressed."""
+"""Gradients kept for the next step: on the device, or compressed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ from nearstep.torch.errors import GradientError
 from nearstep.torch.traffic import Traffic
 
 PART_ELEMENTS = 1 << 14
-"""Elements that are fetched at once where gradients are added up."""
+"""Elements of one fetch where gradients are accumulated."""
 
 
 class DeviceGradient:
-    """The gradient of one parameter, in the array of the device that steps read it from.
+    """The gradient of one parameter in the device's array that steps read.
 
     Parameters
     ----------
-    extent : of the parameter.
-    array : of gradients in `form`.
-    form : what the device keeps it in.
-    gradient : its first value; any dtype whose values `form` has.
-    wait : waits until `gradient` has its values, which are then brought there when they are needed;
-        None if it has them.
+    array : name of the device's array, in format `form`.
+    gradient : first value, of a dtype that `form` represents exactly.
+    wait : blocks until `gradient` has its values, which are sent when they are needed; None: the
+        values are sent now.
 
     Attributes
     ----------
-    array, dtype : as given, and of the gradient.
-    applied : steps leave it out.
+    dtype : dtype of the gradient.
+    applied : steps ignore the gradient.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class DeviceGradient:
             self._write(extent, gradient)
 
     def land(self) -> None:
-        """Bring the first value there, if that is still to be done."""
+        """Send the first value to the device, unless it has been sent."""
         if self._coming is not None:
             gradient, wait = self._coming
             wait()
@@ -68,9 +66,9 @@ class DeviceGradient:
             self._coming = None
 
     def add(self, gradient: Tensor) -> None:
-        """Add another gradient as autograd does: to what is there, rounded to its dtype.
+        """Add another gradient as autograd does, rounded to the dtype of the first.
 
-        Of the device's, `PART_ELEMENTS` are on the host at a time.
+        The host fetches `PART_ELEMENTS` of the device's gradient at a time.
         """
         self._straighten()
         flat = gradient.detach().reshape(-1).cpu()
@@ -80,25 +78,25 @@ class DeviceGradient:
             self._write(part, values)
 
     def fetch(self, parameter: Tensor) -> Tensor:
-        """The gradient as a new tensor like `parameter`, to which autograd can add."""
+        """Return the gradient as a new tensor like `parameter`, to which autograd can add."""
         self._straighten()
         with torch.inference_mode(False), torch.no_grad():
             gradient = torch.empty(parameter.shape, dtype=self.dtype, device=parameter.device)
             return gradient.copy_(self._read(self._extent).view(parameter.shape))
 
     def whole(self) -> Tensor:
-        """The gradient as a new tensor of one dimension on the host."""
+        """Return the gradient as a new one-dimensional tensor on the host."""
         self._straighten()
         with torch.inference_mode(False), torch.no_grad():
             return self._read(self._extent)
 
     def divide(self, scale: float) -> None:
-        """Have it divided by `scale` when it is next added to, fetched or stepped with."""
+        """Divide the gradient by `scale` before its next use."""
         self._straighten()
         self._divisor = scale
 
     def ready(self, *, negated: bool) -> None:
-        """Have the device's array as a step needs it."""
+        """Prepare the device's array for a step, negated if `negated`."""
         self.land()
         if self._divisor != 1.0:
             self._straighten()
@@ -106,7 +104,7 @@ class DeviceGradient:
             self._flip()
 
     def _straighten(self) -> None:
-        """Make the array the gradient itself."""
+        """Undo a negation and apply a pending division in the device's array."""
         self.land()
         if self._negated:
             self._flip()
@@ -144,23 +142,23 @@ class DeviceGradient:
 
 
 _GRAD: Any = Tensor.grad
-"""The property of torch: that of a parameter that is offloaded looks for this one."""
+"""torch's property, which offloaded parameters replace."""
 
 
 class SparseGradient:
-    """What is to be sent of the gradient of one parameter, which is gone, and what stays of it.
+    """The compressed gradient of one parameter, and its residual.
 
-    It is of one step: what a second one would send is chosen among what is gone.
+    Valid for one step; the dense gradient has been freed.
 
     Parameters
     ----------
-    make : compresses the gradient: waits for it, if it is not there yet.
-    residual : that the gradient was added to; None is nothing.
+    make : waits for the gradient, and compresses it.
+    residual : tensor that was added to the gradient, or None.
 
     Attributes
     ----------
-    applied : steps leave it out.
-    spent : a step has sent it.
+    applied : steps ignore the gradient.
+    spent : a step has sent the gradient.
     """
 
     def __init__(self, make: Callable[[], Compressed], residual: Tensor | None) -> None:
@@ -168,19 +166,19 @@ class SparseGradient:
         self.spent = False
         self._make: Callable[[], Compressed] | None = make
         self._compressed: Compressed | None = None
-        self._residual = residual  # its memory is nobody else's
+        self._residual = residual  # keeps its memory from reuse
         self._memory = _memory(residual)
 
     def land(self) -> Compressed:
-        """Have it compressed, if that is still to be done."""
+        """Return the compressed gradient; compress it if needed."""
         if self._compressed is None:
-            assert self._make is not None, "it goes when it has been called"
+            assert self._make is not None, "make is dropped after its call"
             self._compressed = self._make()
             self._make = None
         return self._compressed
 
     def check(self, label: str, parameter: Tensor) -> None:
-        """Raise `GradientError` unless a step can use it."""
+        """Raise `GradientError` unless a step can use the gradient."""
         if self.spent:
             expected = "reset (zero_grad) after the step that has sent what was kept of it"
             raise GradientError(label, expected, "the one of that step")
@@ -190,14 +188,14 @@ class SparseGradient:
             raise GradientError(label, "one alone, since one was compressed", "two")
 
     def check_residual(self, label: str, residual: Tensor | None) -> None:
-        """Raise `GradientError` unless the state has the residual that it was compressed with."""
+        """Raise `GradientError` unless `residual` is the one used for compression."""
         if _memory(residual) != self._memory:
             expected = "compressed with the residual that the state has at the step"
             raise GradientError(label, expected, "with another: it was changed after backward")
 
 
 def _memory(tensor: Tensor | None) -> tuple[int, int] | None:
-    """Where a tensor is, and how many times it has been changed there."""
+    """Return a tensor's address and version counter."""
     if tensor is None:
         return None
     part = local(tensor)

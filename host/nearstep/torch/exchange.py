@@ -1,4 +1,4 @@
-"""Blocks of a step, arrays that it sends to the device, and results that it puts on the host."""
+"""Blocks of a step, arrays sent to the device, and results fetched to the host."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Block(NamedTuple):
     stop: int
 
     def span(self, channel: int) -> tuple[int, int]:
-        """Elements of the channel's share of the segment: first, and behind the last."""
+        """Return the elements [first, last) of the channel's share of the segment."""
         return self.launch.segment.stripes.span(self.start, self.stop, channel)
 
     def has(self, channel: int) -> bool:
-        """Whether a channel has elements of the block."""
+        """Return whether a channel has elements of the block."""
         first, last = self.span(channel)
         return first < last
 
@@ -38,15 +38,14 @@ Piece = Sequence[Block]
 def pieces(
     launches: Iterable[Launch], elements: int | None, first: int, *, whole: bool
 ) -> list[list[Block]]:
-    """Cut launches, in order, into pieces of at least `elements`; the last one may have fewer.
+    """Cut launches, in order, into pieces of at least `elements`; the last piece may have fewer.
 
-    A launch is cut only where the last channel has had its turn, so that a piece has the same
-    number of elements on each channel.
+    Cuts are at whole stripes, so that a piece has the same number of elements on each channel.
 
     Parameters
     ----------
-    elements : at least 1. None: all is one piece.
-    first : elements of the first piece.
+    elements : at least 1. None: one piece.
+    first : number of elements of the first piece.
     whole : do not cut launches.
     """
     found: list[list[Block]] = []
@@ -83,7 +82,7 @@ SMALL_ELEMENTS = 1 << 14
 """Arrays of fewer elements are copied together."""
 
 TOGETHER_ELEMENTS = 1 << 20
-"""Copies of more elements are not made longer."""
+"""Largest number of elements of neighbours that are copied together."""
 
 
 class Sending(NamedTuple):
@@ -102,7 +101,7 @@ class Sending(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Neighbours that are sent to one array together.
+    """Neighbouring arrays that are sent together to one array of the device.
 
     Attributes
     ----------
@@ -117,7 +116,7 @@ class Cut(NamedTuple):
     parts: Sequence[Sending]
 
     def data(self, channel: int, count: int) -> NDArray[Any]:
-        """The first elements of a channel's share of the range, to be read only; padding is 0."""
+        """Return the first `count` elements of a channel's share, read-only; padding is 0."""
         stripes = self.segment.stripes
         if stripes.channels == 1 and len(self.parts) == 1:
             extent, _, array, _ = self.parts[0]
@@ -135,12 +134,12 @@ class Cut(NamedTuple):
 
 
 class Sends:
-    """Arrays that a step sends; nobody changes them before `sent`.
+    """Arrays that a step sends, unchanged until `sent`.
 
     Parameters
     ----------
-    at_once : write large arrays to the device when they are added, and send only small neighbours
-        together; the host need not keep all arrays of a step. False: everything waits for `cut`.
+    at_once : write large arrays to the device when they are added, so that the host need not keep
+        all arrays of a step; small neighbours are sent together. False: `cut` yields all arrays.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
@@ -153,7 +152,7 @@ class Sends:
         return not self._sendings
 
     def send(self, sending: Sending) -> None:
-        """Add an array. Padding behind it may be overwritten."""
+        """Add an array. The padding after it may be overwritten."""
         extent, array, data, sent = sending
         if extent.count and not (self._at_once and extent.count >= SMALL_ELEMENTS):
             self._sendings[extent.segment, array].append(sending)
@@ -164,13 +163,13 @@ class Sends:
             sent()
 
     def sort(self) -> None:
-        """Put all arrays, which have been added, into the order of the device."""
+        """Sort all added arrays by their place on the device."""
         for sendings in self._sendings.values():
             sendings.sort(key=lambda each: each.extent.start)
 
     def cut(self, segment: Segment, start: int, stop: int) -> Iterator[Cut]:
-        """Elements [start, stop) of a segment that are sent: they begin and end with an extent, or
-        between two lines."""
+        """Yield what is sent of elements [start, stop) of a segment; each range begins and ends
+        with an extent, or between two lines."""
         for (where, array), sendings in self._sendings.items():
             if where is not segment:
                 continue
@@ -186,14 +185,14 @@ class Sends:
                 yield _cut(segment, array, start, stop, group)
 
     def _joins(self, group: Sequence[Sending], sending: Sending) -> bool:
-        """Whether a transfer goes on with another array: its next neighbour."""
+        """Return whether a transfer of `group` can include another array, its next neighbour."""
         if group[-1].extent.end != sending.extent.start:
             return False
         size = sending.extent.end - group[0].extent.start
         return not self._at_once or size <= TOGETHER_ELEMENTS
 
     def sent(self) -> None:
-        """The device has all arrays."""
+        """Record that the device has all arrays."""
         for sendings in self._sendings.values():
             for each in sendings:
                 if each.sent is not None:
@@ -202,7 +201,7 @@ class Sends:
 
 
 def send_now(fill: Callable[[Sends], None]) -> None:
-    """Send what `fill` adds, one array after the other."""
+    """Send the arrays that `fill` adds, one after the other."""
     sends = Sends()
     fill(sends)
     for sendings in sends._sendings.values():
@@ -226,11 +225,11 @@ class Target:
 
     Parameters
     ----------
-    words : memory of shape (elements,), or what allocates it when the first transfer begins.
-    sums : `words` are the parameter's memory, whose fingerprint is made of the parts as they are
-        filled, so that nobody waits for the fingerprint at the end of the step.
-    count, store : `store` is called with the words as soon as `count` elements have been filled;
-        the memory is freed then, so that a step need not have all results beside the parameters.
+    words : memory of shape (elements,), or a function that allocates it for the first transfer.
+    sums : compute the fingerprint of `words`, the parameter's memory, part by part while it is
+        filled.
+    count, store : call `store` with the words as soon as `count` elements have been filled, then
+        free the memory, so that a step need not keep all results beside the parameters.
 
     Attributes
     ----------
@@ -261,7 +260,7 @@ class Target:
         return self._words
 
     def filled(self, start: int, stop: int) -> None:
-        """Elements [start, stop) have their final values."""
+        """Record that elements [start, stop) have their final values."""
         if self._store is not None:
             self._left -= stop - start
             if not self._left:
@@ -278,16 +277,16 @@ class Target:
 
     @property
     def fingerprint(self) -> int | None:
-        """`convert.fingerprint` of the array; None if it is not known."""
+        """`convert.fingerprint` of the array; None if unknown."""
         return None if self._sums is None or any(self._missing) else self._sums.fingerprint
 
 
 class Results:
-    """Results of a step: the parameters, or copies in 16 bits, that the host fetches.
+    """Results of a step that the host fetches: parameters, or 16-bit copies.
 
     Parameters
     ----------
-    targets : memory for the extents that are fetched; others stay on the device.
+    targets : memory for the extents that are fetched.
     """
 
     def __init__(self, targets: Mapping[Extent, Target]) -> None:
@@ -302,12 +301,12 @@ class Results:
     def runs(
         self, block: Block, *, alone_from: int | None
     ) -> Iterator[tuple[int, int, Sequence[Extent]]]:
-        """Stretches of a block that are fetched: first element, the one behind the last, extents.
+        """Yield the ranges [start, stop) of a block that are fetched, with their extents.
 
         Parameters
         ----------
-        alone_from : extents of at least so many elements are fetched alone; None: neighbours of any
-            size are fetched together.
+        alone_from : fetch extents of at least so many elements alone; None: fetch neighbours of any
+            size together.
         """
         run: list[Extent] = []
         for extent in block.launch.extents:
@@ -336,24 +335,22 @@ class Results:
         return max(block.start, run[0].start), stop, tuple(run)
 
     def is_whole(self, start: int, stop: int, extents: Sequence[Extent]) -> bool:
-        """Whether `memory` has memory for these elements."""
+        """Return whether `memory` returns memory for these elements."""
         extent = extents[0]
         if extent.segment.stripes.channels > 1 or len(extents) > 1:
             return False
         return extent.start <= start and stop <= extent.start + extent.count
 
     def memory(self, start: int, stop: int, extents: Sequence[Extent]) -> NDArray[Any] | None:
-        """Memory for elements [start, stop) of a segment of one channel, if one extent has them.
-
-        `filled` is to be called afterwards. None: `put` takes each channel's share.
-        """
+        """Return memory for elements [start, stop) of a one-channel segment, if they are of one
+        extent; call `filled` afterwards. None: use `put` for each channel's share."""
         if not self.is_whole(start, stop, extents):
             return None
         extent = extents[0]
         return self._targets[extent].words[start - extent.start : stop - extent.start]
 
     def filled(self, start: int, stop: int, extents: Sequence[Extent]) -> None:
-        """Elements [start, stop) of a segment have their final values."""
+        """Record that elements [start, stop) of a segment have their final values."""
         for extent in extents:
             low, high = max(start, extent.start), min(stop, extent.start + extent.count)
             if low < high:
@@ -362,7 +359,7 @@ class Results:
     def put(
         self, start: int, stop: int, extents: Sequence[Extent], channel: int, part: NDArray[Any]
     ) -> None:
-        """Take a channel's share of elements [start, stop) of a segment."""
+        """Store a channel's share of elements [start, stop) of a segment."""
         stripes = extents[0].segment.stripes
         first, last = stripes.span(start, stop, channel)
         for extent in extents:
@@ -379,7 +376,7 @@ class Results:
             self.filled(start, stop, extents)
 
     def take(self, extent: Extent, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """A result, of shape (count,), in `out` if given; else to be read only."""
+        """Return a result, of shape (count,), in `out` if given; else read-only."""
         found = self._targets[extent].words
         if out is None or out.ctypes.data == found.ctypes.data:
             return found
@@ -387,9 +384,9 @@ class Results:
         return out
 
     def is_stored(self, extent: Extent) -> bool:
-        """Whether the parameter has the result already, and there is nothing to take."""
+        """Return whether the parameter already has the result."""
         return self._targets[extent].is_stored
 
     def fingerprint(self, extent: Extent) -> int | None:
-        """`convert.fingerprint` of a result in the parameter's memory; None if it is not known."""
+        """Return `convert.fingerprint` of a result in the parameter's memory; None if unknown."""
         return self._targets[extent].fingerprint

@@ -1,10 +1,10 @@
-"""Small parameters that are neighbours on the device, stepped as if they were one.
+"""Small parameters that are neighbours on the device, updated as one.
 
-What a step does to each parameter by itself takes longer than the update of a small one. So those
-that went through a step in the same way are kept together, with room for all of them: in the next
-step each is looked at, and then one call copies, compares or counts for all. Whatever is not as it
-was has them prepared by themselves, as before: a bucket raises nothing, and changes nothing before
-it is known that it can be used.
+The work of a step for each parameter takes longer than the update of a small parameter. So
+parameters that a step has updated with equal keys are grouped in a bucket with a buffer for all.
+The next step checks each parameter, then copies, compares and counts with one call for all. If
+anything has changed, each parameter is prepared alone. The check raises nothing and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FP32 = torch.float32
 
 
 def fits(resident: DeviceParameter, state: ParameterState) -> bool:
-    """Whether a parameter may be in a bucket: fp32 as the device has it, all of its state there."""
+    """Return whether a parameter may be in a bucket: fp32, with all of its state on the device."""
     left, layout = resident.last_seen, resident.layout
     return (
         resident.is_small
@@ -58,13 +58,13 @@ class FlatBucket:
 
     Parameters
     ----------
-    positions : of the parameters in their group.
-    residents, states : each fits, and joins the one before.
+    positions : positions of the parameters in their group.
+    residents, states : each `fits`, and its extent joins the one before.
 
     Attributes
     ----------
-    extent : from the first to the last of them, with the padding between.
-    steps : counts of steps; none if no such count is kept.
+    extent : range from the first to the last parameter, with the padding between.
+    steps : step counts, fp32 scalars; empty if the rule counts no steps.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FlatBucket:
         self._values = list(chain.from_iterable(map(dict.values, self._states)))
         self._held = states[0].held
         self._shapes = [each.shape for each in self.parameters]
-        # What the last step left, and then what is compared with it or sent; padding is 0.
+        # The results of the last step, and a buffer to compare with them or to send; padding is 0.
         self._left, self._room = np.zeros(span, np.float32), np.zeros(span, np.float32)
         is_padding = np.ones(span, np.bool_)
         ranges = []
@@ -118,14 +118,14 @@ class FlatBucket:
 
     @property
     def first(self) -> tuple[DeviceParameter, ParameterState]:
-        """Of the first parameter: what holds for it holds for all."""
+        """The first parameter and its state, which stand for all."""
         return self._residents[0], self._states[0]
 
     def gradients(self, states: Mapping[Tensor, Any]) -> list[Tensor] | None:
-        """Gradients of the parameters; None if each parameter has to be looked at by itself.
+        """Return the gradients of the parameters; None if each parameter must be prepared alone.
 
-        All has to be as the last step left it, but for the values of parameters, gradients and
-        counts of steps; these have to be equal.
+        Only the values of parameters, gradients and step counts may differ from the last step; step
+        counts must be equal.
         """
         gradients: list[Tensor] = []
         for parameter, shape in zip(self.parameters, self._shapes, strict=True):
@@ -147,7 +147,7 @@ class FlatBucket:
 
     @property
     def _is_on_device(self) -> bool:
-        """Whether nobody has fetched state, or put other state there."""
+        """Whether no state was fetched or replaced."""
         states = self._states
         return (
             sum(map(len, states)) == len(self._values)
@@ -157,7 +157,7 @@ class FlatBucket:
 
     @property
     def _is_even(self) -> bool:
-        """Whether all are at the same step."""
+        """Whether all step counts are equal."""
         if not self.steps:
             return True
         if not all(map(is_count, self.steps)):
@@ -166,13 +166,13 @@ class FlatBucket:
         return bool((counts == counts[0]).all())
 
     def has(self, keys: Collection[str]) -> bool:
-        """Whether these moments are on the device already."""
+        """Return whether these moments are on the device."""
         return self._held.issuperset(keys)
 
     def send(self, gradients: list[Tensor], sends: Sends, *, negated: bool) -> None:
         """Send the gradients, negated if `negated`, and parameters that the host changed.
 
-        `DeviceParameter.send_master_if_changed` and `DeviceParameter.send_gradient` say more.
+        As `DeviceParameter.send_master_if_changed` and `DeviceParameter.send_gradient`.
         """
         torch._foreach_copy_(self._room_views, self.parameters)
         if not np.array_equal(self._room.view(np.uint32), self._left.view(np.uint32)):
@@ -189,18 +189,18 @@ class FlatBucket:
 
     @property
     def is_small(self) -> bool:
-        """Whether it is copied together with its neighbours."""
+        """Whether the bucket is copied together with its neighbours."""
         return self.extent.count < SMALL_ELEMENTS
 
     is_fetched = True
     """Whether a step fetches the parameters."""
 
     def target(self, *, direct: bool, fingerprints: bool) -> Target:
-        """Memory for the result of a step."""
+        """Return memory for the result of a step."""
         return Target(self._left if direct else np.empty(self.extent.count, np.float32))
 
     def take_result(self, results: Results) -> None:
-        """Take over the result of a step."""
+        """Update the parameters from the result of a step."""
         results.take(self.extent, self._left)
         self._left[self._padding] = 0.0
         torch._foreach_copy_(self.parameters, self._left_views)
@@ -209,12 +209,12 @@ class FlatBucket:
         self._traffic.parameters_up += 4 * self.elements
 
     def count_step(self) -> None:
-        """A step has updated the parameters."""
+        """Increment the step counts."""
         if self.steps:  # without alpha torch would make each its own tensor of 1
             torch._foreach_add_(self.steps, torch.ones((), device="cpu"), alpha=1)
 
     def end_loan(self) -> None:
-        """The step has ended, see `DeviceParameter.end_loan`."""
+        """End the loans of the step, as `DeviceParameter.end_loan`."""
         if self._is_lent:
             self._is_lent = False
             self.extent.end_loan("g")
@@ -224,15 +224,15 @@ class FlatBucket:
                 resident.end_loan()
 
     def interrupt(self, name: str) -> None:
-        """A step of these parameters failed half way, with what is called `name`."""
+        """Record that the error called `name` interrupted a step of these parameters."""
         for resident in self._residents:
             resident.interrupt(name)
 
 
 ReadyBucket = tuple[FlatBucket, list[Tensor]]
-"""A bucket that can be used in a step, and the gradients."""
+"""A bucket that a step can use, and the gradients."""
 
 
 def is_count(step: Any) -> bool:
-    """Whether this is a count of steps as states have it."""
+    """Return whether `step` is a step count as in states: an fp32 scalar tensor on the host."""
     return type(step) is Tensor and step.dtype is _FP32 and not step.dim() and step.is_cpu

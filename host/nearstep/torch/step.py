@@ -1,4 +1,4 @@
-"""What a step updates: items, and what its runs have in common."""
+"""The plan of a step: items to update, and the keys of their runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Gradient = Tensor | DeviceGradient | SparseGradient
 
 
 class RunKey(NamedTuple):
-    """What neighbours have in common that share a run.
+    """Properties that neighbours must share to be updated by one run.
 
     Attributes
     ----------
     group : index of the parameter group.
     copy_format : format of the copy of the parameters that the host fetches; None without one.
-    times : runs: how often each is in its group.
-    negate : the kernel is to negate the gradients.
+    times : number of runs: how often each parameter is in its group.
+    negate : the kernel negates the gradients.
     """
 
     group: int
@@ -44,7 +44,7 @@ class RunKey(NamedTuple):
 
     @property
     def result(self) -> str:
-        """Array that the host fetches."""
+        """Array to fetch."""
         return "p" if self.copy_format is None else copy_array(self.copy_format)
 
 
@@ -55,12 +55,12 @@ class StepItem:
     Attributes
     ----------
     group : index of the parameter group.
-    gradient : of a bucket: that of each parameter.
+    gradient : of a bucket: the gradients of its parameters.
     times : how often the parameter is in the group.
-    parameter : None of a bucket.
+    parameter : None for a bucket.
     resident : the parameter, or the bucket, on the device.
-    found : state as it is before the step.
-    key, state, compressed : of an item that is ready: what was sent of it.
+    found : state before the step.
+    key, state, compressed : set when the item's data has been sent.
     """
 
     group: int
@@ -77,19 +77,19 @@ class StepItem:
 
     @property
     def single(self) -> DeviceParameter:
-        """The parameter on the device; the item is no bucket."""
+        """The parameter on the device, of an item that is no bucket."""
         assert isinstance(self.resident, DeviceParameter), "an item of one parameter"
         return self.resident
 
 
 class Scaling(NamedTuple):
-    """What is to be known of the gradients' scale.
+    """The scale of the gradients.
 
     Attributes
     ----------
-    scale : what the gradients were multiplied by.
-    found : if given, the device looks for infinities and NaN, and `found` is set to 1 if it finds
-        one.
+    scale : factor of the gradients.
+    found : None, or a tensor of one element that is set to 1 if the device finds an infinity or
+        NaN.
     """
 
     scale: float
@@ -102,8 +102,8 @@ class StepPlan:
 
     Attributes
     ----------
-    arrays : of the rule of each group, with their first values.
-    arguments : of runs, by group and phase.
+    arrays : for each group the arrays of its rule, with their first values.
+    arguments : arguments of runs, by group and phase.
     """
 
     items: Sequence[StepItem]
@@ -112,18 +112,18 @@ class StepPlan:
     scaling: Scaling
 
     def singles(self) -> Sequence[DeviceParameter]:
-        """Parameters that are updated by themselves."""
+        """Return the parameters that are in no bucket."""
         return [i.resident for i in self.items if isinstance(i.resident, DeviceParameter)]
 
     def of(self, segments: Sequence[Segment]) -> Sequence[tuple[Segment, StepPlan]]:
-        """The parts of the plan for each segment that has items, in the order of segments."""
+        """Split the plan by segment, in the order of `segments`."""
         found: dict[Segment, list[StepItem]] = {}
         for item in self.items:
             found.setdefault(item.resident.extent.segment, []).append(item)
         return [(each, replace(self, items=found[each])) for each in segments if each in found]
 
     def needed(self) -> dict[str, float]:
-        """Arrays of the segment that the items need, with their first values."""
+        """Return the arrays that the items need in their segment, with their first values."""
         needed: dict[str, float] = {}
         for item in self.items:
             for name, value in self.arrays[item.group].items():

@@ -43,29 +43,28 @@ class Owner(Protocol):
 
     @property
     def title(self) -> str:
-        """What the optimizer is called on drives."""
+        """Name of the optimizer on drives."""
 
     @property
     def computes(self) -> str:
-        """What a generation on drives says of the arithmetic."""
+        """Description of the arithmetic in a generation on drives."""
 
 
 class StateTable:
     """Columns of an optimizer: parameters, gradients, moments and copies of all parameters.
 
-    The index space has the parameters in the order in which they got memory, each from a line on
-    (`nearstep.placement`). Each column has a format, and a home, where its elements are kept.
+    The index space has the parameters in the order of their allocation, each from a line on
+    (`nearstep.placement`). Each column has a format, and a home that keeps its elements.
 
     Parameters
     ----------
-    device : name of a device, an open one, or one that another table uses.
-    settings : how the optimizer uses it.
+    device : name of a device, an open device, or the device of another table.
 
     Attributes
     ----------
-    settings : on the device.
-    formats : of the kernel.
-    layout : state of a parameter, as the device keeps it.
+    settings : arguments besides torch's, completed for the device.
+    formats : formats that the kernel has.
+    layout : layout of a parameter's state on the device.
     interrupted : name of the error of a step that failed half way; further use is refused until a
         checkpoint is loaded.
 
@@ -104,12 +103,12 @@ class StateTable:
 
     @property
     def source(self) -> Any:
-        """What another optimizer that is made of this one is given as its device."""
+        """Device argument for a copy of the optimizer in another process."""
         return self.device.url
 
     @property
     def scans(self) -> bool:
-        """Whether the kernel can look at the gradients first, and scale them then."""
+        """Whether the kernel can scan gradients before an update, and scale them."""
         return scans(self.device.config)
 
     def check_open(self, action: str) -> None:
@@ -117,26 +116,26 @@ class StateTable:
         self.device.check_open(action)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Check that the device can make steps with the options of a group."""
+        """Check that the device supports the options of a group."""
         self.settings.check_maximize(group.get("maximize"), self.device.config)
         self.rule.check(group)
         self.device.check_rule(self.rule.form(group).rule.name, self.rule.named)
 
     def arguments(self, group: Mapping[str, Any], phase: Phase) -> RuleArguments:
-        """What the runs of a group compute with, of parameters in one phase."""
+        """Return the arguments of the runs of a group, for parameters in one phase."""
         return self.device.arguments(self.rule.definition, **self.rule.given(group, phase))
 
     def begin(self, owner: Owner) -> None:
-        """All parameters of the constructor are there: make the states that torch makes then."""
+        """Make the states that torch's constructor makes."""
         for group in owner.param_groups if self.rule.definition.from_start else ():
             arrays = self.rule.arrays(group)
             for parameter in group["params"]:
                 resident = self.parameters.get(parameter)
-                if resident is not None:  # those that are lazy, or fixed, have none
+                if resident is not None:  # lazy and frozen parameters have none
                     self.ready_state(owner, resident, group, None, arrays)
 
     def reset(self) -> None:
-        """After a step that failed half way: reset the device."""
+        """Reset the device after a step that failed half way."""
         if self.interrupted is not None:
             self.device.reset()
 
@@ -151,13 +150,13 @@ class StateTable:
             raise InterruptedStepError(action, self.interrupted)
 
     def interrupt(self, parameters: Iterable[Any], error: BaseException) -> None:
-        """A step of these parameters failed half way."""
+        """Record that a step of these parameters failed half way."""
         self.interrupted = type(error).__name__
         for each in parameters:
             each.interrupt(self.interrupted)
 
     def recover(self) -> None:
-        """The step that failed half way has been rolled back."""
+        """Record that the interrupted step has been rolled back."""
         self.interrupted = None
         for each in self.parameters.values():
             each.interrupted = None
@@ -182,7 +181,7 @@ class StateTable:
         )
 
     def place(self, owner: Owner, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
-        """Allocate extents for parameters of a group that have none yet, next to each other."""
+        """Allocate adjacent extents for parameters of a group that have none."""
         groups, known = owner.param_groups, self.parameters
         new = list(dict.fromkeys(p for p in parameters if p not in known and not is_lazy(p)))
         if not new:
@@ -220,7 +219,7 @@ class StateTable:
             self.home.add(segment, [self.parameters[p] for p in unit])
 
     def _pairs(self, extents: Sequence[Extent]) -> dict[Segment, PairSpace]:
-        """Room for the pairs of all extents of a segment, if gradients are compressed."""
+        """Return memory for the pairs of a segment, if gradients are compressed."""
         compression, segment = self.settings.compression, extents[0].segment
         if compression is None:
             return {}
@@ -235,7 +234,7 @@ class StateTable:
         *,
         narrow: bool,
     ) -> list[Tensor]:
-        """Take over parameters that `nearstep.offload.init` has put on the device; the others."""
+        """Adopt parameters that `nearstep.offload.init` has allocated; return the others."""
         places = {p: unclaimed(p) for p in parameters}
         if self.home.is_durable and any(each is not None for each in places.values()):
             reason = "parameters of nearstep.offload.init are on the device"
@@ -258,12 +257,12 @@ class StateTable:
         return [p for p in parameters if p not in here]
 
     def keep(self, owner: Owner, resident: DeviceParameter, state: ParameterState) -> None:
-        """Show the state of a parameter to the user, and to checkpoints, if there is any."""
+        """Put a parameter's state into `owner.state`, unless it is empty."""
         if state or resident.keeps_master:
             owner.state[resident.parameter] = state
 
     def load(self, resident: DeviceParameter, saved: SavedState) -> ParameterState:
-        """Send saved state to its home."""
+        """Send saved state to the device."""
         for key, value in saved.moments.items():
             resident.send(key, value)
         resident.load_master(saved.master)
@@ -274,7 +273,7 @@ class StateTable:
     def state_of(
         self, owner: Owner, resident: DeviceParameter
     ) -> ParameterState | SavedState | None:
-        """State of a parameter as it is, or as the user put it there; None if it has none."""
+        """Return a parameter's state, as kept or as the user assigned it; None without state."""
         state = owner.state.get(resident.parameter)
         if isinstance(state, ParameterState) and state.store is resident and state:
             state.check_keys()
@@ -291,12 +290,12 @@ class StateTable:
         found: ParameterState | SavedState | None,
         arrays: Mapping[str, float],
     ) -> ParameterState:
-        """Make, load or flush the state of a parameter that is about to be updated.
+        """Make, load or flush the state of a parameter before its update.
 
         Parameters
         ----------
         found : from `state_of`.
-        arrays : of the rule of the group.
+        arrays : arrays of the group's rule, with their first values.
         """
         resident.extent.segment.reserve(arrays, besides="g")
         if isinstance(found, ParameterState):
@@ -311,12 +310,12 @@ class StateTable:
         return ready
 
     def first_state(self, resident: DeviceParameter, group: Mapping[str, Any]) -> ParameterState:
-        """State before the first step."""
+        """Return the state before the first step."""
         step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
         return ParameterState.of(resident, step, self.rule.first_moments(group))
 
     def load_all(self, owner: Owner, saved: Mapping[Tensor, SavedState]) -> None:
-        """Load a checkpoint: the state is sent, and every parameter with its next step."""
+        """Load a checkpoint: send the state now, and every parameter with its next step."""
         for group in owner.param_groups:
             wanted = (p for p in group["params"] if p.requires_grad or p in saved)
             self.place(owner, group, wanted)
@@ -329,7 +328,7 @@ class StateTable:
 
 
 def labels_of(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
-    """What the parameters of these groups are called in errors."""
+    """Return the names of the parameters in errors."""
     return {
         parameter: label(group, index, position)
         for index, group in enumerate(groups)

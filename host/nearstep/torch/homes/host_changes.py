@@ -1,4 +1,4 @@
-"""Whether the host has changed parameters, found out while a step begins."""
+"""Checks whether the host has changed parameters, during the first part of a step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from nearstep.torch.convert import PartSums
 
 
 class ChangedParameterError(Fielded, NearstepError):
-    """A parameter is not as the last step left it: the step begins anew, with what it is now.
+    """The host has changed a parameter since the last step; the step is repeated.
 
-    Nothing that it has written counts, and nothing of it has reached the host. Users never see
-    this.
+    The step has committed nothing and changed nothing on the host. Users never see this error.
     """
 
     template = "{parameter} must be as the last step left it, but was changed"
@@ -23,12 +22,12 @@ class ChangedParameterError(Fielded, NearstepError):
 
 
 class CheckedParameter(NamedTuple):
-    """A parameter that is to be looked at.
+    """A parameter to check.
 
     Attributes
     ----------
-    sums : of its memory, which nobody changes meanwhile.
-    fingerprint : that it has if it was not changed.
+    sums : sums of the parameter's memory, which is constant during the check.
+    fingerprint : expected fingerprint of an unchanged parameter.
     """
 
     label: str
@@ -37,7 +36,7 @@ class CheckedParameter(NamedTuple):
 
 
 class HostChangeCheck(Completion):
-    """Parameters that a thread looks at."""
+    """A check of parameters in a thread."""
 
     is_background = True
 
@@ -84,15 +83,15 @@ class HostChangeCheck(Completion):
 
 
 class HostChangeChecks:
-    """At the parameters of one optimizer, once a step.
+    """Checks of the parameters of one optimizer, one for each step.
 
-    A step may begin before it is known whether the host has changed a parameter: until then it
-    reads, updates and writes what counts only after a commit, but leaves the host as it is.
+    A step may begin before its check has ended: until then the step reads, updates and writes only
+    uncommitted data, and does not change the host's parameters.
 
     Attributes
     ----------
-    beside : whether the next step is to begin so. Whoever changes parameters before a step does so
-        again: after one that had to begin anew, steps look first, until nothing is found.
+    beside : whether the next step begins before its check has ended. After a repeated step, checks
+        come first until one finds no change: changes before each step are likely.
     """
 
     def __init__(self) -> None:
@@ -101,22 +100,22 @@ class HostChangeChecks:
         self._last: HostChangeCheck | None = None
 
     def begin(self, expected: Sequence[CheckedParameter]) -> None:
-        """Begin to look at these."""
+        """Begin a check of these parameters."""
         self.cancel()
         self._look = self._last = HostChangeCheck(expected) if expected else None
 
     @property
     def passed(self) -> bool:
-        """Whether nothing of the host is to be left as it is any more."""
+        """Whether the step may have changed the host's parameters: the last check has passed."""
         return self._last is None or self._last.done
 
     def take(self) -> HostChangeCheck | None:
-        """What the operations have to wait for that change the host's parameters."""
+        """Return the check that operations which change the host's parameters must wait for."""
         look, self._look = self._look, None
         return look
 
     def cancel(self) -> None:
-        """Nobody wants to know any more."""
+        """Abort the check."""
         look = self.take()
         if look is not None:
             look.abort()
