@@ -1,4 +1,4 @@
-"""An optimizer that a configuration describes, and a step with all that it asks for."""
+"""Optimizers from a configuration in DeepSpeed's spelling, with clipping and loss scaling."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Clipping = Literal["host", "device"]
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 SHARE_OF_DEVICE = 2
-"""One part of that many of the device's memory is for subgroups, if no size is stated."""
+"""Without a stated size, subgroups use 1/SHARE_OF_DEVICE of the device's memory."""
 
 
 class Training:
-    """An optimizer that a configuration describes; `nearstep.optim.from_deepspeed` makes it.
+    """An optimizer from a configuration, made by `nearstep.optim.from_deepspeed`.
 
     ::
 
@@ -46,13 +46,13 @@ class Training:
             training.backward(model(batch))
             training.step()
 
-    Both are called once for each micro-batch. `optimizer` and `scaler` are torch's as ever, with
-    checkpoints of their own; `optimizer.step()` by itself neither clips on the host nor unscales.
+    Call both once for each micro-batch. `optimizer` and `scaler` have the interface of torch's, and
+    their own checkpoints; `optimizer.step()` alone neither clips on the host nor unscales.
 
     Attributes
     ----------
-    scaler : of the loss of fp16 models, or None.
-    config : what was asked for, and in `config.rows` what became of each key.
+    scaler : loss scaler of fp16 models, or None.
+    config : the configuration; `config.rows` lists the use of each key.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Training:
         self._clipped = False
 
     def backward(self, loss: Tensor) -> None:
-        """Have autograd add the gradients of a micro-batch.
+        """Accumulate the gradients of a micro-batch.
 
         Parameters
         ----------
-        loss : of one element: the mean over the micro-batch. The step is that of the mean over
-            `gradient_accumulation_steps` of them.
+        loss : one element: the mean over the micro-batch. The step uses the mean over
+            `gradient_accumulation_steps` micro-batches.
         """
         self._clipped = False
         if self.config.gradient_accumulation_steps > 1:
@@ -88,10 +88,10 @@ class Training:
 
         Raises
         ------
-        GradientError : the norm that is to be bounded is not finite, and no loss is scaled.
+        GradientError : the norm to clip is not finite, and the loss is not scaled.
         LossScaleError : gradients were reset.
-        ArgumentError, DeviceError, StorageError : as those of `optimizer.step()`. The call can be
-            repeated where the step of the optimizer can; `zero_grad` gives the step up.
+        ArgumentError, DeviceError, StorageError : as of `optimizer.step()`. The call can be
+            repeated if the optimizer's step can; `zero_grad` abandons the step.
         """
         if self._passes + 1 < self.config.gradient_accumulation_steps:
             self._passes += 1
@@ -110,7 +110,7 @@ class Training:
         return not self.scaler.overflowed
 
     def zero_grad(self) -> None:
-        """Reset the gradients, and begin a step anew: no backward pass counts."""
+        """Reset the gradients and the count of backward passes."""
         self.optimizer.zero_grad()
         self._passes, self._clipped = 0, False
 
@@ -127,11 +127,11 @@ class Training:
                 raise GradientError("all parameters together", "of a finite norm", value)
             torch.nn.utils.clip_grads_with_norm_(parameters, bound, norm)
             return
-        # fp16 has no numbers for the norm of gradients that are scaled.
+        # The norm of scaled gradients exceeds the range of fp16.
         norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]
         whole = torch.nn.utils.get_total_norm(norms).item() / self.scaler.get_scale()
         if not math.isfinite(whole):
-            return  # the step finds what is not, and is skipped
+            return  # the step finds the infinity or NaN, and is skipped
         factor = clip_coefficient(whole, bound)
         for each in gradients:
             each.mul_(factor)
@@ -145,7 +145,7 @@ def make(
     clipping: str,
     on: Mapping[str, Any],
 ) -> Training:
-    """The optimizer that a configuration describes, and what belongs to it.
+    """Make the optimizer of a configuration, and its loss scaler.
 
     Parameters
     ----------
@@ -153,8 +153,8 @@ def make(
 
     Raises
     ------
-    ConfigError : parameters or the device are not as the configuration has them.
-    HyperparameterError, UnsupportedOptionError : an argument is not.
+    ConfigError : parameters or the device contradict the configuration.
+    HyperparameterError, UnsupportedOptionError : an argument contradicts the configuration.
     """
     for name in on:
         if name not in OnDevice.__annotations__:
@@ -192,12 +192,12 @@ def make(
 
 
 def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the optimizer that say where its state lies.
+    """Return the optimizer's arguments for memory and drives.
 
     Raises
     ------
-    ConfigError : the folder or the device is not as the configuration has it.
-    UnsupportedOptionError : the device cannot take the scale of a loss.
+    ConfigError : the folder or the device contradicts the configuration.
+    UnsupportedOptionError : the device does not support loss scaling.
     """
     if config.nvme is None and config.loss_scaling is None:
         return {}
@@ -220,7 +220,7 @@ def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> d
 
 
 def _check_cards(nvme: Nvme, device: SmartssdDevice) -> None:
-    """Raise `ConfigError` unless the drives of the cards are what is asked for."""
+    """Raise `ConfigError` unless the cards have the drives of the configuration."""
     folder = Path(device.drive_places[0]).parent
     if os.path.realpath(nvme.path) != os.path.realpath(folder):
         raise ConfigError(NVME_PATH, f"{folder}, as the device's drive= says", str(nvme.path))
@@ -230,7 +230,7 @@ def _check_cards(nvme: Nvme, device: SmartssdDevice) -> None:
 
 
 def _memory(nvme: Nvme, parameters: list[Tensor], device: Device) -> int:
-    """Bytes of the device's memory for the buffers of a subgroup."""
+    """Return the bytes of device memory for the buffers of a subgroup."""
     element, capacity = 4 * nvme.buffers, device.capacity_bytes
     if not nvme.stated:
         return min(element * nvme.elements, capacity // SHARE_OF_DEVICE)
@@ -242,7 +242,7 @@ def _memory(nvme: Nvme, parameters: list[Tensor], device: Device) -> int:
 
 
 def _drive(nvme: Nvme) -> str:
-    """The file of this process."""
+    """Return the path of this process's drive."""
     folder = nvme.path
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(NVME_PATH, "a folder that can be written", str(folder))
@@ -250,7 +250,7 @@ def _drive(nvme: Nvme) -> str:
 
 
 def rank() -> tuple[int, int]:
-    """Number of this process among those that train together, and how many there are."""
+    """Return the rank of this process, and the world size."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -1,4 +1,4 @@
-"""Options of torch's optimizers: which mean the same here, and which are refused by name."""
+"""Options of torch's optimizers: conversion, checks, and options that are not supported."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _REASONS = {
 }
 
 _IMPLEMENTATION = {"foreach": None, "capturable": False, "differentiable": False}
-"""Options that choose how torch computes, not what: a checkpoint's choice is not taken over."""
+"""Options that select an implementation in torch; values of a checkpoint are ignored."""
 
 _ABSENT = {"maximize": False, "fused": None}
-"""Options that groups saved by an older torch lack, those of the optimizer aside."""
+"""Options that groups saved by an older torch lack, with their defaults."""
 
 
 def reject_unsupported(group: Mapping[str, Any]) -> None:
@@ -48,8 +48,7 @@ def check_given(defaults: Mapping[str, Any]) -> None:
 
 
 def normalise(group: MutableMapping[str, Any], options: Container[str]) -> None:
-    """Complete a loaded group with those of `options` that it lacks, and reset what it says about
-    torch's way to compute."""
+    """Add missing `options` to a loaded group, and reset options that select an implementation."""
     group.update({name: value for name, value in _IMPLEMENTATION.items() if name in options})
     for name, value in _ABSENT.items():
         if name in options:
@@ -64,7 +63,7 @@ def check_complete(group: Mapping[str, Any], options: Iterable[str]) -> None:
 
 
 def several(name: str, values: object, count: int) -> tuple[float, ...]:
-    """Numbers of a hyper-parameter that is `count` of them, as Python floats."""
+    """Return a hyper-parameter of `count` numbers as Python floats."""
     if not isinstance(values, tuple | list) or len(values) != count:
         expected = "a pair of numbers" if count == 2 else f"{count} numbers"
         raise HyperparameterError(name, expected, values)
@@ -72,7 +71,7 @@ def several(name: str, values: object, count: int) -> tuple[float, ...]:
 
 
 def given_betas(betas: object) -> tuple[float, ...]:
-    """Betas that a constructor was given, which torch takes as two of a kind."""
+    """Return the betas of a constructor: both floats or both tensors, as in torch."""
     pair = several("betas", betas, 2)
     if isinstance(betas, tuple | list) and sum(isinstance(beta, Tensor) for beta in betas) == 1:
         raise HyperparameterError("betas", "either both floats or both Tensors", betas)
@@ -80,7 +79,7 @@ def given_betas(betas: object) -> tuple[float, ...]:
 
 
 def scalar(name: str, value: object) -> float:
-    """`value` as a Python float; a tensor must have one element. One too large is infinite.
+    """Return `value` as a Python float, inf if too large; a tensor must have one element.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How an optimizer uses its device and drives, besides the options that torch has."""
+"""Arguments of an optimizer besides torch's options: its use of the device and of drives."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.decompressor import Decompressor
 
 Drives = Sequence[str | Path] | Store
-"""Files of a set; or a store that the caller opened, and closes."""
+"""Paths of a set of drives; or a store that the caller opened, and closes."""
 
 Resume = bool | int | str | Path | Sequence[str | Path]
-"""Whether to go on from the last step of the drives; `COMMON`; a generation of them; or other
-drives that have the step, all of a set, or their folder."""
+"""Whether to resume from the last step of the drives; `COMMON`; a generation; or the paths of
+another set of drives that has the step, or their folder."""
 
 COMMON = "common"
-"""Go on from the last step that the drives of all processes of a job have."""
+"""Resume from the last step that the drives of all processes of a job have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overflow:
-    """State lies on drives as far as memory does not hold it.
+    """State that does not fit in device memory is kept on drives.
 
     Attributes
     ----------
     drives : None: the device's own.
-    memory : of the device, for parameters, gradients and state: bytes, text such as `64MiB`, or a
-        share of all that, such as `25%`. None with drives of the device: each has its card's.
-    resume : go on from the last step that the drives have, that all ranks have (`COMMON`), or that
-        these others have; or from this generation.
+    memory : device memory for parameters, gradients and state: bytes, text such as `64MiB`, or a
+        share of their size, such as `25%`. None with the device's own drives: each uses the memory
+        of its card.
+    resume : resume from the last step of the drives (True), of all ranks (`COMMON`), or of other
+        drives (their paths); or from this generation.
     """
 
     drives: Drives | None
@@ -61,24 +62,24 @@ class Overflow:
 
     @property
     def others(self) -> Sequence[str | Path]:
-        """Drives that a step is copied from."""
+        """Paths of drives to copy a step from."""
         return () if isinstance(self.resume, int | str) else self.resume
 
     @property
     def generation(self) -> int | None:
-        """To go on from; None: the last, or the common one."""
+        """Generation to resume from; None: the last, or the common one."""
         return None if isinstance(self.resume, bool | str | Sequence) else self.resume
 
     @classmethod
     def given(
         cls, drives: Drives | None, memory: int | str | None, eviction: str, *, resume: Resume
     ) -> Overflow | None:
-        """Check what an optimizer was given; None if that is nothing.
+        """Check the arguments of an optimizer; return None if all have their defaults.
 
         Raises
         ------
-        HyperparameterError : something is none of what it can be.
-        ArgumentError : these cannot be drives.
+        HyperparameterError : invalid `eviction` or `resume`.
+        ArgumentError : invalid drives.
         """
         if eviction not in get_args(Eviction):
             raise HyperparameterError("eviction", f"one of {get_args(Eviction)}", eviction)
@@ -98,13 +99,13 @@ class Overflow:
 
     @classmethod
     def on(cls, device: Device, given: Overflow | None) -> Overflow | None:
-        """What was given to an optimizer on a device, which may have drives of its own; None: there
-        are none.
+        """Complete an optimizer's arguments for a device, which may have drives of its own; return
+        None without drives.
 
         Raises
         ------
-        HyperparameterError : one is missing that belongs to the others, or is of no use.
-        ArgumentError : a store has not a drive for each channel of the device.
+        HyperparameterError : an argument is missing, or has no effect.
+        ArgumentError : the store's drives are not one for each channel of the device.
         """
         own = device.drive_places
         if own:
@@ -140,17 +141,17 @@ def _are_paths(given: object) -> bool:
 
 
 _STATE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({**NAMES, torch.uint8: DYNAMIC8})
-"""What `state_format` of a device calls formats of moments."""
+"""Values of a device's `state_format`, by dtype of the moments."""
 
 Roundings = Literal["nearest", "stochastic"]
-"""How states of 16 bits are rounded."""
+"""Rounding modes of 16-bit states."""
 
 TransferOrder = Literal["overlapped", "naive"]
-"""What the transfer handler of cards with drives does: see `nearstep.optim.Adam`."""
+"""Orders of the transfer handler of cards with drives: see `nearstep.optim.Adam`."""
 
 
 class OnDevice(TypedDict, total=False):
-    """Arguments that every optimizer here takes besides torch's: see `nearstep.optim.Adam`."""
+    """Arguments of every optimizer besides torch's: see `nearstep.optim.Adam`."""
 
     device: str | Device | Callable[..., Any] | None
     max_cycles: int | None
@@ -172,17 +173,17 @@ class OnDevice(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is the same for all groups of an optimizer.
+    """Arguments that hold for all groups of an optimizer.
 
     Attributes
     ----------
     max_cycles : bound on each run of the kernel, in device cycles.
     compression : None sends whole gradients.
     max_grad_norm : bound on the norm of the gradients that a step applies; None is no bound.
-    overflow : drives, and memory; None keeps all in memory.
-    naive : cards with drives do one thing after the other.
-    save_residual : drives have what error feedback holds back.
-    state_dtype : of moments on the device; None is what the device has.
+    overflow : drives and memory; None keeps all state in memory.
+    naive : the transfer handler of cards with drives is sequential.
+    save_residual : save the residuals of error feedback on drives.
+    state_dtype : dtype of moments on the device; None: the device's.
     stochastic, rounding_seed : states in bfloat16 are rounded stochastically, with this seed.
 
     Raises
@@ -239,7 +240,7 @@ class Settings:
         rounding: str = "nearest",
         rounding_seed: int = 0,
     ) -> Self:
-        """Those of `OnDevice`."""
+        """Make settings from the arguments of `OnDevice`."""
         if transfer_handler not in get_args(TransferOrder):
             allowed = f"one of {get_args(TransferOrder)}"
             raise HyperparameterError("transfer_handler", allowed, transfer_handler)
@@ -268,11 +269,11 @@ class Settings:
 
     @property
     def has_residual(self) -> bool:
-        """Whether compression holds something back for the next step."""
+        """Whether compression keeps residuals for the next step."""
         return self.compression is not None and bool(self.compression.error_feedback)
 
     def on(self, device: Device) -> Self:
-        """These on a device, which may have drives of its own.
+        """Complete the settings for a device, which may have drives of its own.
 
         Raises
         ------
@@ -284,7 +285,7 @@ class Settings:
             raise UnsupportedOptionError("transfer_handler", "naive", reason)
         overflow = Overflow.on(device, self.overflow)
         if overflow is not None and self.compression is not None and not device.drive_places:
-            reason = "gradients are sent whole to what lies on drives"
+            reason = "gradients of state on drives are sent whole"
             raise UnsupportedOptionError("compression", self.compression.share, reason)
         if overflow is not None and self.max_grad_norm is not None:
             reason = "with drives the gradients are not on the device together; call "
@@ -293,11 +294,11 @@ class Settings:
         return replace(self, overflow=overflow)
 
     def check_host(self) -> None:
-        """Make sure that a step without a device can do it.
+        """Check that no option needs a device.
 
         Raises
         ------
-        UnsupportedOptionError : names the first option that is for a device.
+        UnsupportedOptionError : names the first option that needs a device.
         """
         share = None if self.compression is None else self.compression.share
         given = {
@@ -314,7 +315,7 @@ class Settings:
                 raise UnsupportedOptionError(name, value, "it is for a device: give one by device=")
 
     def check(self, kernel: UpdateKernelConfig) -> None:
-        """Make sure that the kernel can do it.
+        """Check that the kernel supports the settings.
 
         Raises
         ------
@@ -369,7 +370,7 @@ class Settings:
             raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
 
     def check_maximize(self, maximize: object, kernel: UpdateKernelConfig) -> None:
-        """Make sure that gradients can be negated: the zeros of what is not sent, too.
+        """Check that gradients can be negated, including zeros that are not sent.
 
         Raises
         ------
@@ -381,7 +382,7 @@ class Settings:
             raise UnsupportedOptionError("maximize", maximize, reason)
 
     def check_parameters(self, parameters: Iterable[Tensor]) -> None:
-        """Make sure that the device knows what a step of these parameters needs.
+        """Check that a step of these parameters needs no data of other processes.
 
         Raises
         ------
@@ -399,5 +400,5 @@ class Settings:
 
 
 def scans(kernel: UpdateKernelConfig) -> bool:
-    """Whether a kernel can look at the gradients first, and scale them then."""
+    """Return whether a kernel can scan gradients before an update, and scale them."""
     return kernel.scan and kernel.gradient_scale
