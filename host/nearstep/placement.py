@@ -406,10 +406,6 @@ class Launch:
         spans = (stripes.span(self.start, self.stop, each) for each in range(stripes.channels))
         return [channel for channel, (first, last) in enumerate(spans) if first < last]
 
-    def numbering(self, channel: int) -> Numbering:
-        """Indices of the elements that a channel has of it."""
-        return self.segment.numbering(self.start, channel)
-
     def cut(self, start: int, stop: int) -> Mapping[int, Arenas]:
         """`parts` of elements [start, stop) of the segment alone."""
         return _parts(self.segment, start, stop)

@@ -79,10 +79,10 @@ class DeviceGradient:
 
     def fetch(self, parameter: Tensor) -> Tensor:
         """Return the gradient as a new tensor like `parameter`, to which autograd can add."""
-        self._straighten()
+        whole = self.whole()
         with torch.inference_mode(False), torch.no_grad():
             gradient = torch.empty(parameter.shape, dtype=self.dtype, device=parameter.device)
-            return gradient.copy_(self._read(self._extent).view(parameter.shape))
+            return gradient.copy_(whole.view(parameter.shape))
 
     def whole(self) -> Tensor:
         """Return the gradient as a new one-dimensional tensor on the host."""

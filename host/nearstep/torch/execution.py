@@ -61,10 +61,6 @@ class StepExecutor:
         self._working = 0
         self._begun = 0.0
 
-    def sends(self) -> Sends:
-        """Return an empty list of arrays to send in a step."""
-        return Sends(at_once=self.home.at_once)
-
     def make(self, plan: StepPlan, sends: Sends, begun: list[AcceleratedRuns]) -> Results | None:
         """Make a step: send all arrays, scan the gradients if necessary, and run the rules.
 

@@ -156,7 +156,7 @@ class Stepper:
         """Send, run and fetch the results of a plan; return False if the step is skipped."""
         table, items, begun = self._table, plan.items, list[AcceleratedRuns]()
         try:
-            sends = table.executor.sends()
+            sends = Sends(at_once=table.home.at_once)
             for item in items:
                 self._prepare(owner, item, plan.arrays[item.group], sends)
             results = table.executor.make(plan, sends, begun)

@@ -49,11 +49,6 @@ class Clock:
         return max(self._now, *(hand.now for hand in self._hands), 0)
 
     @property
-    def has_devices(self) -> bool:
-        """Whether time is that of devices, not only of a model."""
-        return bool(self._hands)
-
-    @property
     def is_timed(self) -> bool:
         """Whether every device has a clock, so that cycles do not depend on the host's time."""
         return not any(hand.steps for hand in self._hands)

@@ -145,17 +145,19 @@ class Execution:
         WorkError : any operation failed. No operation is in flight then, and none is started.
         """
         wanted = {each.index for each in operations}
-        self._guarded(lambda: self._pass_until(lambda: wanted <= self._ended))
+        with self.growing():
+            self._pass_until(lambda: wanted <= self._ended)
         assert wanted <= self._ended, "only operations of the graph are waited for"
 
     def finish(self) -> None:
         """Advance time until all have ended; errors as of `wait`."""
-        self._guarded(lambda: self._pass_until(lambda: False))
+        with self.growing():
+            self._pass_until(lambda: False)
 
     @contextmanager
     def growing(self) -> Iterator[None]:
-        """Guard the admission of operations: any exception, such as of Ctrl-C, ends the operations
-        in flight and has a note of those not run.
+        """Guard the growth and the run of the graph: any exception other than an operation's
+        failure, such as of Ctrl-C, ends the operations in flight and has a note of those not run.
         """
         try:
             yield
@@ -166,11 +168,6 @@ class Execution:
                 self._is_aborted = True
                 self._abort(error)
             raise
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """End operations in flight on any exception other than an operation's failure."""
-        with self.growing():
-            work()
 
     def _pass_until(self, met: Callable[[], bool]) -> None:
         while (self._modelled or self._running or self._unclocked) and (self._failed or not met()):
