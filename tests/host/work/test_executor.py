@@ -308,6 +308,30 @@ def test_an_interrupt_aborts_what_is_under_way_and_says_what_was_not_run():
     assert caught.value.__notes__ == ["under way: 1: beside; not run: 3: behind, 4: later"]
 
 
+def test_work_on_a_device_is_aborted_however_often_that_is_interrupted():
+    backend = FakeBackend()
+    begun = []
+
+    class Impatient(FakeWork):
+        aborts = 0
+
+        def abort(self, max_cycles=None):
+            self.aborts += 1
+            if self.aborts < 4:
+                raise KeyboardInterrupt
+            super().abort(max_cycles)
+
+    def last():
+        backend.raises = KeyboardInterrupt()
+        begun.append(Impatient(backend, "bad", 5))
+        return begun[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(failing(backend, last), Clock([backend]))
+    assert backend.log[-2:] == ["abort beside at 10", "abort bad at 10"]
+    assert (begun[0].aborted, begun[0].aborts) == (True, 4)
+
+
 def test_an_interrupt_while_time_passes_aborts_all():
     backend = FakeBackend()
 
