@@ -245,18 +245,7 @@ class SGD(DeviceOptimizer, optimizer="sgd"):
     raises TypeError; here each starts with its own first gradient, as in torch's steps that are not
     fused. A negative dampening, which torch accepts, is refused.
 
-    Parameters
-    ----------
-    params, lr, momentum, dampening, weight_decay, nesterov, maximize : as in torch. Parameters are
-        dense fp32, fp16 or bf16 tensors on the CPU.
-    device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler, save_residual, state_dtype, rounding, rounding_seed : as in `Adam`.
-
-    Raises
-    ------
-    UnsupportedOptionError, HyperparameterError, ParameterError
-    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError : as in `Adam`.
+    Arguments besides torch's are those of `Adam`.
     """
 
     def __init__(
@@ -295,18 +284,7 @@ class Adagrad(DeviceOptimizer, optimizer="adagrad"):
     a `sum` of `initial_accumulator_value`, which is the same for all groups. Unlike in torch,
     parameters that require no gradient, or are lazy, have no state before their first step.
 
-    Parameters
-    ----------
-    params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize : as in torch.
-        Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
-    device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler, save_residual, state_dtype, rounding, rounding_seed : as in `Adam`.
-
-    Raises
-    ------
-    UnsupportedOptionError, HyperparameterError, ParameterError
-    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError : as in `Adam`.
+    Arguments besides torch's are those of `Adam`.
     """
 
     def __init__(
@@ -375,16 +353,14 @@ def from_rule(
         of an optimizer of nearstep.
     params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler, save_residual, state_dtype, rounding, rounding_seed : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume, transfer_handler, save_residual,
+        state_dtype, rounding, rounding_seed : as in `Adam`.
     **hyper : hyper-parameters; others have the rule's defaults. Groups may have their own values.
 
     Raises
     ------
     UnknownRuleError, RuleFileError : there is no such optimizer; the message names the file and the
         line.
-    UnsupportedOptionError, HyperparameterError, ParameterError
-    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError : as in `Adam`.
     """
     return NamedOptimizer(
         name,
@@ -443,9 +419,6 @@ def from_deepspeed(
     Raises
     ------
     ConfigError : names the first key that is not supported, with the expected and actual value.
-    UnsupportedOptionError, HyperparameterError, ParameterError
-    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError, ResumeError, StorageError : as in
-        `Adam`.
     """
     processes = configured.rank()[1] if world_size is None else world_size
     asked = load(config, auto=auto, ignore=ignore, world_size=processes)

@@ -1,8 +1,7 @@
-"""Parameters that are spread over processes (DTensor), and the part that this process has.
+"""Parameters that are DTensors, and their local tensors.
 
-A device keeps what its process has: the local tensor, the position at which torch's fused step
-works on a DTensor, too. What the user sees of it, state and its checkpoints, is spread as the
-parameter is.
+A device keeps the local tensor of its process, on which torch's fused step works, too. State and
+checkpoints have the parameter's mesh and placements.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor, detached: its memory, and no copy."""
+    """Return the local tensor, detached, without a copy."""
     if is_dtensor(tensor):
         part = tensor.to_local().detach()
         wait: Callable[[], Tensor] | None = getattr(part, "wait", None)  # a pending collective's
@@ -36,8 +35,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def alike(part: Tensor, parameter: Tensor) -> Tensor:
-    """Elements of `local` of `parameter`, in order, as a tensor of its shape that is spread
-    as it is."""
+    """Return local elements, in order, as a tensor of the parameter's shape and placements."""
     if not is_dtensor(parameter):
         return part.view(parameter.shape)
     return type(parameter).from_local(
@@ -50,14 +48,14 @@ def alike(part: Tensor, parameter: Tensor) -> Tensor:
 
 
 def sharding(tensor: Tensor) -> str:
-    """How a tensor is spread, as text."""
+    """Return a description of a tensor's mesh and placements."""
     if is_dtensor(tensor):
         return f"spread by {list(tensor.placements)} over {tensor.device_mesh}"
     return "on this process alone"
 
 
 def same_placements(tensor: Tensor, parameter: Tensor) -> bool:
-    """Whether both are spread over the same processes in the same way, or neither is."""
+    """Return whether both have the same mesh and placements, or neither is a DTensor."""
     if not (is_dtensor(tensor) and is_dtensor(parameter)):
         return is_dtensor(tensor) == is_dtensor(parameter)
     same_mesh = tensor.device_mesh == parameter.device_mesh
@@ -65,14 +63,14 @@ def same_placements(tensor: Tensor, parameter: Tensor) -> bool:
 
 
 def on_same_mesh(tensor: Tensor, parameter: Tensor) -> bool:
-    """Whether both are spread over the same processes, in any way, or neither is."""
+    """Return whether both have the same mesh, or neither is a DTensor."""
     if not (is_dtensor(tensor) and is_dtensor(parameter)):
         return is_dtensor(tensor) == is_dtensor(parameter)
     return bool(tensor.device_mesh == parameter.device_mesh)
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether other processes have elements that this one has not."""
+    """Return whether this process lacks elements that other processes have."""
     if not is_dtensor(tensor):
         return False
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
@@ -80,13 +78,12 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def is_partial(tensor: Tensor) -> bool:
-    """Whether the values are sums that processes have not added up yet."""
+    """Return whether the values are partial sums, not yet reduced over processes."""
     return is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)
 
 
 def redistributed(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient on the parameter's mesh, spread as the parameter is: by communication if it is
-    not, as in torch's step."""
+    """Redistribute a gradient on the parameter's mesh to the parameter's placements."""
     if is_dtensor(gradient) and is_dtensor(parameter) and not same_placements(gradient, parameter):
         return gradient.redistribute(placements=parameter.placements)
     return gradient

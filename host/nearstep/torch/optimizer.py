@@ -306,11 +306,6 @@ class DeviceOptimizer(Optimizer):
     def update_held(self) -> None:
         """Update, before the next step, parameters whose gradients the device keeps, except
         gradients marked as applied.
-
-        Raises
-        ------
-        ArgumentError, OutOfDeviceMemoryError, DeviceError : as of `step`.
-        InterruptedStepError, ClosedDeviceError : as of `step`.
         """
         with torch.no_grad():
             scaling = self._ready()
@@ -356,10 +351,6 @@ class DeviceOptimizer(Optimizer):
 
         The groups have `fused=True`, so that an optimizer of torch that loads the state continues
         with the same bits, under the conditions of `nearstep.optim`.
-
-        Raises
-        ------
-        InterruptedStepError : the last step failed.
         """
         self._check_whole("make a checkpoint")
         packed = super().state_dict()
@@ -459,10 +450,6 @@ class DeviceOptimizer(Optimizer):
     def resident(self, parameter: Tensor) -> DeviceParameter:
         """Return the parameter on the device; allocate an extent if needed, without state for a
         parameter that has none.
-
-        Raises
-        ------
-        ParameterError, OutOfDeviceMemoryError
         """
         found = self.place_of(parameter)
         return self.table.place_one(self, parameter) if found is None else found
@@ -470,10 +457,6 @@ class DeviceOptimizer(Optimizer):
     def place_of(self, parameter: Tensor) -> DeviceParameter | None:
         """Return the parameter on the device if it has state, or will have some as a member of a
         group that requires a gradient; else None.
-
-        Raises
-        ------
-        ParameterError, OutOfDeviceMemoryError
         """
         if parameter not in self.table.parameters and parameter.requires_grad:
             for group in self.param_groups:

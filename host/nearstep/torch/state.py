@@ -432,12 +432,7 @@ class SavedState:
 
     @classmethod
     def of(cls, layout: Layout, label: str, parameter: Tensor, saved: Mapping[str, Any]) -> Self:
-        """Check `saved`, a state of `parameter` from torch's optimizer or from `export`.
-
-        Raises
-        ------
-        StateError
-        """
+        """Check `saved`, a state of `parameter` from torch's optimizer or from `export`."""
         if is_lazy(parameter):
             raise StateError(label, "wait until the parameter has a shape", sorted(saved))
         values = {k: v.value if isinstance(v, Verbatim) else v for k, v in saved.items()}
