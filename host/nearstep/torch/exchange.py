@@ -342,8 +342,10 @@ class Results:
         return extent.start <= start and stop <= extent.start + extent.count
 
     def memory(self, start: int, stop: int, extents: Sequence[Extent]) -> NDArray[Any] | None:
-        """Return memory for elements [start, stop) of a one-channel segment, if they are of one
-        extent; call `filled` afterwards. None: use `put` for each channel's share."""
+        """Return memory for elements [start, stop) of a one-channel segment, if of one extent.
+
+        Call `filled` afterwards; if the result is None, `put` for each channel's share.
+        """
         if not self.is_whole(start, stop, extents):
             return None
         extent = extents[0]
