@@ -90,7 +90,7 @@ def write_tree(
 
 
 def _prepare(folder: Path) -> bool:
-    """Make the folder if needed, and return whether it was made; refuse a folder with other files."""
+    """Make the folder if needed, and return whether it was made; refuse other contents."""
     existed = folder.is_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
