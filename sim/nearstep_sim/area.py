@@ -320,7 +320,7 @@ def tools() -> dict[str, str]:
 
 
 def options_of(name: str, family: Family = ULTRASCALE_PLUS) -> dict[str, Any]:
-    """Return the options of the block for a family: the technology, if its pipelines depend on it."""
+    """Return the options for a family: the technology, if the pipelines depend on it."""
     generator = BLOCKS[name].generator
     known = generator is not None and TECHNOLOGY in GENERATORS[generator].options
     return {TECHNOLOGY: family.name} if known and family is not ULTRASCALE_PLUS else {}

@@ -145,7 +145,7 @@ class PcieSystem:
         return card
 
     def stall(self, mode: str, ram: AxiRam, rng: random.Random) -> None:
-        """Stall CQ and the responses of `ram`, or CC and the requests to `ram`, or both, at random."""
+        """Stall CQ and responses of `ram`, or CC and requests to `ram`, or both, at random."""
         for kind, stream in (("source", self.card.cq_source), ("sink", self.card.cc_sink)):
             if mode in (kind, "both"):
                 stream.set_pause_generator(pauses(STALLS[mode], rng))
@@ -209,7 +209,7 @@ def pauses(chance: float, rng: random.Random) -> Iterator[bool]:
 
 
 def stall_memory(mode: str, ram: AxiRam, rng: random.Random) -> None:
-    """Stall the responses of `ram` (`source`), or the requests to it (`sink`), or both, at random."""
+    """Stall responses of `ram` (`source`), or requests to it (`sink`), or both, at random."""
     write, read = ram.write_if, ram.read_if
     channels = {
         "source": (read.r_channel, write.b_channel),

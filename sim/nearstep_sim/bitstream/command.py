@@ -34,7 +34,7 @@ DESIGNS: Mapping[str, type[Config]] = MappingProxyType(
 
 
 def _variant(config: Config) -> str:
-    """Name of the design, unless it is the updater with DRAM."""
+    """Return the variant of a design: `coarse`, or the memory of an updater."""
     return "coarse" if isinstance(config, CoarseBoardConfig) else config.memory
 
 

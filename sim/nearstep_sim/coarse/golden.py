@@ -236,8 +236,9 @@ class GoldenPool(EmulatedBackend):
         node.memory.mark(local, nbytes, UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
-        """Inject a memory fault. A whole source, and the data written in a step, count as one
-        burst.
+        """Inject a memory fault.
+
+        A whole source, and the data written in a step, count as one burst.
 
         `late` costs jobs no time here. Bursts of jobs and those of each update kernel are counted
         apart.
@@ -440,7 +441,7 @@ class GoldenPool(EmulatedBackend):
     def _put_results(
         self, group: int, ring: GoldenRing, jobs: Sequence[GoldenJob], nbytes: int
     ) -> None:
-        """Write the results of a step; sums are computed in place if memory is one array."""
+        """Write the results of a step; sums are computed in memory, where each range is one array."""
         written = ring.written
         targets = [
             (node, job.destination + written) for node, job in zip(self._nodes, jobs, strict=True)

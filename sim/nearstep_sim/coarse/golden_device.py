@@ -276,7 +276,7 @@ class GoldenDevice:
         return self.pool.read(address)
 
     def write_register(self, offset: int, value: int) -> tuple[Answer, bool]:
-        """Return the response to a write, and whether it ends the jobs of this device with ABORTED."""
+        """Return the response to a write, and whether the jobs of this device end with ABORTED."""
         block, address = divmod(offset, BLOCK_BYTES)
         if self.updater is not None and self.updater.holds(offset):
             return self.updater.write_register(offset, value)._replace(pulses=()), False

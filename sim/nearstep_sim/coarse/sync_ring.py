@@ -172,7 +172,7 @@ class SyncRing:
         return list(reports)
 
     def clear(self) -> int:
-        """Halt and clear all cores; return the cycles until their memories were idle, 0 if never."""
+        """Halt and clear all cores; return the cycles until memories were idle, 0 if never."""
         return int(self._library.ring_clear(self._handle, 10_000))
 
     def close(self) -> None:

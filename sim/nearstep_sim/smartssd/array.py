@@ -1,4 +1,4 @@
-"""Several emulated SmartSSD cards as one device: a channel for each, on one clock."""
+"""Several emulated SmartSSD cards as one device: a channel for each card, on one clock."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class CardArray(EmulatedBackend, PeerBackend):
 
     @property
     def traffic(self) -> BarTraffic:
-        """What has crossed the links of all cards."""
+        """Return the traffic on the links of all cards."""
         return BarTraffic(**_sums([card.traffic for card in self.cards]))
 
     @property
@@ -253,7 +253,7 @@ class CardArray(EmulatedBackend, PeerBackend):
             self.reset_card(number)
 
     def reset_card(self, number: int) -> None:
-        """`reset` of one card; the others go on."""
+        """Reset one card; the others continue."""
         with self._on(number) as card:
             card.reset()
 
@@ -302,7 +302,7 @@ class CardArray(EmulatedBackend, PeerBackend):
         return (self.cards[number].cycles or 0) + self._offsets[number]
 
     def _reach(self, number: int, cycle: int) -> None:
-        """Let a card go on until a cycle, if it has a clock."""
+        """Run a card until a cycle, if it has a clock."""
         card = self.cards[number]
         while card.cycles is not None and self._time(number) < cycle:
             with self._named(number):
@@ -321,7 +321,7 @@ class CardArray(EmulatedBackend, PeerBackend):
 
     @contextmanager
     def _named(self, number: int) -> Iterator[None]:
-        """Errors say which card it was."""
+        """Name the card in errors."""
         try:
             yield
         except NearstepError as error:
@@ -340,7 +340,7 @@ def _sums(counts: Sequence[BarTraffic] | Sequence[PeerTraffic]) -> dict[str, int
 
 
 def array_of(options: CardOptions, make: Callable[[], BarBackend]) -> BarBackend | CardArray:
-    """One card, or as many as the options say.
+    """Open one card, or as many as the options specify.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The two BARs of a card as the host sees them: what an access becomes on the link."""
+"""The two BARs of a card: packets of the host's accesses."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class BarBackend(EmulatedBackend, PeerBackend):
     @property
     @abstractmethod
     def traffic(self) -> BarTraffic:
-        """What has crossed the link."""
+        """Return the traffic on the link."""
 
     @abstractmethod
     def flush(self) -> None:
