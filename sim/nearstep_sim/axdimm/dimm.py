@@ -343,7 +343,7 @@ class DimmBackend(EmulatedBackend):
             self._transfers.popleft().end(self._lib.dimm_cycle(self._dimm), None)
 
     def wait_for(self, transfer: DimmTransfer, max_cycles: int | None) -> None:
-        """Let the device run until a transfer has ended.
+        """Run the device until a transfer has ended.
 
         Raises
         ------

@@ -160,7 +160,7 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
         cocotb.start_soon(Clock(clock, USER_CLOCK_NS, unit="ns").start())
 
     async def upstream_recv(self, tlp: Tlp) -> None:
-        """Take a packet from the link: requests of a BAR go to the receive stream."""
+        """Accept a packet from the link: requests of a BAR are queued for the receive stream."""
         if tlp.fmt_type in REQUESTS:
             function = self.functions[0]
             io = tlp.fmt_type in (TlpType.IO_READ, TlpType.IO_WRITE)

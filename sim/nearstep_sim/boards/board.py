@@ -136,7 +136,7 @@ class BoardLine:
         self._lib.board_reset(self._handle)
 
     def inject(self, *, reads: int = 0, times: int = 1, flip: int = 0, row: int = 0) -> None:
-        """Have the SDRAM chip answer wrongly, from now on.
+        """Make the SDRAM chip return wrong data from now on.
 
         Parameters
         ----------

@@ -52,7 +52,7 @@ MEMORY_CAUSES = {False: ErrorCause.READ_RESPONSE, True: ErrorCause.WRITE_RESPONS
 
 @dataclass
 class GoldenRing:
-    """A job that all devices of a ring have in work.
+    """A job active on all devices of a ring.
 
     Attributes
     ----------
@@ -441,7 +441,7 @@ class GoldenPool(EmulatedBackend):
     def _put_results(
         self, group: int, ring: GoldenRing, jobs: Sequence[GoldenJob], nbytes: int
     ) -> None:
-        """Write the results of a step; sums are computed in memory, where each range is one array."""
+        """Write the results of a step; sums are computed in place in contiguous memory."""
         written = ring.written
         targets = [
             (node, job.destination + written) for node, job in zip(self._nodes, jobs, strict=True)

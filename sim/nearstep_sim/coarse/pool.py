@@ -116,7 +116,7 @@ class PoolBackend(ShellBackend):
         return 1 if self.devices == 2 else self.devices
 
     def run(self, cycles: int) -> None:
-        """Let `cycles` pass."""
+        """Run `cycles`."""
         for begun in range(0, cycles, SLICE_CYCLES):
             self._lib.pool_run(self._device, min(SLICE_CYCLES, cycles - begun))
         self._check(0, "run")

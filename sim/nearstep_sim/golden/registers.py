@@ -81,7 +81,7 @@ class RegisterFile:
             self.capture()
 
     def capture(self) -> None:
-        """Take all counters at once, for software to read."""
+        """Capture all counters at once, for software to read."""
         for path in self._captured:
             self._captured[path] = self._values[path]
 

@@ -180,7 +180,7 @@ class EmulatedMemory:
                 self._bulk.copy(self.data[loan.start : loan.stop], loan.data)
 
     def view(self, address: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return the bytes of a range: a view of memory or of lent data if contiguous, else a copy."""
+        """Return the bytes of a range: a view if all in memory or all in one loan, else a copy."""
         loans = self._loans(address, nbytes)
         if not loans:
             return self.data[address : address + nbytes]
