@@ -276,7 +276,7 @@ class RegisterMap:
         return self.hash() if field.access is Access.MAP_HASH else field.reset
 
     def hash(self) -> int:
-        """Return 32 bits that depend on all properties visible to software, but not on the prose."""
+        """Hash all properties visible to software, without the prose, to 32 bits."""
         text = json.dumps(self._structure(), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 

@@ -107,7 +107,7 @@ class PtyServer:
         self._stop.set()
 
     def close(self) -> None:
-        """Stop, and remove the terminal: a client's port is then lost. A second call does nothing."""
+        """Stop, and remove the terminal, which a client loses. A second call does nothing."""
         self.stop()
         if self._thread is not None:
             self._thread.join()
