@@ -30,7 +30,7 @@ class JobCheck(wiring.Component):
 
     Members
     -------
-    i_start : pulse; the other inputs hold until `o_done`.
+    i_start : pulse; the other inputs hold from then on.
     i_job : the job.
     i_members, i_position : of the ring.
     i_window_base, i_window_limit : first byte that jobs may access, and first byte after the
