@@ -1,7 +1,7 @@
 # amaranth: UnusedElaboratable=no
-"""`nearstep rtl`: Verilog of every block that can be generated, and the list of them.
+"""`nearstep rtl`: Verilog of blocks, and their list.
 
-Nothing here imports Amaranth before a block is asked for.
+Amaranth is imported only when a block is generated.
 """
 
 import importlib
@@ -38,7 +38,7 @@ GENERATORS: dict[str, Generator] = {
 
 
 class GeneratorError(NearstepError, ValueError):
-    """A name that no generator has; the message lists what there is."""
+    """Unknown name of a generator; the message lists the names."""
 
 
 def _generator(name: str) -> Generator:
@@ -56,7 +56,7 @@ def _configured(generator: Generator, options: dict[str, Any]) -> Any:
 
 
 def build(name: str, **options: Any) -> "wiring.Component":
-    """The component `name` with the options given, or a whole `config`.
+    """Make the component `name` with the options given, or a whole `config`.
 
     Raises
     ------
@@ -67,20 +67,20 @@ def build(name: str, **options: Any) -> "wiring.Component":
 
 
 def modules(name: str, **options: Any) -> "dict[str, wiring.Component]":
-    """The modules that the component has instances of, by name."""
+    """Return the modules that the component instantiates, by name."""
     generator = _generator(name)
     return dict(generator.modules(_configured(generator, options)))
 
 
 def verilog(name: str, **options: Any) -> str:
-    """Verilog of the component `name`, complete. Raises as `build`."""
+    """Return the complete Verilog of the component `name`; errors as of `build`."""
     from nearstep_hw.verilog import to_verilog
 
     return to_verilog(build(name, **options), name, modules(name, **options))
 
 
 def describe(name: str, **options: Any) -> dict[str, object]:
-    """Name, summary, latency in cycles (None if it has none of its own), options and ports."""
+    """Return name, summary, latency in cycles (None if not defined), options and ports."""
     return _described(name, build(name, **options))
 
 
@@ -167,7 +167,7 @@ def command(
         raise typer.BadParameter(f"cannot write {output}: {error.strerror}") from error
 
 
-# What Typer does not know are options of the block.
+# Options unknown to Typer are options of the block.
 cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -201,7 +201,7 @@ def _write_all(
 
 
 def _made(name: str) -> tuple[str, dict[str, object]]:
-    """Verilog and description of a block as it is by default; for a process of its own."""
+    """Return Verilog and description of a block with default options; for a worker process."""
     from amaranth.hdl import UnusedElaboratable
 
     from nearstep_hw.verilog import to_verilog

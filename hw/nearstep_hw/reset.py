@@ -1,4 +1,4 @@
-"""Reset from a register."""
+"""Registered reset."""
 
 from amaranth import (
     ClockDomain,
@@ -15,12 +15,12 @@ from amaranth.lib import wiring
 
 
 class RegisteredReset(wiring.Component):
-    """A component whose reset is a register, a cycle behind the reset outside, with its ports.
+    """Wraps a component, with the same ports, and resets it from a register, a cycle late.
 
-    Nothing in it depends on an input for its reset: a simulator need not work out the next state of
-    every register when an input changes, and a long net ends at one register.
+    The component's reset depends on no input: a simulator need not reevaluate all registers when an
+    input changes, and a long net is registered.
 
-    *Timing*: as the component's; inputs count from the second cycle without reset on.
+    *Timing*: as of the component; inputs are valid from the second cycle without reset on.
 
     Parameters
     ----------

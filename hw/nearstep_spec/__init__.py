@@ -1,1 +1,1 @@
-"""What hardware and host agree on: configurations, registers, rules, as plain data."""
+"""Contracts of hardware and host: configurations, registers, rules, as plain data."""

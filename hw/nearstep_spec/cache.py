@@ -1,10 +1,10 @@
 """The build cache: its folder, and files that are complete or absent.
 
 The cache is the folder `$NEARSTEP_CACHE`, else `$XDG_CACHE_HOME/nearstep`, else
-`~/.cache/nearstep`. An entry is named by the hash of all its inputs. It is built under a lock in a
-private folder and renamed into place, with a checksum beside it: parallel processes and interrupted
-builds never see half a file, and an entry that was truncated or damaged later is built again before
-it is loaded. A read-only cache serves existing entries.
+`~/.cache/nearstep`. An entry is named by the hash of all its inputs, built under a lock in a
+private folder and renamed into place, with a checksum beside the entry: parallel processes and
+interrupted builds never see half a file, and an entry that was truncated or damaged later is
+rebuilt before it is loaded. A read-only cache serves existing entries.
 
 The manifest in the cache lists every entry before it is built. Files that are not listed are never
 overwritten or removed, whatever folder `$NEARSTEP_CACHE` is. Entries are loaded as machine code, so
@@ -157,7 +157,7 @@ def claim(target: Path) -> Path:
 
     Raises
     ------
-    CacheError : it exists and is not listed, or the cache cannot be written.
+    CacheError : the target exists and is not listed, or the cache cannot be written.
     UntrustedCacheError
     """
     name = target.relative_to(cache_dir()).as_posix()

@@ -3,8 +3,8 @@
 A configuration is a frozen dataclass. Meaning and valid values of a field are declared beside its
 type, `Annotated[int, Option(...)]`; a field without an `Option` is no option. The options of a
 field that is a configuration itself are listed beside those of the outer one
-(`Annotated[KernelConfig, Nested()]`). Device names, the command line, manifests and build keys are
-made from this, so that an option has one name, one grammar and one message.
+(`Annotated[KernelConfig, Nested()]`). Device names, the command line, manifests and build keys
+derive from the declarations, so that an option has one name, one grammar and one message.
 
 As text an option is `int` (decimal, `0x`, `_`, suffixes KiB, MiB, GiB, TiB), `float`, `bool` (yes,
 no, true, false, 1, 0), `str`, one of a `Literal`, or names with commas between them

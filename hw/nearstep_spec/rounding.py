@@ -5,13 +5,13 @@ lower half: it is rounded away from zero with exactly the probability of the dro
 towards zero otherwise, so that the expectation is the number (Gupta et al., *Deep Learning with
 Limited Numerical Precision*, ICML 2015, section 3.2). Numbers of bfloat16 do not change.
 
-The bits come from a generator without state:
-`Threefry-2x32-13 <https://doi.org/10.1145/2063384.2063405>`_ (Salmon, Moraes, Dror and Shaw,
-*Parallel Random Numbers: As Easy as 1, 2, 3*, SC 2011), 13 rounds, the fewest for which no
-statistical flaw was found. Its key is (seed, step). One call serves four neighbouring elements of
-an array: its counter is the number of the four, `index // 4`, in 60 bits, below a `stream` that
-distinguishes the arrays of a run; element k of the four has bits 16 k to 16 k + 15 of the result,
-the first word below the second.
+The bits come from a generator without state: `Threefry-2x32-13
+<https://doi.org/10.1145/2063384.2063405>`_ (Salmon, Moraes, Dror and Shaw, *Parallel Random
+Numbers: As Easy as 1, 2, 3*, SC 2011), 13 rounds, the fewest for which no statistical flaw was
+found. The key is (seed, step). One call serves four neighbouring elements of an array: the counter
+is the number of the four, `index // 4`, in 60 bits, below a `stream` that distinguishes the arrays
+of a run; element k of the four has bits 16 k to 16 k + 15 of the result, the first word below the
+second.
 
 So the result of an element depends only on its value, seed, step, stream and index, not on lanes,
 blocks, channels, devices, or the order of execution.

@@ -1,1 +1,1 @@
-"""Everything that stands in for the world around the RTL."""
+"""Golden models, simulated devices and test benches of the RTL."""

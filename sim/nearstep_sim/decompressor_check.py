@@ -34,7 +34,7 @@ RATE_ELEMENTS = 1 << 16
 RECORD_BYTES = 8  # a word and a value of binary32
 SHARES = (0.01, 0.1, 1.0)
 ARRAYS_MOVED = 6  # p, m and v of Adam, in and out
-EVERY = 7  # of so many runs one comes after one that was given up
+EVERY = 7  # one in this many runs follows an abandoned run
 LINE = 16  # elements: where a run of a kernel may begin
 
 
@@ -62,11 +62,11 @@ class Exactness:
 
 @dataclass(frozen=True)
 class Rate:
-    """Cycles of one run on RTL that nothing stalls.
+    """Cycles of one run on RTL without stalls.
 
     Attributes
     ----------
-    share : that `compress` was given.
+    share : argument of `compress`.
     nonzero : elements other than 0, of which the run has `elements`.
     cycles : from the start to the last transfer.
     """
@@ -79,7 +79,7 @@ class Rate:
 
 
 def round_trips(user: Decompressor, *, trips: int, seed: int) -> Exactness:
-    """Compress, decompress, cut at a line, and compress again: nothing may be lost.
+    """Compress, decompress, cut at a line, and compress again: the bits must be preserved.
 
     Raises
     ------
@@ -219,12 +219,12 @@ def command(
     runs: Annotated[int, typer.Option(min=len(KINDS), help="Runs on RTL.")] = 324,
     seed: Annotated[int, typer.Option(min=0, help="Of records and stalls.")] = 1,
 ) -> None:
-    """Compare RTL with the numpy function, and print what it makes in a cycle.
+    """Compare RTL with the numpy function, and print its rate.
 
-    Exit status: 1 if a bit differs, a run does not end, something is lost when it is compressed
-    again, or a function breaks its contract; 2 if the file gives no decompressor.
+    Exit status: 1 if a bit differs, a run does not end, bits are lost when compressed again, or a
+    function violates its contract; 2 if the file has no decompressor.
     """
-    # Verilog that is in the cache is not made again: the unit only shows its ports then.
+    # Cached Verilog is not made again: the unit only checks its ports.
     warnings.simplefilter("ignore", UnusedElaboratable)
     with reported(wrong=(RuleFileError, DecompressorError, TypeError)):
         user = load(name)
@@ -232,7 +232,7 @@ def command(
         f"{name}: a record for {user.elements_per_record} elements or more, "
         f"digest {user.digest[:16]}"
     )
-    with reported(failed=(TypeError,)):  # its unit is none
+    with reported(failed=(TypeError,)):  # `unit` is not a unit
         bench = RecordBench(user, lanes=LANES)
     with reported(failed=(DecompressorError,)), working(name, total=4 + area) as progress:
         with closing(bench):
@@ -241,7 +241,7 @@ def command(
             progress(f"{name}: {runs} runs")
             exact = exactness(bench, runs=runs, seed=seed)
             rows = _exact_rows(trips, exact, seed)
-            if exact.passed:  # of wrong results there is no rate
+            if exact.passed:  # no rate of wrong results
                 progress(f"{name}: rates")
                 rows += _rate_rows(rates(bench, seed=seed))
         if area:

@@ -1,4 +1,4 @@
-"""What the drive of a card can move: the measure of what computes beside it."""
+"""Rate of a card's drive, to which compute rates are compared."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from nearstep_spec.platform.load import load
 
 __all__ = ["CLOCK_HZ", "DriveRate", "drive_rate"]
 
-CLOCK_HZ = 200_000_000  # what rates are given for; no timing is claimed by it
+CLOCK_HZ = 200_000_000  # nominal clock of rates; no timing claim
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class DriveRate:
     origin: str
 
     def beside(self, bytes_per_s: float) -> str:
-        """A rate, and how often the drive's it is."""
+        """Format a rate, and its ratio to the drive's."""
         return (
             f"{bytes_per_s / 1e9:.2f} GB/s, {bytes_per_s / self.read:.2f} times what a drive "
             f"reads ({self.read / 1e9:.2f} GB/s, {self.origin}) and "
@@ -27,7 +27,7 @@ class DriveRate:
 
 
 def drive_rate() -> DriveRate:
-    """That of a SmartSSD's drive.
+    """Rate of a SmartSSD's drive.
 
     Ref: Smart-Infinity, figure 14.
     """

@@ -48,12 +48,12 @@ class FlatNetlistError(NearstepError, ValueError):
 
 @dataclass
 class Bits:
-    """Bits of a module by their names in the netlist, each with a name of its own here.
+    """Bits of a module by their names in the netlist, each with a short name.
 
     Attributes
     ----------
     vectors : bits of each name, the lowest first, and the index of the lowest.
-    same : a bit that an assignment makes another one.
+    same : bits that assignments make equal to another one.
     """
 
     vectors: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Bits:
     count: int = 0
 
     def declare(self, name: str, low: int, high: int, port: bool) -> None:
-        """Bits of a signal, unless it is known; those of a port keep its name."""
+        """Declare the bits of a new signal; bits of a port keep its name."""
         if name in self.vectors:
             return
         width = high - low + 1
@@ -123,7 +123,7 @@ class Cell:
 
 
 def _lut(table: str, cell: Cell, suffix: str = "") -> str:
-    """The output of a LUT: the bit of its table that its inputs select."""
+    """Return the output of a LUT: the bit of its table selected by its inputs."""
     inputs = ", ".join(cell.bit(name + suffix) for name in "DCBA")
     return f"1'({table} >> {{{inputs}}})"
 
@@ -189,7 +189,7 @@ PINS = {
     "CCU2C": {f"{name}{half}" for name in "ABCD" for half in "01"} | {"CIN", "COUT"},
     "TRELLIS_FF": {"CLK", "LSR", "DI", "Q"},
 }
-"""Pins that they must have."""
+"""Required pins of these cells."""
 
 
 def _is_plain(cell: Cell) -> bool:
@@ -205,7 +205,7 @@ def _is_plain(cell: Cell) -> bool:
 
 
 def _registers(cells: Sequence[Cell]) -> Iterator[str]:
-    """A clocked block for all registers of one clock, reset and enable."""
+    """Return a clocked block for all registers of one clock, reset and enable."""
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         enable = {"1": "", "CE": "{}", "INV": "!{}"}[cell.values["CEMUX"].strip('"')]
@@ -283,7 +283,7 @@ def flat_text(netlist: str, top: str) -> str:
 def _join(
     bits: Bits, ports: Mapping[str, tuple[str, int, int]], joined: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Follow assignments; what drives each bit of the outputs, which get names within."""
+    """Follow assignments, and return the driver of each bit of the outputs."""
     inside: dict[str, str] = {}
     for name, (way, _, _) in ports.items():
         if way == "output":
@@ -299,7 +299,7 @@ def _join(
 
 
 def _body(cells: Sequence[Cell], outputs: Sequence[tuple[str, str]]) -> str:
-    """Declarations and statements of a module without its ports."""
+    """Return declarations and statements of a module without its ports."""
     lines: list[str] = []
     plain = [cell for cell in cells if _is_plain(cell)]
     held = [cell for cell in plain if cell.kind == "TRELLIS_FF"]

@@ -28,7 +28,7 @@ CELL = re.compile(r"^  ([A-Z]\w*) (?:#\(|\\|\w)", re.M)
 
 
 class NetlistError(NearstepError, RuntimeError):
-    """The netlist has cells without a model; lists them."""
+    """The netlist has cells without a model, which the message lists."""
 
     def __init__(self, top: str, cells: Iterable[str]) -> None:
         self.cells = tuple(sorted(cells))
@@ -46,7 +46,7 @@ def ecp5_netlist(verilog: Path, top: str) -> Path:
     Parameters
     ----------
     verilog : plain Verilog, complete.
-    top : its top module.
+    top : name of the top module.
 
     Raises
     ------

@@ -30,8 +30,8 @@ SPEED, DEVICE = 6, "85k"
 class Registered(wiring.Component):
     """A component with a register at each port.
 
-    Paths between pins that nobody has chosen would be the longest ones of a block by itself. The
-    ports are those of the component.
+    Paths to unassigned pins would be the longest ones of a separate block. The ports are those of
+    the component.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Registered(wiring.Component):
 
 
 class AlwaysEnabled(wiring.Component):
-    """A functional unit as `FreeSequencer` has it: its `i_en` is 1.
+    """A functional unit as in `FreeSequencer`, with `i_en` tied to 1.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def place_and_route(netlist: str, *, seed: int, target_mhz: float = 120.0) -> Re
     ----------
     netlist : of `netlist_for_ecp5`.
     seed : of the placer; results are the same for the same seed and version.
-    target_mhz : what the placer is asked for.
+    target_mhz : target rate of the placer.
 
     Raises
     ------

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def digest_of(component: wiring.Component, name: str) -> str:
-    """Digest of a netlist before Yosys reads it: the same for the same sources.
+    """Return the digest of a netlist before Yosys, deterministic for the sources.
 
     Verilog of the same netlist is the same, from the same tools; and a netlist is had much faster.
     """
@@ -31,7 +31,7 @@ def digest_of_texts(texts: Sequence[str]) -> str:
 
 
 def read_rows(path: Path) -> tuple[dict[str, str], dict[str, Row]]:
-    """Tools and rows of the file; empty without one."""
+    """Return tools and rows of the file; empty without a file."""
     if not path.exists():
         return {}, {}
     content = json.loads(path.read_text(encoding="utf-8"))

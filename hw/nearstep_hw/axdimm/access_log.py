@@ -1,4 +1,4 @@
-"""Remembers host accesses that were refused."""
+"""Log of refused host accesses."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -8,7 +8,7 @@ COUNT_BITS = 32
 
 
 class AccessLog(wiring.Component):
-    """The first refused access, and a saturating count of refused accesses.
+    """Latches the first refused access, and counts refused accesses, saturating.
 
     *Timing*: outputs follow a cycle later.
 
@@ -19,11 +19,11 @@ class AccessLog(wiring.Component):
     Members
     -------
     i_refused : an access is refused in this cycle.
-    i_write, i_address : of the access.
+    i_write, i_address : kind and byte address of the access.
     i_clear : clear the log, except for an access in this cycle.
     o_seen : an access was refused.
-    o_write, o_address : of the first.
-    o_count : of all.
+    o_write, o_address : kind and byte address of the first refused access.
+    o_count : refused accesses.
     """
 
     def __init__(self, address_bits: int) -> None:

@@ -1,4 +1,4 @@
-"""The mode of a rank, and its changes."""
+"""Arbiter of the mode of a rank."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import wiring
@@ -10,7 +10,7 @@ from nearstep_spec.axdimm.hand_over import PATIENCE
 from nearstep_spec.dram.geometry import DramGeometry
 from nearstep_spec.dram.timing import DramTiming
 
-CUT_CYCLES = TPHY_RDLAT + 2  # until the data of issued commands have passed
+CUT_CYCLES = TPHY_RDLAT + 2  # until the data of issued commands are transferred
 STATES = (
     *("NORMAL", "TAKE", "CLOSED", "KERNEL", "LEAVE"),
     *("CUT", "CLOSE", "RESTORE", "YIELD"),
@@ -18,7 +18,7 @@ STATES = (
 
 
 class ModeArbiter(wiring.Component):
-    """Hands a rank of DRAM from the host to the kernel, and back.
+    """Switches a rank of DRAM between the host and the kernel.
 
     - `NORMAL`: host commands are forwarded, the controller is disabled and empty.
     - `TAKE`, `CLOSED`: no owner; all minima elapse, all banks are precharged, tRP elapses.
@@ -34,16 +34,16 @@ class ModeArbiter(wiring.Component):
       minima have elapsed, the mode is normal.
     - `YIELD`: banks are kept closed, and when the host has closed all of them the mode is normal.
 
-    A mode is always reached before the next change begins, to the mode requested then. After a
-    reset of the kernel the mode is normal for at least a cycle.
+    A change of mode is completed before the next one begins. After a reset of the kernel the mode
+    is normal for at least a cycle.
 
-    With several ranks each has an arbiter (`shared`). All leave normal mode in the same cycle and
-    reach `KERNEL` in the same cycle, so that the controller owns all ranks or none, and are
-    synchronous until the controller has left. Then each returns to normal mode independently; none
-    leaves normal mode before all have reached it.
+    With several ranks each has an arbiter (`shared`). All arbiters leave normal mode in the same
+    cycle and enter `KERNEL` in the same cycle, so that the controller owns all ranks or none, and
+    are synchronous until `LEAVE` ends. Then each returns to normal mode independently; none leaves
+    normal mode before all have returned.
 
     A host that opens and closes banks without pause, for accesses that are refused, could prevent
-    the end of `RESTORE`. But the host must close all banks tRP before its own refresh. After
+    the end of `RESTORE`. Such a host still must close all banks tRP before its own refresh; after
     `PATIENCE` cycles `YIELD` waits for this.
 
     *Timing*: to acceleration at most tRFC + tRP and some cycles, and with seven or eight refreshes
@@ -63,7 +63,7 @@ class ModeArbiter(wiring.Component):
     i_reset : reset the kernel in any state.
     i_wait : a hand-over to the kernel must not begin; equal for all ranks.
     o_closed, i_closed : this rank, and every other one, is ready for the kernel; with other ranks.
-    i_idle : the controller is disabled and has left the channel with all banks closed.
+    i_idle : the controller is disabled, and all banks are closed.
     i_settled : see `RowSettle`.
     i_owing, i_hold : refreshes are due; the mode must not become normal; see `RefreshDebt`.
     i_host_refreshes : the host refreshes in this cycle.
@@ -83,7 +83,7 @@ class ModeArbiter(wiring.Component):
     opened, wrong : banks that `RESTORE` has opened, and those of them that the host has opened or
         closed since. For proofs only, like the others.
     restoring, yielding, closing : three of the states, `YIELD` being part of the first.
-    astray : the state is none of them; unreachable.
+    astray : the FSM is in none of `STATES`; unreachable.
     fsm : the state; from `elaborate` on.
     """
 
@@ -140,7 +140,7 @@ class ModeArbiter(wiring.Component):
         pace = Signal(range(self.activate_distance + 1))
         cut = Signal(range(CUT_CYCLES))
         patience = Signal(range(PATIENCE + 1))
-        still = Signal()  # the host moves nothing
+        still = Signal()  # the host opens, closes, refreshes or calibrates no bank
         command = self.o_command
         calibrate = self.i_calibrate | self.i_calibrate_long
         calibrates = [

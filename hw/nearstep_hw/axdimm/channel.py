@@ -1,4 +1,4 @@
-"""One channel of the module: memory, arbiter and kernel; with its functional units or without."""
+"""One channel of the module: memory, arbiter and kernel, with or without functional units."""
 
 from amaranth import Elaboratable, Module, ResetInserter
 from amaranth.lib import wiring
@@ -19,10 +19,9 @@ from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 
 class AxdimmChannel(wiring.Component):
-    """A DDR4 channel that the host owns until it assigns the channel to the Adam kernel beside it:
-    half a module.
+    """A DDR4 channel that is owned by the host or, at its request, by the update kernel.
 
-    An array of the kernel that ends beyond the channel, or in its CSR window, is refused at START.
+    START is refused if an array ends beyond the channel or in its CSR window.
 
     Flat Verilog ports, k = 0 to 3:
 

@@ -1,4 +1,4 @@
-"""The lines of the host's memory that are registers."""
+"""The CSR window in the host's address space."""
 
 from amaranth import Elaboratable, Module, Signal, Value
 from amaranth.lib import wiring
@@ -18,19 +18,19 @@ class CsrWindow(wiring.Component):
     """Answers reads and writes of the CSR window with the latency of the host's bus, in either
     mode.
 
-    *Timing*: `o_read_data` comes `HostFrontEnd.READ_DATA_DELAY` cycles after `i_read`, as the line
-    is in the cycle before that; write data are taken `HostFrontEnd.WRITE_DATA_DELAY` cycles after
-    `i_write` and are in the registers a cycle later. The host's tWTR is longer than the difference:
-    a read after a write sees it.
+    *Timing*: `o_read_data` is output `HostFrontEnd.READ_DATA_DELAY` cycles after `i_line`, sampled
+    a cycle earlier; write data are taken `HostFrontEnd.WRITE_DATA_DELAY` cycles after `i_write` and
+    are in the registers a cycle later. The host's tWTR exceeds the difference, so that a read
+    returns the data of an earlier write.
 
     Members
     -------
     i_line : line of this cycle's command.
-    i_write : a write of the line. Reads have no side effects, and so no strobe.
+    i_write : a write of the line. Reads have no side effects and need no strobe.
     i_write_data, i_write_mask : a mask bit of 1 keeps the byte.
     o_read_data : a line.
     i_acceleration : the kernel may be started.
-    o_start_refused : START was written while the kernel must not run, without effect.
+    o_start_refused : a write of START outside acceleration mode was ignored.
     arbiter, kernel : line ports of the two banks.
     """
 

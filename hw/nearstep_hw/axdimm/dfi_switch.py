@@ -48,10 +48,9 @@ class DfiSwitch(wiring.Component):
     """Puts the commands of the host, of the arbiter or of the kernel's controller on the pins.
 
     Host slot 0 becomes phase 0 and slot 1 phase 2, so that the host's distances in time are those
-    of the DRAM; the arbiters' own commands are in `OWN_PHASES`. Data follow the commands: each
-    write burst has the source of its command, and the controller gets `rddata_valid` only for its
-    own reads. So a controller that loses the channel completes exactly the bursts of issued
-    commands.
+    of the DRAM; the arbiters' own commands are in `OWN_PHASES`. Data have the source of their
+    command: write bursts are taken from it, and the controller gets `rddata_valid` only for its own
+    reads. A controller that loses the channel thus completes exactly the bursts of issued commands.
 
     *Timing*: commands of host and arbiter are on the pins a cycle later; those of the controller
     pass at once.
@@ -132,7 +131,7 @@ class DfiSwitch(wiring.Component):
         return m
 
     def _drive_own(self, m: Module, own: object, rank: int) -> None:
-        """Put the command of an arbiter on pins."""
+        """Drive pins with the command of an arbiter."""
         row = getattr(self, numbered("i_row", rank))
         bank_bits = exact_log2(self.geometry.banks_per_group)
         m.d.sync += [

@@ -8,15 +8,15 @@ CYCLE_BITS = 32
 
 
 class HandOverTimer(wiring.Component):
-    """Cycles from a request of one mode to that mode: the last and the longest.
+    """Measures the cycles from a request of a mode to the mode: the last and the longest.
 
     A request that is withdrawn before completion is not counted. Counts saturate.
 
     Members
     -------
-    i_request : the mode is wanted.
+    i_request : the mode is requested.
     i_reached : the mode is reached.
-    i_clear : clear the longest.
+    i_clear : clear `o_longest`.
     o_last, o_longest : cycles.
     """
 

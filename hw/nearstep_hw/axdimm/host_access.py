@@ -1,4 +1,4 @@
-"""Where a column command of the host points."""
+"""Address of the host's column commands."""
 
 from amaranth import Cat, Const, Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -17,8 +17,8 @@ from nearstep_spec.dram.timing import BURST_LENGTH
 
 
 class HostAccess(wiring.Component):
-    """Byte address of the host's read or write, from its bank, the row that the host opened there,
-    and its column.
+    """Computes the byte address of the host's read or write, from its bank, the row opened in the
+    bank, and its column.
 
     *Timing*: combinational.
 
@@ -33,9 +33,9 @@ class HostAccess(wiring.Component):
     o_read, o_write : kind of the access.
     o_address : byte address in the channel.
     o_window, o_line : the access is in the CSR window, and its line.
-    o_command : its pins: address, BA, BG.
-    o_turned : its burst does not begin with the first byte. The DRAM then reorders the burst, the
-        window does not.
+    o_command : pins of the access: address, BA, BG.
+    o_turned : the burst does not begin with the first byte: the DRAM reorders the burst, the window
+        does not.
     o_rank : a bit for each rank, high for that of the access; with two ranks.
     """
 

@@ -23,28 +23,28 @@ A10 = ALL_BANKS.bit_length() - 1
 
 
 def code_of(command: Command) -> int:
-    """Command of the pins `CODE` with `act_n` high."""
+    """Return the pins `CODE` of a command with `act_n` high."""
     return encode(command).address >> CODE.start & 7
 
 
 def numbered(name: str, rank: int) -> str:
-    """The name of a thing that each rank has; rank 0, which every channel has, bears no number."""
+    """Return the name of a rank's signal; rank 0 has no number."""
     return f"{name}{rank}" if rank else name
 
 
 def not_selected(pins: object, rank: int = 0) -> Value:
-    """The chip select of a rank on the pins of a `CommandSignature`; 0 selects it."""
+    """Return the chip select of a rank on the pins of a `CommandSignature`; 0 selects the rank."""
     return pins.cs_n if len(pins.cs_n) == 1 else pins.cs_n[rank]
 
 
 def is_refresh(pins: object, rank: int = 0) -> Value:
-    """Whether the pins of a `CommandSignature` are REF of a rank."""
+    """Return whether the pins of a `CommandSignature` are REF of a rank."""
     code = pins.address[CODE] == code_of(Command.REF)
     return ~not_selected(pins, rank) & pins.act_n & code
 
 
 def is_calibration(pins: object, rank: int = 0) -> Value:
-    """Whether the pins of a `CommandSignature` are ZQCS or ZQCL of a rank."""
+    """Return whether the pins of a `CommandSignature` are ZQCS or ZQCL of a rank."""
     code = pins.address[CODE] == code_of(Command.ZQCS)
     return ~not_selected(pins, rank) & pins.act_n & code
 
@@ -81,7 +81,7 @@ class HostCommandLayout(StructLayout):
 
 
 def decode(m: Module, pins: object, out: View, rank: int = 0) -> None:
-    """Drives `out`, of `HostCommandLayout`, from the pins of a `CommandSignature`."""
+    """Drive `out`, of `HostCommandLayout`, from the pins of a `CommandSignature`."""
     geometry = out.shape().geometry
     cs_n = not_selected(pins, rank)
     coded = ~cs_n & pins.act_n

@@ -1,4 +1,4 @@
-"""Where the host's DDR4 bus meets the module."""
+"""Front end of the host's DDR4 bus."""
 
 from collections.abc import Sequence
 
@@ -33,12 +33,12 @@ HOST_BURST_CYCLES = BEAT_BYTES // HOST_DATA_BYTES
 
 
 def host_port(ranks: int = 1) -> DfiSignature:
-    """The host's bus of a channel, seen from the host."""
+    """Return the host's bus of a channel, from the host's side."""
     return DfiSignature(phases=HOST_PHASES, data_bytes=HOST_DATA_BYTES, ranks=ranks)
 
 
 def slots_of(slots: Sequence[View], rank: int) -> Sequence[View]:
-    """Those of a rank among the slots of a cycle, in order of time."""
+    """Return the slots of a rank in a cycle, in order of time."""
     return slots[rank * HOST_PHASES : (rank + 1) * HOST_PHASES]
 
 
@@ -48,15 +48,15 @@ class ReadSource(enum.Enum, shape=2):
     NONE = 0  # there was no read
     DRAM = 1
     CSR = 2
-    REFUSED = 3  # nothing: the data are 0
+    REFUSED = 3  # the data are 0
 
 
 class HostFrontEnd(wiring.Component):
     """Receives the host's commands and data, and returns read data with the fixed latency of its
     bus.
 
-    The data of a read pass a line of registers, together with the source that was selected for the
-    command; they always leave `HOST_READ_LATENCY` cycles after the command.
+    The source of a read's data is selected with the command and delayed by a shift register; the
+    data are always output `HOST_READ_LATENCY` cycles after the command.
 
     *Timing*: `o_slot` is the host's pins a cycle later: a command on the pins in cycle n is at
     `o_slot` in cycle n + 1, when `i_source` must select the source of its data. Its DRAM data or
@@ -67,7 +67,7 @@ class HostFrontEnd(wiring.Component):
     Members
     -------
     host : the host's bus: two slots of DDR4-800 and half a burst in a cycle.
-    o_slot : the two slots, the first in time first, as rank 0 sees them; then as rank 1 does.
+    o_slot : the two slots in order of time, decoded for rank 0; then for rank 1.
     o_write_data, o_write_mask : a burst; a mask bit of 1 keeps the byte.
     i_source : for the read command in `o_slot`; NONE if there is none.
     i_dram_data, i_line_data : bursts.

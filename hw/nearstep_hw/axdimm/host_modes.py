@@ -20,7 +20,7 @@ class HostModes(wiring.Component):
     """Tracks the host's MRS of a rank.
 
     An executed MRS is valid until the next one of its register. Outside normal mode MRS is lost:
-    the controller relies on the current registers, and a later MRS would need a wait of the host.
+    the controller relies on the current registers, and a deferred MRS would need the host to wait.
     MRS of a register that the DRAM does not have (MR7 is for a registering clock driver) and a
     command of the reserved code outside normal mode are lost as well.
 
@@ -35,7 +35,7 @@ class HostModes(wiring.Component):
     i_slot : commands of the host; legal commands that can be lost are several clocks apart.
     i_pass : commands are forwarded to the DRAM.
     o_unsupported : a bit for each mode register, MR0 in bit 0, whose value the controller does not
-        support; see `supported_modes`. After reset all are assumed to be right.
+        support; see `supported_modes`. Supported values are assumed after reset.
     o_lost, o_command : a command is lost, and its pins: address, BA, BG.
     """
 

@@ -1,4 +1,4 @@
-"""State of the banks from the host's view."""
+"""State of the banks as expected by the host."""
 
 from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import wiring

@@ -41,8 +41,8 @@ class MemoryChannel(wiring.Component):
     In normal mode host commands reach the DRAM `HOST_COMMAND_DELAY` cycles later, and the kernel's
     AXI port is stalled. In acceleration mode the kernel owns the DRAM; the host's ACT, PRE and REF
     are tracked, accesses of the CSR window work, any other read returns zeros, any other write is
-    dropped, and both are flagged. The host's data have a fixed latency. Its ZQCS and ZQCL are
-    executed later; its MRS is lost and flagged, see `HostModes`.
+    dropped, and both are flagged. The host's data have a fixed latency. ZQCS and ZQCL of the host
+    are deferred; MRS is lost and flagged, see `HostModes`.
 
     Two commands are changed in normal mode. A write of the CSR window has all its bytes masked. A
     REF that the channel has already issued to the DRAM is blocked: otherwise a host that issues
@@ -56,7 +56,7 @@ class MemoryChannel(wiring.Component):
     Parameters
     ----------
     timing : of the part, at the DRAM's clock.
-    mapping : bytes to banks, for host and kernel.
+    mapping : address mapping of host and kernel.
     address_width, id_width : of the kernel's AXI port.
     controller : makes the controller, a component with the ports of `DramController`.
 
@@ -166,11 +166,11 @@ class MemoryChannel(wiring.Component):
 
     @property
     def _normal(self) -> Value:
-        """All ranks are the host's."""
+        """Whether the host owns all ranks."""
         return self.dram.o_pass if self.mapping.geometry.ranks == 1 else self.dram.o_pass.all()
 
     def _passes(self, access: HostAccess) -> Value:
-        """The rank of the access is the host's."""
+        """Return whether the host owns the rank of the access."""
         if self.mapping.geometry.ranks == 1:
             return self.dram.o_pass
         return of_rank(self.dram.o_pass, access.o_rank)

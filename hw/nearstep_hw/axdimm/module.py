@@ -19,7 +19,7 @@ from nearstep_spec.dram.timing import DramTiming
 from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 CHANNELS = 2
-"""Of the module in the paper."""
+"""Channels of the module in the paper."""
 
 
 class HostSlotSignature(Signature):
@@ -28,7 +28,7 @@ class HostSlotSignature(Signature):
 
     Parameters
     ----------
-    ranks : how many.
+    ranks : number of ranks.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -50,7 +50,7 @@ class HostBusSignature(Signature):
 
     Parameters
     ----------
-    ranks : that the host sees.
+    ranks : ranks on the bus.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -88,7 +88,7 @@ class AxdimmModule(wiring.Component):
     Parameters
     ----------
     config, timing, mapping : of every channel.
-    channels : how many: 1, 2 or 4.
+    channels : number of channels: 1, 2 or 4.
     unit : makes a functional unit for the rule, any component with these ports.
 
     Attributes

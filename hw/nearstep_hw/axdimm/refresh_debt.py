@@ -9,18 +9,18 @@ from nearstep_spec.axdimm.hand_over import HOLD_INTERVALS as RATE_INTERVALS
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
 
 DEBT = signed(6)
-MOST = 2 * MAX_POSTPONED_REFRESHES - 1  # of the counters; a legal host is below
+MOST = 2 * MAX_POSTPONED_REFRESHES - 1  # of the counters; a legal host does not reach it
 LEAST = -MAX_POSTPONED_REFRESHES - 1  # a host whose intervals begin earlier is at -8 there
 RATE = 16  # REF in two tREFI, at most
 POSTPONED = RATE - MAX_POSTPONED_REFRESHES - RATE_INTERVALS - 1
 """Refreshes that the DRAM may lack where the host does not; see `RefreshDebt`, *Rate*."""
 ADVANCE = MAX_POSTPONED_REFRESHES - RATE + RATE_INTERVALS + 1
 """Least debt of the DRAM, two tREFI after a debt of eight."""
-RESERVE = 2  # refreshes due that are left to a host that has more
+RESERVE = 2  # refreshes left due if the host owes more
 
 
 class RefreshDebt(wiring.Component):
-    """Forwards the host's refreshes to the DRAM, each on time or slightly later.
+    """Decides which refreshes of the host are forwarded, and when the DRAM needs others.
 
     The host keeps JEDEC's limits: no more than nine tREFI between two REF, from eight postponed to
     eight pulled in, at most 16 REF in two tREFI. The phase of its intervals is unknown: they begin
@@ -40,19 +40,19 @@ class RefreshDebt(wiring.Component):
     *Gap*: the next REF of the host is at most 9 tREFI after its last. If the DRAM was refreshed at
     or after that (d >= h) and the next REF is forwarded, the DRAM's gap is no longer than the
     host's. So the mode becomes normal only with d >= h: `o_owing` is high while the host's last REF
-    is after the DRAM's. There is one exception. A host that owes k after a REF issues the next
-    within 9 - k tREFI. With `gap` whole intervals since d this is early enough if gap + 1 <= k;
-    such a REF may be hidden (one more is kept in reserve, for a host whose intervals begin later),
-    and is if the DRAM's debt is below the host's. Outside normal mode the DRAM is refreshed, due or
-    not, 8 tREFI after its last refresh, with one tREFI of margin; a hand-over does not begin if
-    this deadline cannot be met. While the arbiter only waits for the host to close all banks, this
-    is not needed: the following REF is forwarded.
+    is after the DRAM's. There is one exception. A host that owes k refreshes after a REF issues the
+    next one within 9 - k tREFI. With `gap` whole intervals since d this is early enough if gap + 1
+    <= k; such a REF may be hidden (one more is kept in reserve, for a host whose intervals begin
+    later), and is if the DRAM's debt is below the host's. Outside normal mode the DRAM is
+    refreshed, due or not, 8 tREFI after its last refresh, with one tREFI of margin; a hand-over
+    does not begin if this deadline cannot be met. While the arbiter only waits for the host to
+    close all banks, this is not needed: the following REF is forwarded.
 
     *Rate*: take less than two tREFI that begin with a refresh of the DRAM, which then lacked E; at
-    most two more come due in that time. In normal mode nothing is given but what the host gives, so
-    if the DRAM was not behind the host in the beginning it gets no more than the host gives, at
-    most 16. If it was behind, it gets E - E' + 2, where E' is what it lacks in the end. That is not
-    below the host's -8, counted with the host's intervals, where E is one more at most. So E <=
+    most two more come due in that time. In normal mode the DRAM gets only refreshes of the host, so
+    if it was not behind the host in the beginning it gets at most as many as the host issues, 16.
+    If it was behind, it gets E - E' + 2, where E' is what it lacks in the end. That is not below
+    the host's -8, counted with the host's intervals, where E is one more at most. So E <=
     `POSTPONED` keeps 16. That many are due before the DRAM is refreshed in acceleration mode; only
     where the host pays postponed refreshes while the channel changes hands can it be more. Then
     `o_hold` keeps the mode from becoming normal for two tREFI, in which no more are given than
@@ -90,8 +90,8 @@ class RefreshDebt(wiring.Component):
     ----------
     left, gap, gap_left : cycles until one more is due; whole intervals since the DRAM's last
         refresh, and cycles until the next of them.
-    stale, hold : the host has refreshed since, and need not soon again; cycles of `o_hold`. For
-        proofs only.
+    stale, hold : the host has refreshed since, and may not refresh again soon; cycles of `o_hold`
+        left. For proofs only.
 
     Ref: JESD79-4, "Refresh Command".
     """
@@ -161,7 +161,7 @@ class RefreshDebt(wiring.Component):
         with m.If(self.i_host & ~self.i_pass & ~soon):
             m.d.sync += stale.eq(1)
 
-        # No more than eight count in advance, but for those that the host counts itself.
+        # At most eight refreshes are counted in advance, or as many as the host's count has.
         host_next, dram_next = Signal(DEBT), Signal(DEBT)
         m.d.comb += [host_next.eq(host), dram_next.eq(dram)]
         m.d.sync += [host.eq(host_next), dram.eq(dram_next)]

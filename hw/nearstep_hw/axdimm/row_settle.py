@@ -15,8 +15,8 @@ class RowSettle(wiring.Component):
 
     The next owner of the channel waits for this instead of tracking earlier commands.
 
-    *Timing*: a command that is decided on in a cycle with `o_settled`, and is on the pins a cycle
-    later, in any phase, keeps every minimum to what was on the pins before.
+    *Timing*: a command decided in a cycle with `o_settled`, on the pins a cycle later in any phase,
+    keeps every minimum distance to earlier commands.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class RowSettle(wiring.Component):
 
     Members
     -------
-    p0, p1, p2, p3 : pins, as the DRAM sees them.
+    p0, p1, p2, p3 : pins of the DRAM.
     o_settled : all minima have elapsed.
     """
 
@@ -57,7 +57,7 @@ class RowSettle(wiring.Component):
             Command.ZQCL: t.t_zqoper,
         }
         a10 = ALL_BANKS.bit_length() - 1
-        # There is a PRE between two ACT of a bank, so tRC is tRP shorter here.
+        # A PRE separates two ACT of a bank and adds tRP: tRC less tRP remains.
         activate = max(t.t_rc - t.t_rp, t.t_ras, t.t_rcd, t.t_rrd_l, t.t_faw)
         longest = max(self.wait(each) for each in (*clocks.values(), activate))
         left = Signal(range(longest + 1))

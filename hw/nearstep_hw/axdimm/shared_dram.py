@@ -1,4 +1,4 @@
-"""DRAM that belongs to the host or to a controller, and changes hands."""
+"""DRAM owned by the host or by a controller, with hand-over."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ class RankState:
 
     Attributes
     ----------
-    number : of the rank.
+    number : number of the rank.
     owes, owes_long : ZQCS, and ZQCL, of the host that the rank lacks. For proofs only.
     """
 
@@ -53,11 +53,11 @@ class RankState:
 
 
 class SharedDram(wiring.Component):
-    """The mode arbiters of a channel with their inputs and outputs.
+    """Mode arbiters, trackers and switch of a channel.
 
     Each rank has its own arbiter, shadow and counts of refreshes, and sees only the commands of its
-    chip select. The controller gets and leaves all ranks at once; each rank is returned to the host
-    when its rows are as the host expects, see `ModeArbiter`.
+    chip select. The controller acquires and releases all ranks at once; a rank is returned to the
+    host when its rows are as the host expects, see `ModeArbiter`.
 
     ZQCS and ZQCL of the host outside normal mode are stored: the controller executes ZQCS with its
     next refreshes, the arbiter the others, before the mode is normal. An unsupported value of a
@@ -79,8 +79,8 @@ class SharedDram(wiring.Component):
     o_calibrate : the DRAM lacks ZQCS of the host; to the controller. A bit for each rank, as of
         `o_owed`, `o_must`, `o_refresh_hold` and `o_pass`.
     o_enable, i_idle, o_owed, o_must, o_refresh_hold : to and from the controller, whose refreshes
-        are counted here; none is given in the cycle of one of the host, which it would precede on
-        the pins by a phase.
+        are counted. `o_refresh_hold` delays a refresh that would coincide with one of the host,
+        which is a phase later on the pins.
     i_accelerate, i_reset : requests of the host.
     o_pass : the mode is normal, host commands of this cycle reach the rank.
     o_kernel : the controller's commands reach the DRAM.
@@ -157,7 +157,7 @@ class SharedDram(wiring.Component):
                 m.d.comb += each.eq(slot)
         for rank in self.ranks:
             self._arbitrate(m, rank)
-        lead = self.ranks[0].arbiter  # synchronous with the others when this is used
+        lead = self.ranks[0].arbiter  # synchronous with the others when used
         m.d.comb += [
             switch.i_kernel.eq(lead.o_kernel),
             switch.i_pass.eq(self._of_all(lambda rank: rank.arbiter.o_pass)),
@@ -200,18 +200,18 @@ class SharedDram(wiring.Component):
         return command
 
     def _of_all(self, what: Callable[[RankState], Value]) -> Value:
-        """A bit for each rank."""
+        """Return a bit for each rank."""
         return Cat(what(rank) for rank in self.ranks)
 
     def _of_any(self, what: Callable[[RankState], Value]) -> Value:
-        """The bits that are high for one of the ranks."""
+        """Return the OR over the ranks."""
         first, *others = (what(rank) for rank in self.ranks)
         for each in others:
             first = first | each
         return first
 
     def _watch(self, m: Module, rank: RankState) -> None:
-        """Pins of the DRAM to what follows them."""
+        """Connect the DRAM's pins to the timing tracker of a rank."""
         number = rank.number
         for phase in (f"p{phase}" for phase in range(PHASES)):
             watched, driven = getattr(rank.settle, phase), getattr(self.dfi, phase)

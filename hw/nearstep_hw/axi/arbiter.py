@@ -1,4 +1,4 @@
-"""One stream out of several, round robin or by priority."""
+"""Arbiter of streams, round robin or by priority."""
 
 from collections.abc import Sequence
 
@@ -20,20 +20,20 @@ class StreamArbiter(wiring.Component):
     ----------
     shape : shape of a payload.
     ports : number of input streams.
-    fixed : priority by order of the streams; otherwise round robin: none waits for more than one
-        payload of each other one.
+    fixed : priority by order of the streams; otherwise round robin: a stream waits for at most one
+        payload of each other stream.
 
     Members
     -------
     i : the streams.
-    i_stop : accept nothing.
-    o : their payloads, each with its `owner`.
+    i_stop : deasserts `ready` of all streams.
+    o : payloads, each with the number of its stream, `owner`.
     o_take : a payload is taken in this cycle.
-    o_owner : number of its stream; valid only with `o_take`.
+    o_owner : number of the taken payload's stream; valid only with `o_take`.
 
     Raises
     ------
-    ValueError : there is no stream.
+    ValueError : `ports` is less than 1.
     """
 
     def __init__(self, shape: ShapeLike, *, ports: int, fixed: bool = False) -> None:
@@ -60,7 +60,7 @@ class StreamArbiter(wiring.Component):
         if self.fixed:
             self._grant(m, range(self.ports), asked)
         else:
-            with m.Switch(self.o.payload.owner):  # whose turn it was
+            with m.Switch(self.o.payload.owner):  # granted last
                 for number in range(self.ports):
                     with m.Case(number):
                         turns = [(number + k) % self.ports for k in range(1, self.ports + 1)]
@@ -79,7 +79,7 @@ class StreamArbiter(wiring.Component):
         return m
 
     def _grant(self, m: Module, order: Sequence[int], asked: Signal) -> None:
-        """Choose the first stream in `order` that has something."""
+        """Grant the first valid stream in `order`."""
         for number in reversed(order):
             with m.If(self.i[number].valid):
                 m.d.comb += [asked.eq(1), self.o_owner.eq(number)]

@@ -1,4 +1,4 @@
-"""A burst, as the parts of a mover hand it on."""
+"""Layout of a burst between the parts of a mover."""
 
 from amaranth import unsigned
 from amaranth.lib import data
@@ -36,5 +36,5 @@ class BurstLayout(data.StructLayout):
 
 
 def id_width(streams: int) -> int:
-    """Bits that number `streams` streams; at least one."""
+    """Return the bits of a stream number; at least one."""
     return max(1, bits_for(streams - 1))

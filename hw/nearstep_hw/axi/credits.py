@@ -11,11 +11,11 @@ from nearstep_hw.axi.burst import id_width
 
 
 class BeatCredits(wiring.Component):
-    """Counts the beats that each stream may take, in streams that gain beats together.
+    """Counts the beats that each stream may take; streams gain beats together.
 
-    A read mover takes landing space before it asks for a burst and gains it as beats are consumed
-    (`initial` is the space there is); a write mover takes beats of data before it announces a
-    burst and gains them as they are produced (`initial` is 0).
+    A read mover reserves landing space before it issues a burst, and gains space when beats are
+    consumed (`initial` is the capacity); a write mover reserves buffered data before it issues a
+    burst, and gains beats when data are produced (`initial` is 0).
 
     *Timing*: `o_enough` is combinational in `i_stream` and `i_beats`; a beat gained counts from the
     next cycle.
@@ -23,19 +23,20 @@ class BeatCredits(wiring.Component):
     Parameters
     ----------
     streams : number of streams.
-    capacity : most beats that a stream ever holds.
+    capacity : most beats of a stream.
     burst_beats : beats of the longest burst.
     initial : beats of each stream after `i_clear`.
-    own : streams that gain by themselves.
+    own : streams that gain beats separately.
 
     Members
     -------
-    i_credit : one beat more for every stream but those that gain by themselves.
-    i_credit_own : a bit for each of those, in their order: one beat more for it. If there are any.
-    i_stream, i_beats : the burst in question.
-    o_enough : the stream has that many beats.
-    i_take : the stream gives them up; only with `o_enough`.
-    i_clear : back to `initial`.
+    i_credit : one beat more for every stream but those of `own`.
+    i_credit_own : a bit for each of `own`, in order: one beat more for the stream. If `own` is not
+        empty.
+    i_stream, i_beats : stream and beats of a burst.
+    o_enough : the stream has `i_beats` beats.
+    i_take : take the beats; only with `o_enough`.
+    i_clear : resets all counts to `initial`.
     """
 
     def __init__(

@@ -11,15 +11,15 @@ from nearstep_hw.stream.slice import StreamSlice
 class AxiCut(wiring.Component):
     """Forwards all channels through registers.
 
-    Unless it `waits`, RREADY and BREADY of the initiator have to be high always, as those of the
-    movers are: answers pass one register, and RREADY and BREADY of the port are always high.
+    Unless `waits`, RREADY and BREADY of the initiator must always be high, as of the movers:
+    responses pass one register, and RREADY and BREADY of the port are always high.
 
     *Timing*: a cycle more for each channel, a beat a cycle.
 
     Parameters
     ----------
     signature : an `Axi4Signature`.
-    waits : the initiator may stall answers.
+    waits : the initiator may stall responses.
 
     Members
     -------

@@ -7,7 +7,7 @@ from nearstep_hw.axi.signature import Response
 
 
 class BusFaultSignature(Signature):
-    """One answer other than OKAY.
+    """A response other than OKAY.
 
     Parameters
     ----------
@@ -16,10 +16,10 @@ class BusFaultSignature(Signature):
 
     Members
     -------
-    valid : in this cycle; the others count only then.
-    stream : of the answer.
-    address : byte address of the answered access.
-    response : the answer.
+    valid : a fault in this cycle; qualifies the others.
+    stream : stream of the access.
+    address : byte address of the access.
+    response : RRESP or BRESP.
     """
 
     def __init__(self, *, streams: int, address_width: int) -> None:

@@ -9,26 +9,26 @@ from nearstep_hw.stream.fifo import StreamFifo
 
 
 class AxiIsolate(wiring.Component):
-    """Between an initiator and its port; on request completes the initiator's transactions.
+    """Isolates an initiator from its port on request, and completes the initiator's transactions.
 
-    Joined, it forwards all channels. Isolated, it blocks the initiator; bursts with an accepted
-    address are completed, with masked beats in place of missing W, and all answers are dropped.
-    When `o_idle` is high as well, the initiator may have been reset at any time: no earlier beat is
-    in flight, and the subordinate waits for none.
+    Connected, all channels are forwarded. Isolated, the initiator is blocked; bursts with an
+    accepted address are completed, with masked beats in place of missing W, and all responses are
+    dropped. With `o_isolated` and `o_idle` high the initiator may have been reset at any time: no
+    earlier beat is in flight or expected by the subordinate.
 
-    The initiator must be reset while it is isolated, and leave the reset before it is joined again.
+    The initiator must be reset while isolated, and its reset must end before it is connected again.
 
-    Beats of W are taken only behind the address of their burst, as a subordinate may do.
+    Beats of W are taken only after the address of their burst, which AXI4 allows.
 
-    *Timing*: AR, AW and W are a register behind the initiator, R and B pass combinationally; a
-    transfer a cycle on each channel. RREADY and BREADY of the port are those of the initiator, or
-    high. `o_isolated` follows `i_isolate` by a cycle; it falls only when `o_idle` is high.
+    *Timing*: AR, AW and W pass a register, R and B are combinational; a transfer a cycle on each
+    channel. RREADY and BREADY of the port are those of the initiator, or high. `o_isolated` follows
+    `i_isolate` by a cycle, and falls only while `o_idle` is high.
 
     Parameters
     ----------
     address_width, data_width, id_width : bits.
-    bursts : of reads, and of writes, that can be in flight; a power of two.
-    write_bursts : writes whose address, but not data, was accepted; a power of two.
+    bursts : most read bursts, and most write bursts, in flight; a power of two.
+    write_bursts : most writes whose address, but not all data, was accepted; a power of two.
 
     Members
     -------
@@ -36,7 +36,7 @@ class AxiIsolate(wiring.Component):
     m_axi : the port.
     i_isolate : isolate the initiator. Held until `o_isolated`.
     o_isolated : the initiator is isolated.
-    o_idle : nothing is in flight.
+    o_idle : no burst is in flight.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class AxiIsolate(wiring.Component):
         return taken
 
     def _data(self, m: Module) -> None:
-        """Pass beats of W on, or make such that write nothing."""
+        """Forward beats of W, or generate masked ones."""
         source, port, length = self.s_axi.w, self.m_axi.w, self.lengths.o
         beat = Signal(8)  # of the burst
         free, put, last = Signal(), Signal(), Signal()

@@ -16,7 +16,7 @@ from nearstep_hw.stream.fifo import StreamFifo
 
 
 class _AxiJoin(wiring.Component):
-    """The base of the joins of both directions: initiators, an arbiter of addresses, the port."""
+    """Base of the joins: initiators, an arbiter of addresses, the port."""
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class _AxiJoin(wiring.Component):
         ]
 
     def _owner(self, identifier: Value) -> Value:
-        """The number of the initiator in an ID of the port."""
+        """Return the number of the initiator in an ID of the port."""
         return identifier[self.id_width :]
 
 
 class AxiReadJoin(_AxiJoin):
-    """Reads of several initiators on one port; answers are routed by ID.
+    """Joins reads of several initiators on one port; responses are routed by ID.
 
     The ID at the port has the number of the initiator above the initiator's own ID, so beats may
-    have any order that AXI4 allows. RREADY of every initiator must always be high, as that of a
-    `ReadMover`: it is ignored, and RREADY of the port is always high.
+    have any order that AXI4 allows. RREADY of every initiator must always be high, as of a
+    `ReadMover`, and is ignored; RREADY of the port is always high.
 
-    *Timing*: ARVALID one cycle after that of an initiator, a burst a cycle. Beats pass
-    combinationally, a beat a cycle. ARREADY of an initiator depends on that of the port and on
-    ARVALID of all; nothing valid depends on anything ready.
+    *Timing*: ARVALID one cycle after that of an initiator, a burst a cycle. R is combinational, a
+    beat a cycle. ARREADY of an initiator depends on that of the port and on ARVALID of all; no
+    `valid` depends on a `ready`.
 
     Parameters
     ----------
@@ -116,20 +116,21 @@ class AxiReadJoin(_AxiJoin):
 
 
 class AxiWriteJoin(_AxiJoin):
-    """Writes of several initiators on one port; data in the order of addresses, answers by ID.
+    """Joins writes of several initiators on one port; data in the order of addresses, responses by
+    ID.
 
-    IDs are those of `AxiReadJoin`, and BREADY of every initiator has to be high always. An
-    initiator may show data before its address is taken, and so may the port.
+    IDs are those of `AxiReadJoin`, and BREADY of every initiator must always be high. WVALID may be
+    high before the address is accepted, at the initiators and at the port.
 
     *Timing*: AWVALID one cycle after that of an initiator, a burst a cycle. WVALID is that of the
     initiator, from two cycles after its address was taken until its last beat; without a gap
-    between bursts. W and B pass combinationally. Nothing valid depends on anything ready.
+    between bursts. W and B are combinational. No `valid` depends on a `ready`.
 
     Parameters
     ----------
     ports : initiators.
     address_width, data_width, id_width : bits, of the initiators.
-    bursts_ahead : bursts that are taken before their data, a power of two.
+    bursts_ahead : most bursts taken before their data, a power of two.
     fixed : the first initiator that asks is served; otherwise they are served in turn.
 
     Members
@@ -162,7 +163,7 @@ class AxiWriteJoin(_AxiJoin):
         m = Module()
         m.submodules.arbiter = arbiter = self.arbiter
         m.submodules.owners = owners = self.owners
-        sender = owners.o.payload  # whose data are to be sent
+        sender = owners.o.payload  # initiator of the current burst on W
         sending = Array(initiator.w.valid for initiator in self.s_axi)[sender]
         sent = Array(initiator.w.payload.as_value() for initiator in self.s_axi)[sender]
         data, answers = self.m_axi.w, self.m_axi.b

@@ -1,4 +1,4 @@
-"""Memory of the chip as an AXI4 subordinate."""
+"""On-chip memory as an AXI4 subordinate."""
 
 from amaranth import Elaboratable, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
@@ -24,10 +24,9 @@ class AxiRam(wiring.Component):
     A burst that begins beyond the memory is answered with DECERR, one of another type or of
     narrower beats with SLVERR; neither accesses the memory. A reset keeps its contents.
 
-    *Timing*: a beat a cycle in each direction, without a gap between bursts. The first beat of a
-    read is shown two cycles after its address was taken, and BVALID one cycle after the last beat
-    of a write. Nothing valid depends on anything ready. A read concurrent with a write of the same
-    bytes returns the old ones or the new.
+    *Timing*: a beat a cycle in each direction, without a gap between bursts. RVALID follows the
+    address of a read by two cycles, and BVALID the last beat of a write by one. No `valid` depends
+    on a `ready`. A read concurrent with a write of the same bytes returns the old or the new ones.
 
     Parameters
     ----------
@@ -40,7 +39,7 @@ class AxiRam(wiring.Component):
 
     Raises
     ------
-    ValueError : the memory is no power of two, smaller than a page or larger than an address.
+    ValueError : `memory_bytes` is not a power of two, less than a page or beyond the address width.
     """
 
     def __init__(
@@ -147,11 +146,11 @@ class AxiRam(wiring.Component):
             ]
 
     def _word(self, address: Value) -> Value:
-        """Number of the beat at an address, in the memory."""
+        """Return the word address of a byte address."""
         return address[exact_log2(self.data_width // BYTE_BITS) : exact_log2(self.memory_bytes)]
 
     def _response(self, asked: AddressLayout) -> Value:
-        """How a burst ends."""
+        """Return the response to a burst."""
         whole = asked.size == exact_log2(self.data_width // BYTE_BITS)
         beyond = asked.addr[exact_log2(self.memory_bytes) :].any()
         taken = whole & (asked.burst == BurstType.INCR)

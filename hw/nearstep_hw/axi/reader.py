@@ -1,4 +1,4 @@
-"""Reader of several streams' bursts, which reserves buffer space for every beat in advance."""
+"""Mover of reads of several streams, with reserved landing space."""
 
 from collections.abc import Sequence
 
@@ -14,36 +14,36 @@ from nearstep_hw.axi.signature import Axi4ReadSignature, BurstType, Response
 
 
 class ReadMover(wiring.Component):
-    """Issues granted bursts on AR and hands the beats of R to their streams.
+    """Issues granted bursts on AR and distributes the beats of R to their streams.
 
-    RREADY is always high: a burst is issued only with landing space reserved for all of it. The
-    AXI ID is the stream; beats of one ID come in order, those of different IDs in any.
+    RREADY is always high: a burst is issued only with landing space reserved for all of it. The AXI
+    ID is the stream; beats of one ID are in order, beats of different IDs in any order.
 
-    *Timing*: ARVALID one cycle after a burst is taken, a burst a cycle. Beats pass
-    combinationally.
+    *Timing*: ARVALID one cycle after a burst is taken, a burst a cycle. R is combinational.
 
     Parameters
     ----------
     streams : number of streams.
     address_width : bits of a byte address.
-    beat_bytes, burst_beats : of the bus, and of the longest burst.
+    beat_bytes, burst_beats : bytes of a beat, and beats of the longest burst.
     landing_beats : landing space of each stream.
     bursts_ahead : most bursts outstanding.
-    own : streams whose landing space is freed by itself.
-    cut : a register before the decision to take a burst, which comes a cycle later.
+    own : streams with a credit of their own.
+    cut : a register in the decision to take a burst, a cycle of latency.
 
     Members
     -------
     bus : AR and R.
     i : granted bursts, in the order of issue.
     i_base : byte address of each array, for the address of an error.
-    i_credit : one beat of every stream has left its landing space, but for those `own`.
-    i_credit_own : a bit for each of those, in their order: one beat of it has. If there are any.
-    o_beat : a bit for each stream: `data` of `bus.r` is its next beat.
-    fault : a beat was answered other than OKAY; the address is its burst's.
-    i_stop : takes no burst; what has been issued goes on.
-    o_idle : nothing is outstanding, nothing is offered on AR.
-    i_clear : all landing space is free; only when `o_idle`.
+    i_credit : one beat of every stream but those of `own` has left its landing space.
+    i_credit_own : a bit for each of `own`, in order: the same for this stream. If `own` is not
+        empty.
+    o_beat : a bit for each stream: `data` of `bus.r` is the stream's next beat.
+    fault : a beat got a response other than OKAY; with the address of its burst.
+    i_stop : takes no burst; issued bursts complete.
+    o_idle : no burst is outstanding or offered on AR.
+    i_clear : frees all landing space; only when `o_idle`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ReadMover(wiring.Component):
         landing = Array(Signal(width, name=f"landing{i}") for i in streams)  # start of the burst
         issue = Signal()
         ends = Signal()
-        may = Signal()  # there is space, and only more of it comes until the burst is taken
+        may = Signal()  # there is space, which cannot decrease before the burst is taken
         enough = space.o_enough & (outstanding != self.bursts_ahead)
         if self.cut:
             m.d.sync += may.eq(enough & self.i.valid & ~issue)

@@ -1,4 +1,4 @@
-"""Cuts arrays into blocks, and blocks into bursts."""
+"""Schedule of bursts: arrays split into blocks, blocks into bursts."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from nearstep_hw.axi.signature import MAX_BURST_BEATS, PAGE_BYTES
 
 
 class BlockSchedule(wiring.Component):
-    """The bursts of several equally long arrays, block by block, round robin over the arrays.
+    """Outputs the bursts of arrays of equal length, block by block, round robin over the arrays.
 
     Block 0 of stream 0, block 0 of stream 1, and so on, then block 1 of stream 0. A burst ends at
-    the end of its block and at every multiple of the longest burst, and so crosses no page. Arrays
-    whose elements are half as wide have half the beats in each block; those in 8 bits have a beat
-    of scales and a quarter of them.
+    the end of its block and at every multiple of the longest burst, so crosses no page. Blocks of
+    arrays with elements of half the width have half the beats; blocks of arrays in 8 bits have a
+    quarter of the beats, and a beat of scales before them.
 
     *Timing*: a burst every two cycles, and one more cycle where a block begins or is omitted.
 
@@ -29,20 +29,20 @@ class BlockSchedule(wiring.Component):
     optional : arrays can be omitted.
     narrow : numbers of the arrays that can have elements of half the width.
     coded : numbers of the arrays in 8 bits, with scales, see `nearstep_spec.blockwise`.
-    number_width : bits of the number of a beat of an array; None: as many as memory takes. More
-        where arrays of narrow elements are longer than one of full width could be.
+    number_width : bits of a beat's number; None: as many as memory needs. More if arrays of narrow
+        elements can have more elements than an array of full width.
 
     Members
     -------
     i_start : begins; only when `o_idle`.
-    i_use : a bit for each array: it is used; held while the schedule runs. If `optional`.
+    i_use : a bit for each array, set if used; held while the schedule runs. If `optional`.
     i_beats : beats of each array, at least 1; held while the schedule runs.
-    i_narrow : a bit for each of `narrow`, in their order: it has half of them, rounded up; held
-        while the schedule runs. If there are any.
+    i_narrow : a bit for each of `narrow`, in order: the array has half of `i_beats`, rounded up;
+        held while the schedule runs. If `narrow` is not empty.
     i_base : byte address of each array, a multiple of a beat; held while the schedule runs.
     i_clear : withdraws the offered burst and returns to idle.
     o : the bursts.
-    o_idle : nothing is left to offer.
+    o_idle : no burst is left.
 
     Ref: AXDIMM paper, section 3.3 (round robin) and 3.4 (block).
     """

@@ -1,7 +1,8 @@
-"""AXI4 ports, as an initiator sees them, and the constants of the protocol.
+"""AXI4 ports, from the initiator's side, and constants of the protocol.
 
-Inside, a channel is a stream. At the top of a design its signals have the names of AMBA: `m_axi`
-with a channel `ar` becomes `m_axi__arvalid arready arid araddr ...`, see `nearstep_hw.verilog`.
+A channel is a stream. At the top of a design the signals of a channel have the names of AMBA:
+`m_axi` with a channel `ar` becomes `m_axi__arvalid arready arid araddr ...`, see
+`nearstep_hw.verilog`.
 """
 
 from amaranth import Module
@@ -174,7 +175,7 @@ class Axi4Signature(Signature):
 
 
 def copied(to: data.View, source: data.View) -> list[object]:
-    """Assignments of a channel's payload.
+    """Return the assignments of a channel's payload.
 
     IDs may differ in width: they are extended with zeros, or truncated.
     """
@@ -186,12 +187,12 @@ def copied(to: data.View, source: data.View) -> list[object]:
 def connect_channels(m: Module, part: object, port: object) -> None:
     """Connect a port `part` of a submodule to the same channels of `port`.
 
-    IDs may have fewer bits on one side: those of requests are extended with zeros, and those of
-    answers truncated.
+    IDs may have fewer bits on one side: IDs of requests are zero-extended, IDs of responses
+    truncated.
 
     Parameters
     ----------
-    part : port of a submodule, with all channels of `port` or some.
+    part : port of a submodule, with all or some channels of `port`.
     port : a port of the component that has the submodule, of the same direction, or one of another
         submodule, of the other direction.
     """

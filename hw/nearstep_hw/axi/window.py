@@ -1,4 +1,4 @@
-"""Address windows: ranges that a master may access."""
+"""Address windows: ranges that an initiator may access."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
@@ -8,7 +8,7 @@ from nearstep_hw.axi.burst import BurstLayout
 
 
 class WindowSignature(Signature):
-    """A range of addresses and what is granted there.
+    """A range of addresses and the accesses granted in it.
 
     Parameters
     ----------
@@ -17,7 +17,7 @@ class WindowSignature(Signature):
     Members
     -------
     base : first byte granted.
-    limit : first byte behind those granted.
+    limit : first byte after the window.
     read, write : granted accesses.
     valid : the window is used.
     """
@@ -35,17 +35,17 @@ class WindowSignature(Signature):
 
 
 def within(address_width: int, *, base: Value, limit: Value) -> tuple[Value, Value, Value]:
-    """Give `base` and `limit` of a window of any bits as a `WindowSignature` has them.
+    """Clip `base` and `limit` of a window, of any width, to a `WindowSignature`.
 
-    The third value is whether `base` lies in the address space; if not, nothing of the window does,
-    and it must not be `valid`.
+    The third value is whether `base` is in the address space; otherwise the window must not be
+    `valid`.
     """
     end = Mux(limit[address_width:].any(), 1 << address_width, limit[:address_width])
     return base[:address_width], end, ~base[address_width:].any()
 
 
 def window_port(*, address_width: int, windows: int, cut: bool) -> Member:
-    """Port for the windows: side by side, or, if `cut`, one that is each of them in turn.
+    """Return the port for the windows: in parallel, or, if `cut`, one after the other.
 
     Concurrent comparisons with many windows need more wires in one place than small FPGAs have.
     """
@@ -53,23 +53,24 @@ def window_port(*, address_width: int, windows: int, cut: bool) -> Member:
 
 
 class WindowMatch(wiring.Component):
-    """Whether one window grants a whole range of bytes.
+    """Checks whether one window grants a whole range of bytes.
 
-    A range that only several windows together cover is not granted. *Timing*: combinational; if
-    `cut`, `windows` cycles, for all of which the range holds.
+    A range that only several windows together cover is not granted.
+
+    *Timing*: combinational; if `cut`, `windows` cycles, during which the range is held.
 
     Parameters
     ----------
     address_width : bits of an address.
     windows : number of windows.
-    cut : the windows come in turn, a cycle each, see `window_port`.
+    cut : the windows are presented one after the other, a cycle each, see `window_port`.
 
     Members
     -------
     window : the windows.
-    i_start, i_end : first byte, and first byte behind the range; `i_start` < `i_end`.
+    i_start, i_end : first byte of the range, and first byte after it; `i_start` < `i_end`.
     i_read, i_write : requested accesses, one or both.
-    o_granted : one window grants all of it.
+    o_granted : one window grants the whole range.
     """
 
     def __init__(self, *, address_width: int, windows: int, cut: bool = False) -> None:
@@ -97,7 +98,7 @@ class WindowMatch(wiring.Component):
             for window in self.window
         )
         if self.cut:
-            last = Signal(self.windows)  # result of each window in its turn
+            last = Signal(self.windows)  # result of each window
             m.d.sync += last.eq(Cat(last[1:], grants))
             grants = last
         m.d.comb += self.o_granted.eq(grants.any())
@@ -105,26 +106,26 @@ class WindowMatch(wiring.Component):
 
 
 class WindowChecker(wiring.Component):
-    """Forwards bursts that a window grants, and stops at the first refused one.
+    """Forwards bursts granted by a window, up to the first refused one.
 
-    A burst is granted if all its beats, in full, lie in one window.
+    A burst is granted if one window contains all its beats in full.
 
     *Timing*: a burst every three cycles, two cycles after it was taken; if `cut`, one cycle more
     and one for each window.
 
     Parameters
     ----------
-    layout : of the bursts.
+    layout : layout of a burst.
     beat_bytes : bytes of a beat.
     windows : number of windows.
     write : the bursts write; else they read.
-    cut : the windows come in turn, and sums and comparisons end in registers.
+    cut : the windows are presented one after the other, and sums and comparisons are registered.
 
     Members
     -------
     window : the windows, see `window_port`; held while bursts are in flight.
-    i : bursts asked for.
-    o : bursts granted.
+    i : requested bursts.
+    o : granted bursts.
     o_refused : the burst in `o_burst` is refused; held, and no burst passes, until `i_clear`.
     o_burst : the burst last taken.
     i_clear : withdraws the offered burst, and clears a refusal.

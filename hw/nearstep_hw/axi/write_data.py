@@ -19,23 +19,22 @@ class WriteData(wiring.Component):
 
     Parameters
     ----------
-    layout : of the bursts.
+    layout : layout of a burst.
     streams : number of streams.
     beat_bytes : bytes of a beat.
-    bursts_ahead : bursts that can wait here, a power of two.
-    own : streams that end in their own way.
-    coded : those of them that end as arrays in 8 bits do.
+    bursts_ahead : depth of the queue of bursts, a power of two.
+    own : streams with a tail of their own.
+    coded : streams of `own` in 8 bits.
 
     Members
     -------
     i : bursts, in the order of their addresses.
-    data : the beats of each stream; those of a burst are there when the burst is.
-    i_tail : WSTRB of the last beat of each stream but those that end in their own way; all other
-        beats are written in full.
-    i_tail_own, i_tail_coded : of the last beat of each of those; of those `coded`. If there are
-        any.
+    data : the beats of each stream; valid no later than their burst.
+    i_tail : WSTRB of the last beat of each stream but those of `own`; all other beats are written
+        in full.
+    i_tail_own, i_tail_coded : the same for streams of `own`, and of `coded`. If not empty.
     o : channel W.
-    i_clear : forgets everything; only when nothing is left to send.
+    i_clear : clears all state; only when no burst is left to send.
     """
 
     def __init__(

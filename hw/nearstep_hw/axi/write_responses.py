@@ -1,4 +1,4 @@
-"""Matches write responses with the bursts they answer."""
+"""Matching of write responses with their bursts."""
 
 from amaranth import Array, Cat, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
@@ -12,28 +12,28 @@ from nearstep_hw.axi.signature import Response, WriteResponseLayout
 
 
 class WriteResponses(wiring.Component):
-    """Tracks issued bursts until B answers them, and detects written blocks.
+    """Tracks issued bursts until their response, and detects written blocks.
 
-    Responses of one stream come in the order of its bursts, those of different streams in any.
-    After a fault of a stream no further block of it is reported: its memory is incomplete.
+    Responses of one stream are in the order of its bursts, those of different streams in any order.
+    After a fault of a stream no further block of the stream is reported: its memory is incomplete.
 
-    *Timing*: combinational from B to the outputs; a burst and a response every cycle.
+    *Timing*: combinational from B to the outputs; a burst and a response a cycle.
 
     Parameters
     ----------
-    layout : of the bursts.
+    layout : layout of a burst.
     streams, address_width : as in `layout`.
-    bursts_ahead : bursts of one stream that may be outstanding; a power of two is used fully.
+    bursts_ahead : most outstanding bursts of a stream, rounded up to a power of two.
 
     Members
     -------
-    i_burst : the burst in question.
-    o_room : one more burst of that stream can be tracked.
-    i_issue : it is issued; only with `o_room`.
+    i_burst : the next burst.
+    o_room : the burst can be tracked.
+    i_issue : the burst is issued; only with `o_room`.
     b : channel B; BREADY is always high.
-    o_block_done : a bit for each stream: a block of it is written and acknowledged.
-    fault : a burst was answered other than OKAY; the address is the burst's.
-    o_idle : nothing is outstanding.
+    o_block_done : a bit for each stream: a block is written and acknowledged.
+    fault : a burst got a response other than OKAY; with the burst's address.
+    o_idle : no burst is outstanding.
     i_clear : clears faults; only when `o_idle`.
     """
 

@@ -1,4 +1,4 @@
-"""Writer of several streams' bursts, which announces a burst when all of its data is buffered."""
+"""Mover of writes of several streams, which issues a burst when all of its data is buffered."""
 
 from collections.abc import Sequence
 
@@ -16,41 +16,40 @@ from nearstep_hw.axi.write_responses import WriteResponses
 
 
 class WriteMover(wiring.Component):
-    """Issues granted bursts on AW, sends their data on W in the order of AW, and counts B.
+    """Issues granted bursts on AW, sends their data on W in the order of AW, and tracks B.
 
-    A burst is announced only when its data are all there, so W never waits for the producer. The
+    A burst is issued only when all its data are buffered, so W never waits for the producer. The
     AXI ID is the stream. BREADY is always high.
 
-    *Timing*: AWVALID one cycle after a burst is taken, WVALID three cycles later or when the bursts
-    before are sent; it does not wait for AWREADY. W moves a beat a cycle.
+    *Timing*: AWVALID one cycle after a burst is taken, WVALID three cycles later or after earlier
+    bursts, without waiting for AWREADY. A beat a cycle on W.
 
     Parameters
     ----------
     streams : number of streams.
     address_width : bits of a byte address.
-    beat_bytes, burst_beats : of the bus, and of the longest burst.
-    buffer_beats : most beats of data that a stream ever holds.
-    bursts_ahead : bursts of each stream that may be outstanding, a power of two.
-    own : streams that gain beats by themselves, and end in their own way.
-    coded : those of them that end as arrays in 8 bits do.
-    cut : registers before the decision to take a burst, and behind what an answer says: a cycle
-        later both.
+    beat_bytes, burst_beats : bytes of a beat, and beats of the longest burst.
+    buffer_beats : most buffered beats of a stream.
+    bursts_ahead : most outstanding bursts of a stream, a power of two.
+    own : streams with a credit and a tail of their own.
+    coded : streams of `own` in 8 bits.
+    cut : registers in the decision to take a burst and after B, a cycle of latency each.
 
     Members
     -------
     bus : AW, W and B.
     i : granted bursts, in the order of issue.
     data : beats of each stream.
-    i_credit : `data` of every stream has one beat more, but for those `own`.
-    i_credit_own : a bit for each of those, in their order: its `data` has. If there are any.
-    i_tail : WSTRB of the last beat of each stream, but for those `own`.
-    i_tail_own, i_tail_coded : of the last beat of each of those; of those `coded`. If there are
-        any.
-    o_block_done : a bit for each stream: a block of it is written and acknowledged.
-    fault : a burst was answered other than OKAY; the address is the burst's.
-    i_stop : takes no burst; bursts that were announced are sent and answered.
-    o_idle : nothing is announced or unanswered, and so nothing unsent.
-    i_clear : forgets data and faults; only when `o_idle`.
+    i_credit : one more beat of every stream but those of `own` is buffered.
+    i_credit_own : a bit for each of `own`, in order: the same for this stream. If `own` is not
+        empty.
+    i_tail : WSTRB of the last beat of each stream but those of `own`.
+    i_tail_own, i_tail_coded : the same for streams of `own`, and of `coded`. If not empty.
+    o_block_done : a bit for each stream: a block is written and acknowledged.
+    fault : a burst got a response other than OKAY; with the burst's address.
+    i_stop : takes no burst; issued bursts complete.
+    o_idle : no burst is offered or outstanding, so no data are left to send.
+    i_clear : clears credits and faults; only when `o_idle`.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ OUTPUTS = ("CLKOP", "CLKOS", "CLKOS2", "CLKOS3")
 
 
 class ClockError(NearstepError, ValueError):
-    """Frequencies that the PLL cannot make of its input."""
+    """The PLL cannot generate the frequencies from its input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Ecp5Pll(wiring.Component):
 
     Members
     -------
-    i_clk : the input, straight from its pin.
+    i_clk : the input, directly from its pin.
     i_reset : high: no clocks, not locked.
     o_clk : the clocks; valid while `o_locked` is high.
     o_locked
@@ -82,7 +82,7 @@ class Ecp5Pll(wiring.Component):
         m.submodules.pll = Instance(
             "EHXPLLL",
             a_FREQUENCY_PIN_CLKI=f"{self.input_hz / 1e6:.6f}",
-            a_ICP_CURRENT="12",  # what Lattice's own tool writes for these
+            a_ICP_CURRENT="12",  # values of Lattice's own tool
             a_LPF_RESISTOR="8",
             a_MFG_ENABLE_FILTEROPAMP="1",
             a_MFG_GMCREF_SEL="2",
@@ -115,7 +115,7 @@ class Ecp5Pll(wiring.Component):
 
 
 def _dividers(input_hz: int, clocks: Sequence[PllClock]) -> tuple[int, int, tuple[int, ...]]:
-    """Of the input, of the feedback, and of each output; the fastest oscillator of those that do.
+    """Return the dividers of input, feedback and outputs, with the fastest oscillator.
 
     Raises
     ------

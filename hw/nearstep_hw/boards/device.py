@@ -24,7 +24,7 @@ from nearstep_spec.boards.design import BoardDesign
 from nearstep_spec.serial.manifest import Manifest
 
 CARD_PORTS = ("csr", "s_axi", "m_axi", "o_interrupt")
-"""Of every card. A card is a device of any family that has these, with or without the last."""
+"""Ports of every card: a device of any family with these ports, the last one optional."""
 
 
 class BoardDevice(wiring.Component):
@@ -44,11 +44,11 @@ class BoardDevice(wiring.Component):
     rx, tx : the line, idle high.
     m_axi : to the memory, half duplex.
     wishbone : to the registers of the memory controller.
-    i_memory_ready : the memory needs no initialisation, or is initialised.
-    o_memory_ready : the memory is ready, according to hardware or host.
+    i_memory_ready : the memory is initialised, or needs no initialisation.
+    o_memory_ready : hardware or host report that the memory is ready.
     o_active : a request is being executed or answered.
-    others : those of the card but `CARD_PORTS`: pins of links, ports of functional units outside;
-        with the latter `o_units_reset` as well, which resets them.
+    others : ports of the card but `CARD_PORTS`: pins of links, ports of outside functional units;
+        for the latter also `o_units_reset`, their reset.
     """
 
     def __init__(self, config: BoardDesign, manifest: Manifest, card: wiring.Component) -> None:
@@ -115,17 +115,17 @@ class BoardDevice(wiring.Component):
 
 
 def memory_port(card: wiring.Component) -> tuple[dict[str, int], int]:
-    """Widths of addresses and data of a card's port to memory, and of its IDs."""
+    """Return the address and data widths of a card's memory port, and the width of its IDs."""
     asked, data = card.m_axi.ar.payload, card.m_axi.r.payload.data
     return {"address_width": len(asked.addr), "data_width": len(data)}, len(asked.id)
 
 
 def outside_of(card: wiring.Component) -> Mapping[str, Member]:
-    """Ports of a card that go through to the top."""
+    """Return the ports of a card that the top has too."""
     members = card.signature.members.items()
     return {name: member for name, member in members if name not in CARD_PORTS}
 
 
 def units_reset(card: wiring.Component) -> dict[str, Member]:
-    """Port that resets functional units outside; none if there are none."""
+    """Return the reset port of outside functional units, if there are any."""
     return {"o_units_reset": Out(1)} if "fu" in card.signature.members else {}

@@ -26,7 +26,7 @@ from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.coarse.config import PORTS
 
 RESOURCES = {"sdr": "sdram", "ddr3": "ddr3"}
-"""Of a platform, by the kind of memory."""
+"""Resource of a platform, by the kind of memory."""
 
 NAMES = {
     "sdr": {
@@ -39,12 +39,12 @@ NAMES = {
         "we_n": "we",
     },
 }  # fmt: skip
-"""Pads of LiteDRAM's core, as the resource of a platform has them."""
+"""Names of the core's pads in the platform's resource."""
 
 
 class Ecp5Board(Elaboratable):
-    """`BoardTop` on a board with an ECP5: the PLL makes its clock, a button resets the board, and
-    a light tells that memory is ready.
+    """`BoardTop` on a board with an ECP5: a PLL generates the clock, a button resets the board, and
+    a LED shows that memory is ready.
 
     Parameters
     ----------
@@ -108,19 +108,19 @@ class Ecp5Board(Elaboratable):
             _join_links(m, platform, top)
         platform.add_file(free.FILE, free.free_rows())
         m.submodules.free_rows = Instance(free.MODULE, a_keep=1)
-        # nextpnr derives what PLLs make from the constraint of the oscillator.
+        # nextpnr derives the PLL's clocks from the constraint of the oscillator.
         return m
 
 
 def _named(dram: str | None, pads: object) -> Mapping[str, IOPort]:
-    """Pads of a resource by their names in the core."""
+    """Return the pads of a resource by their names in the core."""
     if dram is None:
         return {}
     return {name: getattr(pads, theirs).io for name, theirs in NAMES[dram].items()}
 
 
 def _join_links(m: Module, platform: Platform, top: BoardTop) -> None:
-    """Pads of the pins to other boards."""
+    """Connect the pads of the links to other boards."""
     for port in range(PORTS):
         pads = platform.request("link", port, dir="-")
         m.submodules[f"link{port}_in"] = read = io.Buffer("i", pads.i)
@@ -132,7 +132,7 @@ def _join_links(m: Module, platform: Platform, top: BoardTop) -> None:
 
 
 def _hold_supplies(m: Module, platform: Platform) -> None:
-    """Drive the pads that an OrangeCrab has beside those of its memory for supply and ground."""
+    """Drive the OrangeCrab's pads that serve as supply and ground of its memory."""
     supplies = platform.request("ddr3_pseudo_power", dir="-")
     for name, level in (("vcc_virtual", 0), ("gnd_virtual", 0)):
         pads = getattr(supplies, name)

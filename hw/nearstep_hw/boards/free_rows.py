@@ -1,8 +1,8 @@
-"""Rows of an ECP5-85F without logic, whose wires are free for the rows beside them.
+"""Rows of an ECP5-85F without logic, whose wires are free for the adjacent rows.
 
 nextpnr places logic as densely as possible in the middle of the chip, where wires run short while
 half of the chip is empty; its option for a lower density has no effect on an ECP5. Lookup tables
-with fixed places, one in each place of every third row but its ends, keep logic out of these rows.
+fixed in all places of every third row, but its ends, keep logic out of these rows.
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ def _bels() -> Iterator[str]:
 
 
 KEPT = sum(1 for _ in _bels())
-"""Lookup tables that no logic can have."""
+"""Lookup tables not available to logic."""
 
 
 def free_rows() -> str:
-    """Verilog of the module: lookup tables that do nothing."""
+    """Return the Verilog of the module: unused lookup tables."""
     lines = (
         f'(* keep, BEL="{bel}" *) LUT4 #(.INIT(16\'h0)) k{number} '
         "(.A(1'b0), .B(1'b0), .C(1'b0), .D(1'b0));"

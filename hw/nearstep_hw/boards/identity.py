@@ -11,7 +11,7 @@ from nearstep_spec.serial.manifest import Manifest
 
 
 def manifest_of(config: BoardDesign, core: LiteDramCore | None) -> Manifest:
-    """The manifest of a board with this memory controller; None for block RAM."""
+    """Return the manifest of a board; `core` is None for block RAM."""
     hashes = {name: registers.hash() for name, (_, registers) in config.maps().items()}
     controller: dict[str, Any] = {}
     if core is not None:
@@ -19,7 +19,7 @@ def manifest_of(config: BoardDesign, core: LiteDramCore | None) -> Manifest:
         controller = {"controller": f"litedram-{kind}", "controller_steps": core.steps}
         if kind == "sdr":
             controller["controller_steps"] += core.last_steps
-        else:  # whose delays the host finds
+        else:  # the host calibrates its delays
             addresses = {name: address for name, (address, _) in core.registers.items()}
             controller["controller_data"] = addresses | core.settings
     return Manifest(

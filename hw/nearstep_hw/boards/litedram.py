@@ -53,13 +53,13 @@ PADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""Pads of a core by the kind of memory, as the core names them."""
+"""Names of a core's pads, by the kind of memory."""
 
 BOTH_WAYS = ("dq", "dqs_p")
 
 
 class LiteDramError(NearstepError, RuntimeError):
-    """LiteDRAM is not installed, or did not make a core."""
+    """LiteDRAM is not installed, or its generator failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,14 @@ class LiteDramCore:
 
     Attributes
     ----------
-    verilog : its text; the module is called `litedram_core`.
+    verilog : Verilog text of the module `litedram_core`.
     registers : first address and words of each register, by name.
-    steps : first writes to them.
-    last_steps : writes after these and the setting of delays; then memory can be used.
+    steps : first writes to the registers.
+    last_steps : writes after `steps` and the calibration of delays, which make memory usable.
     settings : of the PHY: `lanes` of eight bits, `nphases`, `rdphase`, `wrphase`, `delays`,
         `bitslips`.
-    cas_latency : of the memory, in its clocks.
-    timing : of the controller, in its clocks, by name: `tRCD`, ...
+    cas_latency : CAS latency of the memory, in its clocks.
+    timing : parameters of the controller, in its clocks, by name: `tRCD`, ...
     """
 
     verilog: str
@@ -88,7 +88,7 @@ class LiteDramCore:
 
 
 def core_of(board: Board, *, data_width: int, id_width: int) -> LiteDramCore:
-    """The core for a board's memory; generated when not in the cache.
+    """Return the core for a board's memory, generated unless cached.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def _core(request: str) -> LiteDramCore:
 
 
 def _generated(request: str) -> str:
-    """Output of the program."""
+    """Return the output of the generator."""
     done = subprocess.run(
         [sys.executable, "-m", litedram_core.__name__],
         input=request,
@@ -172,21 +172,21 @@ def _options(board: Board) -> dict[str, Any]:
 class LiteDram(wiring.Component):
     """A LiteDRAM core behind AXI4, as an instance of its Verilog.
 
-    *Timing*: see LiteDRAM. Answers of a direction are in the order of requests.
+    *Timing*: see LiteDRAM. Responses of a direction are in the order of requests.
 
     Parameters
     ----------
     core : of the board.
-    pads : by their name in `PADS`.
-    address_width, data_width, id_width : bits of the port; those that the core was made with.
+    pads : pads by their name in `PADS`.
+    address_width, data_width, id_width : bits of the port, as generated.
 
     Members
     -------
     s_axi : the port, in the clock domain `sync`.
     wishbone : the registers.
     o_ready : the host has initialised memory.
-    i_clk, i_rst, o_clk, o_rst : of DDR3, whose core makes its own clock: that of the board and an
-        asynchronous reset, and what `sync` must be.
+    i_clk, i_rst, o_clk, o_rst : of DDR3, whose core generates the clock: input clock of the board
+        and asynchronous reset, and clock and reset for `sync`.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class LiteDram(wiring.Component):
             for field, _ in channel.payload.shape():
                 value = Value.cast(channel.payload[field])
                 if field == "size":
-                    value = Cat(value, Const(0, 1))  # LiteX has a bit more
+                    value = Cat(value, Const(0, 1))  # LiteX has one more bit
                 ports[f"{into}_{prefix}{field}"] = value
         for name in ("adr", "dat_w", "sel", "cyc", "stb", "we"):
             ports[f"i_wb_ctrl_{name}"] = getattr(self.wishbone, name)
@@ -250,7 +250,7 @@ class LiteDram(wiring.Component):
 
 
 def clock_ports(board: Board) -> dict[str, Member]:
-    """Ports of a memory whose core makes the clock; none if it takes that of the design."""
+    """Return the clock ports of a memory whose core generates the clock, else none."""
     if board.memory != "ddr3":
         return {}
     return {"i_clk": In(1), "i_rst": In(1), "o_clk": Out(1), "o_rst": Out(1)}

@@ -1,6 +1,6 @@
-"""Makes a LiteDRAM core without a CPU: run as a program, it reads and writes JSON.
+"""Generator of a LiteDRAM core without a CPU: a program that reads and writes JSON.
 
-Nothing but this imports LiteX. Its text must not depend on the day or the machine.
+Only this module imports LiteX. The output must not depend on the date or the machine.
 """
 
 import json
@@ -16,14 +16,14 @@ MODULE = "litedram_core"
 """Name of the Verilog module."""
 
 PORT = "memory"
-"""Of the core: its AXI4 signals are `user_port_memory_awvalid` and so on."""
+"""Name of the core's port: its AXI4 signals are `user_port_memory_awvalid` and so on."""
 
 CONTROL = "sdram_dfii_control"
 PHASE = "sdram_dfii_pi0_"
 
 
 def _generate(request: dict[str, Any]) -> dict[str, Any]:
-    """Text of the core, its registers, and first writes to them."""
+    """Return the text of the core, its registers, and the first writes to them."""
     from litedram import gen, modules, phy
     from litedram.init import get_sdram_phy_init_sequence
     from litex.build.lattice import LatticePlatform
@@ -102,7 +102,7 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _late(kind: Any, cycles: int) -> Any:
-    """The PHY of an SDRAM, which samples read data some clocks later."""
+    """Return the PHY class of an SDRAM that samples read data `cycles` clocks later."""
 
     class Late(kind):
         def __init__(self, pads: Any, sys_clk_freq: float) -> None:
@@ -119,8 +119,9 @@ def _latency(sys_clk_freq: float) -> int:
 
 
 def _module(kind: Any, options: dict[str, Any]) -> Any:
-    """The memory, refreshed a clock earlier: the generator rounds the interval up, to more than
-    the memory allows."""
+    """Return the memory with a refresh interval a clock shorter: the generator rounds the interval
+    up, beyond the memory's limit.
+    """
     given = vars(kind.technology_timings)
     names = ("tREFI", "tWTR", "tCCD", "tRRD", "tZQCS")
     timings = {name: given[name] for name in names}
@@ -130,12 +131,12 @@ def _module(kind: Any, options: dict[str, Any]) -> Any:
 
 
 def _plain(verilog: str) -> str:
-    """The text without its date, and with pads that go both ways."""
+    """Remove the date from the text, and make data pads bidirectional."""
     start = verilog.index("`timescale")
     end = verilog.rindex("endmodule") + len("endmodule\n")
     both = r"^    input  wire( .*\b(?:sdram_dq|ddram_dq|ddram_dqs_p)[,\n])"
     text = re.sub(both, r"    inout  wire\1", verilog[start:end], flags=re.M)
-    # The tree of instances, a comment, has them in another order each time.
+    # The tree of instances, a comment, has a random order.
     return re.sub(r"^// Hierarchy\n//-+\n+/\*.*?\*/\n", "", text, flags=re.M | re.S)
 
 
@@ -146,7 +147,7 @@ def _steps(
     *,
     sdr: bool,
 ) -> list[list[int]]:
-    """Address, value and cycles to wait of each write, as LiteX's own software makes them."""
+    """Return address, value and cycles to wait of each write, as in LiteX's own software."""
 
     def value(text: str) -> int:
         return sum(bits[name] for name in text.split("|"))

@@ -1,4 +1,4 @@
-"""The OrangeCrab: its platform, with the pins that its memory has."""
+"""The platform of the OrangeCrab, with corrected pins of its memory."""
 
 from typing import ClassVar
 
@@ -32,12 +32,13 @@ MEMORY = Resource(
     Attrs(IO_TYPE="SSTL135_I", SLEWRATE="FAST"),
 )
 """Pins of litex-boards, `gsd_orangecrab.py`, revision 0.2: amaranth-boards 0.0.21 has the bank
-address on pins of a light, and the strobes in the other order than the bytes. The positive pin of
-a pair places both."""
+address on pins of a LED, and the strobes in an order other than that of the bytes. The positive pin
+of a pair places both.
+"""
 
 
 DFU_SUFFIX = "dfu-suffix"
-"""Program that puts 16 bytes behind a bitstream; here the flow does, see `Board.dfu`."""
+"""Program that appends 16 bytes to a bitstream; the flow does it instead, see `Board.dfu`."""
 
 
 class OrangeCrabPlatform(OrangeCrabR0_2_85FPlatform):

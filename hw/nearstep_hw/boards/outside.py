@@ -1,4 +1,4 @@
-"""Passes ports of functional units that are outside through a component around a card."""
+"""Forwarding of the ports of outside functional units."""
 
 from collections.abc import Mapping
 

@@ -20,18 +20,19 @@ from nearstep_spec.boards.config import BoardConfig
 __all__ = ["NAME", "plan", "platform_of"]
 
 NAME = "top"
-"""Of the design, and so of the files of a plan: `top.il`, `build_top.sh`, `top.bit`."""
+"""Name of the design and of the plan's files: `top.il`, `build_top.sh`, `top.bit`."""
 
 CONNECTOR = ("io", 0)
-"""That the pins of `Board.line` are of."""
+"""Connector with the pins of `Board.line`."""
 
 LINKS = ("gpio", 0)
-"""That the pins of `Board.links` are of."""
+"""Connector with the pins of `Board.links`."""
 
 
 def platform_of(board: Board) -> Platform:
-    """A platform of amaranth-boards, with the line of the link as its first UART, and the pins
-    between boards as resources `link`: pulled down, so that they keep a level without a cable."""
+    """Return a platform of amaranth-boards with the serial line as its first UART, and the pins
+    between boards as resources `link`, pulled down for a defined level without a cable.
+    """
     module, _, name = board.platform.partition(":")
     platform: Platform = getattr(import_module(module), name)()
     if board.line is not None:
@@ -54,7 +55,7 @@ def platform_of(board: Board) -> Platform:
 
 
 def plan(config: BoardConfig | CoarseBoardConfig, *, seed: int = 1, **overrides: Any) -> BuildPlan:
-    """Files and script of the tool flow: the same bytes for the same configuration and tools.
+    """Return files and script of the tool flow, deterministic for a configuration and tools.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ def plan(config: BoardConfig | CoarseBoardConfig, *, seed: int = 1, **overrides:
 
 
 def _without_folders(text: str) -> str:
-    """Places of sources as they are in the packages, wherever those lie."""
+    """Replace paths of sources by paths relative to their packages."""
     folders = [Path(package.__path__[0]).parent for package in (nearstep_hw, nearstep_spec)]
     paths = sysconfig.get_paths()
     for folder in (*map(str, folders), paths["purelib"], paths["platlib"], paths["stdlib"]):

@@ -3,9 +3,7 @@
 __all__ = ["ROUTING", "SYNTHESIS"]
 
 SYNTHESIS = "-nowidelut"
-"""Of Yosys. Without multiplexers of slices: those fill whole tiles, and wires run short there."""
+"""Option of Yosys: no wide multiplexers, which fill whole tiles and exhaust their wires."""
 
 ROUTING = "--router router2"
-"""Option of nextpnr: the router that negotiates wires, which converges where the default one does
-not.
-"""
+"""Option of nextpnr: the negotiating router, which converges where the default one does not."""

@@ -1,4 +1,4 @@
-"""All of a board's design but its clock and its pads."""
+"""A board's design without clock and pads."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -36,9 +36,9 @@ class BoardTop(wiring.Component):
     Members
     -------
     rx, tx : the line, idle high.
-    o_memory_ready : memory can be used.
-    others : the clock of a memory that makes its own, see `LiteDram`; ports of the card, see
-        `BoardDevice`.
+    o_memory_ready : memory is ready.
+    others : clock ports of a memory that generates its clock, see `LiteDram`; ports of the card,
+        see `BoardDevice`.
 
     Raises
     ------
@@ -105,7 +105,7 @@ class BoardTop(wiring.Component):
             wiring.connect(m, device.m_axi, memory.s_axi)
             m.d.comb += [
                 device.i_memory_ready.eq(1),
-                registers.err.eq(registers.cyc & registers.stb),  # nothing is there
+                registers.err.eq(registers.cyc & registers.stb),  # no registers
             ]
         pass_on(m, self.through, memory, self)
         pass_on(m, self.outside, device, self)

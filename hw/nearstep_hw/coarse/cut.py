@@ -16,7 +16,7 @@ class TensorCut(wiring.Component):
     With beats = q * members + rest and S beats in a full entry, a power of two, there are q / S
     full chunks; the partial last chunk has q modulo S beats a part, one more if there is a rest.
 
-    *Timing*: `o_done` `latency` cycles after `i_start`; the results hold until the next.
+    *Timing*: `o_done` `latency` cycles after `i_start`; the results hold until the next `o_done`.
 
     Parameters
     ----------
@@ -24,14 +24,14 @@ class TensorCut(wiring.Component):
 
     Members
     -------
-    i_start : pulse; the other inputs hold from then on.
+    i_start : pulse; the other inputs hold until `o_done`.
     i_elements, i_members, i_wire : of the job; at least one member.
     o_done : pulse.
     o_chunks : chunks, at least 1.
     o_entry_beats : memory beats of a full entry.
     o_chunk_beats : memory beats of a full chunk.
     o_tail_beats : memory beats of an entry of the last chunk.
-    o_tail_exist : memory beats of the last chunk that exist.
+    o_tail_exist : memory beats of the last chunk within the tensor.
     i_clear : clears all state.
     """
 
@@ -59,7 +59,7 @@ class TensorCut(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        beats = Signal(BEAT_BITS)  # dividend, shifted out above as the quotient is shifted in below
+        beats = Signal(BEAT_BITS)  # dividend, replaced from below by the quotient
         rest = Signal(MEMBER_BITS + 1)
         left = Signal(range(BEAT_BITS + 1))
         grown = Signal(MEMBER_BITS + 1)
@@ -100,7 +100,7 @@ class TensorCut(wiring.Component):
         return exact_log2(self.config.entry_beats(wire.name.lower()))
 
     def _share(self, m: Module, shift: int, quotient: Signal, rest: Signal, none: Signal) -> None:
-        """Results for entries of 2**shift beats."""
+        """Drive the results for entries of 2**shift beats."""
         part = quotient[:shift]
         exist = part * self.i_members + rest
         whole = exist == 0

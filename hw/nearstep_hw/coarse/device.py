@@ -36,9 +36,9 @@ HOST_ID_WIDTH = 4  # bits of an ID of the host's window
 class MemoryDevice(wiring.Component):
     """A device of the pool.
 
-    The host can access all of the local DRAM through its window at any time; sync cores read
-    and write it for jobs; the update kernel, if there is one, updates parameters in it; the
-    snapshot copies pages before any of these changes them. All share the memory burst by burst.
+    The host can access all of the local DRAM through its window at any time; sync cores read and
+    write it for jobs; the update kernel, if there is one, updates parameters in it; the snapshot
+    copies pages before they are first written. All share the memory burst by burst.
 
     Flat Verilog ports, with the defaults:
 
@@ -61,12 +61,12 @@ class MemoryDevice(wiring.Component):
     Members
     -------
     csr : registers.
-    s_axi : AXI4 of the host's window. Its RREADY and BREADY are always high.
-    m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are of the window, as many
-        above them, of reads, are of copies of pages.
+    s_axi : AXI4 of the host's window, with RREADY and BREADY always high.
+    m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are of the window; the next `1 <<
+        HOST_ID_WIDTH` read IDs are of page copies.
     link_out, link_in : phits of each link; received phits are always accepted.
-    o_interrupt : high for a cycle if a job has completed, all jobs have ended with an error, or a
-        run of the update kernel has ended or failed.
+    o_interrupt : pulses when a job has completed, all jobs have failed, or a run of the update
+        kernel has ended.
     fu : the functional units, if there is an update kernel and they are outside.
 
     Ref: COARSE paper, section IV-A and figure 11.
@@ -106,7 +106,7 @@ class MemoryDevice(wiring.Component):
 
     @property
     def block_count(self) -> int:
-        """Blocks of registers."""
+        """Number of register blocks."""
         return len(self.blocks) + (self.kernel is not None)
 
     def elaborate(self, platform: object) -> Elaboratable:
@@ -150,7 +150,7 @@ class MemoryDevice(wiring.Component):
         links: LinkLayer,
         faults: FaultControl,
     ) -> None:
-        """A sync core with its registers, queue, ring buffers and counters."""
+        """Connect a sync core to its registers, queue, ring buffers and counters."""
         bank, pool = self.blocks[f"sync{group}"], self.blocks["pool"]
         m.submodules[f"counters{group}"] = counters = EventCounters(tuple(SYNC_COUNTERS))
         job, ended, tag = queue.i_job, Signal(), Signal(15)
@@ -215,7 +215,9 @@ class MemoryDevice(wiring.Component):
             m.d.sync += [bank.i_completed.eq(0), ended.eq(0)]
 
     def _updater(self, m: Module, kernel: KernelCore, decoder: CsrDecoder) -> Value:
-        """The update kernel, on the last port to the local DRAM; whether a run has ended."""
+        """Connect the update kernel to the last port of the local DRAM; return whether a run has
+        ended.
+        """
         m.submodules.kernel = kernel
         wiring.connect(m, getattr(decoder, f"block{len(self.blocks)}"), kernel.csr)
         connect_channels(m, self.reads.s_axi[-1], kernel.m_axi)
@@ -226,13 +228,13 @@ class MemoryDevice(wiring.Component):
         return was_busy & ~kernel.o_busy
 
     def _within(self, address: Value) -> Value:
-        """An address of 64 bits, at most the end of memory."""
+        """Clip an address of 64 bits to the end of memory."""
         end = self.config.memory_bytes
         return Mux(address > end, end, address)
 
     @staticmethod
     def _outcome(bank: CsrBank, faults: FaultControl) -> list[Value]:
-        """The error registers of a block; all have the first fault of the device."""
+        """Drive the error registers of a block: every block shows the first fault of the device."""
         return [
             bank.i_status_error.eq(faults.o_failed),
             bank.i_error_cause.eq(faults.o_fault.cause),
@@ -242,7 +244,7 @@ class MemoryDevice(wiring.Component):
         ]
 
     def _memory(self, m: Module, cores: list[SyncCore]) -> None:
-        """Everything that reads and writes the local DRAM."""
+        """Connect all readers and writers of the local DRAM."""
         m.submodules.reads = reads = self.reads
         m.submodules.writers = writers = self.writers
         m.submodules.gate = gate = self.gate
@@ -262,7 +264,7 @@ class MemoryDevice(wiring.Component):
         connect_channels(m, writes.m_axi, self.m_axi)
 
     def _links(self, m: Module, links: LinkLayer, faults: FaultControl) -> None:
-        """The link layer with its registers and counters."""
+        """Connect the link layer to its registers."""
         pool = self.blocks["pool"]
         for port in range(PORTS):
             wiring.connect(m, links.link_out[port], wiring.flipped(self.link_out[port]))
@@ -288,7 +290,7 @@ class MemoryDevice(wiring.Component):
         ]
 
     def _pool(self, m: Module, faults: FaultControl, links: LinkLayer, busy: Value) -> None:
-        """Registers shared by the cores, counters and the snapshot."""
+        """Connect the pool's registers, counters and the snapshot."""
         pool, gate = self.blocks["pool"], self.gate
         aborting = Signal()
         names = [f"link{port}_{name}" for port in range(PORTS) for name in LINK_COUNTERS]

@@ -7,7 +7,7 @@ from nearstep_spec.coarse.config import BEAT_ELEMENTS, ELEMENT_BITS, CoarseConfi
 from nearstep_spec.updater.config import ELEMENT_BYTES
 
 BEAT_BITS = ELEMENT_BITS - (BEAT_ELEMENTS.bit_length() - 1) + 1
-"""Bits of a number of memory beats of a tensor."""
+"""Bits of a count of memory beats of a tensor."""
 
 
 def max_entry_beats(config: CoarseConfig) -> int:
@@ -25,13 +25,13 @@ class StepLayout(data.StructLayout):
     Members
     -------
     at : first memory beat of the entry, from the start of the tensor.
-    beats : memory beats of the entry that exist; the others are zeros.
+    beats : memory beats of the entry within the tensor; the others are zeros.
     wire_beats : memory beats of the entry on the wire.
-    receive, local : the entry is received from the ring; the device's own values are combined.
+    receive, local : an entry is received from the ring; the device's own values are combined.
     send, write : the result is sent; the result is written.
     final : after this step the values of all devices are combined.
     tail : the last beat of the tensor is in the entry.
-    end : no step of the job follows.
+    end : the last step of the job.
     """
 
     def __init__(self, config: CoarseConfig) -> None:
@@ -53,7 +53,7 @@ class StepLayout(data.StructLayout):
 
 
 class RangeLayout(data.StructLayout):
-    """Memory beats next to each other.
+    """A range of memory beats.
 
     Parameters
     ----------
@@ -62,8 +62,8 @@ class RangeLayout(data.StructLayout):
     Members
     -------
     at : number of the first beat in memory.
-    beats : how many; at least 1.
-    tail : the last of them ends the tensor.
+    beats : number of beats, at least 1.
+    tail : the last beat ends the tensor.
     """
 
     def __init__(self, config: CoarseConfig) -> None:
@@ -77,7 +77,7 @@ class RangeLayout(data.StructLayout):
 
 
 def path_beats(config: CoarseConfig) -> int:
-    """Beats of the ALUs in a full entry of binary32: the depth of the FIFOs before and behind the
-    ALUs, so that a step that only sends overlaps with one that receives.
+    """Return the beats of the ALUs in a full entry of binary32: the depth of the FIFOs around the
+    ALUs, with which a step that only sends overlaps one that receives.
     """
     return max(2, config.entry_bytes // (ELEMENT_BYTES * config.alus))

@@ -12,17 +12,17 @@ from nearstep_spec.coarse.registers import ErrorCause, Stream
 FAULT = data.StructLayout(
     {"cause": 8, "stream": 8, "response": 2, "address": 64},
 )
-"""As the registers `error` and `error_address` show it."""
+"""Fields of the registers `error` and `error_address`."""
 
 ORIGIN = data.StructLayout({"cause": 8, "device": MEMBER_BITS, "port": ceil_log2(PORTS)})
-"""As the register `error_link` shows it."""
+"""Fields of the register `error_link`."""
 
 
 class FaultControl(wiring.Component):
-    """Holds the first fault of a device, ends its jobs and informs neighbours, until an abort.
+    """Latches the first fault of a device, ends its jobs and informs neighbours, until an abort.
 
-    An abort by the host also ends all jobs; when nothing is outstanding at the memory, it
-    clears sync cores, queues and links in one cycle, in which the new epoch takes effect.
+    An abort by the host also ends all jobs; when no memory access is outstanding, sync cores,
+    queues and links are cleared in one cycle, and the new epoch takes effect.
 
     Parameters
     ----------
@@ -33,14 +33,14 @@ class FaultControl(wiring.Component):
     i_core : fault of each sync core; `i_core_valid` has a bit for each.
     i_silent : a bit for each link: its peer is dead.
     i_peer, i_peer_origin : a neighbour ended its jobs, and the first fault that it reports.
-    i_device, i_epoch : as the host has written them.
+    i_device, i_epoch : written by the host.
     i_abort : pulse.
-    i_idle : nothing of the sync cores is outstanding at the memory.
-    o_epoch : in force.
+    i_idle : no memory access of the sync cores is outstanding.
+    o_epoch : the current epoch.
     o_halt : sync cores end their jobs.
     o_clear : pulse: clear all state.
-    o_failed : there was a fault; the neighbours must be informed.
-    o_fault, o_origin : the first.
+    o_failed : a fault is latched; the neighbours must be informed.
+    o_fault, o_origin : the first fault and its origin.
 
     Ref: COARSE paper, section IV-A.
     """

@@ -1,4 +1,4 @@
-"""Receiver of a link: frames with a correct CRC, and the time without one."""
+"""Receiver of a link: checks frames, and times out without valid headers."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -23,11 +23,11 @@ from nearstep_spec.coarse.config import MAX_GROUPS, SEQUENCE_BITS
 
 
 class FrameReader(wiring.Component):
-    """Frames of one port.
+    """Parses the frames of one port.
 
-    A header is valid if its CRC is correct and its epoch is `i_epoch`; its acknowledgements
-    and credits count even if its entry is dropped. Phits outside an entry with a valid header are
-    dropped.
+    A header is valid if its CRC is correct and its epoch is `i_epoch`; acknowledgements and credits
+    of a valid header are used even if its entry is dropped. Phits outside an entry with a valid
+    header are dropped.
 
     *Timing*: acts on a phit in the next cycle; a phit a cycle.
 
@@ -39,20 +39,20 @@ class FrameReader(wiring.Component):
     Members
     -------
     i : from the link.
-    i_used : this port has a peer. Else all phits are dropped.
-    i_epoch : of frames that count.
-    i_mine : groups that receive on this port. An entry for another is a bad frame.
-    o_heard, o_received, o_consumed : pulse: a header, and its numbers of each group.
-    o_told, o_passed, o_accepted : with the header, of this one group.
-    o_begin, o_sequence, o_serial : pulse of its group: an entry begins.
-    o_probe, o_answer : pulse of its group: a control frame has `o_serial`; it requests an
-        answer.
-    o_write, o_index, o_data : a phit of it, for its group.
+    i_used : this port has a peer; otherwise all phits are dropped.
+    i_epoch : epoch of valid frames.
+    i_mine : groups that receive on this port. An entry for another group is a bad frame.
+    o_heard, o_received, o_consumed : pulse: a header, and its numbers for each group.
+    o_told, o_passed, o_accepted : with the header: the group `told` and its values.
+    o_begin, o_sequence, o_serial : pulse in the group's bit: an entry begins.
+    o_probe, o_answer : pulse in the group's bit: a control frame with `o_serial`; the frame
+        requests an answer.
+    o_write, o_index, o_data : a phit of the entry.
     o_end, o_length : pulse: the entry was correct, of `o_length + 1` phits.
     o_fail : pulse: the entry was damaged.
     o_bad : strobe: a frame was damaged.
     o_abort, o_cause, o_device, o_port : pulse: an ABORT frame, and its contents.
-    i_watch, i_silence_limit, o_silent : no valid header for more than that many cycles of
+    i_watch, i_silence_limit, o_silent : no valid header for more than `i_silence_limit` cycles of
         `i_watch`; 0: never.
     """
 
@@ -112,7 +112,7 @@ class FrameReader(wiring.Component):
 
         header, abort, trailer = HEADER(phit.data), ABORT(phit.data), TRAILER(phit.data)
         head = Signal()
-        right = Signal()  # a header that counts
+        right = Signal()  # a valid header
         begins = Signal()
         control = Signal()
         mine = Signal()
@@ -144,7 +144,7 @@ class FrameReader(wiring.Component):
                 self.o_consumed[index].eq(header.consumed[index]),
             ]
 
-        inside = Signal()  # of an entry
+        inside = Signal()  # inside an entry
         first = Signal()
         group = Signal(range(MAX_GROUPS))
         index = Signal(range((1 << LENGTH_BITS) + 1))

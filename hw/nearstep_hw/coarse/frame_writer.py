@@ -24,23 +24,24 @@ from nearstep_spec.coarse.config import MAX_GROUPS, SEQUENCE_BITS
 
 CAUSE_BITS = 8
 ACKNOWLEDGE_CYCLES = 32
-"""That a changed acknowledgement waits for an entry to ride on."""
+"""Cycles for which a changed acknowledgement waits to be piggybacked on an entry."""
 
 PROBE_CYCLES = 64
-"""Cycles without a frame after which the peer is asked for the entries that it has."""
+"""Cycles without a frame after which the peer is probed for the entries it has received."""
 
 
 class FrameWriter(wiring.Component):
-    """Frames of one port.
+    """Sends the frames of one port.
 
-    The next frame is an ABORT frame if one is due; else an entry, from the groups in turn; else
-    a control frame if an entry is lost, or the peer lacks half of its credits, or unreported
-    numbers have changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for `i_keepalive` cycles,
-    or for `PROBE_CYCLES` while a group waits for the peer. Every header except that of an ABORT
-    has the current numbers of all groups, and the missing entries of one group, in turn: first
-    of groups with `i_asks`. *Timing*: the header is at `o` two cycles after the decision, which
-    is made while the trailer of the previous entry is sent: a phit a cycle, without a gap
-    between entries.
+    The next frame is an ABORT frame if due; else an entry, round-robin over the groups; else a
+    control frame if an entry is lost, or the peer lacks half of its credits, or unreported numbers
+    have changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for `i_keepalive` cycles, or for
+    `PROBE_CYCLES` while a group waits for the peer. Every header except that of an ABORT has the
+    current numbers of all groups, and the missing entries of one group, in turn: first of groups
+    with `i_asks`.
+
+    *Timing*: the header is at `o` two cycles after the decision, which is made while the trailer of
+    the previous entry is sent: a phit a cycle, without a gap between entries.
 
     Parameters
     ----------
@@ -49,21 +50,21 @@ class FrameWriter(wiring.Component):
     Members
     -------
     o : to the link.
-    i_used : this port has a peer. Else no new frame is sent.
-    i_offer, i_sequence, i_length : of each group, an entry that it may send on this port.
-    i_serial, i_waits : of each group, the number of entries sent; it waits for the peer on this
-        port.
-    o_take : to the group whose entry begins; `o_advance` asks for its next phit.
+    i_used : this port has a peer; otherwise no new frame is sent.
+    i_offer, i_sequence, i_length : of each group, an entry ready to be sent on this port.
+    i_serial, i_waits : of each group, the number of transmissions, and whether the group waits for
+        the peer on this port.
+    o_take : pulse in the bit of the group whose entry begins; `o_advance` requests the next phit.
     o_group, i_data : the group whose entry is being sent, and its phit.
     i_mine : groups that receive on this port.
-    i_received, i_consumed : of each of them; 0 for others.
-    i_passed, i_accepted, i_asks : of each group; a header has those of one group in `i_mine`.
-    i_changed, i_urgent : the peer does not know the numbers, and needs them.
-    o_report, o_told : the current numbers are being sent; and all of this group.
+    i_received, i_consumed : of each group in `i_mine`; 0 for others.
+    i_passed, i_accepted, i_asks : of each group; a header reports one group of `i_mine`.
+    i_changed, i_urgent : the peer does not have the current numbers, and needs them.
+    o_report, o_told : the current numbers are being sent, and the report of this group.
     i_epoch, i_keepalive : for headers; cycles, 0: never.
     i_abort, i_cause, i_device, i_port : send ABORT frames only, at once and as keepalive.
-    o_sent, o_payload, o_stall : strobes: a phit was sent; a phit of an entry was queued; a phit
-        had to wait.
+    o_sent, o_payload, o_stall : strobes: a phit is sent; a phit of an entry is queued; a phit
+        stalls.
     """
 
     def __init__(self, *, groups: int) -> None:
@@ -188,7 +189,7 @@ class FrameWriter(wiring.Component):
                     with m.If(begin):
                         m.next = "HEADER"
 
-        # With a register in both directions, CRCs do not hang on the link's `ready`.
+        # Registers in both directions: no path from the link's `ready` to the CRCs.
         m.submodules.slice = out = StreamSlice(LinkPhit)
         connect(m, out.o, flipped(self.o))
         m.d.comb += [
@@ -202,7 +203,7 @@ class FrameWriter(wiring.Component):
         return m
 
     def _due(self, m: Module, decide: Signal) -> tuple[Signal, Signal, Signal, Signal]:
-        """The kind of the next frame, if there is one: abort, entry or control; whether it
+        """Return the kind of the next frame, if any: abort, entry or control; and whether it
         probes.
         """
         quiet = Signal(TIMER_BITS)  # cycles since the last frame
@@ -221,7 +222,7 @@ class FrameWriter(wiring.Component):
                 self.i_used & ~self.i_abort & ((self.i_asks != 0) | acknowledge | keepalive | probe)
             ),
         ]
-        # A long frame is not silence, but the peer sees it only at its end.
+        # `quiet` counts only between frames.
         with m.If(decide & (abort | entry | control)):
             m.d.sync += [quiet.eq(0), waiting.eq(0)]
         with m.Else():
@@ -238,12 +239,12 @@ class FrameWriter(wiring.Component):
         return abort, entry, control, probe
 
     def _turn(self, m: Module, before: Signal, offers: Signal) -> Signal:
-        """The next group behind another that offers something."""
+        """Return the next group after `before` with an offer, round-robin."""
         group = Signal(range(MAX_GROUPS))
         with m.Switch(before):
             for last in range(self.groups):
                 with m.Case(last):
-                    # The last assignment counts: the nearest behind `last`.
+                    # The last assignment wins: the nearest after `last`.
                     for step in range(self.groups, 0, -1):
                         candidate = (last + step) % self.groups
                         with m.If(offers[candidate]):

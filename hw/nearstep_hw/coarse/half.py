@@ -1,4 +1,4 @@
-"""Elements of 16 bits: to binary32 and back."""
+"""Conversion between elements of 16 bits and binary32."""
 
 from amaranth.hdl import Cat, Const, Mux
 
@@ -7,13 +7,13 @@ from nearstep_hw.fp.pipeline import Pipeline, Staged
 from nearstep_spec.fp import FP32, FpFormat
 
 DEPTH = convert.DEPTH
-"""Latency in cycles of both."""
+"""Latency of both conversions in cycles."""
 
 _LOW = 16  # bits that bfloat16 lacks
 
 
 def widen(pipe: Pipeline, fmt: FpFormat, a: Staged) -> Staged:
-    """`a`, of 16 bits, in binary32: exact; a NaN becomes the default NaN.
+    """Widen `a` of 16 bits to binary32 exactly; a NaN becomes the default NaN.
 
     *Timing*: latency `DEPTH`.
     """
@@ -26,10 +26,10 @@ def widen(pipe: Pipeline, fmt: FpFormat, a: Staged) -> Staged:
 
 
 def narrow(pipe: Pipeline, fmt: FpFormat, a: Staged) -> Staged:
-    """`a`, of binary32, rounded once to 16 bits; a NaN becomes the default NaN.
+    """Round `a` of binary32 to 16 bits; a NaN becomes the default NaN.
 
-    Between formats of one exponent width a carry out of the fraction is the next binade, and out
-    of the last one infinity, so that rounding is one addition to the pattern.
+    With equal exponent widths, rounding is one addition to the pattern: a carry out of the fraction
+    gives the next binade, or infinity after the last one.
 
     *Timing*: latency `DEPTH`.
     """

@@ -1,4 +1,4 @@
-"""Whether a job can be done at all."""
+"""Check of a job before it starts."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import wiring
@@ -33,8 +33,8 @@ class JobCheck(wiring.Component):
     i_start : pulse; the other inputs hold from then on.
     i_job : the job.
     i_members, i_position : of the ring.
-    i_window_base, i_window_limit : first byte that jobs may access, and first byte behind
-        those.
+    i_window_base, i_window_limit : first byte that jobs may access, and first byte after the
+        window.
     o_done : pulse.
     o_cause : an `ErrorCause`; NONE for a valid job.
     o_stream, o_address : of the error.
@@ -110,7 +110,7 @@ class JobCheck(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _at(self, cause: ErrorCause, which: object, streams: list, starts: list) -> list:
-        """A fault of the source (0) or the destination (1)."""
+        """Drive a fault of the source (0) or the destination (1)."""
         return [
             self.o_cause.eq(cause),
             self.o_stream.eq(Mux(which, streams[1], streams[0])),

@@ -1,4 +1,4 @@
-"""Jobs that wait for a sync core."""
+"""Queue of jobs of a sync core."""
 
 from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -15,7 +15,7 @@ class JobQueue(wiring.Component):
     Parameters
     ----------
     address_width : bits of a byte address.
-    depth : jobs that can wait; a power of two.
+    depth : capacity in jobs, a power of two.
 
     Members
     -------

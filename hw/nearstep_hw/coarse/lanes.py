@@ -9,15 +9,16 @@ from nearstep_hw.coarse.wire import LinkPhit
 from nearstep_spec.coarse.lanes import LANES, PINS, TRANSFER_CYCLES, TRANSFERS
 
 LanesLayout = data.StructLayout({"strobe": 1, "first": 1, "data": LANES})
-"""Levels of the pins of one direction. A change of `strobe` is a transfer of `data`; `first` is
-high in the first one of a phit."""
+"""Levels of the pins of one direction. Each edge of `strobe` transfers `data`; `first` is high in
+the first transfer of a phit.
+"""
 
 
 class LaneTransmitter(wiring.Component):
-    """Phits onto the pins of a link, `LANES` bits a transfer, lowest bits first.
+    """Drives phits onto the pins of a link, `LANES` bits a transfer, lowest bits first.
 
-    Data change half a transfer before the strobe and are held half a transfer after it. The
-    strobe keeps its level in a reset, which therefore is no transfer.
+    Data change half a transfer before the strobe and are held half a transfer after it. A reset
+    does not change the strobe, so causes no transfer.
 
     *Timing*: a phit in `PHIT_CYCLES` = 68 cycles, without a gap; the first change of the strobe
     is three cycles after the phit was accepted.
@@ -33,7 +34,7 @@ class LaneTransmitter(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        rest = Signal(TRANSFERS * LANES)  # from the transfer on that is under way
+        rest = Signal(TRANSFERS * LANES)  # from the current transfer on
         left = Signal(range(TRANSFERS + 1))
         phase = Signal(range(TRANSFER_CYCLES))
         strobe, first = Signal(reset_less=True), Signal()
@@ -63,14 +64,13 @@ class LaneTransmitter(wiring.Component):
 
 
 class LaneReceiver(wiring.Component):
-    """Phits from the pins of a link, sampled with the receiver's own clock.
+    """Receives phits from the pins of a link, sampled with the receiver's own clock.
 
-    A transfer is taken in the first sample with another level of the strobe. With wires of
-    equal length, data may be a cycle late and two cycles early. The clocks of the two ends may
-    differ by far more than oscillators do: each level of the strobe must be sampled once. The
-    CRCs of frames detect lost and changed transfers: a phit with too few transfers when the
-    next phit begins is dropped, and so are transfers behind the last one of a phit. Undriven
-    pins that keep a level are no transfers.
+    A transfer is sampled at each edge of the strobe. Data may be skewed against the strobe by a
+    cycle late to two cycles early. The clocks of the ends may differ as long as each level of the
+    strobe is sampled once. The CRCs of frames detect lost and changed transfers: a phit with too
+    few transfers when the next phit begins is dropped, and so are transfers after the last one of a
+    phit. Undriven pins that keep a level are no transfers.
 
     *Timing*: a phit is at `o` five cycles after the last change of the strobe, at most.
 

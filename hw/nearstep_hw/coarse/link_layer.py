@@ -17,24 +17,23 @@ from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import LINK_COUNTERS
 
 LinkEvents = data.StructLayout(dict.fromkeys(LINK_COUNTERS, 1))
-"""The events that the counters of a link count, in this cycle."""
+"""Events of a link in this cycle, one bit a counter."""
 
 
 class LinkLayer(wiring.Component):
-    """Moves entries between the sync cores of adjacent devices, over links that lose frames.
+    """Transports entries between the sync cores of adjacent devices, over lossy links.
 
-    Each group sends on one port and receives on one, perhaps the same. Every entry that a core
-    sends is delivered to that group's core of the next device exactly once and in order, though
-    links lose, duplicate, delay or corrupt frames. CRC, sequence and serial numbers detect
-    loss; the entries that the peer reports as missing are sent again (selective repeat), see
-    `SendFlow`. A core that accepts nothing blocks only its own group.
+    Each group sends on one port and receives on the same or the other one. Every entry is delivered
+    to the group's core of the next device exactly once and in order, even if links lose, duplicate,
+    delay or corrupt frames. CRC, sequence and serial numbers detect loss; entries that the peer
+    reports as missing are retransmitted (selective repeat), see `SendFlow`. A core that stalls
+    blocks only its own group.
 
-    *Timing*: on an idle link, the first phit of an entry is at `receive` 7 cycles, the phits of
-    the entry and the link's latency after its last phit was at `send`. A phit a cycle on each
-    port in each direction, of which all but `FRAME_PHITS` a frame are of entries, as long as
-    `buffer_entries` entries take longer than one of them, its acknowledgement and the place
-    that it frees. `i_retry` has to be longer than three of the longest frames and twice the
-    latency.
+    *Timing*: on an idle link, the first phit of an entry is at `receive` 7 cycles, plus the phits
+    of the entry and the link's latency, after its last phit was at `send`. A phit a cycle on each
+    port in each direction, with `FRAME_PHITS` of overhead a frame, as long as `buffer_entries`
+    entries cover the round trip of an entry and its credit. `i_retry` must exceed three of the
+    longest frames and twice the latency.
 
     Parameters
     ----------
@@ -42,22 +41,23 @@ class LinkLayer(wiring.Component):
 
     Members
     -------
-    send, receive : entries of each group's core.
-    link_out, link_in : of each port.
-    i_send_port, i_receive_port : of each group. Change only with `i_clear`.
-    i_epoch : of all frames; those of another are dropped. Change only with `i_clear`.
-    i_used : ports that have a peer. Nothing is sent on others, and phits from them are dropped.
-    i_watch, i_silence_limit, o_silent : level of each port: no valid frame for more than so
-        many cycles of `i_watch`; 0: never.
+    send, receive : entries from and to each group's core.
+    link_out, link_in : phits of each port.
+    i_send_port, i_receive_port : port of each group. Change only with `i_clear`.
+    i_epoch : epoch of all frames; frames of another epoch are dropped. Change only with `i_clear`.
+    i_used : ports with a peer. No phit is sent on others, and received phits are dropped.
+    i_watch, i_silence_limit, o_silent : level of each port: no valid frame for more than
+        `i_silence_limit` cycles of `i_watch`; 0: never.
     i_keepalive : cycles without a frame after which one is sent; 0: never.
     i_retry : cycles without progress after which entries are sent again; 0: never.
-    i_abort, i_abort_cause, i_abort_device, i_abort_port : level: send only ABORT frames with
-        these contents, on every port: one at once (behind the current frame) and one every
-        `i_keepalive` cycles. o_peer_abort, o_peer_cause, o_peer_device, o_peer_port : pulse:
-        the first ABORT frame since `i_clear`, and its contents. i_clear : clears all entries
-        and numbers. The current frame ends without its trailer, and a phit that waits for the
-        link is withdrawn.
-    o_events : of each port, what happened in this cycle, a bit for each of `LINK_COUNTERS`.
+    i_abort, i_abort_cause, i_abort_device, i_abort_port : level: send only ABORT frames with these
+        contents, on every port: one at once (after the current frame) and one every `i_keepalive`
+        cycles.
+    o_peer_abort, o_peer_cause, o_peer_device, o_peer_port : pulse: the first ABORT frame since
+        `i_clear`, and its contents.
+    i_clear : clears all entries and numbers. The current frame ends without its trailer, and a
+        phit that waits for the link is withdrawn.
+    o_events : events of each port in this cycle, a bit for each of `LINK_COUNTERS`.
 
     Ref: COARSE paper, sections III-D and IV-A.
     """
@@ -168,7 +168,7 @@ class LinkLayer(wiring.Component):
             m.d.comb += getattr(ring, f"i_{name}").eq(values[port])
 
     def _port(self, m: Module, port: int, writer: FrameWriter, reader: FrameReader) -> None:
-        """Link and settings of a port."""
+        """Connect link and settings of a port."""
         connect(m, writer.o, flipped(self.link_out[port]))
         connect(m, flipped(self.link_in[port]), reader.i)
         m.d.comb += [

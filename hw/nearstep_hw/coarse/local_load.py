@@ -1,4 +1,4 @@
-"""LocalBuf: the device's own values, read ahead in the order in which they are used."""
+"""LocalBuf: prefetch of the device's own values, in the order of use."""
 
 from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -19,7 +19,7 @@ BURSTS_AHEAD = 16
 
 
 class LocalLoad(wiring.Component):
-    """Reads the beats of each step that exist, as far ahead as LocalBuf has space.
+    """Prefetches the beats of each step within the tensor, as far ahead as LocalBuf has space.
 
     *Timing*: a memory beat a cycle; the first core beat five cycles after its transfer on R.
 
@@ -32,10 +32,10 @@ class LocalLoad(wiring.Component):
     bus : AR and R; RREADY is always high.
     i : steps that need the device's own values.
     i_source : byte address of the tensor, held.
-    o : their elements, as many as the ALUs take in a cycle; only those of beats that exist.
-    fault : a beat was answered other than OKAY; the address is its burst's.
+    o : elements of these beats, as many as the ALUs take in a cycle.
+    fault : a beat got a response other than OKAY; with the address of its burst.
     i_stop : issues no more bursts.
-    o_idle : nothing is outstanding.
+    o_idle : no burst is outstanding.
     i_clear : clears all state; only when idle.
     """
 
@@ -105,7 +105,9 @@ class LocalLoad(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _answered(self, m: Module) -> Signal:
-        """Address of the burst that R belongs to: the mover knows only consecutive addresses."""
+        """Return the address of the current burst on R; the mover tracks only consecutive
+        addresses.
+        """
         m.submodules.asked = asked = Memory(
             shape=self.config.address_width, depth=BURSTS_AHEAD, init=[]
         )

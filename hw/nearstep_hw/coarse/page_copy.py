@@ -12,13 +12,14 @@ from nearstep_spec.coarse.config import BEAT_BYTES, BURST_BEATS, PAGE_BYTES
 COPY_ID_WIDTH = 1
 PAGE_BEATS = PAGE_BYTES // BEAT_BYTES
 PAGE_BURSTS = PAGE_BEATS // BURST_BEATS
-PAGES = 2  # held at once: one is read while the one before is written
+PAGES = 2  # buffered at once: a page is read while the previous one is written
 
 
 class PageCopy(wiring.Component):
-    """Reads pages into a buffer that holds two, and writes each as it comes.
+    """Copies pages through a buffer of two pages.
 
-    *Timing*: a beat a cycle in each direction. A burst is announced when all its data are there.
+    *Timing*: a beat a cycle in each direction. AW of a burst is issued when all data of the burst
+    are buffered.
 
     Parameters
     ----------
@@ -27,13 +28,13 @@ class PageCopy(wiring.Component):
     Members
     -------
     read, write : to memory. RREADY and BREADY are always high.
-    i_start : begins a page; only with `o_ready`, and after the one before has landed.
+    i_start : begins a page; only with `o_ready`, and after `o_loaded` of the previous page.
     i_from, i_to : first bytes of the pages; `i_from` is held until `o_loaded`.
-    o_ready : there is room for a page.
-    o_loaded : all that was asked for is in the buffer: the page may change.
-    o_busy : pages are not answered whole.
-    o_written : pulse, a page is.
-    o_failed : pulse, something was answered other than OKAY; not after its page's `o_written`.
+    o_ready : the buffer has room for a page.
+    o_loaded : the page is in the buffer, so may be overwritten in memory.
+    o_busy : writes of pages are outstanding.
+    o_written : pulse: a page is written and acknowledged.
+    o_failed : pulse: a response other than OKAY, at the latest with the page's `o_written`.
     """
 
     def __init__(self, *, address_width: int) -> None:
@@ -70,7 +71,7 @@ class PageCopy(wiring.Component):
         landed = Signal(range(PAGE_BEATS + 1), init=PAGE_BEATS)
         sent = Signal(beat_bits)  # beats of a burst
         announced, answered = Signal(index_bits), Signal(index_bits)  # bursts of a page
-        to_announce = Signal(range(PAGES * PAGE_BURSTS + 1))  # bursts that have landed whole
+        to_announce = Signal(range(PAGES * PAGE_BURSTS + 1))  # bursts buffered in full
         to_send = Signal.like(to_announce)
         pages = Signal(range(PAGES + 1))
         places = Array(Signal(self.address_width, name=f"place{i}") for i in range(PAGES))
@@ -96,7 +97,7 @@ class PageCopy(wiring.Component):
             aw.valid.eq(to_announce != 0),
             aw.payload.addr.eq(place(places[leaving], announced)),
             burst_announced.eq(aw.valid & aw.ready),
-            # Only beats of bursts that have landed whole: W never waits for R within a burst.
+            # Only beats of bursts buffered in full: W never waits for R within a burst.
             w.valid.eq(buffer.o.valid & (to_send != 0)),
             w.payload.data.eq(buffer.o.payload),
             w.payload.strb.eq(Const(-1, BEAT_BYTES).as_unsigned()),

@@ -1,4 +1,4 @@
-"""Between phits of a link and beats of the ALUs."""
+"""Conversion between phits of a link and beats of the ALUs."""
 
 from amaranth import Cat, Elaboratable, Module, ResetInserter
 from amaranth.lib import stream, wiring
@@ -11,7 +11,7 @@ _HALF = PHIT_BITS // 2
 
 
 class ReceiveBeats(wiring.Component):
-    """Makes beats of received phits: several phits to a beat, or half a phit.
+    """Converts received phits to beats: several phits to a beat, or half a phit.
 
     *Timing*: a phit or a beat a cycle, whichever are more; one cycle of latency after the
     last phit of a beat.
@@ -65,7 +65,7 @@ class ReceiveBeats(wiring.Component):
 
 
 class SendPhits(wiring.Component):
-    """Makes phits of the beats of an entry: several of a beat, or one of two beats.
+    """Converts the beats of an entry to phits: several of a beat, or one of two beats.
 
     *Timing*: a phit or a beat a cycle, whichever are more; one cycle of latency after the
     beat, or the second one.

@@ -1,4 +1,4 @@
-"""Ranges of memory beats as bursts."""
+"""Split of ranges of memory beats into bursts."""
 
 from amaranth import Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -23,7 +23,7 @@ class RangeBursts(wiring.Component):
     Members
     -------
     i : ranges.
-    o : their bursts; `run_last` is that of a range whose last beat ends the tensor.
+    o : bursts; `run_last` marks the burst with the last beat of the tensor.
     i_clear : clears all state.
     """
 

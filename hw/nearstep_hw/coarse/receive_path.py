@@ -12,11 +12,12 @@ from nearstep_spec.coarse.config import CoarseConfig
 
 
 class ReceivePath(wiring.Component):
-    """Compares the first phit of a job with its description, and makes beats of all others.
+    """Compares the first phit of a job with its description, and converts the others to beats.
 
-    The previous device may be a job ahead: its next description waits outside until
-    `i_restart`. A description is the only entry of one phit. *Timing*: a phit a cycle; a beat
-    is output three cycles after its last phit.
+    The previous device may be a job ahead: the next description is not taken before `i_restart`. A
+    description is the only entry of one phit.
+
+    *Timing*: a phit a cycle; a beat is output three cycles after its last phit.
 
     Parameters
     ----------
@@ -26,8 +27,8 @@ class ReceivePath(wiring.Component):
     -------
     i : phits.
     i_compare : the first phit may be taken and compared.
-    i_description : the job's.
-    i_halves : its elements have 16 bits on the wire; else 32.
+    i_description : description of the job.
+    i_halves : elements have 16 bits on the wire; else 32.
     i_restart : the job has ended.
     i_stop : accepts nothing.
     o : beats of the ALUs.
@@ -58,7 +59,7 @@ class ReceivePath(wiring.Component):
         same = Signal()
         described = Signal()
         compares = Signal()
-        inside = Signal()  # of an entry
+        inside = Signal()  # inside an entry
         takes = Signal()
 
         wiring.connect(m, beats.o, fifo.i)

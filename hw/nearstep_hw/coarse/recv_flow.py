@@ -1,4 +1,4 @@
-"""Entries that a RecvBuf accepts, and reports to the peer."""
+"""Acceptance of entries by a RecvBuf, and reports to the peer."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
@@ -11,12 +11,12 @@ from nearstep_spec.coarse.config import SEQUENCE_BITS
 class RecvFlow(wiring.Component):
     """Sequence numbers of the receiving side of a group, modulo `2 ** sequence_bits`.
 
-    Accepts missing entries in any order if their place is free: numbers from `o_received`, the
-    first missing, up to `depth` after `o_consumed`. `o_accepted` marks the present ones.
-    `o_received` advances over them, one a cycle. Every transmission of an entry has a new
-    serial number, so that a step of more than one reveals a lost transmission, first or
-    repeated. All transmissions up to `o_passed` have been received or lost: an entry last sent
-    under that serial number or an earlier one, and not accepted, is lost.
+    Missing entries are accepted in any order if their slot is free: numbers from `o_received`, the
+    first missing one, up to `depth` after `o_consumed`. `o_accepted` marks accepted entries;
+    `o_received` advances over them, one a cycle. Every transmission of an entry has a new serial
+    number, so a gap in the serial numbers is a lost transmission. All transmissions up to
+    `o_passed` have been received or lost: an entry last sent under a serial number up to
+    `o_passed`, and not accepted, is lost.
 
     Parameters
     ----------
@@ -25,22 +25,21 @@ class RecvFlow(wiring.Component):
 
     Members
     -------
-    i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends the one before, if that
-        has not ended.
-    i_end : the entry that began last is whole.
-    i_fail : the entry is damaged. May be set with `i_begin` of the next.
+    i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends an unfinished entry before.
+    i_end : the current entry is intact.
+    i_fail : the current entry is damaged. May be set with the next `i_begin`.
     i_probe : the peer has sent all up to `i_serial`; with `i_answer` it requests an answer.
     i_consume : the core has read the oldest entry. Only while `o_available`.
     i_report : the numbers are sent to the peer.
-    i_told : `o_passed` and `o_accepted` are sent with them.
-    o_storing : phits of the entry that began last are stored, at place `o_place`.
+    i_told : `o_passed` and `o_accepted` are sent too.
+    o_storing : the current entry is stored, under the number `o_place`.
     o_accept, o_gap, o_duplicate : pulses.
     o_received, o_consumed : entries accepted with all before them, and read by the core.
-    o_accepted : of entries from `o_received` on, a bit for each, `MAP_BITS` at most.
-    o_passed : as above.
+    o_accepted : a bit for each entry from `o_received` on, at most `MAP_BITS`.
+    o_passed : see above.
     o_available : an entry can be read.
     o_asks : the peer must be informed at once.
-    o_changed : the peer does not know the numbers.
+    o_changed : the peer does not have the current numbers.
     o_urgent : the peer lacks half of its credits.
     """
 
@@ -99,7 +98,7 @@ class RecvFlow(wiring.Component):
         with m.Elif(self.i_end | self.i_fail):
             m.d.sync += self.o_storing.eq(0)
 
-        stored = Signal(slot_bits)  # from `received` to the entry that is being received
+        stored = Signal(slot_bits)  # from `received` to the current entry
         now_accepted = Signal(depth)
         m.d.comb += [
             stored.eq(self.o_place - received),
@@ -129,14 +128,14 @@ class RecvFlow(wiring.Component):
         return m
 
     def _passes(self, m: Module) -> None:
-        """Up to which serial number all is known, and that something is lost."""
+        """Drive `o_passed`, `o_gap` and `o_asks`."""
         bits = self.sequence_bits
         ended = Signal(bits)
         passed = Signal(bits)
         lost = Signal(bits)
         m.d.comb += [
             ended.eq(self.o_passed + (self.i_end | self.i_fail)),
-            # What the entry that begins now is, its end will tell.
+            # An entry that begins now has not passed before its end.
             passed.eq(self.i_serial - self.i_begin),
             lost.eq(passed - ended),
             self.o_gap.eq((self.i_begin | self.i_probe) & (lost != 0) & ~lost[-1]),

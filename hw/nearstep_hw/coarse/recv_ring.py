@@ -15,22 +15,22 @@ from nearstep_spec.coarse.config import SEQUENCE_BITS, CoarseConfig
 class RecvRing(wiring.Component):
     """Stores the phits of entries as received, and outputs the correct entries in order.
 
-    The place of an entry is its sequence number modulo the depth. Phits are written before their
-    entry's CRC is known; the place of a damaged entry is reused.
+    The slot of an entry is its sequence number modulo the depth. Phits are written before their
+    entry's CRC is checked; the slot of a damaged entry is reused.
 
-    *Timing*: the first phit of an entry is at `o` two cycles after `i_end`; one phit a cycle.
-    The place of an entry is free when its last phit is at `o`.
+    *Timing*: the first phit of an entry is at `o` two cycles after `i_end`; one phit a cycle. The
+    slot of an entry is freed when its last phit is read.
 
     Parameters
     ----------
-    config : its `buffer_entries` and `entry_phits`.
+    config : `buffer_entries` and `entry_phits` are used.
 
     Members
     -------
     o : entries.
-    i_begin, i_sequence, i_serial, i_fail, i_probe, i_answer, i_report, i_told : as of
-        `RecvFlow`, and so its pulses and numbers.
-    i_write : phit `i_index` of the entry that began last is `i_data`.
+    i_begin, i_sequence, i_serial, i_fail, i_probe, i_answer, i_report, i_told : as of `RecvFlow`,
+        like its outputs.
+    i_write : `i_data` is phit `i_index` of the current entry.
     i_end : the entry is correct and has `i_length + 1` phits.
 
     Ref: COARSE paper, section IV-A and figure 11.

@@ -26,7 +26,7 @@ class ReduceLayout(data.StructLayout):
 
     Parameters
     ----------
-    alus : elements of it.
+    alus : elements of a beat.
 
     Members
     -------
@@ -40,15 +40,15 @@ class ReduceLayout(data.StructLayout):
 
 
 class Reduce(wiring.Component):
-    """Widens received elements, adds or compares, scales, and narrows again; `alus` at once.
+    """Widens, adds or compares, scales and narrows `alus` elements a cycle.
 
-    *Timing*: a beat a cycle, `latency` cycles. The pipeline stalls while a destination of the beat
-    at its end is not ready.
+    *Timing*: a beat a cycle, `latency` cycles. The pipeline stalls while a destination of the last
+    stage's beat is not ready.
 
-    *Numerics*: received + local in binary32; times `i_scale` for the last of an average;
+    *Numerics*: received + local in binary32; times `i_scale` in the final step of an average;
     rounded to the wire format. Elements that are not combined pass unchanged in binary32. The
-    maximum with a NaN is the default NaN, that of zeros of both signs is +0. The elements
-    written to memory are those sent on the wire, widened.
+    maximum of a NaN is the default NaN, of zeros of both signs +0. The elements written to memory
+    are those sent on the wire, widened.
 
     Parameters
     ----------
@@ -57,12 +57,12 @@ class Reduce(wiring.Component):
     Members
     -------
     i : beats.
-    i_operation, i_wire, i_scale : of the job, held while anything is inside.
-    i_stop : accepts nothing.
+    i_operation, i_wire, i_scale : of the job; held while the pipeline is not empty.
+    i_stop : deasserts `i.ready`.
     send : beats for the wire; elements of 16 bits in the lower half.
     write : beats for memory.
     o_end : the beat that ends the job has been output.
-    o_wait_send, o_wait_write : the pipeline stalls because of that output.
+    o_wait_send, o_wait_write : the pipeline stalls on this output.
     i_clear : clears all state.
     """
 
@@ -101,7 +101,7 @@ class Reduce(wiring.Component):
         control = pipe.source(beat.control, 0, "control")
         done = Signal(ReduceControl)
         halves = Signal()
-        sent, written = Signal(), Signal()  # the beat at the end, while it waits for the other
+        sent, written = Signal(), Signal()  # by one output, not yet by both
 
         m.d.comb += [
             done.eq(pipe.at(control, self.latency)),
@@ -150,7 +150,7 @@ class Reduce(wiring.Component):
         return flags
 
     def _operands(self, pipe: Pipeline, beat: data.View, lane: int) -> tuple[Staged, Staged]:
-        """Received and local value in binary32, at stage `_WIDE`."""
+        """Return the received and the local value in binary32, at stage `_WIDE`."""
         at = self._WIDE
         word = pipe.wrap(beat.received.word_select(lane, 32), 0, f"word{lane}")
         short = pipe.wrap(beat.received.word_select(lane, 16), 0, f"short{lane}")
@@ -162,7 +162,7 @@ class Reduce(wiring.Component):
         return pipe.wrap(received, at, f"a{lane}"), pipe.wrap(pipe.at(local, at), at, f"b{lane}")
 
     def _maximum(self, pipe: Pipeline, a: Value, b: Value, lane: int) -> Value:
-        """The greater of two patterns of binary32."""
+        """Return the greater of two values of binary32."""
         magnitudes = [x[:31] for x in (a, b)]
         nan = pipe.wrap(
             (magnitudes[0] > FP32.infinity) | (magnitudes[1] > FP32.infinity),
@@ -174,7 +174,7 @@ class Reduce(wiring.Component):
         return Mux(nan, FP32.quiet_nan, Mux(takes_a, a, b))
 
     def _give(self, m: Module, pipe: Pipeline, result: Staged, halves: Value, lane: int) -> None:
-        """Drives a lane of both outputs."""
+        """Drive a lane of both outputs."""
         at = self.latency
         whole = pipe.at(result, at)
         send, write = self.send.payload.data, self.write.payload

@@ -15,34 +15,35 @@ TIMER_BITS = 32
 class SendFlow(wiring.Component):
     """Sequence numbers of the sending side of a group, modulo `2 ** sequence_bits`.
 
-    Entries are numbered in the order of `i_put`. Four numbers divide them, in this order around
-    the circle: `consumed` (the peer's core has read those before), `acknowledged` (the peer has
-    all before), `sent` (those before were sent at least once), `written`. An entry is held
-    until it is acknowledged, and is sent only if the peer's RecvBuf has a place for it. The
-    peer's numbers count only between the known number and the sent number: a delayed or
-    repeated header moves nothing backwards. When the peer reports its entries and the last
-    serial number that passed it, the entries are scanned: an entry that the peer lacks, and
-    that was sent last under that serial number or an earlier one, is sent again before any new
-    one. After `i_retry` cycles in which entries were outstanding and none was sent or
-    acknowledged, all are sent again. *Timing*: scans an entry a cycle, from the second cycle
-    after `i_heard`.
+    Entries are numbered in the order of `i_put`. Four pointers divide the entries, in circular
+    order: `consumed` (earlier entries were read by the peer's core), `acknowledged` (earlier
+    entries were received by the peer), `sent` (earlier entries were sent at least once), `written`.
+    An entry is held until it is acknowledged, and is sent only if the peer's RecvBuf has a free
+    slot. The peer's numbers are used only if they are between the pointer and `sent`: a delayed or
+    repeated header cannot decrease a pointer. When the peer reports its entries and the last serial
+    number that passed it, the entries are scanned: an entry that the peer lacks, and that was last
+    sent under that serial number or an earlier one, is retransmitted before any new entry. After
+    `i_retry` cycles with entries outstanding and none sent or acknowledged, all outstanding entries
+    are retransmitted.
+
+    *Timing*: scans an entry a cycle, from the second cycle after `i_heard`.
 
     Parameters
     ----------
     depth : entries of this SendBuf, and of the peer's RecvBuf; a power of two.
-    sequence_bits : of a number; more than those of `depth`.
+    sequence_bits : bits of a number; more than those of `depth`.
 
     Members
     -------
-    i_put : an entry is in the buffer. Only while `o_room`.
+    i_put : an entry was written. Only while `o_room`.
     i_take : the entry `o_next` is being sent, as `o_serial + 1`. Only while `o_offer`.
-    i_heard : a header was received, with `i_received` and `i_consumed`; with `i_told`,
-        `i_passed` and `i_accepted` are of this group. All as of `RecvFlow`.
+    i_heard : a header was received, with `i_received` and `i_consumed`; with `i_told`, also
+        `i_passed` and `i_accepted` of this group. All as of `RecvFlow`.
     i_retry : cycles; 0: never.
-    o_room : there is a place for an entry, `o_written`.
+    o_room : a slot is free, for the entry `o_written`.
     o_offer : the entry `o_next` may be sent.
     o_serial : number of transmissions of entries.
-    o_waits : entries are outstanding, or wait for a place: the peer should report.
+    o_waits : entries are outstanding or wait for a credit: the peer should report.
     o_found, o_again, o_missing : `o_next` was sent before; the entry being scanned, and the entries
         from there on that the peer lacks and that are still to be scanned.
     o_replay : pulse: an entry is sent again.
@@ -86,7 +87,7 @@ class SendFlow(wiring.Component):
         acknowledged, consumed = self.o_acknowledged, self.o_consumed
 
         used = Signal(bits)
-        promised = Signal(bits)  # places of the peer's RecvBuf that are taken
+        promised = Signal(bits)  # slots of the peer's RecvBuf in use
         out = Signal(bits)
         more = Signal()
         place = Signal()

@@ -11,11 +11,11 @@ from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.gearbox import PieceLayout
 from nearstep_spec.coarse.config import CoarseConfig
 
-_STRAY_ENTRIES = 4  # entries, of one beat each, that registers around the FIFO can hold
+_STRAY_ENTRIES = 4  # entries of one beat in registers around the FIFO
 
 
 class SendPath(wiring.Component):
-    """Sends the description of a job, then phits of its beats.
+    """Sends the description of a job, then the phits of its beats.
 
     *Timing*: a phit a cycle; the first one three cycles after its beat.
 
@@ -26,9 +26,9 @@ class SendPath(wiring.Component):
     Members
     -------
     i : beats of the ALUs.
-    i_describe : the description is offered, until `o_described`; nothing is inside.
-    i_description : the job's.
-    i_halves : its elements have 16 bits on the wire; else 32.
+    i_describe : the description is offered, until `o_described`; only while `o_idle`.
+    i_description : description of the job.
+    i_halves : elements have 16 bits on the wire; else 32.
     o : phits.
     o_described : the description is accepted.
     o_idle : all entries have been output.

@@ -11,27 +11,27 @@ from nearstep_hw.coarse.wire import HEADER, MAP_BITS, PHIT_BITS, EntryPhit
 from nearstep_spec.coarse.config import SEQUENCE_BITS, CoarseConfig
 
 LENGTH_BITS = Shape.cast(HEADER["length"].shape).width
-"""Of the phits of an entry, less one."""
+"""Bits of the length of an entry: its phits less one."""
 
 
 class SendRing(wiring.Component):
-    """Holds entries of a sync core until the peer has acknowledged them, for a frame writer.
+    """Buffers entries of a sync core for a frame writer until the peer has acknowledged them.
 
-    *Timing*: accepts a phit a cycle. An entry can be sent from the cycle after its last phit. Its
-    first phit is at `o_data` in the cycle after `i_take`, the next one in the cycle after
+    *Timing*: accepts a phit a cycle. An entry can be sent from the cycle after its last phit.
+    `o_data` has the first phit in the cycle after `i_take`, the next one in the cycle after
     `i_advance`.
 
     Parameters
     ----------
-    config : its `buffer_entries` and `entry_phits`.
+    config : `buffer_entries` and `entry_phits` are used.
 
     Members
     -------
     i : entries of up to `entry_phits` phits.
     o_offer : the entry `o_sequence` of `o_length + 1` phits may be sent; `i_take` begins it.
     o_data : phit of the entry that was taken last; `i_advance` selects the next.
-    i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`,
-        and so are `o_serial`, `o_waits`, `o_replay`.
+    i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`, like
+        `o_serial`, `o_waits`, `o_replay`.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """

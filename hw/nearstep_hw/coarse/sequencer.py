@@ -11,7 +11,7 @@ from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 
 
 class StepSequencer(wiring.Component):
-    """Joins received and local values of each step; beats that do not exist have local zeros.
+    """Joins received and local values of each step; local values beyond the tensor are zero.
 
     *Timing*: combinational; a beat a cycle, without a gap between steps.
 
@@ -22,10 +22,10 @@ class StepSequencer(wiring.Component):
     Members
     -------
     i : steps.
-    received, local : beats of those steps that need them.
+    received, local : beats of the steps that need them.
     o : beats for the ALUs.
-    writes : steps that write, each with its first beat.
-    o_stall_local, o_stall_receive, o_stall_write : there is no beat because of that stream.
+    writes : steps that write, each in the cycle of its first beat.
+    o_stall_local, o_stall_receive, o_stall_write : the sequencer stalls on this stream.
     i_clear : clears all state.
     """
 

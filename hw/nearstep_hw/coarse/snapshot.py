@@ -1,4 +1,4 @@
-"""Copy-on-write snapshot: a page that is frozen is copied before it first changes."""
+"""Copy-on-write snapshot: a frozen page is copied before its first write."""
 
 from amaranth import Cat, Const, Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -10,24 +10,24 @@ from nearstep_hw.axi.signature import Axi4ReadSignature, Axi4WriteSignature
 from nearstep_hw.coarse.page_copy import COPY_ID_WIDTH, PageCopy
 from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, PAGE_COUNT_BITS, CoarseConfig
 
-WORD_BITS = 32  # of the map of copied pages, as the host reads it
-OUTSTANDING = 64  # most bursts that were let through and are not answered
+WORD_BITS = 32  # of the map of copied pages
+OUTSTANDING = 64  # most forwarded bursts without a response
 
 
 class SnapshotGate(wiring.Component):
-    """Filter of writes to the local DRAM; a write to a frozen page waits for the page's copy.
+    """Delays writes to frozen pages of the local DRAM until the page has been copied.
 
-    A snapshot is a range of pages as at its opening. Page i has a place in an area of the
-    same size and is copied there once; the first burst to the page passes when the whole page has
-    been read. A page that is not copied has not changed. Opening waits until every earlier write is
-    answered, so that no page is of two versions. Opening samples the ranges, and does nothing if
-    they are not whole pages of memory, too long, or overlap. Closing waits for the copy in
-    progress, and starts none.
+    A snapshot freezes a range of pages when it opens. A page is copied once, to the same offset in
+    an area of the same size; the first burst to the page passes when the whole page has been read.
+    A page that is not copied has not changed. Opening waits for the responses of all earlier
+    writes, so that no page mixes two versions. Opening samples the ranges, and is ignored if they
+    are not whole pages of memory, too long, or overlapping. Closing waits for the copy in progress,
+    and starts no other.
 
-    *Timing*: with no snapshot, none is added. With one, a burst to a frozen page waits 2
-    cycles, and the first to each page until the page is read; all behind it wait as well. While
-    a page is written to its place only the next page can be read. Opening takes as long as the
-    writes that are outstanding, and a cycle for every 32 pages.
+    *Timing*: no latency without a snapshot. With one, a burst to a frozen page waits 2 cycles, and
+    the first one to each page until the page is read, with all later bursts. While a page's copy is
+    written only the next page can be read. Opening takes as long as the outstanding writes, plus a
+    cycle for every 32 pages.
 
     Parameters
     ----------
@@ -36,20 +36,21 @@ class SnapshotGate(wiring.Component):
 
     Members
     -------
-    s_axi : AW, W and B of everything that writes.
+    s_axi : AW, W and B of all writers.
     m_axi : the same, to memory.
-    read, write : of the copies.
-    i_open, i_close : pulses; opening counts only while no snapshot is open, or one is closing.
-    i_base, i_area : first byte of the frozen pages and of their copies; start a page. These and
-        `i_pages` do not change with `i_open` or in the cycle before.
-    i_pages : frozen pages.
+    read, write : AXI4 of the copies.
+    i_open, i_close : pulses; `i_open` is ignored while a snapshot is open and not closing.
+    i_base, i_area : first byte of the frozen pages and of their copies, multiples of a page; held
+        in the cycle of `i_open` and the one before.
+    i_pages : number of frozen pages, held likewise.
     i_word : selects the 32 pages of `o_copied`.
     o_open : a snapshot is open.
-    o_failed : a copy got a response other than OKAY: the snapshot is not whole. Until the next
-        opening. o_copied : a bit for each of these pages: the page may have changed, and its
-        copy is in the area or in flight; of the cycle before. o_taken, o_written : pages with
-        that bit set, and pages whose copy is in the area, since the reset, of `PAGE_COUNT_BITS`
-        bits. o_page_copied : pulse, a page's bit was set.
+    o_failed : a copy got a response other than OKAY, so the snapshot is incomplete; cleared by the
+        next opening.
+    o_copied : a bit for each of the 32 pages, a cycle after `i_word`: the page may have changed,
+        and its copy is in the area or in flight.
+    o_taken, o_written : pages whose bit was set, and pages whose copy was written, since reset.
+    o_page_copied : pulse: a page's bit was set.
     o_stall : a write waits for a copy.
 
     Ref: COARSE paper, section IV-A, fault tolerance.
@@ -98,7 +99,7 @@ class SnapshotGate(wiring.Component):
         host, memory, answers = self.s_axi.aw, self.m_axi.aw, self.m_axi.b
         outstanding = Signal(range(OUTSTANDING + 1))
         passed, answered = Signal(), Signal()
-        page = Signal(self.config.address_width - page_bits)  # of the burst, within the snapshot
+        page = Signal(self.config.address_width - page_bits)  # of the burst, in the snapshot
         base, area = Signal.like(page), Signal.like(page)
         pages = Signal(bits_for(self.config.snapshot_pages))
         frozen, opening, closing, may_pass = Signal(), Signal(), Signal(), Signal()
@@ -152,7 +153,7 @@ class SnapshotGate(wiring.Component):
                 m.d.comb += [mark.addr.eq(cleared), mark.en.eq(all_pages)]
                 m.d.sync += cleared.eq(cleared + 1)
                 with m.If(cleared == self.words - 1):
-                    with m.If(closing):  # and perhaps to be opened again
+                    with m.If(closing):  # possibly to be opened again
                         m.d.sync += closing.eq(0)
                     with m.Else():
                         m.d.sync += [opening.eq(0), self.o_open.eq(1)]
@@ -178,7 +179,7 @@ class SnapshotGate(wiring.Component):
         return m
 
     def _can_be(self, m: Module) -> Signal:
-        """Whether the ranges are whole pages of memory, not too many, and apart."""
+        """Return whether the ranges are whole pages of memory, not too long, and disjoint."""
         page_bits = ceil_log2(PAGE_BYTES)
         memory = self.config.memory_bytes // PAGE_BYTES
         base, area, pages = self.i_base >> page_bits, self.i_area >> page_bits, self.i_pages

@@ -29,19 +29,18 @@ _STEPS_AHEAD = 2
 
 
 class SyncCore(wiring.Component):
-    """Executes one job at a time: every part of every chunk passes the ring twice less one hop.
+    """Executes one job at a time: every part of every chunk makes 2 (members - 1) hops.
 
-    First the job's description is sent to the next device, and compared with that of the previous
-    device. Then parts of chunks are sent, combined with the device's own values, and the results
-    written; see `EntryWalker` for the order. FIFOs of an entry before and behind the ALUs overlap
-    steps that only read or only write with the links.
-    After an error, and after `i_halt`, nothing starts until `i_clear`. The source is never
-    written.
+    The job's description is sent to the next device, and compared with that of the previous device.
+    Then parts of chunks are sent, combined with the device's own values, and the results written;
+    see `EntryWalker` for the order. FIFOs of an entry before and after the ALUs overlap steps that
+    only read or only write with the links. After an error or `i_halt` no job or burst starts until
+    `i_clear`. The source is never written.
 
-    *Timing*: a beat of the ALUs or a phit on each link a cycle, whichever are more. A
-    job's first entry is sent 60 cycles and the latency of the memory after the job was accepted; 31
-    of the cycles divide the tensor by the ring (`TensorCut`). From the last phit of a beat to
-    the first one of its result there are `Reduce.latency` + 8 = 24 cycles.
+    *Timing*: a beat of the ALUs or a phit on each link a cycle, whichever takes longer. A job's
+    first entry is sent 60 cycles and the latency of the memory after the job was accepted; 31 of
+    the cycles divide the tensor by the ring (`TensorCut`). The first phit of a beat's result
+    follows `Reduce.latency` + 8 = 24 cycles after the beat's last phit.
 
     Parameters
     ----------
@@ -50,21 +49,22 @@ class SyncCore(wiring.Component):
     Members
     -------
     i_members, i_position : of the ring; held while a job is running.
-    i_window_base, i_window_limit : first byte that jobs may access, and first behind those; held.
+    i_window_base, i_window_limit : first byte that jobs may access, and first byte after the
+        window; held.
     job : jobs.
     read, write : local DRAM; RREADY and BREADY are always high.
     send : entries for the next device.
     receive : entries from the device before.
     o_busy : a job is running.
-    o_done : a job has completed; all of it is written and acknowledged.
-    o_error_valid : a job has failed; the other errors are valid only then.
+    o_done : a job has completed: all its writes are acknowledged.
+    o_error_valid : pulse: a job has failed; qualifies the other errors.
     o_error_cause, o_error_stream : an `ErrorCause`, a `Stream`.
-    o_error_response, o_error_address : of the local DRAM.
-    i_halt : starts nothing; issued bursts are completed.
-    o_idle : nothing is outstanding at the local DRAM.
+    o_error_response, o_error_address : response and address at the local DRAM.
+    i_halt : starts no job or burst; issued bursts complete.
+    o_idle : no access of the local DRAM is outstanding.
     i_clear : clears all state; only while halted and idle.
     o_beat : the ALUs accept a beat.
-    o_stall_local, o_stall_receive, o_stall_send, o_stall_write : the stream that the ALUs wait for;
+    o_stall_local, o_stall_receive, o_stall_send, o_stall_write : the ALUs stall on this stream;
         valid only while a job is running.
 
     Ref: COARSE paper, section IV-A and figure 11.
@@ -159,7 +159,7 @@ class SyncCore(wiring.Component):
         m.submodules.write = write = WriteBack(self.config)
         connect_channels(m, load.bus, self.read)
         connect_channels(m, write.bus, self.write)
-        left_out = Signal(range(BEAT_ELEMENTS))  # of the last beat
+        left_out = Signal(range(BEAT_ELEMENTS))  # elements missing in the last beat
         m.d.comb += [
             left_out.eq(-job.elements),
             load.i_source.eq(job.source),
@@ -174,7 +174,7 @@ class SyncCore(wiring.Component):
     def _steps(
         self, m: Module, job: data.View, load: LocalLoad, start: Signal, stop: Signal
     ) -> StepSequencer:
-        """Two walkers over the same steps: one reads values ahead, one executes the steps."""
+        """Add two walkers over the same steps: one prefetches values, one executes."""
         m.submodules.cut = cut = TensorCut(self.config)
         m.submodules.ahead = ahead = EntryWalker(self.config, loads=True)
         m.submodules.walker = walker = EntryWalker(self.config, loads=False)
@@ -257,7 +257,7 @@ class SyncCore(wiring.Component):
         receive: ReceivePath,
         failed: Signal,
     ) -> None:
-        """Hold the first error of a job; the job stops there."""
+        """Latch the first error of a job, which stops the job."""
         m.d.sync += self.o_error_valid.eq(0)
         with m.If(~failed):
             with m.If(check.o_done & (check.o_cause != ErrorCause.NONE)):

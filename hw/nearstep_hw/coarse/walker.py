@@ -1,4 +1,4 @@
-"""Steps of a job, in the order in which a core does them."""
+"""Steps of a job, in order of execution."""
 
 from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -13,7 +13,7 @@ ROUND_BITS = MEMBER_BITS + 1  # of 0 to 2 * members - 2
 
 
 class EntryWalker(wiring.Component):
-    """Walks through batches of chunks, rounds of a batch and the chunks of each round.
+    """Iterates over batches of chunks, rounds of a batch and the chunks of each round.
 
     A chunk is in rounds 0 to 2 * members - 2 at a core; the entry of a round is part `position`
     - round, modulo `members`. Round 0 of the first batch is first; round 0 of every other batch
@@ -25,7 +25,7 @@ class EntryWalker(wiring.Component):
     Parameters
     ----------
     config : of the device.
-    loads : only steps that need the device's own values.
+    loads : output only steps that need the device's own values.
 
     Members
     -------
@@ -60,9 +60,9 @@ class EntryWalker(wiring.Component):
         ahead_chunks = self.config.chunks_ahead
         self.round = Signal(ROUND_BITS)
         self.chunk = Signal(range(ahead_chunks + 1))  # of the batch
-        self.ahead = Signal()  # round 0 of the next batch is in turn
+        self.ahead = Signal()  # the step is in round 0 of the next batch
         self.part = Signal(MEMBER_BITS)
-        self.left = Signal(BEAT_BITS)  # chunks, from this batch on
+        self.left = Signal(BEAT_BITS)  # chunks left, with this batch
         self.count = Signal(range(ahead_chunks + 1))
         self.next_count = Signal(range(ahead_chunks + 1))
         self.batch_at = Signal(BEAT_BITS)
@@ -151,7 +151,7 @@ class EntryWalker(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _advance(self, m: Module, merged: Signal, batch_beats: Signal) -> None:
-        """To the next step."""
+        """Advance to the next step."""
         m.next = "STEP"
         with m.If(merged & ~self.ahead & (self.chunk < self.next_count)):
             m.d.sync += self.ahead.eq(1)

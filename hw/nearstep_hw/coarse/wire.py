@@ -16,8 +16,7 @@ CRC_BITS = 32
 MEMBER_BITS = 8
 EPOCH_BITS = 4
 MAP_BITS = 11
-"""Entries, from the first missing one on, whose acceptance a header reports: as many as fit into
-it."""
+"""Entries, from the first missing one on, whose acceptance a header reports."""
 
 
 class Operation(enum.Enum, shape=2):
@@ -87,9 +86,9 @@ LinkPhit = data.StructLayout({"data": PHIT_BITS, "head": 1, "last": 1})
 class FrameKind(enum.Enum, shape=3):
     """Kind of a frame."""
 
-    CONTROL = 1  # one phit: acknowledgements and credits, and what was sent
+    CONTROL = 1  # one phit: acknowledgements, credits and serial number
     ENTRY = 2  # header, entry, trailer
-    ABORT = 3  # one phit: why all jobs end
+    ABORT = 3  # one phit: origin of the fault
 
 
 HEADER = data.StructLayout(
@@ -99,17 +98,17 @@ HEADER = data.StructLayout(
         "group": 2,
         "sequence": SEQUENCE_BITS,
         "length": 8,  # phits of the entry, less one; in a CONTROL frame, 1: an answer is wanted
-        "serial": SEQUENCE_BITS,  # how often entries of `group` were sent, with this one
-        "told": 2,  # the group of which the next two are
-        "passed": SEQUENCE_BITS,  # serial number up to which all came or are lost
-        "accepted": MAP_BITS,  # entries from `received` on, a bit for each
-        "received": data.ArrayLayout(SEQUENCE_BITS, MAX_GROUPS),  # entries, of each group
+        "serial": SEQUENCE_BITS,  # transmissions of entries of `group`, with this one
+        "told": 2,  # the group of `passed` and `accepted`
+        "passed": SEQUENCE_BITS,  # all transmissions up to this serial number were received or lost
+        "accepted": MAP_BITS,  # a bit for each entry from `received` on
+        "received": data.ArrayLayout(SEQUENCE_BITS, MAX_GROUPS),  # number of entries, of each group
         "consumed": data.ArrayLayout(SEQUENCE_BITS, MAX_GROUPS),
         "crc": unsigned(CRC_BITS),  # of the bits below
     }
 )
-"""First phit of every frame. The entry is stored at place `sequence` modulo the depth of the
-RecvBuf of its group.
+"""First phit of every frame. The entry's slot is `sequence` modulo the depth of its group's
+RecvBuf.
 """
 
 ABORT = data.StructLayout(
@@ -117,8 +116,8 @@ ABORT = data.StructLayout(
         "kind": FrameKind,
         "epoch": EPOCH_BITS,
         "cause": 8,
-        "device": MEMBER_BITS,  # that found the fault
-        "port": 1,  # and where
+        "device": MEMBER_BITS,  # that detected the fault
+        "port": 1,  # of the fault
         "reserved": PHIT_BITS - CRC_BITS - 3 - EPOCH_BITS - 8 - MEMBER_BITS - 1,
         "crc": unsigned(CRC_BITS),
     }

@@ -1,4 +1,4 @@
-"""Writing of results to memory."""
+"""Write path: results to memory."""
 
 from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -20,7 +20,7 @@ STEPS_AHEAD = 4
 
 
 class WriteBack(wiring.Component):
-    """Writes the beats of each step that exist, in bursts with all their data at hand.
+    """Writes the beats of each step within the tensor, in bursts whose data are buffered in full.
 
     *Timing*: a memory beat a cycle.
 
@@ -31,15 +31,15 @@ class WriteBack(wiring.Component):
     Members
     -------
     bus : AW, W and B; BREADY is always high.
-    i : steps that write, with at least one beat that exists; each before its elements.
+    i : steps that write at least one beat; each before its elements.
     i_destination : byte address of the tensor, held.
     i_tail : WSTRB of the last beat of the tensor.
-    data : elements, as many as the ALUs output in a cycle; only those of beats that exist.
-    fault : a burst got a response other than OKAY; the address is the burst's.
+    data : elements of these beats, as many as the ALUs output in a cycle.
+    fault : a burst got a response other than OKAY; with the burst's address.
     i_stop : issues no more bursts.
     o_idle : all accepted steps are written and acknowledged.
-    o_bus_idle : nothing is outstanding.
-    i_clear : clears all state; only when nothing is outstanding.
+    o_bus_idle : no burst is outstanding.
+    i_clear : clears all state; only when `o_bus_idle`.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

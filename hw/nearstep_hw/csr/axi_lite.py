@@ -1,4 +1,4 @@
-"""AXI4-Lite in front of the register port."""
+"""Bridge from AXI4-Lite to the register port."""
 
 from amaranth.hdl import Module, Signal
 from amaranth.lib.wiring import Component, In, Out, Signature
@@ -12,7 +12,7 @@ RESPONSE_BITS = 2
 
 
 class AxiLiteSignature(Signature):
-    """An AXI4-Lite port with 32-bit data, from the manager's side; members as AMBA names them."""
+    """An AXI4-Lite port with 32-bit data, from the manager's side, with the names of AMBA."""
 
     def __init__(self, address_width: int = ADDRESS_WIDTH) -> None:
         self.address_width = address_width

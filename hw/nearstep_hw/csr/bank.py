@@ -1,4 +1,4 @@
-"""The registers of a block, in hardware, made from its register map."""
+"""The registers of a block, generated from its register map."""
 
 from functools import reduce
 from operator import or_
@@ -27,7 +27,7 @@ NEIGHBOURS = 8
 
 
 def _any(hits: Signal, kinds: list[bool]) -> Value:
-    """One of the hits is of a word of that kind."""
+    """Return whether a hit is of a word of that kind."""
     return Cat(hit for hit, kind in zip(hits, kinds, strict=True) if kind).any()
 
 
@@ -63,7 +63,7 @@ class CsrBank(Component):
 
     Attributes
     ----------
-    i, o : those ports by the path of their register and the name of the field:
+    i, o : the ports by the path of their register and the name of the field:
         `o["window"][0]["base"]`.
     """
 
@@ -84,7 +84,7 @@ class CsrBank(Component):
         self.o = self._nested("o_")
 
     def _nested(self, direction: str) -> dict[str | int, Any]:
-        """Ports of a direction by path."""
+        """Return the ports of a direction by path."""
         ports: list[tuple[tuple[str | int, ...], Signal]] = []
         for register, field in self.register_map.fields():
             name = port_name(register, field)
@@ -101,7 +101,7 @@ class CsrBank(Component):
         ]
         hits = Signal(len(words))
         read, write, write_data = Signal(), Signal(), Signal(WORD_BITS)
-        # The request: with `cut`, decoded, in registers of the bank.
+        # The decoded request, registered with `cut`.
         to = m.d.sync if self.cut else m.d.comb
         to += [
             read.eq(self.bus.read),
@@ -154,7 +154,7 @@ class CsrBank(Component):
         return m
 
     def _word_in_steps(self, m: Module, read: Signal, hits: Signal, contents: list[Value]) -> Value:
-        """The word that is read, 0 if none, a cycle late: first among neighbours, then of all."""
+        """Return the word read, or 0, a cycle later: selected among neighbours, then among all."""
         chosen = [Mux(hit, content, 0) for hit, content in zip(hits, contents, strict=True)]
         parts = []
         for first in range(0, len(chosen), NEIGHBOURS):
@@ -187,7 +187,7 @@ class CsrBank(Component):
         }
 
     def _captured(self, m: Module) -> dict[tuple[str, str], Value]:
-        """Counters as software sees them."""
+        """Return the captured values of counters."""
         busy = self._role(self.register_map.busy)
         was_busy = Signal()
         capture = Signal()
@@ -214,7 +214,7 @@ class CsrBank(Component):
         return values
 
     def _image(self, register: Register, values: dict[tuple[str, str], Value]) -> Value:
-        """Read data: all words of a register."""
+        """Return all words of a register as read data."""
         parts: list[Value] = []
         end = 0
         for field in register.fields:

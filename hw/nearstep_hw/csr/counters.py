@@ -10,7 +10,7 @@ COUNTER_WIDTH = 64
 
 
 class EventCounters(wiring.Component):
-    """Counts, for each event, the cycles in which it holds.
+    """Counts the cycles in which each event is high.
 
     Parameters
     ----------
@@ -18,13 +18,13 @@ class EventCounters(wiring.Component):
 
     Members
     -------
-    i_<event> : holds in this cycle.
+    i_<event> : high in cycles to count.
     o_<event> : cycles since `i_clear`.
-    i_clear : back to 0.
+    i_clear : clears all counters.
 
     Attributes
     ----------
-    i, o : those of the events, by name.
+    i, o : the ports of the events, by name.
     """
 
     def __init__(self, events: Sequence[str]) -> None:

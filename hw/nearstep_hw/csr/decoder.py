@@ -14,7 +14,7 @@ class CsrDecoder(Component):
     """Forwards accesses to the block that has the address; an address outside all blocks is an
     error.
 
-    *Timing*: adds nothing to that of the blocks.
+    *Timing*: that of the blocks, without extra latency.
 
     Parameters
     ----------

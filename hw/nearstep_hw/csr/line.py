@@ -18,9 +18,9 @@ class CsrLineSignature(Signature):
     """A port for one line at a time, without wait states.
 
     A host behind a DDR4 bus reads and writes bursts of 64 bytes, at most one in two cycles, and
-    cannot be stalled. A line is therefore read, and written, as a whole in one cycle: all
-    words of a read are of one moment, and a read sees every write before it.
-    Reading has no side effects and therefore no strobe.
+    cannot be stalled. A line is therefore read, and written, as a whole in one cycle: all words of
+    a read are sampled in one cycle, and a read returns all earlier writes. Reads have no side
+    effects and need no strobe.
 
     *Timing*: `read_data` is the line at `read_address` in the cycle before. A write in
     cycle n is visible to a read addressed in cycle n + 1.
@@ -55,9 +55,9 @@ class CsrLineSignature(Signature):
 
 
 class LineDecoder(Component):
-    """One line port for several blocks, one behind the other.
+    """Connects one line port to several consecutive blocks.
 
-    *Timing*: adds nothing to that of the blocks.
+    *Timing*: that of the blocks, without extra latency.
 
     Parameters
     ----------

@@ -17,15 +17,15 @@ class CsrSignature(Signature):
 
     Parameters
     ----------
-    address_width : bits of a byte address: of one block, or of several one behind the other.
+    address_width : bits of a byte address: of one block, or of several consecutive blocks.
 
     Members
     -------
     address : byte address within the block; the two low bits are ignored.
     read, write : request strobes.
     write_data, write_mask : word to write, and one bit for each of its bytes. The bank writes
-        whole words: a mask other than all ones is an error, and nothing is written. ack : the
-        response is valid.
+        whole words: a mask other than all ones is an error, and nothing is written.
+    ack : the response is valid.
     error : unmapped address, write of a read-only register, partial write, or write refused
         because the block is busy. Nothing was changed.
     read_data : word read; 0 with an error.

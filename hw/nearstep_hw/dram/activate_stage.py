@@ -1,4 +1,4 @@
-"""Opens rows ahead of the beats that need them."""
+"""Activation of rows ahead of their beats."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -13,7 +13,7 @@ from nearstep_spec.dram.geometry import DramGeometry
 class ActivateStage(wiring.Component):
     """Activates rows in order, and keeps tRRD and tFAW of each rank.
 
-    *Timing*: combinational; at most one a cycle.
+    *Timing*: combinational; at most one ACT a cycle.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class ActivateStage(wiring.Component):
     Members
     -------
     i : rows; accepted with their command.
-    i_stop : no bank of this rank is activated, a bit for each.
+    i_stop : a bit for each rank: none of its banks is activated.
     i_no_activate : banks that must not be activated yet.
     o_activate : the bank activated in this cycle, with the row of `i`.
     """

@@ -1,4 +1,4 @@
-"""Minimum distances between the commands of a bank."""
+"""Minimum distances between commands of a bank."""
 
 from amaranth import Elaboratable, Module
 from amaranth.lib import wiring
@@ -9,7 +9,7 @@ from nearstep_hw.dram.hold import HoldLine
 
 
 class BankRules(wiring.Component):
-    """tRCD, tRAS, tRC, tRP, tRTP and tWR of every bank.
+    """Enforces tRCD, tRAS, tRC, tRP, tRTP and tWR of every bank.
 
     *Timing*: a command given in this cycle counts from the next one.
 
@@ -21,7 +21,7 @@ class BankRules(wiring.Component):
     Members
     -------
     i_activate, i_precharge, i_read, i_write : a bit for each bank that gets the command.
-    o_no_activate, o_no_precharge, o_no_column : a bit for each bank that must not get it.
+    o_no_activate, o_no_precharge, o_no_column : a bit for each bank that must not get the command.
     """
 
     def __init__(self, timing: FabricTiming, *, banks: int) -> None:

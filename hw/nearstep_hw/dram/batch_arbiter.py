@@ -1,4 +1,4 @@
-"""Merges the read and write bursts into one order, in batches of one direction."""
+"""Arbiter of read and write bursts, in batches of one direction."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -11,9 +11,9 @@ from nearstep_spec.dram.geometry import DramGeometry
 class BatchArbiter(wiring.Component):
     """Keeps one direction as long as possible, because a turnaround of the data bus costs beats.
 
-    The direction changes when it has no burst left and few beats are in flight to the DRAM,
-    or when a batch is full and the other direction is waiting. Neither direction waits for more
-    than one batch of the other.
+    The direction changes, if the other one is waiting, when no burst is left and few beats are in
+    flight to the DRAM, or when a batch is full. Neither direction waits for more than one batch of
+    the other.
 
     *Timing*: combinational from `i_read` and `i_write` to `o`; a change takes a cycle.
 
@@ -26,7 +26,7 @@ class BatchArbiter(wiring.Component):
     Members
     -------
     i_read, i_write : bursts, oldest first; `write` of the payload is ignored.
-    i_few : few beats are in flight: a change of direction can no longer be postponed.
+    i_few : few beats are in flight.
     o : bursts in the order of issue.
 
     Raises

@@ -1,4 +1,4 @@
-"""Cuts bursts into beats with their place in the DRAM."""
+"""Expansion of bursts into beats with DRAM addresses."""
 
 from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import stream, wiring
@@ -10,20 +10,20 @@ from nearstep_spec.dram.address import AddressMapping
 
 
 class BurstExpander(wiring.Component):
-    """The beats of bursts, in order.
+    """Outputs the beats of bursts, in order.
 
     *Timing*: the first beat one cycle after its burst was accepted, then a beat a cycle; the next
     burst is accepted with the last beat.
 
     Parameters
     ----------
-    mapping : places of the beats.
+    mapping : address mapping.
     id_width : bits of an AXI ID.
 
     Members
     -------
     i : bursts.
-    o : beats; `opens` is 0.
+    o : beats, with `opens` 0.
     """
 
     def __init__(self, mapping: AddressMapping, *, id_width: int) -> None:

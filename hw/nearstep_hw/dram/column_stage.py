@@ -1,4 +1,4 @@
-"""Last step of a beat: its column command."""
+"""Last stage of a beat: its column command."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import enum, stream, wiring
@@ -17,9 +17,9 @@ class Slot(enum.Enum, shape=3):
     WRITE = 1
     EMPTY = 2  # there is no beat
     ROW = 3  # the row of the next beat is not open yet
-    BANK_GROUP = 4  # tCCD_L after the beat before
+    BANK_GROUP = 4  # tCCD_L after the previous beat
     TURNAROUND = 5  # the data bus changes direction or rank
-    SPACE = 6  # R is not taken
+    SPACE = 6  # no space for read data: R stalls
     REFRESH = 7  # the rank is refreshed, or closed and opened for it
 
 
@@ -38,8 +38,8 @@ class ColumnStage(wiring.Component):
     i : beats; accepted with their command.
     i_opened : a row is opened in this cycle, for the next of the beats that `opens`.
     i_no_column : banks whose row was opened less than tRCD ago.
-    o_read, o_write : the command is given in this cycle.
-    o_slot : use of the slot, as far as known here: never SPACE or REFRESH.
+    o_read, o_write : the command is issued in this cycle.
+    o_slot : use of the slot; never SPACE or REFRESH, which are not known here.
     """
 
     def __init__(self, timing: FabricTiming, geometry: DramGeometry, *, id_width: int) -> None:

@@ -1,4 +1,4 @@
-"""Puts the commands of a cycle on the pins of their phases."""
+"""Registers of the command pins."""
 
 from amaranth import Elaboratable, Module, Mux, Value
 from amaranth.lib import wiring
@@ -19,7 +19,7 @@ from nearstep_spec.dram.timing import BURST_LENGTH
 
 
 class CommandPins(wiring.Component):
-    """Registers of the command pins.
+    """Drives the pins of each phase from the commands of a cycle.
 
     Banks are numbers among all banks of the channel: rank, bank group, bank, from the high bits.
 
@@ -105,7 +105,7 @@ class CommandPins(wiring.Component):
         return m
 
     def _select(self, valid: Value, bank: Value) -> Value:
-        """A bit for each rank: that of the bank, if there is a command."""
+        """Return a bit for each rank: set for the rank of the bank, if `valid`."""
         if self.geometry.ranks == 1:
             return valid
         return Mux(valid, rank_select(self.geometry, bank), 0)

@@ -22,9 +22,9 @@ from nearstep_spec.dram.geometry import BEAT_BYTES
 from nearstep_spec.dram.latency import LOOKAHEAD
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
 
-READ_PLACES = 64  # beats: those in the lookahead, and those on the way from command to R
-WRITE_PLACES = 256  # beats: a burst that is sent, one that arrives, two to begin with
-BURSTS = 16  # that wait, in each direction
+READ_PLACES = 64  # beats: in the lookahead, and between command and R
+WRITE_PLACES = 256  # beats: a burst sent, one received, two in reserve
+BURSTS = 16  # waiting, in each direction
 
 
 class DramController(wiring.Component):
@@ -39,10 +39,10 @@ class DramController(wiring.Component):
     phase 2 (see `dfi`): so tCCD_L is 8 nCK, and two neighbouring beats should be in different bank
     groups, as they are with the default mapping.
 
-    A write is answered when its last command is issued, so that a read after B returns
-    the new data. Bursts are INCR, of full beats, inside a page of 4 KiB; others get SLVERR, those
-    outside the channel DECERR, and neither becomes a command. R and B may stall for any time; a
-    beat enters the order of commands only with a place for its data.
+    A write is answered when its last command is issued, so that a read after B returns the new
+    data. Bursts are INCR, of full beats, inside a page of 4 KiB; others get SLVERR, those outside
+    the channel DECERR, without a command. R and B may stall for any time; a beat is scheduled only
+    when space for its data is reserved.
 
     `i_enable` and `o_idle` hand the channel over. While `o_idle` is high no command is
     issued. With `i_enable` high the controller acquires the channel, whose banks must all be
@@ -79,8 +79,8 @@ class DramController(wiring.Component):
     i_calibrate : ZQCS is requested, with the next refreshes; held until it is on the pins. The
         controller also issues ZQCS by itself, every 128 ms; see `dram_timing`.
     o_debt : refreshes due now; 0 while `o_idle`.
-    i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
-        All of these have a part for each rank, rank 0 in the low bits.
+    i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` if refreshes are counted outside.
+        Ports from `i_debt` on have a field for each rank, rank 0 in the low bits.
     o_slot : use of the column slot in this cycle.
     i_clear_slots, o_<kind> : counters of `o_slot`, `o_read` to `o_refresh`, see `SlotCounters`.
 

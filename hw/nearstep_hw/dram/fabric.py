@@ -1,4 +1,4 @@
-"""Distances between commands in fabric cycles, as plain data."""
+"""Distances between commands in fabric cycles."""
 
 from dataclasses import dataclass
 

@@ -18,15 +18,15 @@ class Foresight(wiring.Component):
     Parameters
     ----------
     ranks : of the channel.
-    bursts : places of the queue.
+    bursts : depth of the queue.
     enough : long bursts that must precede the first of a rank.
 
     Members
     -------
     i_enter, i_rank, i_long : a burst enters the queue.
-    i_leave : the oldest leaves it.
-    o_waiting : a burst of this rank is in the queue, a bit for each.
-    o_ahead : at least `enough` long bursts are in it before the first of this rank, a bit for each.
+    i_leave : the oldest burst leaves the queue.
+    o_waiting : a bit for each rank: the queue has a burst of the rank.
+    o_ahead : a bit for each rank: at least `enough` long bursts precede its first burst.
     """
 
     def __init__(self, *, ranks: int, bursts: int, enough: int) -> None:

@@ -1,4 +1,4 @@
-"""Holds back commands for a fixed time after other commands."""
+"""Minimum distances between commands."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,10 @@ from amaranth.lib.wiring import In, Out
 
 
 class HoldLine(wiring.Component):
-    """Holds things for a fixed number of cycles after an event: minimum distances between commands.
+    """Holds banks, bank groups or ranks ("things") for fixed cycles after an event.
 
-    A shift register of words, a bit for each thing. An event sets a bit at the
-    place whose distance from the end is the event's; a thing is held while its bit is
-    set in any word. The distances need no counter: the
-    things are banks, bank groups or the rank, the distance is in fabric cycles.
+    A shift register of words with a bit for each thing. An event sets the bit in the word that is
+    the event's distance from the end; a thing is held while its bit is set in any word.
 
     *Timing*: an event of distance d in cycle n holds its things in cycles n + 1 to n + d - 1.
 
@@ -24,7 +22,7 @@ class HoldLine(wiring.Component):
 
     Members
     -------
-    i_<event> : a bit for each thing to which it happens in this cycle.
+    i_<event> : a bit for each thing: the event occurs in this cycle.
     o_held : a bit for each thing.
 
     Raises

@@ -1,4 +1,4 @@
-"""First stage of a beat: closes a conflicting row."""
+"""First stage of a beat: precharge of a conflicting row."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -25,14 +25,14 @@ class PrechargeStage(wiring.Component):
 
     Members
     -------
-    i, o : beats; `opens` is set here.
+    i, o : beats; `opens` is set at `o`.
     o_row : rows to open, in the order of the beats that need them.
     i_stop : no beat passes.
-    i_used : banks that beats ahead still need.
+    i_used : banks that earlier beats still need.
     i_no_precharge : banks that must not be precharged yet.
-    i_close : all banks of the rank are precharged in this cycle, a bit for each; nothing passes.
+    i_close : a bit for each rank: all its banks are precharged in this cycle; no beat passes.
     o_precharge : banks precharged in this cycle, by this stage.
-    o_open : banks that have an open row, or will have after the beats ahead.
+    o_open : banks with an open row, now or after the earlier beats.
     """
 
     def __init__(self, geometry: DramGeometry, *, id_width: int) -> None:

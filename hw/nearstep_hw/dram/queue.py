@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 class ShortQueue(wiring.Component):
     """FIFO in distributed RAM: a payload is at the output a cycle after its input.
 
-    `SyncFIFO` of Amaranth behind streams with a shape.
+    Amaranth's `SyncFIFO` with stream ports.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ class ReadPort(wiring.Component):
     ----------
     geometry : of the channel.
     address_width, id_width : of the AXI port, bits.
-    bursts : that wait for their turn.
+    bursts : depth of the queue.
     places : see `ReadReturn`.
 
     Members
@@ -70,7 +70,7 @@ class ReadPort(wiring.Component):
         m.submodules.queue = queue = self.queue
         m.submodules.returns = returns = ReadReturn(id_width=self.id_width, places=self.places)
         asked, head = queue.i.payload, queue.o.payload
-        # The last beat of an accepted burst has a place, except for one burst.
+        # Every accepted burst but one has a reserved place for its last beat.
         unanswered = Signal(range(self.places + 2))
         left = Signal.like(head.last)
         answered = Signal()

@@ -10,7 +10,7 @@ from nearstep_spec.dram.geometry import BEAT_BYTES
 
 
 class ReadReturn(wiring.Component):
-    """Has a place for every outstanding read beat, so that R may stall for any time.
+    """Reserves a place for every outstanding read beat, so that R may stall for any time.
 
     *Timing*: `o_valid` two cycles after the data; a beat a cycle. A place is free for a new beat
     one cycle after its beat was taken.
@@ -23,11 +23,11 @@ class ReadReturn(wiring.Component):
     Members
     -------
     i_reserve : reserves a place; only with `o_space`.
-    o_space : there is a place.
+    o_space : a place is free.
     i_issue, i_id, i_last : the command of the oldest reserved place is issued.
     i_valid, i_data : data of the commands, in order.
     o_valid, i_ready, o_data, o_id, o_last : beats for R.
-    o_idle : the data of all commands have arrived.
+    o_idle : the data of all commands were received.
     """
 
     def __init__(self, *, id_width: int, places: int) -> None:

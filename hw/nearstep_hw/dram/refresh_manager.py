@@ -1,4 +1,4 @@
-"""Refreshes the DRAM, as late as JEDEC allows and many at a time, or when there is nothing else."""
+"""Refresh of the DRAM: in batches as late as JEDEC allows, or when idle."""
 
 from amaranth import Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import wiring
@@ -12,7 +12,7 @@ DEBT_LIMIT = 2 * MAX_POSTPONED_REFRESHES  # of the counter
 
 
 def debt_members(postponed: int | None, ranks: int = 1) -> dict[str, Member]:
-    """Ports by which refreshes are counted, see `RefreshManager`; rank 0 in the low bits."""
+    """Return the ports for counts of refreshes, see `RefreshManager`; rank 0 in the low bits."""
     if postponed is None:
         return {name: In(ranks) for name in ("i_owed", "i_must", "i_hold")}
     width = ranks * exact_log2(DEBT_LIMIT)
@@ -33,19 +33,18 @@ def connect_part(m: Module, outer: Value, inner: Value, member: Member) -> None:
 class RefreshManager(wiring.Component):
     """Counts the due refreshes and issues them.
 
-    A refresh is due every tREFI. When `postponed` are due, or one is and the controller has
-    been idle for `idle_cycles`, or the channel is handed back, no beat enters; when the beats in
-    flight have their commands, all banks are precharged and every due refresh is issued, one after
-    the other: the banks are closed and opened once for all of them.
-    If the channel has another owner, refreshes are counted outside (`postponed` is None): `i_must`
-    starts them, `i_owed` continues them, also after `i_enable` fell, and `i_hold` delays them.
-    If `shared`, the channel has other ranks, which continue meanwhile. The rank is
-    then refreshed when a refresh is due and the beats of the other ranks last for it
-    (`i_free`); when `postponed` are due, it waits no longer.
-    After these refreshes, while all banks are closed, the rank is calibrated (ZQCS) on request or
-    if `FabricTiming.calibration_interval` has passed since the last calibration.
+    A refresh is due every tREFI. When `postponed` refreshes are due, or one is due and the
+    controller was idle for `idle_cycles`, or the channel is released, no beat enters; when the
+    beats in flight have their commands, all banks are precharged and all due refreshes are issued,
+    so the banks are closed and opened only once. If the channel has another owner, refreshes are
+    counted outside (`postponed` is None): `i_must` starts them, `i_owed` continues them, also after
+    `i_enable` fell, and `i_hold` delays them. If `shared`, the channel has other ranks, which
+    continue meanwhile. The rank is then refreshed when a refresh is due and the other ranks have
+    enough beats (`i_free`), or when `postponed` refreshes are due. After these refreshes, while all
+    banks are closed, the rank is calibrated (ZQCS) on request or if
+    `FabricTiming.calibration_interval` has passed since the last calibration.
 
-    *Timing*: tRP after the precharge, then tRFC for each; tZQCS for a calibration.
+    *Timing*: tRP after the precharge, then tRFC a refresh and tZQCS a calibration.
 
     Parameters
     ----------
@@ -56,24 +55,23 @@ class RefreshManager(wiring.Component):
 
     Members
     -------
-    i_enable : the controller owns the channel; when it falls the channel is handed back.
+    i_enable : the controller owns the channel; when `i_enable` falls the channel is released.
     i_debt : refreshes due when `i_enable` rises, rounded up; see `DramController`.
-    i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
+    i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` if refreshes are counted outside.
     i_calibrate : a calibration is requested; held until it is issued.
-    i_busy : there are beats, waiting or in flight.
+    i_busy : beats are waiting or in flight.
     i_clear : no beat is in flight and all open banks may be precharged.
     o_stop : no beat may enter.
     o_no_activate : no bank may be activated.
     o_precharge : all banks are precharged in this cycle.
     o_refresh : the rank is refreshed in this cycle.
     o_calibrate : the rank is calibrated in this cycle.
-    o_debt : refreshes due. Zero when the channel has been handed back.
+    o_debt : refreshes due; zero while the channel is released.
     o_idle : the channel is not owned: banks are closed, tRP, tRFC and tZQCS have passed.
-    i_free : no beat of this rank is near; the others have beats for a tRFC. With other ranks.
-    i_inside : a beat of this rank is in flight; others may follow, so that it continues also
-        after `i_enable` fell. Likewise.
-    i_pins : no other rank is precharged, refreshed or calibrated in this cycle. Likewise.
-    o_done, i_done : this rank, and all, can be handed back in this cycle. Likewise.
+    i_free : no beat of this rank is next, and the other ranks have beats for a tRFC. If `shared`.
+    i_inside : a beat of this rank is in flight: serve it even after `i_enable` fell. If `shared`.
+    i_pins : no other rank is precharged, refreshed or calibrated in this cycle. If `shared`.
+    o_done, i_done : this rank, and all ranks, can be released in this cycle. If `shared`.
 
     Attributes
     ----------
@@ -102,7 +100,7 @@ class RefreshManager(wiring.Component):
         self.idle_cycles = idle_cycles
         self.shared = shared
         self.interval = Signal(range(timing.refresh_interval))
-        self.due = Signal()  # one more, in this cycle
+        self.due = Signal()  # another refresh, in this cycle
         self.taken = Signal()
         super().__init__(
             {
@@ -210,7 +208,9 @@ class RefreshManager(wiring.Component):
     def _share(
         self, m: Module, quiet: Signal, *, owed: Signal, must: Signal
     ) -> tuple[Value, Value]:
-        """Whether the other ranks leave time for refreshes, and whether a due one is issued."""
+        """Return whether the other ranks leave time for refreshes, and whether a due refresh is
+        issued.
+        """
         free = Signal()
         pay = Signal()
         all_due = Signal()  # `postponed` were due, and all of them are issued

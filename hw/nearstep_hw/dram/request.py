@@ -65,23 +65,23 @@ def refusal(
 
 
 def bank_width(geometry: DramGeometry) -> int:
-    """Bits of the number of a bank among all banks of the channel."""
+    """Return the bits of a bank's number among all banks of the channel."""
     return geometry.bank_bits + geometry.bank_group_bits + geometry.rank_bits
 
 
 def rank_select(geometry: DramGeometry, bank: Value) -> Value:
-    """A bit for each rank, high for that of a bank of the channel."""
+    """Return a bit for each rank, high for the rank of `bank`."""
     above = bank[geometry.bank_bits + geometry.bank_group_bits :]
     return (1 << above)[: geometry.ranks] if geometry.ranks > 1 else Const(1, 1)
 
 
 def of_rank(bits: Value, rank: Value) -> Value:
-    """The one of `bits`, a bit for each rank, that `rank_select` selects."""
+    """Return the bit of `bits`, one for each rank, that `rank_select` selects."""
     return bits if len(bits) == 1 else (bits & rank).any()
 
 
 def any_rank(bits: Value) -> Value:
-    """Whether one of `bits`, a bit for each rank, is high."""
+    """Return whether one of `bits`, one for each rank, is high."""
     return bits if len(bits) == 1 else bits.any()
 
 
@@ -92,8 +92,8 @@ class BeatLayout(data.StructLayout):
     -------
     write : 1 for a write.
     id : AXI ID.
-    last : ends its burst.
-    opens : its row is opened for it.
+    last : the last beat of its burst.
+    opens : the row is opened for this beat.
     bank : number among all banks of the channel: rank, bank group, bank, from the high bits.
     row, column : the column counts bursts of eight.
     """
@@ -118,7 +118,7 @@ class RowLayout(data.StructLayout):
     Members
     -------
     bank : number among all banks.
-    row : of the bank.
+    row : row to open.
     """
 
     def __init__(self, geometry: DramGeometry) -> None:

@@ -1,4 +1,4 @@
-"""From beats in order to DDR4 commands."""
+"""Scheduler of DDR4 commands."""
 
 from collections.abc import Sequence
 
@@ -45,11 +45,12 @@ class CommandScheduler(wiring.Component):
     Members
     -------
     i : beats.
-    i_space : there is a place for the data of one more read.
-    i_waiting : there are waiting bursts, for each rank.
-    i_ahead : the next bursts are not for this rank, for long enough; with two ranks.
-    i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`; those of
-        each rank.
+    i_space : data of one more read beat fit.
+    i_waiting : a bit for each rank: bursts are waiting.
+    i_ahead : a bit for each rank: the next bursts, for a tRFC, are for the other rank; with two
+        ranks.
+    i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`; one field
+        for each rank.
     o_enter : a beat enters.
     o_read, o_write : a command is issued, of the beat with `o_id` and `o_last`.
     o_few : at most `few_beats` beats are inside.
@@ -119,12 +120,12 @@ class CommandScheduler(wiring.Component):
         entering, row, leaving = precharge.i.payload, activate.i.payload, column.i.payload
 
         def of_all(name: str) -> Value:
-            """A bit for each rank."""
+            """Return a bit for each rank."""
             return Cat(getattr(manager, name) for manager in managers)
 
         stop = of_rank(of_all("o_stop"), rank_select(geometry, entering.bank))
         no_activate = of_all("o_no_activate")
-        if ranks > 1:  # the pins of ACT are taken
+        if ranks > 1:  # ACT shares its pins with REF and ZQCS
             given = (of_all("o_refresh") | of_all("o_calibrate")).any()
             no_activate = no_activate | given.replicate(ranks)
         wiring.connect(m, wiring.flipped(self.i), precharge.i)
@@ -222,7 +223,7 @@ class CommandScheduler(wiring.Component):
         use: BankUse,
         leaving: View,
     ) -> None:
-        """Books the slots that no beat was there to use."""
+        """Classify the column slots without a command."""
         ranks, beats = len(managers), use.o_beats
         refreshing = Signal(ranks)
         reopening = Signal(ranks)  # from a refresh to the next column command

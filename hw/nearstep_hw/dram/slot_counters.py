@@ -6,20 +6,20 @@ from amaranth.lib.wiring import In, Member, Out
 
 from nearstep_hw.dram.column_stage import Slot
 
-COUNTER_WIDTH = 48  # 16 days of 200 MHz
+COUNTER_WIDTH = 48  # 16 days at 200 MHz
 
 
 def counter_members() -> dict[str, Member]:
-    """Outputs of the counters, for a block that hands them on."""
+    """Return the outputs of the counters, for components that forward them."""
     return {f"o_{slot.name.lower()}": Out(COUNTER_WIDTH) for slot in Slot}
 
 
 class SlotCounters(wiring.Component):
-    """A counter for each kind of `Slot`; together they count the cycles.
+    """Counts the cycles of each kind of `Slot`.
 
     Members
     -------
-    i_slot : of this cycle.
+    i_slot : use of this cycle's slot.
     i_clear : all counters become 0.
     o_<kind> : cycles, for every kind, in lower case.
     """

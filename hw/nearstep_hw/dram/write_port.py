@@ -12,11 +12,11 @@ from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 
 class WritePort(wiring.Component):
-    """Queues write bursts, holds their data, and answers them.
+    """Queues write bursts, buffers their data, and sends B.
 
-    A burst is offered when all of its data have arrived and answered when its last command is
-    issued: every later read is ordered behind it. W is accepted only after its AW. A refused burst
-    waits until all bursts before it are answered; its data are dropped and it issues no command.
+    A burst is offered when all of its data were received, and answered when its last command is
+    issued: later reads are ordered after it. W is accepted only after its AW. A refused burst waits
+    until all bursts before it are answered; its data are dropped and it issues no command.
 
     *Timing*: a burst is offered one cycle after its last beat of W, BVALID rises one cycle after
     the last command.
@@ -70,13 +70,13 @@ class WritePort(wiring.Component):
         m = Module()
         aw, w, b = self.bus.aw, self.bus.w, self.bus.b
         m.submodules.queue = queue = self.queue
-        m.submodules.keep = keep = ShortQueue(1, depth=self.bursts)  # the data, for each burst
+        m.submodules.keep = keep = ShortQueue(1, depth=self.bursts)  # keep a burst's data
         m.submodules.answers = answers = ShortQueue(self.id_width, depth=self.bursts)
         m.submodules.supply = supply = WriteSupply(places=self.places)
         asked, head = queue.i.payload, queue.o.payload
         outstanding = Signal(range(self.bursts + 1))
-        entered = Signal(range(self.bursts + 1))  # of them, offered and taken
-        dropped = Signal(range(self.bursts + 1))  # refused bursts whose data are gone
+        entered = Signal(range(self.bursts + 1))  # outstanding bursts that were offered and taken
+        dropped = Signal(range(self.bursts + 1))  # refused bursts whose data were dropped
         announced = Signal()
         taken = Signal()
         answered = Signal()

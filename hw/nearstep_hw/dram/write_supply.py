@@ -10,24 +10,23 @@ from nearstep_spec.dram.geometry import BEAT_BYTES
 
 
 class WriteSupply(wiring.Component):
-    """Holds write data until their command is issued, and outputs them to the PHY in time.
+    """Buffers write data until their command is issued, and outputs them to the PHY in time.
 
-    A burst may enter the order of commands when all of its data have arrived, so that no command
-    waits for W.
+    A burst may be scheduled when all of its data were received, so that no command waits for W.
 
     *Timing*: a beat a cycle. Data follow their command, which is on the pins a cycle later than
     `i_issue`, by TPHY_WRLAT cycles.
 
     Parameters
     ----------
-    places : beats, a power of two; more than two of the longest bursts, so that the next burst
-        arrives while one is sent.
+    places : beats, a power of two; more than two of the longest bursts, so that a burst is received
+        while another is sent.
 
     Members
     -------
     i_valid, o_ready, i_data, i_strobe, i_last : beats of W.
-    o_whole : all data of a burst that has not entered have arrived.
-    i_enter : this burst enters the order.
+    o_whole : a burst that is not scheduled yet was received in full.
+    i_enter : this burst is scheduled.
     i_issue : a write command is issued.
     o_data, o_mask, o_enable : to the PHY.
     o_idle : the data of all commands have been output.

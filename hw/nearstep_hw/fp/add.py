@@ -20,7 +20,7 @@ _COSTS = (
     Parts(0.7, (2, 4, 5)),
 )
 DEPTH = 5
-"""Latency in cycles, unless asked otherwise."""
+"""Default latency in cycles."""
 
 
 def add(

@@ -13,7 +13,7 @@ __all__ = ["DEPTH", "convert"]
 
 _COSTS = (Parts(0.7, (5, 3, 6, 5)), Parts(0.7, (3, 4)), Parts(0.6, (2, 4, 5)))
 DEPTH = 2
-"""Latency in cycles, unless asked otherwise."""
+"""Default latency in cycles."""
 
 
 def convert(
@@ -27,8 +27,8 @@ def convert(
 ) -> FpResult:
     """a, of format `source`, rounded once to format `target`.
 
-    *Timing*: latency `depth`, one operation a cycle. Steps: count leading zeros, shift, round
-    (those that the two formats need; the rest is wiring).
+    *Timing*: latency `depth`, one operation a cycle. Steps: count leading zeros, shift, round (only
+    those that the two formats need).
 
     *Numerics*: a NaN becomes the default NaN of `target`; a signalling one raises invalid.
     """

@@ -38,10 +38,10 @@ def div(
 
     Both significands are normalised. Each step of the recurrence adds or subtracts the divisor, by
     the sign of the remainder, and yields a quotient bit; the remainder left over is only compared
-    with zero. The negated divisor goes along, so that a step is one adder.
+    with zero. The negated divisor is pipelined too, so that a step is one adder.
 
-    *Timing*: latency `depth` (default: `default_depth`, 17 for binary32), one operation a
-    cycle. Steps: count leading zeros, normalise, one a quotient bit, place, round.
+    *Timing*: latency `depth` (default: `default_depth`, 17 for binary32), one operation a cycle.
+    Steps: count leading zeros, normalise, one a quotient bit, denormalise, round.
 
     *Numerics*: x / 0 is infinite and raises divide by zero for finite x other than 0.
 

@@ -22,7 +22,7 @@ _COSTS = (
     Parts(0.8, (2, 4, 5)),
 )
 DEPTH = len(_COSTS)
-"""Latency in cycles, unless asked otherwise."""
+"""Default latency in cycles."""
 
 _SPARE_BITS = 4
 """Bits below the double-width product, see `fma`."""
@@ -40,9 +40,9 @@ def fma(
 ) -> FpResult:
     """a * b + c, rounded once.
 
-    Product and addend are put into a frame of `2 * precision + 4` bits; the one with the smaller
-    exponent is shifted down, the lowest bit sticky. Nothing is normalised before the sum. That is
-    exact enough:
+    Product and addend are aligned in a frame of `2 * precision + 4` bits; the one with the smaller
+    exponent is shifted down, the lowest bit sticky. Nothing is normalised before the sum. The frame
+    is wide enough:
 
     - An addend that loses bits is at least `precision + 5` places down. If the product has
     leading
@@ -78,7 +78,7 @@ def fma(
             invalid=invalid,
         ),
     )
-    # an infinite operand gives its sign to both terms, so that the sign of the sum is its sign
+    # Both terms get the sign of an infinite operand, and so does the sum.
     product_sign = Mux(z.infinite & ~infinite_product, z.sign, exact.sign)
     addend_sign = Mux(infinite_product, exact.sign, z.sign)
     terms = multiply[0].wrap("terms", Cat(product_sign, addend_sign))

@@ -20,7 +20,7 @@ _COSTS = (
     Parts(0.8, (2, 4, 5)),
 )
 DEPTH = len(_COSTS)
-"""Latency in cycles, unless asked otherwise."""
+"""Default latency in cycles."""
 
 
 def mul(
@@ -34,8 +34,8 @@ def mul(
 ) -> FpResult:
     """a * b, rounded once.
 
-    Subnormal operands are multiplied as they are; the product is then shifted up to its leading
-    one, or down to the least exponent.
+    Subnormal operands are not normalised; the product is shifted up to its leading one, or down to
+    the least exponent.
 
     *Timing*: latency `depth`, one operation a cycle. Steps: partial products, their sum, count
     leading zeros, shift, round.

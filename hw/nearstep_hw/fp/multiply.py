@@ -19,7 +19,7 @@ class Product:
     Attributes
     ----------
     sign : 1 bit, a value at the first step.
-    exponent : signed, biased; that of the top bit of `significand`; a value at the first step.
+    exponent : signed, biased; of the top bit of `significand`; a value at the first step.
     significand : `2 * fmt.precision` bits.
     """
 
@@ -30,7 +30,7 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class _Term:
-    """A summand: `value`, times 2 to the power of `low`."""
+    """A summand `value * 2**low`."""
 
     low: int
     value: Staged
@@ -44,8 +44,8 @@ def product(steps: Sequence[Step], fmt: FpFormat, x: Operand, y: Operand) -> Pro
     """Multiply the operands `x` and `y`, which are at the first step.
 
     The second step forms partial products, whose factors have at most the bits of the pipeline's
-    `multiplier`; the others add them: two DSP48E2 for binary32, or four MULT18X18D. The significand
-    is present from the last step on.
+    `multiplier`; later steps add them: two DSP48E2 for binary32, or four MULT18X18D. The
+    significand is present from the last step on.
     """
     taken, multiply, *total = steps
     wide, narrow = multiply.pipe.multiplier
@@ -77,7 +77,7 @@ def product(steps: Sequence[Step], fmt: FpFormat, x: Operand, y: Operand) -> Pro
 
 
 def _added(step: Step, terms: list[_Term]) -> list[_Term]:
-    """Half as many terms: the lowest and the highest together, which overlap least, and so on."""
+    """Add terms in pairs, the lowest to the highest, which overlap least."""
     terms = sorted(terms, key=lambda term: term.low)
     half = len(terms) // 2
     made = [_sum(step, a, b) for a, b in zip(terms[:half], reversed(terms), strict=False)]

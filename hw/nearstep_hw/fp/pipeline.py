@@ -1,4 +1,4 @@
-"""Feed-forward pipelines: values know their stage, and delays appear where they are used."""
+"""Feed-forward pipelines: each value has a stage, and delays are inserted at its uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ RING_WORDS = 3
 the same for any length."""
 
 LUT_RAM_WORDS, LUT_RAM_BITS = 16, 4
-"""A RAM of the LUTs of an ECP5 (DPR16X4C)."""
+"""Entries and bits of a LUT RAM of the ECP5 (DPR16X4C)."""
 
 COUNTED_STAGES = 5
-"""The shortest delay that may be a counted ring: a shorter one is cheap and quick as registers."""
+"""Shortest delay of a counted ring; shorter ones are registers."""
 
 DELAYS = ("ring", "shift", "counted")
 """Forms of delays, see `Pipeline`."""
 
 DSP48E2 = (26, 17)
-"""Bits of the unsigned factors that this multiplier takes: 27 and 18, signed."""
+"""Bits of the unsigned factors of the DSP48E2 multiplier, which is 27 by 18 bits signed."""
 
 MULT18X18D = (18, 18)
-"""The same of an ECP5."""
+"""Bits of the unsigned factors of an ECP5 multiplier."""
 
 
 class PipelineError(NearstepError, ValueError):
-    """A value was asked for before it exists, or a latency cannot be met."""
+    """A value is used before its stage or in another pipeline, or an option is invalid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +43,9 @@ class Staged:
 
     Attributes
     ----------
-    value : the value as it is at `stage`.
+    value : signal or constant, valid at `stage`.
     stage : int, or None for a constant (present at every stage).
-    pipe : the pipeline it belongs to.
+    pipe : the value's pipeline.
     """
 
     value: Value
@@ -55,7 +55,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an operation, placed at a stage. `step(x)` is `x` as seen there."""
+    """One step of an operation, placed at a stage. `step(x)` is `x` delayed to this stage."""
 
     pipe: "Pipeline"
     stage: int
@@ -64,11 +64,11 @@ class Step:
         return self.pipe.at(x, self.stage)
 
     def wrap(self, name: str, value: ValueLike) -> Staged:
-        """A combinational result of this step, as a signal called `name`."""
+        """Wrap a combinational result of this step in a signal called `name`."""
         return self.pipe.wrap(value, self.stage, name)
 
     def signal(self, name: str, value: ValueLike) -> Signal:
-        """`value` as a signal called `name`, for use within this step.
+        """Return `value` as a signal called `name`, for use within this step.
 
         A signal can be sliced and used many times at no cost; slices of an expression repeat it.
         """
@@ -83,8 +83,8 @@ class Parts:
 
     Attributes
     ----------
-    cost : of the step as a whole, in the unit of the other steps.
-    parts : of its parts, in any unit that is the same for all steps.
+    cost : cost of the whole step, in the unit of the other steps.
+    parts : costs of its parts, in a unit common to all steps.
     """
 
     cost: float
@@ -116,8 +116,8 @@ class Pipeline(Elaboratable):
     en : optional clock enable of every register of the pipeline.
     delay : `"ring"`: delays of many bits are small memories that share one pointer (fast to
         simulate, LUT-RAM in an FPGA). `"shift"`: registers only (SRL in an FPGA). `"counted"`:
-        memories of 16 entries with a counter each, so that no address goes far.
-    multiplier : bits of the unsigned factors that a multiplier of the FPGA takes.
+        memories of up to 16 entries with a counter each, so that address wires are short.
+    multiplier : bits of the unsigned factors of a multiplier of the FPGA.
     name : name of the submodule.
 
     Raises
@@ -155,14 +155,14 @@ class Pipeline(Elaboratable):
         return Staged(Value.cast(value), None, self)
 
     def wrap(self, value: ValueLike, stage: int | None, name: str) -> Staged:
-        """A combinational result of values at `stage`, as a signal called `name`."""
+        """Wrap a combinational result of values at `stage` in a signal called `name`."""
         value = Value.cast(value)
         signal = Signal(value.shape(), name=name)
         self._m.d.comb += signal.eq(value)
         return Staged(signal, stage, self)
 
     def at(self, x: Staged, stage: int) -> Value:
-        """`x` as seen at `stage`; raises `PipelineError` if it comes later than that."""
+        """Return `x` delayed to `stage`, which must not precede the stage of `x`."""
         if x.pipe is not self:
             raise PipelineError(f"{x.value!r} belongs to another pipeline")
         if x.stage is None or x.stage == stage:
@@ -179,7 +179,7 @@ class Pipeline(Elaboratable):
         return line.taps[stage]
 
     def delayed(self, x: Staged, stage: int) -> Staged:
-        """`x` moved to `stage`; a constant becomes a value of that stage."""
+        """Delay `x` to `stage`; a constant becomes a value of that stage."""
         return Staged(self.at(x, stage), stage, self)
 
     def latest(self, *values: Staged) -> int:
@@ -187,7 +187,7 @@ class Pipeline(Elaboratable):
         return max((x.stage for x in values if x.stage is not None), default=0)
 
     def valid(self, value: ValueLike, latency: int) -> Value:
-        """A bit delayed by `latency` stages through registers that reset to 0."""
+        """Delay a bit by `latency` stages through registers that reset to 0."""
         if latency == 0:
             return Value.cast(value)
         words = [min(WORD_BITS, latency - k) for k in range(0, latency, WORD_BITS)]
@@ -202,15 +202,14 @@ class Pipeline(Elaboratable):
 
         With fewer stages than steps, neighbours share a stage so that the greatest sum of `costs`
         (any unit) in a stage is least; with as many, each step has a stage to itself. With more
-        stages than `whole` steps that have parts are divided, and the parts share stages as steps
-        do. With stages to spare, registers are spread between the steps. The result of the last
-        step is meant to be moved to `start + depth` with `delayed`, so that it comes from a
-        register.
+        stages than `whole`, steps with parts are divided, and the parts share stages as steps do.
+        With stages to spare, registers are spread between the steps. The caller delays the result
+        of the last step to `start + depth` with `delayed`, so that the result is registered.
 
         Parameters
         ----------
         depth : stages.
-        whole : stages up to which steps stay whole; `len(costs)` unless given.
+        whole : most stages with undivided steps; `len(costs)` by default.
 
         Returns
         -------
@@ -261,7 +260,7 @@ class Pipeline(Elaboratable):
         m.d.sync += target.eq(Mux(self.en, value, target))
 
     def _shift(self, m: Module, name: str, value: Value, target: Signal, gap: int) -> None:
-        """`gap` registers, packed into as few words as hold whole copies."""
+        """Delay through `gap` registers, packed into as few words as hold whole copies."""
         width = len(target)
         inner = gap - 1
         while inner:
@@ -273,7 +272,7 @@ class Pipeline(Elaboratable):
         self._register(m, target, value)
 
     def _counted(self, m: Module, name: str, value: Value, target: Signal, gap: int) -> None:
-        """Memories, each read and then written where its counter points, into a register."""
+        """Delay through memories, each read and then written at its counter."""
         parts = -(-gap // (LUT_RAM_WORDS + 1))
         for part in range(parts):
             stages = (gap + part) // parts
@@ -301,7 +300,9 @@ class Pipeline(Elaboratable):
     def _ring(
         self, m: Module, name: str, value: Value, target: Signal, gap: int, pointer: Signal
     ) -> int:
-        """A memory written at `pointer`, read `gap - 1` entries behind, into a register."""
+        """Delay through a memory written at `pointer` and read `gap - 1` entries behind; return the
+        bits of the pointer used.
+        """
         behind = gap - 1
         bits = max(1, (behind - 1).bit_length())
         m.submodules[f"{name}_ring"] = memory = Memory(
@@ -321,25 +322,26 @@ class Pipeline(Elaboratable):
 
 
 def _is_counted(width: int, stages: int) -> bool:
-    """Whether memories are smaller than registers: a memory takes 6 LUTs, its counter 4 or so."""
+    """Return whether memories are smaller than registers: 6 LUTs a memory, some 4 its counter."""
     memories = -(-width // LUT_RAM_BITS)
     return stages >= COUNTED_STAGES and width * (stages - 1) > 6 * memories + 10
 
 
 def _words(width: int, stages: int) -> int:
-    """Registers that a delay takes, of as many whole copies as fit a word each."""
+    """Return the words of a delay's shift register, each of as many whole copies as fit."""
     return -(-stages // max(1, WORD_BITS // width))
 
 
 def spread(steps: Sequence[Step], costs: Sequence[float]) -> list[Step]:
-    """The step of each item: successive items in the stages of successive steps, the greatest sum
-    of `costs` in a stage least."""
+    """Return the step of each item: successive items in successive steps, so that the greatest sum
+    of `costs` in a stage is least.
+    """
     stages = list(dict.fromkeys(steps))
     return [stages[k] for k in _partition(costs, min(len(stages), len(costs)))]
 
 
 def _spread(costs: Sequence[float], depth: int) -> list[int]:
-    """Stage of each item: shared if there are fewer stages, else each its own."""
+    """Return the stage of each item; items share a stage only if stages are too few."""
     count = len(costs)
     if depth >= count:
         return [k * depth // count for k in range(count)]
@@ -347,7 +349,7 @@ def _spread(costs: Sequence[float], depth: int) -> list[int]:
 
 
 def _partition(costs: Sequence[float], parts: int) -> list[int]:
-    """Part of each item, for contiguous parts whose greatest sum is least (none of them empty)."""
+    """Return the part of each item, for contiguous, non-empty parts whose greatest sum is least."""
     count = len(costs)
     total = [0.0]
     for cost in costs:

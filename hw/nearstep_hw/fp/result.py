@@ -1,4 +1,4 @@
-"""What every floating-point operation returns."""
+"""Result of a floating-point operation."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["FpResult"]
 
 @dataclass(frozen=True, eq=False)
 class FpResult:
-    """Outcome of one operation in a pipeline.
+    """Result of an operation in a pipeline.
 
     Attributes
     ----------

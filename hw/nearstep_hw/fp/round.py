@@ -1,4 +1,4 @@
-"""The one place where results are rounded, packed and flagged; and the normalisation before it."""
+"""Normalisation, rounding, packing and flags of all operations."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ GUARD_BITS = 3
 
 
 class Special(data.Struct):
-    """What is known about a result without its arithmetic.
+    """Special cases of a result, decided from the operands' classes.
 
     One of `nan`, `infinite`, `zero` replaces the rounded number and its flags (`nan` before
     the others); `invalid` and `divide_by_zero` are the flags of such a result.
@@ -45,9 +45,9 @@ def special(
 
 
 def count_leading_zeros(steps: Sequence[Step], frame: Staged, limit: Staged) -> Staged:
-    """How far `frame` may be shifted up: to its leading one, but not further than `limit`.
+    """Return how far `frame` may be shifted up: to its leading one, at most `limit`.
 
-    Zero may give any count.
+    The count of a zero frame is arbitrary.
     """
     mark, *count = steps
     width = len(frame.value)
@@ -88,7 +88,7 @@ def round_pack(
 
     Parameters
     ----------
-    steps : which way to round, the increment, and packing.
+    steps : rounding decision, increment, packing.
     known : a `Special`.
     sign : 1 bit.
     exponent : unsigned, biased.

@@ -1,6 +1,6 @@
 """Leading-zero counts and shifts that lose nothing a later rounding needs.
 
-Each takes one step of a pipeline, or several to be divided among them.
+Functions that take several steps divide their work among them.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["clip", "clip_below_one", "jam", "leading_zeros", "shift_left", "shif
 
 
 def leading_zeros(steps: Sequence[Step], x: Staged) -> Staged:
-    """Zeros above the highest set bit, by halving; any count of at least `len(x) - 1` for zero.
+    """Count the zeros above the highest set bit by halving; at least `len(x) - 1` for zero.
 
     Returns
     -------
@@ -23,7 +23,7 @@ def leading_zeros(steps: Sequence[Step], x: Staged) -> Staged:
     width = len(x.value)
     levels = ceil_log2(width)
     halves = [1 << level for level in reversed(range(levels))]
-    # An empty half is found by a tree of gates, and taken by one more.
+    # Levels of gates: a tree that tests a half, and a multiplexer.
     places = spread(steps, [1 + (half - 1).bit_length() / 2 for half in halves])
     first = places[0]
     part = first.wrap(f"zeros_of_{1 << levels}", Cat(Const(0, (1 << levels) - width), first(x)))
@@ -38,10 +38,10 @@ def leading_zeros(steps: Sequence[Step], x: Staged) -> Staged:
 
 
 def shift_left(steps: Sequence[Step], x: Staged, amount: Staged) -> Staged:
-    """`x << amount` in the width of `x`.
+    """Return `x << amount` in the width of `x`.
 
-    In one step: the operator `<<` widens by every bit that `amount` may shift. Places that would
-    take it past a machine word are shifted one power of two at a time, which simulates faster.
+    In one step: the operator `<<` widens its result by the largest shift. Shifts that would exceed
+    a machine word are made one power of two at a time, which simulates faster.
     """
     width, bits = len(x.value), len(amount.value)
     step, whole = steps[-1], steps[0].stage == steps[-1].stage
@@ -55,7 +55,7 @@ def shift_left(steps: Sequence[Step], x: Staged, amount: Staged) -> Staged:
 
 
 def clip(step: Step, amount: Value, limit: int) -> Value:
-    """The smaller of an unsigned `amount` and `limit`, in the bits that `limit` needs."""
+    """Return the smaller of an unsigned `amount` and `limit`, at most as wide as `limit`."""
     amount = step.signal("amount", amount)
     if limit >= (1 << len(amount)):
         return amount
@@ -64,9 +64,9 @@ def clip(step: Step, amount: Value, limit: int) -> Value:
 
 
 def clip_below_one(step: Step, exponent: Value, limit: int) -> tuple[Value, Value]:
-    """Whether a signed `exponent` is below 1, and by how much: at most `limit`, else 0.
+    """Return whether a signed `exponent` is below 1, and by how much, clipped to `limit`; else 0.
 
-    The comparisons and the difference wait for `exponent` only, not for each other.
+    The comparisons and the difference are parallel.
     """
     bits = limit.bit_length()
     below = step.signal("below", exponent < 1)
@@ -76,7 +76,7 @@ def clip_below_one(step: Step, exponent: Value, limit: int) -> tuple[Value, Valu
 
 
 def shift_right_jam(steps: Sequence[Step], x: Staged, amount: Staged) -> Staged:
-    """`x >> amount` in the width of `x`; the lowest bit is set if any lost bit was.
+    """Return `x >> amount` in the width of `x`, with the lost bits ORed into the lowest bit.
 
     `amount` is at most `len(x)`, see `clip`.
     """
@@ -89,7 +89,7 @@ def shift_right_jam(steps: Sequence[Step], x: Staged, amount: Staged) -> Staged:
     for bit, place in zip(reversed(range(bits)), spread(steps, [1.0] * bits), strict=True):
         value, shifts, reach = place(x), place(amount)[bit], min(1 << bit, width)
         moved = Cat(value[reach:], Const(0, reach))
-        # What falls out stays in the lowest bit, where the next shift loses it again.
+        # Lost bits are ORed into the lowest bit, which the next shift loses and ORs again.
         x = place.wrap(
             f"lowered_{1 << bit}",
             Mux(shifts, Cat(moved[0] | value[:reach].any(), moved[1:]), value),
@@ -98,10 +98,9 @@ def shift_right_jam(steps: Sequence[Step], x: Staged, amount: Staged) -> Staged:
 
 
 def jam(step: Step, x: Value, width: int) -> Value:
-    """The top `width` bits of `x` (zeros appended if it is shorter).
+    """Return the top `width` bits of `x`, or `x` with zeros appended if it is shorter.
 
-    The lowest bit also gathers every bit below, so that a rounding at least two bits above it is
-    exact.
+    Lower bits are ORed into the lowest bit, so that a rounding at least two bits above it is exact.
     """
     if len(x) <= width:
         return Cat(Const(0, width - len(x)), x)

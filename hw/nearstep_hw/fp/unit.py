@@ -16,11 +16,11 @@ from nearstep_spec.fp import BF16, FP16, FP32, FpFormat
 __all__ = ["MAX_DEPTH", "OPERATIONS", "DepthError", "FpUnit", "Operation", "arithmetic"]
 
 MAX_DEPTH = 256
-"""Greatest latency a unit is built with."""
+"""Greatest latency of a unit, cycles."""
 
 
 class DepthError(NearstepError, ValueError):
-    """A latency no unit can have; names the range and what was given."""
+    """A latency is out of range."""
 
     def __init__(self, name: str, depth: object) -> None:
         self.name = name
@@ -37,9 +37,9 @@ class Operation:
     name : name of the unit, such as `fp32_add`.
     kind : `add`, `sub`, `mul`, `fma`, `div`, `sqrt` or `convert`.
     source, target : formats of the operands and of the result.
-    operands : how many operands, 1 to 3.
-    depth : latency in cycles, unless asked otherwise.
-    build : `build(pipe, *operands, depth=..., flags=...)` adds it to a pipeline.
+    operands : number of operands, 1 to 3.
+    depth : default latency in cycles.
+    build : `build(pipe, *operands, depth=..., flags=...)` adds the operation to a pipeline.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Operation:
 
 
 def arithmetic(kind: str, fmt: FpFormat) -> Operation:
-    """The operation `kind` (any but `convert`) within one format."""
+    """Return the operation `kind` (any but `convert`) within one format."""
 
     def build(pipe: Pipeline, *operands: Staged, depth: int, flags: bool) -> FpResult:
         return function(pipe, fmt, *operands, depth=depth, flags=flags, **options)
@@ -78,7 +78,7 @@ def arithmetic(kind: str, fmt: FpFormat) -> Operation:
 
 
 def conversion(source: FpFormat, target: FpFormat) -> Operation:
-    """The conversion from `source` to `target`."""
+    """Return the conversion from `source` to `target`."""
 
     def build(pipe: Pipeline, a: Staged, *, depth: int, flags: bool) -> FpResult:
         return convert.convert(pipe, source, target, a, depth=depth, flags=flags)
@@ -113,8 +113,8 @@ class FpUnit(wiring.Component):
     IEEE 754: round to nearest even, subnormal numbers; a NaN result is the default quiet NaN.
 
     *Timing*: latency `depth` cycles exactly, from registers; one operation every cycle; no
-    back-pressure. `o_z` and `o_flags` mean something only while `o_valid` is 1. Reset clears
-    the valid bits and nothing else.
+    back-pressure. `o_z` and `o_flags` are valid only while `o_valid` is 1. Reset clears only the
+    valid bits.
 
     Parameters
     ----------

@@ -13,12 +13,12 @@ EOP_LANE_BIT = 8  # last dword of the packet
 
 
 class CcOutput(wiring.Component):
-    """Shows beats as the CC stream, without a gap inside a packet.
+    """Drives the CC stream from packed beats, without a gap inside a packet.
 
     With 64 bits the first beat waits for the second, since the packer needs two runs for
     the second beat; from then on there is a beat a cycle.
 
-    *Timing*: none; one cycle with 64 bits.
+    *Timing*: combinational; one cycle with 64 bits.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class CcOutput(wiring.Component):
 
     Members
     -------
-    i : beats; one a cycle within a packet, except for that gap.
+    i : beats; one a cycle within a packet, but for the gap at 64 bits.
     cc : the stream.
     """
 

@@ -14,17 +14,17 @@ from nearstep_hw.pcie.read_splitter import PAYLOAD_SIZES
 from nearstep_hw.pcie.stream import DWORD_BYTES, CcSignature, CqSignature
 
 STREAM_DEPTH = 32  # beats in flight in a FIFO
-ANSWERS = 4  # of MSI-X; one is in flight at a time
+ANSWERS = 4  # depth of the MSI-X FIFOs; one message is in flight at a time
 PAYLOAD = ("tdata", "tkeep", "tlast", "tuser")
 
 
 class ClockCrossing(wiring.Component):
-    """Lets an endpoint in the domain `sync` work with a hard block in the domain `pcie`.
+    """Connects an endpoint in the domain `sync` to a hard block in the domain `pcie`.
 
     Streams, credits and MSI-X messages pass through FIFOs, so that none is lost or duplicated;
-    values that only enumeration changes pass through flip-flops. Completions are stored whole
-    before they are forwarded, since the hard block accepts no gaps and a slower endpoint would have
-    some. Both domains must be reset together, with the hard block's `user_reset`.
+    values that only enumeration changes pass through synchronisers. Completions are stored whole
+    before they are forwarded: the hard block accepts no gaps, and a slower endpoint has gaps. Both
+    domains must be reset together, with the hard block's `user_reset`.
 
     *Timing*: up to a beat a cycle of the slower clock. 128 bits at 200 MHz are 3.2 GB/s, of which
     completions of 256 bytes, 17 beats each, leave 3.01 GB/s; Gen3 x4 carries at most 3.65 GB/s of
@@ -33,7 +33,7 @@ class ClockCrossing(wiring.Component):
     Parameters
     ----------
     width : bits of CQ and CC.
-    requests : credits that can be in flight, a power of two; those of the endpoint.
+    requests : credits of the endpoint, a power of two.
 
     Members
     -------
@@ -86,7 +86,8 @@ class ClockCrossing(wiring.Component):
             answers.r_en.eq(1),
             Cat(inner.sent, inner.fail).eq(answers.r_data & answers.r_rdy.replicate(2)),
         ]
-        # One bit a function: of two that the host sets at once, one could come across first.
+        # One bit a function: `enable` and `mask`, synchronised apart, could change in different
+        # cycles.
         allowed = Signal.like(inner.enable)
         m.d.pcie += allowed.eq(block.enable & ~block.mask)
         m.submodules.allowed = FFSynchronizer(allowed, inner.enable)

@@ -26,7 +26,7 @@ class WaitingRequest(data.StructLayout):
     Members
     -------
     head : the request.
-    source, status : of the answer; the status is valid with `NOWHERE`.
+    source, status : of the completion; the status is valid with `NOWHERE`.
     dword : number of the first dword within the BAR.
     empty : no byte is read.
     """
@@ -52,14 +52,14 @@ class CompletionJob(data.StructLayout):
 
     Members
     -------
-    head : of the request.
+    head : head of the request.
     source, status : see `WaitingRequest`.
     lower_address, byte_count : of the completion's descriptor.
-    dwords : of payload.
-    lane : of the first one in the first beat, from memory.
-    word : number of the first one, from registers.
+    dwords : dwords of payload.
+    lane : lane of the first dword in the first beat, from memory.
+    word : number of the first word, from registers.
     empty : no byte is read.
-    last : the request is complete with it.
+    last : the last completion of the request.
     """
 
     def __init__(self, lanes: int) -> None:

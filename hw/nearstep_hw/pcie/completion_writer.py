@@ -21,7 +21,7 @@ ELEMENT_BITS = DWORD_BITS + 1  # a dword and its bit of TKEEP
 
 
 class CompletionWriter(wiring.Component):
-    """Makes completions of jobs, one after the other.
+    """Executes completion jobs in order.
 
     A completion begins when all of its payload is available, and continues without a gap, as the
     hard block requires. A burst that memory answered with an error is a Completer Abort, and ends
@@ -40,7 +40,7 @@ class CompletionWriter(wiring.Component):
     Members
     -------
     i : jobs.
-    i_beat, i_verdict : of the bursts of the jobs from memory, in their order.
+    i_beat, i_verdict : beats and verdicts of the jobs' bursts, in order.
     o_read, i_answer : reads of registers, and their answers.
     o : runs of dwords, each with a bit of TKEEP.
     o_failed : an unsuccessful completion begins.
@@ -73,7 +73,7 @@ class CompletionWriter(wiring.Component):
         good = Signal()
         from_memory = Signal()
         from_registers = Signal()
-        asked = Signal()  # for the registers of this job
+        asked = Signal()  # the registers of this job have been read
         at_hand = Signal()  # payload and status
         abandoned = Signal()  # the request has been answered already, with an error
         m.d.comb += [
@@ -114,7 +114,7 @@ class CompletionWriter(wiring.Component):
 
         lane = Signal(range(self.lanes))
         left = Signal(range(MAX_PAYLOAD_DWORDS + 1))  # dwords of payload
-        quiet = Signal()  # payload is thrown away
+        quiet = Signal()  # payload is dropped
         word, count, word_ends = self._word(m, lane, left)
         payload_ends = Signal()
         done = Signal()
@@ -178,7 +178,7 @@ class CompletionWriter(wiring.Component):
         return m
 
     def _head(self, m: Module, job: data.View, status: Signal, good: Signal) -> Signal:
-        """Descriptor of the completion, and a copy of the request."""
+        """Return the descriptor of the completion and a copy of the request."""
         request = job.head.descriptor
         descriptor = Signal(CompletionDescriptor)
         m.d.comb += [
@@ -200,7 +200,7 @@ class CompletionWriter(wiring.Component):
         return head
 
     def _word(self, m: Module, lane: Signal, left: Signal) -> tuple[Signal, Signal, Signal]:
-        """The next dwords of the beat, how many, and whether the beat ends with them."""
+        """Return the next dwords of the beat, their count, and whether they end the beat."""
         bits = exact_log2(self.elements)
         word = Signal(self.width)
         count = Signal(range(self.elements + 1))

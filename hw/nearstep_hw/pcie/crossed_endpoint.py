@@ -17,11 +17,11 @@ class CrossedEndpoint(wiring.Component):
     """A `PcieEndpoint` whose ports toward the hard block are in the domain `pcie`.
 
     `BLOCK_SIDE` names those ports; the others, and the endpoint itself, are in `sync`. See
-    `ClockCrossing` for what the crossing costs and how to reset it.
+    `ClockCrossing` for throughput and reset.
 
     Parameters
     ----------
-    options : of `PcieEndpoint`.
+    options : parameters of `PcieEndpoint`.
     """
 
     def __init__(self, **options: int) -> None:

@@ -1,4 +1,4 @@
-"""Distribution of routed requests to the parts that execute them."""
+"""Dispatch of routed requests to the units that execute them."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -11,11 +11,11 @@ from nearstep_hw.pcie.route import Route, RoutedChunk
 
 
 class Dispatcher(wiring.Component):
-    """Forwards each chunk to the part that its route names, in order.
+    """Forwards each chunk to the unit that its route names, in order.
 
-    A register write waits until every memory write before it is done, and blocks later
-    chunks meanwhile. Non-posted requests are forwarded without chunks and wait elsewhere;
-    damaged ones are dropped.
+    A register write waits until every memory write before it is done, and blocks later chunks
+    meanwhile. Non-posted requests are forwarded without chunks, to a queue; damaged ones are
+    dropped.
 
     *Timing*: combinational.
 
@@ -29,9 +29,9 @@ class Dispatcher(wiring.Component):
     i : chunks.
     i_writes_done : no memory write is outstanding.
     o_memory : chunks of memory writes.
-    o_register : writes of registers.
-    o_request : requests to be answered.
-    o_dropped : a posted request was dropped, because of its route or because it was damaged.
+    o_register : register writes.
+    o_request : non-posted requests.
+    o_dropped : a posted request was dropped by its route or as damaged.
     """
 
     def __init__(self, *, width: int, address_width: int) -> None:

@@ -14,16 +14,16 @@ class DwordRun(data.StructLayout):
     Parameters
     ----------
     elements : most elements.
-    element_width : bits of one: a dword and what belongs to it.
-    lanes : of the output beats.
+    element_width : bits of an element: a dword and its sideband.
+    lanes : elements of an output beat.
 
     Members
     -------
     elements : an array.
-    count : number of elements, at least one.
-    lane : of the first element; valid only in the first run of a packet.
+    count : number of valid elements, at least one.
+    lane : output lane of the first element; valid only in the first run of a packet.
     last : the packet ends.
-    discontinue : only with `last`: forwarded.
+    discontinue : only with `last`; forwarded to the output.
     """
 
     def __init__(self, *, elements: int, element_width: int, lanes: int) -> None:
@@ -52,10 +52,11 @@ class PackedBeat(data.StructLayout):
 
 
 class DwordPacker(wiring.Component):
-    """Packs the runs of a packet side by side into beats, from a lane of choice on.
+    """Packs the runs of a packet into beats without gaps, from a given lane on.
 
     *Timing*: one cycle; a run a cycle. A packet whose last run spills into another beat takes one
-    cycle more, in which the first run of the next packet is taken if it does not fill a beat.
+    cycle more; in this cycle a run of the next packet is accepted if it neither fills a beat nor
+    ends the packet.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ class DwordPacker(wiring.Component):
         held = Signal(data.ArrayLayout(self.element_width, lanes))
         position = Signal(range(lanes))
         inside = Signal()
-        spilled = Signal()  # the rest of a packet that has ended is in `held`
+        spilled = Signal()  # `held` has the rest of an ended packet
         spilled_discontinue = Signal()
         start = Signal(range(lanes))
         end = Signal(range(2 * lanes))
@@ -148,7 +149,7 @@ class DwordPacker(wiring.Component):
 
 
 def interleave(words: Value, extras: Value, count: int) -> Value:
-    """Elements of `count` dwords, each with its share of the bits of `extras` above it."""
+    """Join each of `count` dwords with its share of the bits of `extras`, above the dword."""
     extra = len(extras) // count
     return Cat(
         *(

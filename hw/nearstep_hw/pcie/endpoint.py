@@ -29,22 +29,21 @@ COUNTER_BITS = 16
 class PcieEndpoint(wiring.Component):
     """Completer behind the UltraScale+ hard block: registers in BAR 0, memory in BAR 2.
 
-    BAR 0 has the registers of `csr` in its first 4 KiB, and the MSI-X table and its pending bits
-    behind them (`nearstep_spec.pcie`). An access is one dword, or two, with all their bytes;
-    two are made one after the other, the low one first. BAR 2 is `memory_bytes` of memory behind
-    `m_axi`; any dwords within a page of 4 KiB may be read and written, with any byte enables that
-    the PCIe specification allows. A BAR may be larger than its contents. Reads and writes of no
-    byte are executed as such.
-    `RequestRouter` lists the refused requests and their status. Beyond that, a register access that
-    `csr` answers with an error is an Unsupported Request, and a read that memory answers with an
-    error is a Completer Abort. Failed posted requests are only counted.
-    Requests take effect in the order of PCIe: a write is done when `csr` or B has answered; no read
-    and no register write begins before every earlier write is done. A START behind data
-    from another device therefore finds the data in memory. Writes never wait for reads: the hard
-    block gets a credit for each read that there is space for, and lets writes pass the others.
+    BAR 0 maps the registers of `csr` in its first 4 KiB, then the MSI-X table and its pending bits
+    (`nearstep_spec.pcie`). An access is one or two whole dwords; two are accessed in turn, the low
+    one first. BAR 2 maps `memory_bytes` of memory behind `m_axi`; any dwords within a page of 4 KiB
+    may be read and written, with any byte enables that the PCIe specification allows. A BAR may be
+    larger than its contents. Reads and writes without an enabled byte are executed. `RequestRouter`
+    lists the refused requests and their status. Beyond that, a register access that `csr` answers
+    with an error is an Unsupported Request, and a read that memory answers with an error is a
+    Completer Abort. Failed posted requests are only counted. Requests take effect in the order of
+    PCIe: a write is done when `csr` or B has responded; no read and no register write begins before
+    every earlier write is done. Data written before START by another device are therefore in
+    memory. Writes never wait for reads: the hard block gets a credit for each read that fits, and
+    lets writes pass the others.
 
     *Timing*: all in one clock domain. A beat of CQ, a beat of CC and a beat of memory a cycle;
-    registers take 3 cycles a word. A reset drops all requests in flight, and must reach the memory
+    registers take 3 cycles a word. A reset drops all requests in flight, and must reset the memory
     path too.
 
     *Resources* (Yosys, UltraScale+, default parameters): 3352 LUT, 952 LUT as memory, 4463 FF, 7.5
@@ -56,20 +55,19 @@ class PcieEndpoint(wiring.Component):
     data_width : bits of a beat of memory, at least `width`.
     address_width : bits of a byte address of memory, at least 13.
     memory_bytes : size of the memory, from address 0 on; None for all that can be addressed.
-    vectors : of MSI-X.
-    requests : reads that can wait, a power of two.
-    store_bytes, landing_bytes : buffers of write data and of read data; powers of two.
+    vectors : number of MSI-X vectors.
+    requests : depth of the read queue, a power of two.
+    store_bytes, landing_bytes : sizes of the write and read data buffers; powers of two.
 
     Members
     -------
-    m_axis_cq, s_axis_cc : streams of the hard block, by its names.
+    m_axis_cq, s_axis_cc : streams of the hard block.
     pcie_cq_np_req, cfg_max_payload : ports of the hard block.
     cfg_interrupt_msix : see `MsixInterruptSignature`.
     csr : register port.
-    m_axi : memory; one ID.
+    m_axi : memory; all bursts have the same ID.
     i_interrupt : a bit for each vector, high for one cycle for each interrupt.
-    o_dropped : dropped posted requests. This and the next two saturate at 0xFFFE or
-        0xFFFF.
+    o_dropped : dropped posted requests. All three counters saturate at 0xFFFE or 0xFFFF.
     o_failed_writes : writes that memory or `csr` answered with an error.
     o_failed_reads : unsuccessful completions.
     """
@@ -139,7 +137,7 @@ class PcieEndpoint(wiring.Component):
     def _requests(
         self, m: Module, access: RegisterAccess, order: PostedOrder
     ) -> tuple[Dispatcher, MemoryWriter]:
-        """From CQ to memory, registers and waiting requests."""
+        """Connect CQ to the executors of memory and register writes and to the dispatcher."""
         m.submodules.parser = parser = RequestParser(self.width)
         m.submodules.router = router = RequestRouter(
             width=self.width, address_width=self.address_width, memory_bytes=self.memory_bytes
@@ -171,7 +169,7 @@ class PcieEndpoint(wiring.Component):
     def _completions(
         self, m: Module, access: RegisterAccess, order: PostedOrder, dispatch: Dispatcher
     ) -> Signal:
-        """The path from waiting requests to CC; returns the event of an unsuccessful completion."""
+        """Connect the dispatcher to CC; return the event of an unsuccessful completion."""
         elements, lanes = self.width // DWORD_BITS, self.data_width // DWORD_BITS
         m.submodules.waiting = waiting = StreamFifo(
             WaitingRequest(self.address_width), depth=self.requests

@@ -1,4 +1,4 @@
-"""Executor of memory writes: payloads to AXI bursts."""
+"""Executor of memory writes: turns payloads into AXI bursts."""
 
 from amaranth import Cat, Elaboratable, Module, Signal, unsigned
 from amaranth.lib import data, stream, wiring
@@ -19,9 +19,9 @@ ELEMENT_BITS = DWORD_BITS + DWORD_BYTES  # a dword and its byte enables
 class MemoryWriter(wiring.Component):
     """Writes each payload as one burst of whole beats, with strobes, in the order of arrival.
 
-    A request crosses no multiple of 4 KiB, and so does its burst. A payload is stored until it is
-    complete, because its end may mark it as damaged; then nothing of it is written. A write
-    of no byte is a burst without strobes.
+    Neither a request nor its burst crosses a multiple of 4 KiB. A payload is stored until it is
+    complete, because its last chunk may mark it as damaged; a damaged payload is dropped. A write
+    without an enabled byte is a burst without strobes.
 
     *Timing*: a chunk a cycle while there is space.
 
@@ -30,17 +30,17 @@ class MemoryWriter(wiring.Component):
     width : bits of the CQ stream.
     address_width : bits of a byte address of the memory.
     data_width : bits of a beat, at least `width`.
-    store_beats : beats of payload that are stored, a power of two; a payload must fit.
-    bursts : most bursts that wait for AW, a power of two.
+    store_beats : capacity of the payload store, a power of two; a payload must fit.
+    bursts : depth of the burst queue, a power of two.
 
     Members
     -------
     i : chunks of memory writes.
     i_room : the last chunk of a write may be accepted.
-    bus : AW, W and B; one ID.
-    o_taken : a write was accepted that will be executed, and be followed by one `o_done`.
-    o_done : the oldest write was answered.
-    o_failed : with `o_done`: the answer was not OKAY.
+    bus : AW, W and B; all bursts have the same ID.
+    o_taken : an intact write was accepted; one `o_done` follows.
+    o_done : B of the oldest write.
+    o_failed : with `o_done`: the response was not OKAY.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class MemoryWriter(wiring.Component):
         routed, run = self.i.payload, packer.i.payload
         aw, w, b = self.bus.aw, self.bus.w, self.bus.b
         chunk = routed.chunk
-        sound = Signal()  # the chunk ends a payload that is to be written
+        sound = Signal()  # the chunk ends an intact payload
         may_end = Signal()
         end = Signal(range(2 * lanes + MAX_PAYLOAD_BYTES // DWORD_BYTES))
         m.d.comb += [
@@ -114,7 +114,7 @@ class MemoryWriter(wiring.Component):
             bursts.i.payload.beats.eq(end >> lane_bits),
         ]
 
-        # W follows its AW: `shown` counts the bursts whose AW is or was shown.
+        # W follows its AW: `shown` counts the bursts whose AW is valid or was accepted.
         shown = Signal(range(self.bursts + 1))
         show = Signal()
         ends = Signal()

@@ -1,4 +1,4 @@
-"""MSI-X: the vector table, its pending bits, and their delivery through the hard block."""
+"""MSI-X: the vector table, its pending bits, and messages through the hard block."""
 
 from amaranth import Array, Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -10,7 +10,7 @@ from nearstep_spec.pcie import MAX_VECTORS, MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET
 
 ENTRY_WORDS = 4  # low and high half of the address, data, vector control
 ADDRESS_BITS = 2 * WORD_BITS
-PENDING_BITS = 64  # a word of the pending bits, as PCIe counts them
+PENDING_BITS = 64  # of a word of the pending bit array
 FUNCTIONS = 4  # bits of the hard block's enables; this endpoint is function 0
 
 
@@ -20,8 +20,8 @@ class MsixInterruptSignature(wiring.Signature):
     Members
     -------
     enable, mask : `cfg_interrupt_msix_enable`, `cfg_interrupt_msix_mask`.
-    int, address, data : ports `cfg_interrupt_msix_...`; valid in the one cycle with `int`.
-    sent, fail : the answer; `cfg_interrupt_msi_sent` and `cfg_interrupt_msi_fail` of PCIE4 blocks.
+    int, address, data : ports `cfg_interrupt_msix_...`; valid in the cycle of `int`.
+    sent, fail : outcome; `cfg_interrupt_msi_sent` and `cfg_interrupt_msi_fail` of PCIE4 blocks.
 
     Ref: PG213, "Configuration Interrupt Controller Interface".
     """
@@ -43,22 +43,21 @@ class MsixInterruptSignature(wiring.Signature):
 class Msix(wiring.Component):
     """Vectors of function 0.
 
-    A request sets the pending bit of its vector, whatever is masked. A pending vector is sent when
-    MSI-X is enabled, and neither the function nor the vector is masked; its bit is then cleared. A
-    message that the hard block could not send becomes pending again. Of several vectors the lowest
-    is sent first.
+    A request sets the pending bit of its vector, masked or not. A pending vector is sent, and its
+    bit cleared, when MSI-X is enabled and neither the function nor the vector is masked; the lowest
+    vector first. A message that the hard block could not send becomes pending again.
 
-    *Timing*: a message is offered two cycles after the request; the next one after the answer.
+    *Timing*: `int` rises two cycles after the request; the next message waits for `sent` or `fail`.
 
     Parameters
     ----------
-    vectors : how many.
+    vectors : number of vectors.
 
     Members
     -------
     i_request : a bit for each vector, high for one cycle for each interrupt.
-    bus : the table and the pending bits, from `MSIX_TABLE_OFFSET` on; the address is that within
-        the page. Words that are not there are errors, as are writes of pending bits.
+    bus : the table and the pending bits; addresses count from `MSIX_TABLE_OFFSET`. Accesses of
+        other words and writes of pending bits are errors.
     cfg : to the hard block.
 
     Ref: PCIe Base Specification, 6.1.4 and 7.7.2.

@@ -8,19 +8,19 @@ REQUEST_BITS = 2  # of pcie_cq_np_req
 
 
 class NonPostedCredits(wiring.Component):
-    """Tells the hard block for how many more requests that are not posted there is space.
+    """Gives the hard block a credit for each non-posted request that fits in the queue.
 
-    The hard block then holds back those that do not fit, and posted ones pass them.
+    The hard block holds back non-posted requests without a credit, and posted ones pass them.
 
     *Timing*: a credit a cycle.
 
     Parameters
     ----------
-    requests : how much space there is.
+    requests : depth of the queue.
 
     Members
     -------
-    i_credit : a request has left its space.
+    i_credit : a request has left the queue.
     o_request : `pcie_cq_np_req`.
 
     Ref: PG213, "Selective Flow Control for Non-Posted Requests".

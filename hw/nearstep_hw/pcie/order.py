@@ -9,30 +9,31 @@ from nearstep_hw.stream.fifo import StreamFifo
 
 
 class PostedOrder(wiring.Component):
-    """Clears waiting requests when every earlier write is done.
+    """Releases a non-posted request when every earlier write is done.
 
-    Each request that is not posted notes how many writes were taken before it, and is cleared when
-    as many are done; writes taken later never hold it up, and it never holds up writes.
+    For each non-posted request the number of writes taken before it is queued; the request is
+    cleared when as many writes are done. Later writes never delay a request, and a request never
+    delays writes.
 
-    *Timing*: a request is cleared three cycles after it came, at the earliest.
+    *Timing*: a request is cleared three cycles after `i_request` at the earliest.
 
     Parameters
     ----------
-    writes : most writes that are taken and not done, a power of two.
-    requests : most requests that wait, a power of two.
+    writes : most outstanding writes, a power of two.
+    requests : most waiting requests, a power of two.
 
     Members
     -------
     i_taken : a write was taken; only with `o_room`.
     i_done : the oldest write is done.
-    i_request : a request that is not posted came, behind all writes taken before this cycle.
-    i_go : the first request that waits goes; only with `o_cleared`.
+    i_request : a non-posted request was queued, after all writes taken before this cycle.
+    i_go : the oldest waiting request is executed; only with `o_cleared`.
     o_room : another write may be taken.
     o_done : all writes are done.
-    o_cleared : the first request that waits may go.
+    o_cleared : the oldest waiting request may be executed.
 
     Ref: PCIe Base Specification, table 2-40 (ordering rules): reads do not pass posted requests;
-    posted requests pass reads, as they must where waiting could close a circle of devices.
+    posted requests must pass reads where waiting could cause a deadlock.
     """
 
     def __init__(self, *, writes: int, requests: int) -> None:
@@ -52,8 +53,8 @@ class PostedOrder(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        # A note is read at the latest `requests` cycles after its writes are done, so that no more
-        # than twice `writes` can be done by then, if a write takes a cycle at least.
+        # A note is read at most `requests` cycles after its writes are done, and at most one write
+        # a cycle is done meanwhile: the difference of the counters is unambiguous in `width` bits.
         width = ceil_log2(4 * max(self.writes, self.requests))
         m.submodules.notes = notes = StreamFifo(width, depth=self.requests)
         taken = Signal(width)

@@ -1,4 +1,4 @@
-"""A FIFO of beats that shows only whole packets."""
+"""A FIFO of beats that outputs only whole packets."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.hdl import ShapeLike
@@ -11,19 +11,19 @@ from amaranth.utils import ceil_log2
 class PacketFifo(wiring.Component):
     """Stores beats of packets, and drops the packets that end with `discontinue`.
 
-    A packet shows at the output once its last beat was taken. It must fit: a packet of more than
-    `depth` beats is never shown.
+    A packet is output once its last beat was taken. A packet of more than `depth` beats blocks the
+    FIFO.
 
     *Timing*: the first beat is at the output two cycles after the last was taken; a beat a cycle.
 
     Parameters
     ----------
-    shape : of a beat; a structure with `last` and `discontinue`.
+    shape : shape of a beat; a structure with `last` and `discontinue`.
     depth : beats, a power of two.
 
     Members
     -------
-    i, o : the streams.
+    i, o : beats.
     """
 
     def __init__(self, shape: ShapeLike, *, depth: int) -> None:

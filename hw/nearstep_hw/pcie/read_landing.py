@@ -11,19 +11,19 @@ from nearstep_hw.stream.fifo import StreamFifo
 class ReadLanding(wiring.Component):
     """Buffers the beats of bursts with reserved space, and outputs a verdict for each burst.
 
-    *Timing*: RREADY is always high. A burst's verdict and its last beat come to the outputs
-    together, two cycles after the beat landed: who waits for the verdict can then take the beats
+    *Timing*: RREADY is always high. A burst's verdict and its last beat are output together, two
+    cycles after the beat was taken: a consumer that waits for the verdict can take the beats
     without a gap.
 
     Parameters
     ----------
     data_width : bits of a beat.
-    beats : space, a power of two.
+    beats : capacity, a power of two.
 
     Members
     -------
-    r : of one ID.
-    o : the beats.
+    r : R channel; one ID.
+    o : beats.
     o_verdict : one for each burst: 1 if a beat was answered other than OKAY.
     """
 

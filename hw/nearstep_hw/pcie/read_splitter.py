@@ -22,13 +22,12 @@ SMALLEST_PAYLOAD_DWORDS = 128 // DWORD_BYTES
 
 
 class ReadSplitter(wiring.Component):
-    """Cuts each request into completions, and each read of memory into a burst for each of them.
+    """Splits each request into completions, and each memory read into one burst a completion.
 
-    A read ends a completion, and a burst, at every multiple of the largest payload, which is 128
-    bytes or more. That is as far apart as completions may be cut, and where: the read completion
-    boundary of an endpoint is 128 bytes (64 is that of root complexes only).
+    A read is split at every multiple of the largest payload, which is at least 128 bytes: the read
+    completion boundary of an endpoint (64 bytes is for root complexes only).
 
-    A burst is asked for only if there is space for all of it to land.
+    A burst is issued only when the landing buffer has space for all of its beats.
 
     *Timing*: one cycle; a completion a cycle.
 
@@ -36,14 +35,14 @@ class ReadSplitter(wiring.Component):
     ----------
     address_width : bits of a byte address of the memory.
     data_width : bits of a beat.
-    landing_beats : space to land in.
+    landing_beats : capacity of the landing buffer.
 
     Members
     -------
-    i : requests in the order of their answers; each may go.
+    i : cleared requests, in the order of their completions.
     i_max_payload : code of the largest payload, as `cfg_max_payload` of the hard block.
-    i_credit : a beat has left the landing space.
-    ar : of one ID.
+    i_credit : a beat has left the landing buffer.
+    ar : AR channel; one ID.
     o : a job for each completion.
 
     Ref: PCIe Base Specification, 2.3.1.1 (data return for read requests).
@@ -84,13 +83,13 @@ class ReadSplitter(wiring.Component):
 
         request = Signal(waiting.shape())
         busy = Signal()
-        fresh = Signal()  # no completion of the request has been cut off
+        fresh = Signal()  # no completion of the request has been issued
         dword = Signal(self.address_width - 2)
         dwords = Signal(range(MAX_REQUEST_DWORDS + 1))
         byte_count = Signal(13)
         offset = Signal(2)  # of the first byte in the first dword
 
-        room = Signal(range(MAX_PAYLOAD_DWORDS + 1))  # to the next cut
+        room = Signal(range(MAX_PAYLOAD_DWORDS + 1))  # dwords to the next boundary
         piece = Signal(range(MAX_PAYLOAD_DWORDS + 1))
         beats = Signal(range(self.beats + 2))
         is_memory = Signal()
@@ -166,24 +165,24 @@ class ReadSplitter(wiring.Component):
                 offset.eq(first),
                 byte_count.eq(whole),
             ]
-            # Other requests than reads of memory have no address, and counts of their own.
+            # Requests other than memory reads have no address, and byte counts by type.
             kind = descriptor.request_type
             with m.If((kind == RequestType.IO_READ) | (kind == RequestType.IO_WRITE)):
                 m.d.sync += [dword.eq(0), offset.eq(0), byte_count.eq(IO_BYTES)]
             with m.Elif((kind == RequestType.FETCH_ADD) | (kind == RequestType.SWAP)):
                 m.d.sync += [dword.eq(0), offset.eq(0)]
-            with m.Elif(kind == RequestType.COMPARE_AND_SWAP):  # two operands came, one goes back
+            with m.Elif(kind == RequestType.COMPARE_AND_SWAP):  # two operands in, one out
                 m.d.sync += [dword.eq(0), offset.eq(0), byte_count.eq(whole >> 1)]
             with m.Elif(waiting.empty):
                 m.d.sync += byte_count.eq(1)
         return m
 
     def _edges(self, m: Module, sideband: data.View) -> tuple[Signal, Signal]:
-        """Bytes in front of the first byte that is read, and behind the last one."""
+        """Return the disabled bytes before the first enabled byte and after the last one."""
         first, end = Signal(2), Signal(2)
-        enabled = Signal(4)  # of the last dword, which can be the first one too
+        enabled = Signal(4)  # of the last dword, which may be the first too
         m.d.comb += enabled.eq(Mux(sideband.last_be.any(), sideband.last_be, sideband.first_be))
-        for count in range(1, 4):  # the longest run of zeros counts
+        for count in range(1, 4):  # the longest run of zeros wins
             with m.If(~sideband.first_be[:count].any()):
                 m.d.comb += first.eq(count)
             with m.If(~enabled[4 - count :].any()):

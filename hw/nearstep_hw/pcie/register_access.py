@@ -14,7 +14,7 @@ assert MSIX_TABLE_OFFSET == CSR_BYTES, "one bit of the address tells the two apa
 RegisterWrite = data.StructLayout(
     {"word": unsigned(REGISTER_BITS), "both": unsigned(1), "data": unsigned(2 * WORD_BITS)}
 )
-"""A write of one word, or of `both` that `data` has."""
+"""A write of one word, or of `both` words of `data`."""
 
 RegisterRead = data.StructLayout({"word": unsigned(REGISTER_BITS), "both": unsigned(1)})
 """A read of one word, or of two."""
@@ -26,19 +26,19 @@ RegisterAnswer = data.StructLayout({"data": unsigned(2 * WORD_BITS), "error": un
 class RegisterAccess(wiring.Component):
     """Shares the registers and the MSI-X table between reads and writes.
 
-    An access of two words is carried out as two, the low one first; the second one also if the
-    first was an error. Reads and writes take turns.
+    An access of two words is executed as two, the low one first; the second one also if the first
+    was an error. Reads and writes alternate.
 
-    *Timing*: two cycles for each word, and one more. An access is taken in its last cycle.
+    *Timing*: two cycles a word and one an access, with ports of one cycle of latency. `ready` is
+    high in the last cycle of an access.
 
     Members
     -------
-    i_write, i_read : what is to be done.
-    o_wrote : the write that is taken in this cycle is done.
-    o_write_failed : with `o_wrote`: it was an error.
+    o_wrote : the write taken in this cycle is done.
+    o_write_failed : with `o_wrote`: the write was an error.
     o_answer : answers of reads.
     csr : port of the registers.
-    msix : port of the MSI-X table and its pending bits, behind the registers.
+    msix : port of the MSI-X table and its pending bits.
     """
 
     i_write: In(stream.Signature(RegisterWrite))

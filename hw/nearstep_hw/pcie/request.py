@@ -1,4 +1,4 @@
-"""From the beats of the CQ stream to requests: a descriptor with every chunk of payload."""
+"""Parser of the CQ stream: turns beats into chunks of payload, each with its descriptor."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
@@ -14,11 +14,11 @@ from nearstep_hw.pcie.stream import DWORD_BITS, DWORD_BYTES, CqSignature, check_
 
 
 class RequestHead(data.StructLayout):
-    """What is known of a request before its payload.
+    """Descriptor and sideband of a request.
 
     Members
     -------
-    descriptor : as it came.
+    descriptor : as received.
     sideband : byte enables and hints.
     """
 
@@ -27,7 +27,7 @@ class RequestHead(data.StructLayout):
 
 
 class RequestChunk(data.StructLayout):
-    """Some dwords of a request's payload; a request without payload is one chunk of none.
+    """Some dwords of a request's payload; a request without payload is one empty chunk.
 
     Parameters
     ----------
@@ -35,11 +35,11 @@ class RequestChunk(data.StructLayout):
 
     Members
     -------
-    head : of the request, the same in each of its chunks.
+    head : head of the request, the same in each of its chunks.
     data, enable : dwords from bit 0 on, and a bit for each of their bytes.
-    dwords : how many there are.
+    dwords : number of dwords.
     last : the request ends.
-    discontinue : only with `last`: the hard block found the request damaged, it is to be forgotten.
+    discontinue : only with `last`: the hard block found the request damaged; drop it.
     """
 
     def __init__(self, width: int) -> None:
@@ -56,10 +56,10 @@ class RequestChunk(data.StructLayout):
 
 
 class RequestParser(wiring.Component):
-    """Takes descriptors off the CQ stream.
+    """Strips the descriptors from the CQ stream.
 
-    *Timing*: one cycle; a beat a cycle. Beats that hold nothing but descriptor give no chunk,
-    unless the request ends there.
+    *Timing*: one cycle; a beat a cycle. A beat with only descriptor gives no chunk, unless the
+    request ends with it.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class RequestParser(wiring.Component):
         tuser, head = cq.tuser, chunk.head
         descriptor_bits = DESCRIPTOR_DWORDS * DWORD_BITS
         lanes = self.width // DWORD_BITS
-        inside = Signal()  # behind the first beat of a request
+        inside = Signal()  # after the first beat of a request
         opening = Signal()  # the beat has the end of the descriptor
         skipped = min(DESCRIPTOR_DWORDS, lanes)  # dwords of descriptor in that beat
         dwords = Signal(range(lanes + 1))

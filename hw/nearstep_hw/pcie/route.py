@@ -17,24 +17,22 @@ REGISTER_BITS = bits_for(REGISTER_BYTES // DWORD_BYTES - 1)  # of a word of the 
 
 
 class Route(enum.Enum, shape=3):
-    """What becomes of a request."""
+    """Destination of a request."""
 
     MEMORY_WRITE = 0
     REGISTER_WRITE = 1
-    DROP = 2  # posted, and not to be carried out
+    DROP = 2  # posted and refused
     MEMORY_READ = 3
     REGISTER_READ = 4
-    REFUSE = 5  # not posted: answered with `status`
+    REFUSE = 5  # non-posted: completed with `status`
 
 
 class RoutedChunk(data.StructLayout):
-    """A chunk of a request, and what becomes of the request.
+    """A chunk and the route of its request.
 
     Members
     -------
-    chunk : the chunk.
-    route : see `Route`.
-    status : of the answer, with `REFUSE`.
+    status : completion status, with `REFUSE`.
     dword : number of the first dword within the BAR.
     empty : a write of no byte, or a read of none.
     """
@@ -54,15 +52,15 @@ class RoutedChunk(data.StructLayout):
 class RequestRouter(wiring.Component):
     """Decides the route of a request.
 
-    Memory reads and writes of the memory BAR are carried out if they lie within the memory, those
-    of the register BAR if they are one or two whole dwords, or one dword without a byte enabled.
-    Everything else is refused, with
+    Reads and writes of the memory BAR are executed if they are within the memory, those of the
+    register BAR if they are one or two whole dwords, or one dword without an enabled byte. Other
+    requests are refused, with
 
-    - Unsupported Request: another type of request, another BAR, an address that nothing is at;
-    - Completer Abort: a request that breaks the rules of what is there: a register access of
+    - Unsupported Request: another type of request, another BAR, an address beyond its contents;
+    - Completer Abort: a request that violates a rule of the BAR: a register access of
       another size, a request across a multiple of 4 KiB, one with byte enables that the PCIe
-      specification forbids. A receiver that looks finds the last two malformed and discards them;
-      it need not look, so the hard block may hand them over.
+      specification forbids. A receiver may discard the last two as malformed, but
+      need not check: the hard block may deliver them.
 
     A posted request that is refused is dropped. Messages are dropped.
 
@@ -71,12 +69,12 @@ class RequestRouter(wiring.Component):
     Parameters
     ----------
     width : bits of the CQ stream.
-    address_width : bits of a byte address of the memory, enough for the register BAR too.
+    address_width : bits of a byte address of memory, at least those of the register BAR.
     memory_bytes : size of the memory, a multiple of 4.
 
     Members
     -------
-    i, o : the streams.
+    i, o : chunks.
 
     Ref: PCIe Base Specification, 2.2.5 (byte enables), 2.3.1 (request handling) and its note on
     restricted programming models.
@@ -114,7 +112,7 @@ class RequestRouter(wiring.Component):
         ]
 
         descriptor = self.i.payload.head.descriptor
-        inside = Signal(OFFSET_BITS)  # bits of the address that the BAR decodes
+        inside = Signal(OFFSET_BITS)  # address bits within the BAR
         m.d.comb += inside.eq(
             Cat(*(index + 2 < descriptor.aperture for index in range(OFFSET_BITS)))
         )
@@ -181,10 +179,10 @@ class RequestRouter(wiring.Component):
         return route, status
 
     def _forbidden_enables(self, m: Module, head: data.View) -> Signal:
-        """Whether the byte enables of a memory request are none that it may have.
+        """Return whether the byte enables of a memory request are illegal.
 
-        One dword has none for a last one; several have some of the first and of the last; and what
-        is enabled has no gap, but for one dword and for two within 8 aligned bytes.
+        Legal are: for one dword no last enable; for more some enable of the first and of the last;
+        no gap between enabled bytes, but within one dword or 8 aligned bytes.
         """
         first, last = head.sideband.first_be, head.sideband.last_be
         dwords, odd = head.descriptor.dwords, head.descriptor.address[0]

@@ -1,4 +1,4 @@
-"""The completer streams of the UltraScale+ PCIe block, and where things are in their TUSER."""
+"""The completer streams of the UltraScale+ PCIe block, and the layout of their TUSER."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ def check_width(width: int) -> None:
 
 
 def cq_user(width: int) -> CqUser:
-    """The TUSER of a CQ stream of `width` bits."""
+    """Return the TUSER layout of a CQ stream of `width` bits."""
     return CQ_USER_512 if width == 512 else CQ_USER_NARROW
 
 
@@ -50,7 +50,7 @@ class PcieStreamSignature(Signature):
 
     Members
     -------
-    tdata, tkeep, tlast, tuser, tvalid, tready : as PG213 names them, without prefix.
+    tdata, tkeep, tlast, tuser, tvalid, tready : names of PG213, without prefix.
     """
 
     def __init__(self, width: int, user_width: int) -> None:

@@ -11,15 +11,15 @@ Port = tuple[str, str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A chip that stubs are made for.
+    """A chip for which stubs are written.
 
     Attributes
     ----------
     name : short, in the names of files.
-    part : as Vivado knows it.
-    source : where it is used, and who says so.
-    clock_hz : of the fabric.
-    clock_source : who says so.
+    part : Vivado's name.
+    source : use and source of the part.
+    clock_hz : clock of the fabric.
+    clock_source : source of the clock frequency.
     """
 
     name: str
@@ -50,10 +50,10 @@ PARTS = (
 
 
 def constraints(top: str, ports: Sequence[Port], part: Part) -> str:
-    """Constraints of `top` for a part as XDC.
+    """Return the constraints of `top` for a part as XDC.
 
-    They have the clock, and lines to fill in for the delays of each group of inputs and outputs;
-    no pins, since no board is chosen.
+    The clock, and lines to fill in for the delays of each group of inputs and outputs; no pins,
+    since no board is chosen.
 
     Parameters
     ----------
@@ -82,5 +82,5 @@ def constraints(top: str, ports: Sequence[Port], part: Part) -> str:
 
 
 def _group(name: str) -> str:
-    """The interface of a port: `s_axil` of `s_axil__awaddr`; a port of none is its own."""
+    """Return the interface of a port: `s_axil` of `s_axil__awaddr`; else the port itself."""
     return name.partition("__")[0]

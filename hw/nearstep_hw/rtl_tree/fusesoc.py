@@ -10,16 +10,15 @@ VENDOR = "nearstep:rtl"
 
 
 def core_name(top: str, version: str) -> str:
-    """Vendor, library, name and version of a core, as FuseSoC is asked for it."""
+    """Return vendor, library, name and version of a core in FuseSoC's syntax."""
     return f"{VENDOR}:{top}:{version}"
 
 
 def core_file(top: str, summary: str, version: str) -> str:
-    """The core file of a top, beside the folders that its files lie in.
+    """Return the core file of a top, to be written beside the folders of its files.
 
-    Targets: `default`, which a core that depends on this one gets, and `lint` run Verilator with
-    the waivers; `synth` runs Yosys for UltraScale+; `synth_<part>` runs Vivado's synthesis with the
-    constraint stub.
+    Targets: `default`, used by dependent cores, and `lint` run Verilator with the waivers; `synth`
+    runs Yosys for UltraScale+; `synth_<part>` runs Vivado's synthesis with the constraint stub.
     """
     lines = [
         "CAPI=2:",

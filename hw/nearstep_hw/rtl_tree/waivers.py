@@ -1,4 +1,4 @@
-"""What Verilator's `-Wall` finds in every Verilog that Yosys writes, and why it is waived."""
+"""Waivers of Verilator's `-Wall` for Verilog written by Yosys."""
 
 from types import MappingProxyType
 
@@ -18,11 +18,11 @@ WAIVERS = MappingProxyType(
         "WIDTHTRUNC": "A sum has a bit more than what takes it; a vector may stand as a condition.",
     }
 )
-"""Rules that are off in every file, each with its reason. All others must find nothing."""
+"""Rules waived in every file, with reasons. Other rules must report nothing."""
 
 
 def waiver_file() -> str:
-    """The waivers as a configuration file of Verilator."""
+    """Return the waivers as a configuration file of Verilator."""
     lines = ["`verilator_config"]
     for rule, reason in WAIVERS.items():
         lines += [f"// {reason}", f"lint_off -rule {rule}"]

@@ -30,15 +30,16 @@ __all__ = ["INDEX", "TEXT", "TreeError", "write_tree"]
 INDEX, TEXT = "index.json", "INDEX.txt"
 WRITER = "nearstep rtl --all"
 SUFFIXES = {"json": "json", "c": "h"}
-"""Formats that each register map is written in, and what their files end in; SystemRDL has all maps
-of a top in one file, so that the files of all tops go into one compiler."""
+"""Formats of register maps, and suffixes of their files. SystemRDL has all maps of a top in one
+file, so that a compiler accepts the files of all tops together.
+"""
 STAGING = ".partial-"
 
 Made = tuple[str, dict[str, Any]]
 
 
 class TreeError(NearstepError, ValueError):
-    """The folder cannot be written to, or holds what is not ours; nothing was changed."""
+    """The folder cannot be written to, or has other files; nothing was changed."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         self.folder = folder
@@ -54,15 +55,15 @@ def write_tree(
     html: bool = True,
     jobs: int | None = None,
 ) -> dict[str, Any]:
-    """Write everything of `generators`, as they are by default, into `folder`; the index.
+    """Write all files of `generators` with default options into `folder`; return the index.
 
-    The folder is new or empty, or holds what an earlier call wrote and nobody changed. It has all
-    files or, after an error, none. The same sources and tools give the same bytes.
+    The folder must be new, empty, or unchanged since an earlier call. It has all files afterwards
+    or, after an error, none. The same sources and tools give the same bytes.
 
     Parameters
     ----------
-    generators : by the name of the top.
-    make : gives the Verilog and the description of a top by name. A function of a module: it runs
+    generators : generators by the name of the top.
+    make : returns Verilog and description of a top by name; a module-level function, since it runs
         in other processes.
     html : whether pages of the registers are written.
     jobs : processes; None: one a core.
@@ -89,7 +90,7 @@ def write_tree(
 
 
 def _prepare(folder: Path) -> bool:
-    """Make the folder if need be, and say whether it was; refuse one that is not ours."""
+    """Make the folder if needed, and return whether it was made; refuse other contents."""
     existed = folder.is_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +116,7 @@ def _check_ours(folder: Path) -> None:
 
 
 def _listed(folder: Path) -> dict[str, str] | None:
-    """Files and digests of the index of an earlier call; None if there is none."""
+    """Return files and digests of the index of an earlier call, if any."""
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["writer"] != WRITER:
@@ -126,7 +127,7 @@ def _listed(folder: Path) -> dict[str, str] | None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what the index lists, the index first, and folders that are empty then."""
+    """Remove the index, the files that it lists, and empty folders."""
     listed = _listed(folder) or {}
     (folder / INDEX).unlink(missing_ok=True)
     for name in listed:
@@ -209,11 +210,11 @@ def _make_all(
     make: Callable[[str], Made],
     jobs: int | None,
 ) -> dict[str, Made]:
-    """Verilog and description of each top, several at once, in the order of `generators`.
+    """Return Verilog and description of each top, made in parallel, in the order of `generators`.
 
-    Those with registers, the largest, are begun first, and of them the last in the list.
-    Processes are started anew: a fork would copy the locks of the progress bar's thread. Each has a
-    process group with the tools that it runs; after an error or an interrupt none of them goes on.
+    Tops with registers, the largest, are started first, in reverse order. Processes are spawned: a
+    fork would copy the locks of the progress bar's thread. Each has a process group with the tools
+    that it runs, which is killed after an error or an interrupt.
     """
     made = {}
     others = {each.pid for each in multiprocessing.active_children()}
@@ -245,7 +246,7 @@ def _make_all(
             pool.shutdown(wait=False, cancel_futures=True)
             for each in multiprocessing.active_children():
                 if each.pid is not None and each.pid not in others:
-                    with suppress(ProcessLookupError):  # it has no group before it has begun
+                    with suppress(ProcessLookupError):  # no group before its start
                         os.killpg(each.pid, signal.SIGKILL)
                     each.kill()
             raise
@@ -255,7 +256,7 @@ def _make_all(
 def _registers(
     folder: Path, top: str, blocks: Mapping[str, tuple[int, RegisterMap]]
 ) -> dict[str, Any]:
-    """Write the maps of a top, and an address space that holds them; the rows of the index."""
+    """Write the maps of a top and their address space; return the rows of the index."""
     rows = {}
     for block, (address, each) in blocks.items():
         files = {}
@@ -282,7 +283,7 @@ def _write(folder: Path, name: str, text: str) -> None:
 
 
 def _text(index: Mapping[str, Any]) -> str:
-    """The index for people."""
+    """Return the index as readable text."""
     tools = ", ".join(f"{name} {version}" for name, version in index["tools"].items())
     parts = ", ".join(f"{part.name} ({part.part})" for part in PARTS)
     lines = [

@@ -18,13 +18,13 @@ from nearstep_spec.rule.rule import Rule
 __all__ = ["DEFAULT_DEPTHS", "FunctionalUnit", "unit_ports"]
 
 DEFAULT_DEPTHS: Mapping[str, int] = next(iter(TECHNOLOGIES.values())).depths
-"""Cycles of each operation, unless asked otherwise."""
+"""Default cycles of each operation."""
 
 _SIGN_BIT = FP32.width - 1
 
 
 def unit_ports(rule: Rule) -> dict[str, wiring.Member]:
-    """Members of a functional unit for `rule`, see `FunctionalUnit`."""
+    """Return the members of a functional unit for `rule`, see `FunctionalUnit`."""
     return {
         "i_en": In(1),
         "i_valid": In(1),
@@ -38,22 +38,22 @@ def unit_ports(rule: Rule) -> dict[str, wiring.Member]:
 class FunctionalUnit(wiring.Component):
     """Pipelined hardware of an update rule: takes one element a cycle.
 
-    Every operation of the rule's program is one unit (equal operations are one operation); the
-    delays that balance the paths between them are shared by all users of a value.
+    Every operation of the rule's program is one arithmetic unit (equal operations are merged); the
+    delays that balance the paths between the units are shared by all users of a value.
 
-    *Timing*: a result leaves `latency` enabled cycles after its element came in. Outputs come from
-    registers. While `i_en` is 0 every register keeps its value, and so do the outputs; `i_valid` is
-    ignored then. `rst` clears the valid bits only.
+    *Timing*: a result is output `latency` enabled cycles after its element. Outputs are registers.
+    While `i_en` is 0 all registers hold their value and `i_valid` is ignored. `rst` clears the
+    valid bits only.
 
     *Numerics*: binary32 as `nearstep_hw.fp`; equal, bit for bit, to
     `nearstep_sim.golden.rule.evaluate`.
 
     Parameters
     ----------
-    technology : of `TECHNOLOGIES`: gives the cycles of operations, and the multipliers.
-    depths : cycles of operations, to replace some of the technology's.
-    delay : form of delays, see `nearstep_hw.fp.pipeline.Pipeline`; the technology's unless given.
-    register_inputs : whether arrays pass a register first (one more cycle of latency).
+    technology : name in `TECHNOLOGIES`: cycles of operations, and multipliers.
+    depths : cycles of operations that replace the technology's.
+    delay : form of delays, see `nearstep_hw.fp.pipeline.Pipeline`; the technology's by default.
+    register_inputs : whether input arrays are registered (one more cycle of latency).
 
     Members
     -------
@@ -61,7 +61,7 @@ class FunctionalUnit(wiring.Component):
     i_valid : In(1).
     i_<array> : In(32), one for each of `rule.arrays_in`, in that order.
     s_<scalar>, s_<switch> : In(32), In(1), one for each of `rule.registers()`. Stable from the
-        first element that goes in to the last that comes out.
+        first element to the last result.
     o_valid : Out(1).
     o_<array> : Out(32), one for each of `rule.arrays_out`.
 
@@ -69,7 +69,7 @@ class FunctionalUnit(wiring.Component):
     ----------
     latency : enabled cycles from `i_valid` to `o_valid`.
     schedule : a `Schedule`.
-    key : names everything that this unit is made from, for caches.
+    key : all parameters of the unit, for caches.
 
     Ref: AXDIMM, 3.3: fully pipelined units of 31 DSPs and 128 cycles.
     """
@@ -124,7 +124,7 @@ class FunctionalUnit(wiring.Component):
 
 
 class _Compiler:
-    """Turns the operations of a program into staged values of a pipeline."""
+    """Compiles the operations of a program to staged values of a pipeline."""
 
     def __init__(self, unit: FunctionalUnit, pipe: Pipeline) -> None:
         self.unit = unit
@@ -161,7 +161,7 @@ class _Compiler:
         return self.pipe.delayed(value, stage) if stage else value
 
     def _at(self, operands: list[Staged], begin: int) -> list[Staged]:
-        """Operands of which the latest is there at `begin`, the others as they are."""
+        """Return the operands, the latest of them delayed to `begin`."""
         if all(operand.stage is None for operand in operands):
             return [self.pipe.source(operands[0].value, begin), *operands[1:]]
         if self.pipe.latest(*operands) == begin:
@@ -190,7 +190,7 @@ def _equal(a: Value, b: Value) -> Value:
 
 
 def _key(a: Value) -> Value:
-    """Unsigned number in the order of the values, -0 just below +0; NaN apart."""
+    """Map a value to an unsigned number of the same order, -0 just below +0; NaN excluded."""
     return a ^ Cat(a[_SIGN_BIT].replicate(_SIGN_BIT), Const(1, 1))
 
 

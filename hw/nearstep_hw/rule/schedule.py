@@ -1,4 +1,4 @@
-"""When each operation of a program starts, so that the delays between them hold few bits."""
+"""Schedule of a program's operations with few bits of delay between them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Schedule:
 
     Attributes
     ----------
-    start, end : for each operation of the program; `end` is when its result is there. None for
-        what is constant during a run: scalars, switches, constants and selections among them.
-    latency : cycles from the inputs to the outputs, which all come from registers.
+    start, end : for each operation of the program; its result is valid at `end`. None for values
+        constant during a run: scalars, switches, constants and selections among them.
+    latency : cycles from the inputs to the outputs, which are registered.
     """
 
     start: tuple[int | None, ...]
@@ -27,12 +27,12 @@ class Schedule:
 
     @classmethod
     def of(cls, program: Program, depths: Mapping[str, int], input_stage: int = 0) -> "Schedule":
-        """Schedule `program` for the least latency, and for that with few bits of delay.
+        """Schedule `program` with least latency, and among those schedules with few bits of delay.
 
         Parameters
         ----------
         depths : cycles of each operation; 0 when not listed.
-        input_stage : cycle at which the arrays are there.
+        input_stage : cycle at which the arrays are valid.
         """
         planner = _Planner(program, depths, input_stage)
         while planner.improve():
@@ -40,7 +40,7 @@ class Schedule:
         return cls(tuple(planner.start), tuple(planner.end()), planner.latency)
 
     def delay_bits(self, program: Program) -> int:
-        """Bits of register or memory that hold results between operations."""
+        """Return the bits of register or memory between operations."""
         return _delay_bits(program, self.start, self.end, self.latency)
 
 
@@ -101,7 +101,7 @@ class _Planner:
         return None if start is None else start + self.depth[index]
 
     def _registered(self, index: int) -> int:
-        # A result that is not the output of a pipelined operation gets a register of its own.
+        # An output that is not from a pipelined operation gets a register.
         end = self._end(index)
         return (end or 0) + (0 if self.depth[index] else 1)
 
@@ -109,7 +109,7 @@ class _Planner:
         return [self._end(index) for index in range(len(self.start))]
 
     def improve(self) -> bool:
-        """Move one operation later if that saves bits; false when none does."""
+        """Delay one operation if that saves bits; return whether one did."""
         best = _delay_bits(self.program, self.start, self.end(), self.latency)
         moved = False
         for index in reversed(range(len(self.start))):

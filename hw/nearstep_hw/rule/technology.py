@@ -1,4 +1,4 @@
-"""What an FPGA asks of the pipelines in it: cycles of each operation, and its multipliers."""
+"""Properties of FPGAs for pipelines: cycles of each operation, and multipliers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Technology:
 
     Attributes
     ----------
-    depths : cycles of each operation; those not listed are wires and multiplexers of the stage they
-        are in.
+    depths : cycles of each operation; operations not listed are wires and multiplexers within a
+        stage.
     multiplier : bits of the unsigned factors of a multiplier.
     delay : form of delays, see `nearstep_hw.fp.pipeline.Pipeline`.
     """
@@ -66,6 +66,6 @@ TECHNOLOGIES: Mapping[str, Technology] = MappingProxyType(
         ),
     }
 )
-"""By name; the first is the default."""
+"""Technologies by name; the first is the default."""
 
 assert tuple(TECHNOLOGIES) == NAMES

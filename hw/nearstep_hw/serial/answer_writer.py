@@ -24,31 +24,31 @@ HELLO_BYTES = len(Hello(number=0, window=1, manifest_bytes=0).encode())
 
 
 class ManifestSizeError(NearstepError, ValueError):
-    """A manifest of more bytes than its length in an answer can tell."""
+    """A manifest is too long for the length field of an answer."""
 
 
 class Content(enum.Enum, shape=2):
-    """What the data of an answer are."""
+    """Kind of an answer's data."""
 
     NOTHING = 0
-    ADDRESS = 1  # where the request failed
+    ADDRESS = 1  # of the failure
     HELLO = 2  # the answer to SYNC
-    BYTES = 3  # what was read, or part of the manifest
+    BYTES = 3  # read data, or part of the manifest
 
 
 AnswerLayout = data.StructLayout(
     {
-        "header": HeaderLayout,  # that of the request, with the address where it failed
+        "header": HeaderLayout,  # of the request, with the address of the failure
         "status": STATUS_BITS,
         "content": Content,
-        "manifest": 1,  # the bytes are those of the manifest, from the address on
+        "manifest": 1,  # the bytes are read from the manifest
     }
 )
-"""An answer, all but the bytes that were read."""
+"""An answer without its read data."""
 
 
 class AnswerWriter(wiring.Component):
-    """Keeps the bytes that a request reads, and writes its answer when the outcome is known.
+    """Buffers the bytes that a request reads, and writes its answer.
 
     Manifest and bytes share a memory: one block RAM of 2 KiB holds a manifest of 1 KiB.
 
@@ -62,9 +62,9 @@ class AnswerWriter(wiring.Component):
     Members
     -------
     i_data : bytes that were read.
-    i_clear : strobe: those that come now are for another answer.
-    i : an answer; taken with its last byte.
-    o : bytes of the answer, `last` with its last one.
+    i_clear : strobe: the next bytes belong to another answer.
+    i : an answer; ready in the cycle of its last byte.
+    o : bytes of the answer; `last` marks the last byte.
 
     Raises
     ------
@@ -138,7 +138,7 @@ class AnswerWriter(wiring.Component):
                     last.eq(number == ANSWER_BYTES - 1 + length),
                 ]
                 m.next = "FETCH"
-            with m.State("FETCH"):  # what a block RAM gives is late
+            with m.State("FETCH"):  # a block RAM reads a cycle late
                 m.d.sync += [
                     known.eq(self._known(length)[number[:4]]),
                     stored_byte.eq(read_port.data),
@@ -164,7 +164,7 @@ class AnswerWriter(wiring.Component):
         return m
 
     def _known(self, length: Signal) -> Array:
-        """Bytes of an answer that are not in memory, by their number."""
+        """Return the bytes of an answer that are not in memory, by index."""
         answer = self.i.payload
         header = answer.header.as_value()
         size = Const(len(self.manifest), 16)

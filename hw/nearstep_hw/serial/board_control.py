@@ -9,29 +9,29 @@ from nearstep_hw.csr.signature import CsrSignature
 from nearstep_spec.boards.registers import board_map
 
 RESET_CYCLES = 16
-"""That a reset of the device takes at least."""
+"""Least cycles of a device reset."""
 
 
 class BoardControl(wiring.Component):
-    """Registers of `nearstep_spec.boards.registers`, and a reset that leaves memory whole.
+    """Registers of `nearstep_spec.boards.registers`, and a device reset that keeps memory intact.
 
-    A reset cuts the device off its path to memory, see `nearstep_hw.axi.isolate.AxiIsolate`; then
-    resets it until that path is idle, for `RESET_CYCLES` at least; then joins the two again.
-    `status.resetting` is high from the access on. A path that never becomes idle, as one whose
-    memory does not answer, leaves it high.
+    A reset isolates the device from memory, see `nearstep_hw.axi.isolate.AxiIsolate`; then asserts
+    `o_reset` until the path to memory is idle, for at least `RESET_CYCLES`; then reconnects the
+    device. `status.resetting` is high from the access on, and stays high if the path never becomes
+    idle, as when memory does not answer.
 
-    *Timing*: `o_isolate` two cycles behind the write, `o_reset` a cycle behind `i_isolated`.
+    *Timing*: `o_isolate` four cycles after the write, `o_reset` a cycle after `i_isolated`.
     All outputs are registers.
 
     Members
     -------
     csr : register port.
-    i_memory_ready : the memory can be used, whatever the host says.
+    i_memory_ready : memory is ready; ORed with the bit that the host writes.
     i_dropped, i_framing_error : strobes to be counted, see `SerialEndpoint`.
     o_isolate : to `AxiIsolate.i_isolate`.
-    i_isolated, i_idle : from `AxiIsolate`; of several, all are.
-    o_reset : to the device, and to all of its path on its side of the isolation; high after the
-        reset of the board too, until the first pass is through.
+    i_isolated, i_idle : from `AxiIsolate`; the AND of several.
+    o_reset : to the device and to its path up to the isolation; high after a reset of the board
+        too, until the first device reset ends.
     o_resetting : `status.resetting`.
     o_memory_ready : `status.memory_ready`.
     """
@@ -68,7 +68,7 @@ class BoardControl(wiring.Component):
             framing_errors.eq(framing_errors + self.i_framing_error),
         ]
         with m.FSM():
-            with m.State("RESET"):  # first: the board begins with a reset of its device
+            with m.State("RESET"):  # initial state: the board resets its device first
                 m.d.sync += [self.o_isolate.eq(1), self.o_resetting.eq(1)]
                 with m.If(self.i_isolated):
                     m.d.sync += [self.o_reset.eq(1), count.eq(count + 1)]

@@ -8,7 +8,7 @@ from amaranth.utils import ceil_log2
 from nearstep_hw.axi.signature import Axi4Signature, BurstType
 
 BURST_BEATS = 16
-"""At most, and what no burst crosses a multiple of: beats of a buffer in the LUTs of an FPGA."""
+"""Most beats of a burst, which crosses no multiple of them: a buffer that fits LUT RAM."""
 
 INDEX_BITS = ceil_log2(BURST_BEATS)
 RESPONSE_BITS = 2
@@ -17,11 +17,12 @@ RESPONSE_BITS = 2
 class BurstAccess(wiring.Component):
     """Moves beats between a buffer and memory.
 
-    A beat stands in the buffer at its place among `BURST_BEATS`. Once begun, a burst is carried out
-    to its end, however long that takes.
+    The buffer index of a beat is its address modulo `BURST_BEATS`. A burst that has begun runs to
+    completion, without a timeout.
 
-    *Timing*: ARVALID, or AWVALID, in the cycle behind `i_start`, WVALID a cycle later; a beat a
-    cycle. RREADY and BREADY are always high. `o_busy` falls two cycles behind the last answer.
+    *Timing*: ARVALID or AWVALID rises a cycle after `i_start`, WVALID a cycle later; a beat a
+    cycle. RREADY and BREADY are always high. `o_busy` falls two cycles after BVALID, three after
+    the last RVALID.
 
     Parameters
     ----------
@@ -31,14 +32,14 @@ class BurstAccess(wiring.Component):
     -------
     m_axi : the port.
     i_start : strobe, while not `o_busy`: begin a burst.
-    i_write, i_address, i_last : of the burst: it writes; address of its first beat; place of its
-        last beat.
-    o_busy : a burst is under way; from the cycle behind `i_start` on.
+    i_write, i_address, i_last : of the burst: whether it writes; address of its first beat; index
+        of its last beat.
+    o_busy : a burst is in flight; rises a cycle after `i_start`.
     o_response : the first response of the last burst that was an error, or OKAY.
-    o_index : place of the beat to be written, or that was read.
-    i_data, i_strobe : the beat at that place, to be written.
+    o_index : buffer index of the beat to write, or of the beat read.
+    i_data, i_strobe : the buffer's beat at `o_index`.
     o_put, o_data : strobe: a beat was read.
-    i_reset : what is behind the port is being reset: a burst under way is forgotten.
+    i_reset : the device behind the port is in reset: a burst in flight is cancelled.
     """
 
     def __init__(self, *, address_width: int, data_width: int) -> None:

@@ -20,27 +20,28 @@ from nearstep_spec.csr.model import ADDRESS_WIDTH
 from nearstep_spec.serial.protocol import MOST_REQUEST, REQUEST_BYTES
 
 WINDOW = 7
-"""Requests that are held, unless told otherwise: they fill 8 KiB, and at 3 Mbaud they take longer
-than the 16 ms that a USB adapter may keep their answers back."""
+"""Default capacity of the request buffer: 8 KiB, which at 3 Mbaud takes longer than the 16 ms for
+which a USB adapter may delay answers.
+"""
 
 TIMEOUT_CYCLES = 1 << 16
-"""That an access may take, unless told otherwise: 0.7 ms at 100 MHz, many refreshes of a DRAM."""
+"""Default timeout of an access: 0.7 ms at 100 MHz, many refreshes of a DRAM."""
 
 
 class ByteEndpoint(wiring.Component):
-    """Carries out what a host asks for in frames, as `nearstep_spec.serial` says.
+    """Executes a host's requests from frames, as `nearstep_spec.serial` specifies.
 
-    *Timing*: a byte a cycle comes in. A request of memory takes a byte a cycle and its bursts, one
-    of registers some ten cycles a word, an answer four cycles a byte; one request is answered
-    before the next is carried out.
+    *Timing*: `i` takes a byte a cycle. A memory request takes a cycle a byte plus its bursts, a
+    register request some ten cycles a word, an answer four cycles a byte. A request is answered
+    before the next one is executed.
 
     Parameters
     ----------
     manifest : the text behind `Space.MANIFEST`.
     address_width, data_width : bits of the memory port; data 32 to 1024.
     csr_address_width : bits of a byte address of the device's registers.
-    window : requests that are held, up to 255.
-    timeout_cycles : that an access may take, before it is answered with BUS_TIMEOUT.
+    window : capacity of the request buffer in requests, up to 255.
+    timeout_cycles : cycles after which an access is answered with BUS_TIMEOUT.
 
     Members
     -------

@@ -1,4 +1,4 @@
-"""Finds frames among the bytes of a line."""
+"""Decoder of frames from a line of bytes."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -10,24 +10,24 @@ from nearstep_spec.serial.framing import CRC_BYTES, ESCAPE, FLAG, INVERT
 
 
 class Deframer(wiring.Component):
-    """Frames as `nearstep_spec.serial.framing.Deframer` finds them, of at least so many bytes.
+    """Decodes frames as `nearstep_spec.serial.framing.Deframer` does, and drops short ones.
 
-    Bytes of a frame are given as they come, before it is known whether the frame is whole; then its
-    end, or that it is to be forgotten. A frame that gave no byte may be forgotten too.
+    Bytes of a frame are output before its CRC is checked; then `o_end` commits the frame or
+    `o_drop` discards it. `o_drop` may pulse for a frame without a byte.
 
-    *Timing*: two cycles from a byte, or the flag behind it, to the output; a byte a cycle.
+    *Timing*: two cycles from a byte or flag to the output; a byte a cycle.
 
     Parameters
     ----------
-    least_bytes, most_bytes : of a body; shorter and longer frames are dropped.
+    least_bytes, most_bytes : limits of a body; shorter and longer frames are dropped.
 
     Members
     -------
     i : bytes of the line.
     i_damage : strobe: a byte of the line was lost.
     o : bytes of a frame, without escapes; the last four are its CRC.
-    o_end : strobe: the frame is whole.
-    o_drop : strobe: the frame is to be forgotten.
+    o_end : strobe: the frame is intact.
+    o_drop : strobe: the frame must be discarded.
     """
 
     def __init__(self, *, least_bytes: int, most_bytes: int) -> None:

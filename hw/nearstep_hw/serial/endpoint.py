@@ -16,14 +16,13 @@ from nearstep_spec.csr.model import ADDRESS_WIDTH
 
 
 class SerialEndpoint(wiring.Component):
-    """Carries out what a host asks for on a serial line, as `nearstep_spec.serial` says.
+    """Executes a host's requests from a serial line, as `nearstep_spec.serial` specifies.
 
     Flat Verilog ports, besides those of AXI4 and of the register ports: `rx`, `tx`, `wishbone__adr
     dat_w dat_r sel cyc stb we ack err`.
 
-    *Timing*: that of `ByteEndpoint`; a byte of the line takes ten bits of `divisor` cycles, which
-    is longer than anything else. No output but `csr` and `board` depends on an input without a
-    register.
+    *Timing*: that of `ByteEndpoint`; a byte of the line takes ten bits of `divisor` cycles, the
+    bottleneck of the link. All outputs but `csr` and `board` are registered.
 
     Parameters
     ----------
@@ -38,10 +37,10 @@ class SerialEndpoint(wiring.Component):
     board : registers of the board, see `BoardControl`.
     m_axi : memory. RREADY and BREADY are always high; bursts have at most 16 beats.
     wishbone : registers of the memory controller.
-    i_reset : what is behind `csr` and `m_axi` is being reset: what they owe is forgotten.
-    o_dropped : strobe: a frame was damaged, too short or too long, or found no room.
+    i_reset : the device behind `csr` and `m_axi` is in reset: outstanding responses are cancelled.
+    o_dropped : strobe: a frame was damaged, too short or too long, or the request buffer was full.
     o_framing_error : strobe: a byte without a stop bit.
-    o_active : a request is being carried out or answered.
+    o_active : a request is being executed or answered.
 
     Raises
     ------

@@ -16,13 +16,13 @@ from nearstep_hw.serial.uart import BYTE_BITS
 from nearstep_spec.serial.protocol import Op, Space, Status
 
 MANIFEST_BITS = MOST_MANIFEST.bit_length()
-COMPARED_BITS = 8  # at once, of what was before and what is now
+COMPARED_BITS = 8  # compared at once
 
 
 class Executor(wiring.Component):
     """Dispatches requests: checks the session and repeated writes, and selects the port.
 
-    *Timing*: four cycles besides the access and the answer.
+    *Timing*: four cycles before the access or the answer, and one after an access.
 
     Parameters
     ----------
@@ -31,10 +31,10 @@ class Executor(wiring.Component):
     Members
     -------
     i_valid, i_header, i_bad, i_data, o_done : of a `RequestReader`.
-    words, memory : requests of registers and of memory.
-    o_data : what they read.
+    words, memory : to the units that access registers and memory.
+    o_data : bytes read.
     o_clear : strobe: a request begins.
-    o : its answer.
+    o : answer to the request.
     """
 
     def __init__(self, *, manifest_bytes: int) -> None:
@@ -148,7 +148,7 @@ class Executor(wiring.Component):
         return m
 
     def _outside(self, m: Module) -> Signal:
-        """Whether a part of the manifest is asked for that it does not have."""
+        """Return whether the requested range exceeds the manifest."""
         header = self.i_header
         offset = header.address[:MANIFEST_BITS]
         end, beyond, outside = Signal(MANIFEST_BITS + 1), Signal(), Signal()
@@ -162,9 +162,10 @@ class Executor(wiring.Component):
     def _last_write(
         self, m: Module, write: Signal, remember: Signal, status: Signal, failed: Signal
     ) -> tuple[Signal, Signal, Signal]:
-        """Whether this request repeats the one before, a write of registers; how that one ended.
+        """Return whether the request repeats the last one, a write of registers, and that one's
+        status and address of failure.
 
-        `remember` tells that this one is carried out, and `write` that it was a write.
+        `remember` records the request, `write` that it was a write.
         """
         header = self.i_header
         now = Cat(header.sequence, header.space, header.address)
@@ -188,7 +189,7 @@ class Executor(wiring.Component):
 
 
 def _same(m: Module, first: Value, second: Value) -> Signal:
-    """Whether they are equal, as they were two cycles ago."""
+    """Return whether the values were equal two cycles ago."""
     parts, same = Signal(-(-len(first) // COMPARED_BITS), name="parts"), Signal()
     for number, bit in enumerate(parts):
         part = slice(number * COMPARED_BITS, (number + 1) * COMPARED_BITS)

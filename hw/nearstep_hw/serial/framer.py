@@ -1,4 +1,4 @@
-"""Makes frames for a line."""
+"""Encoder of frames for a line of bytes."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -11,14 +11,14 @@ from nearstep_spec.serial.framing import CRC_BYTES, ESCAPE, FLAG, INVERT
 
 
 class Framer(wiring.Component):
-    """Frames as `nearstep_spec.serial.framing.to_frame` makes them.
+    """Encodes frames, with the bytes of `nearstep_spec.serial.framing.to_frame`.
 
     *Timing*: the first flag is at `o` a cycle after the first byte of the body is offered; then a
-    byte a cycle, two for one that is escaped.
+    byte a cycle, and two cycles for an escaped byte.
 
     Members
     -------
-    i : bytes of the body, `last` with the last one.
+    i : bytes of the body; `last` marks the last byte.
     o : bytes of the line.
     """
 

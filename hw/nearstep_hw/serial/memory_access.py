@@ -1,4 +1,4 @@
-"""Carries out requests of memory, byte by byte on one side and in bursts on the other."""
+"""Executes memory requests: a byte stream on one side, bursts on the other."""
 
 from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import wiring
@@ -17,12 +17,13 @@ from nearstep_spec.serial.protocol import MOST_DATA, Op, Status
 class MemoryAccess(wiring.Component):
     """Reads and writes of memory, of any bytes within a page.
 
-    A request is cut into bursts where an address is a multiple of `BURST_BEATS` beats; the first
-    that fails ends it, with the address of its first byte. A burst that takes longer than
-    `timeout_cycles` ends it with BUS_TIMEOUT. It is still carried out to its end, and until then
-    no other burst begins: a request behind it waits, for as long, and fails likewise.
+    A request is split into bursts at multiples of `BURST_BEATS` beats. The first burst that fails
+    ends the request with the address of the burst's first byte. A burst that takes longer than
+    `timeout_cycles` ends the request with BUS_TIMEOUT, but still runs to completion, and no other
+    burst begins before: the next request waits up to `timeout_cycles` for the port, then fails with
+    BUS_TIMEOUT too.
 
-    *Timing*: a byte a cycle, and a burst in its beats and the latency of memory.
+    *Timing*: a cycle a byte, plus for each burst its beats and the latency of memory.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ class MemoryAccess(wiring.Component):
     -------
     access : the request.
     m_axi : memory.
-    i_reset : what is behind the port is being reset: it owes no answer.
+    i_reset : the device behind the port is in reset: outstanding responses are cancelled.
 
     Raises
     ------
@@ -64,10 +65,10 @@ class MemoryAccess(wiring.Component):
         access, header = self.access, self.access.header
         lane_bits = ceil_log2(self.data_width // BYTE_BITS)
         is_write, unmapped = Signal(), Signal()
-        address = Signal(PAGE_BITS)  # of the byte that is next
+        address = Signal(PAGE_BITS)  # of the next byte
         failed = Signal(PAGE_BITS)  # of the first byte of the burst
         rest = Signal(range(MOST_DATA + 1))  # bytes
-        last = Signal(INDEX_BITS)  # place of the last beat of the burst
+        last = Signal(INDEX_BITS)  # index of the last beat of the burst
         put, give, ends = Signal(), Signal(), Signal()
         final = Signal(range(BURST_BEATS * self.data_width // BYTE_BITS + MOST_DATA))
 
@@ -155,7 +156,7 @@ class MemoryAccess(wiring.Component):
         return m
 
     def _buffer(self, m: Module, address: Signal, put: Signal, *, first: Value) -> Value:
-        """Beats on their way, and which of their bytes are to be written; the byte at `address`."""
+        """Buffer the beats of a burst and their strobes; return the byte at `address`."""
         burst, beat_bytes = self.burst, self.data_width // BYTE_BITS
         lane_bits = ceil_log2(beat_bytes)
         lane, index = address[:lane_bits], address[lane_bits:][:INDEX_BITS]

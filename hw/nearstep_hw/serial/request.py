@@ -1,4 +1,4 @@
-"""Requests: their layout, the reader that checks them, and the port of what carries them out."""
+"""Requests: layout, the reader that checks them, and the port of the units that execute them."""
 
 from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import data, stream, wiring
@@ -22,7 +22,7 @@ ADDRESS_BITS = BYTE_BITS * ADDRESS_BYTES
 PAGE_BITS = (PAGE_BYTES - 1).bit_length()
 STATUS_BITS = max(Status).bit_length()
 WORD_SPACES = (Space.REGISTERS, Space.BOARD, Space.CONTROLLER)
-"""Those of registers, which are whole words."""
+"""Spaces of registers, which are accessed in whole words."""
 
 HeaderLayout = data.StructLayout(
     {
@@ -34,27 +34,27 @@ HeaderLayout = data.StructLayout(
         "address": ADDRESS_BITS,
     }
 )
-"""The header of a request, as its bytes stand in the frame."""
+"""The header of a request, in the byte order of the frame."""
 
 assert HeaderLayout.size == BYTE_BITS * REQUEST_BYTES
 assert ANSWER_BIT == 1 << (BYTE_BITS - 1)
 
 
 class AccessSignature(Signature):
-    """A request that is being carried out, from the side of who asks for it.
+    """A request in execution, from the initiator's side.
 
-    `valid` holds, with `header`, until `done`, in whose cycle `status` and `failed` are right. Of a
-    write, as many bytes as it has are taken from `write_data`, or fewer after an error; a read
-    gives as many, or any number at an error.
+    `valid` and `header` hold until `done`; `status` and `failed` are valid in the cycle of `done`.
+    A write takes `header.length` bytes from `write_data`, or fewer after an error; a read outputs
+    `header.length` bytes, or any number after an error.
 
     Members
     -------
     valid, header : the request.
-    write_data : its data.
-    read_data : what was read.
-    done : it is carried out, or has failed.
+    write_data : bytes to write.
+    read_data : bytes read.
+    done : the request has ended, with or without an error.
     status : of `nearstep_spec.serial.protocol.Status`.
-    failed : address where it failed, within its page.
+    failed : address of the failure, within the page.
     """
 
     def __init__(self) -> None:
@@ -72,20 +72,20 @@ class AccessSignature(Signature):
 
 
 class RequestReader(wiring.Component):
-    """Takes requests from their buffer, header first, and says which must not be carried out.
+    """Parses requests from a `RequestBuffer` and checks them.
 
     Bodies have at least a header. Bodies of answers, echoed by a line, and bodies
     with an unknown op or space are dropped.
 
-    *Timing*: a request shows four cycles behind the last byte of its header.
+    *Timing*: `o_valid` rises three cycles after the last byte of the header was taken.
 
     Members
     -------
     i_length, i : of a `RequestBuffer`.
     o_valid, o_header : a request, until `i_done`.
-    o_bad : it must not be carried out, see `nearstep_spec.serial.protocol.Request.check`.
-    o_data : its data; what is not taken before `i_done` is thrown away.
-    i_done : strobe: on to the next.
+    o_bad : the request must not be executed, see `nearstep_spec.serial.protocol.Request.check`.
+    o_data : data of the request; bytes not taken before `i_done` are discarded.
+    i_done : strobe: the request has ended.
     """
 
     i_length: In(stream.Signature(LENGTH_BITS))
@@ -99,7 +99,7 @@ class RequestReader(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         header = self.o_header
-        left = Signal(LENGTH_BITS)  # bytes of the body that are still to be taken
+        left = Signal(LENGTH_BITS)  # bytes of the body not taken yet
         number = Signal(range(REQUEST_BYTES))
         taken = Signal()
         m.d.comb += [self.o_data.payload.eq(self.i.payload), taken.eq(self.i.valid & self.i.ready)]
@@ -140,9 +140,9 @@ class RequestReader(wiring.Component):
         return m
 
     def _judge(self, m: Module, left: Signal) -> Signal:
-        """Two steps behind the header: what is true of it, and whether it may be carried out.
+        """Check the header, two cycles after it is complete; drive `o_bad`.
 
-        Given is whether it is a request, which is known after the first.
+        Return whether the body is a request, valid one cycle after the header.
         """
         header = self.o_header
         is_sync, is_write, known = Signal(), Signal(), Signal()

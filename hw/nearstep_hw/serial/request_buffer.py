@@ -1,4 +1,4 @@
-"""Holds whole requests until they can be carried out."""
+"""Buffer of whole requests."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import stream, wiring
@@ -16,20 +16,20 @@ LENGTH_BITS = MOST_REQUEST.bit_length()
 
 
 class RequestBuffer(wiring.Component):
-    """A ring of bytes, from which only frames come out that were whole and fitted in.
+    """A ring buffer of bytes that outputs only intact frames that fitted in.
 
     *Timing*: a length is at the output three cycles after the end of its frame; a byte a cycle.
 
     Parameters
     ----------
-    window : bodies of `MOST_REQUEST` bytes that fit in; so many of any length do.
+    window : bodies of up to `MOST_REQUEST` bytes that fit in.
 
     Members
     -------
     i, i_end, i_drop : of a `Deframer`.
-    o_length : length of the body of the next frame. Its bytes are taken from `o` after it.
-    o : bytes of bodies, one behind the other.
-    o_dropped : strobe: a frame was damaged, or found no room.
+    o_length : length of the next body, to be taken before the bytes of the body.
+    o : bytes of bodies, without gaps.
+    o_dropped : strobe: a frame was damaged, or the buffer was full.
 
     Raises
     ------
@@ -65,7 +65,7 @@ class RequestBuffer(wiring.Component):
         full, put, lost, keep = Signal(), Signal(), Signal(), Signal()
         fetch, fetched, move = Signal(), Signal(), Signal()
         none = -CRC_BYTES % (1 << LENGTH_BITS)
-        length = Signal(LENGTH_BITS, init=none)  # of the body, while the CRC is taken off
+        length = Signal(LENGTH_BITS, init=none)  # of the body: starts at -CRC_BYTES
         m.d.comb += [
             used.eq(written - read),
             full.eq(used[-1]),
@@ -95,7 +95,7 @@ class RequestBuffer(wiring.Component):
                 length.eq(length + 1),
                 lost.eq(lost | full),
             ]
-        # The read register of a block RAM is late: what leaves comes from another one.
+        # The clock-to-output delay of a block RAM is long: a second register drives `o`.
         with m.If(fetch):
             m.d.sync += [read.eq(read + 1), fetched.eq(1)]
         with m.Elif(move):

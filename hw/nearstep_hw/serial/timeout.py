@@ -1,4 +1,4 @@
-"""A bound on how long something may take."""
+"""A watchdog timer."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -6,12 +6,12 @@ from amaranth.lib.wiring import In, Out
 
 
 class Timeout(wiring.Component):
-    """Says when something has been under way for `cycles`.
+    """Expires when `i_run` has been high for `cycles`.
 
     Members
     -------
-    i_run : it is under way.
-    o_expired : it has been for `cycles`; a register.
+    i_run : count; low resets the timer.
+    o_expired : `i_run` was high for `cycles`; a register.
 
     Raises
     ------

@@ -7,13 +7,13 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_spec.errors import NearstepError
 
-MOST_ERROR = 0.02  # of the bit rate: a receiver finds the stop bit as long as both ends make 5 %
+MOST_ERROR = 0.02  # of the bit rate: both ends together must stay below 5 % to sample the stop bit
 LEAST_DIVISOR = 4
 BYTE_BITS = 8
 
 
 class BaudError(NearstepError, ValueError):
-    """A bit rate that no divisor of the clock is near enough to."""
+    """No divisor of the clock is near enough to a bit rate."""
 
 
 def divisor_of(*, clock_hz: int, baud: int) -> int:
@@ -21,7 +21,7 @@ def divisor_of(*, clock_hz: int, baud: int) -> int:
 
     Raises
     ------
-    BaudError : with the rate that there is instead.
+    BaudError : no divisor is near enough; the message gives the nearest rate.
     """
     divisor = max(1, round(clock_hz / baud))
     found = clock_hz / divisor
@@ -47,11 +47,12 @@ def _checked(divisor: int) -> int:
 class UartReceiver(wiring.Component):
     """Bytes from a line.
 
-    Each bit is the majority of three samples in its middle. A byte without a stop bit is not given,
-    and the next one begins only after the line was high.
+    Each bit is the majority of three samples in its middle. A byte without a stop bit is dropped,
+    and reception resumes after the line was high.
 
     *Timing*: a byte is at `o` about three cycles after the middle of its stop bit. Bits of the
-    sender may be 4 % longer or shorter than `divisor` if that is 8 at least, and 2 % if it is 4.
+    sender may be 4 % longer or shorter than `divisor` if `divisor` is at least 8, and 2 % if it is
+    4.
 
     Parameters
     ----------
@@ -103,7 +104,7 @@ class UartReceiver(wiring.Component):
                 m.d.sync += number.eq(number + 1)
                 with m.If((number == 0) & sample):  # no start bit
                     m.next = "IDLE"
-                with m.Elif(number != BYTE_BITS + 1):  # that of the start bit is shifted out
+                with m.Elif(number != BYTE_BITS + 1):  # the start bit is shifted out
                     m.d.sync += self.o.payload.eq(Cat(self.o.payload[1:], sample))
                 with m.Elif(sample):
                     m.d.sync += self.o.valid.eq(1)
@@ -119,8 +120,8 @@ class UartReceiver(wiring.Component):
 class UartTransmitter(wiring.Component):
     """Bytes to a line.
 
-    *Timing*: the start bit begins the cycle after a byte was taken; a byte in ten bits of `divisor`
-    cycles, without a gap.
+    *Timing*: the start bit begins the cycle after a byte was taken; a byte takes ten bits of
+    `divisor` cycles, and bytes follow each other without a gap.
 
     Parameters
     ----------

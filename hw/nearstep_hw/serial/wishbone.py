@@ -1,4 +1,4 @@
-"""A Wishbone port, as an initiator sees it."""
+"""A Wishbone port, from the initiator's side."""
 
 from amaranth.lib.wiring import In, Out, Signature
 
@@ -8,16 +8,16 @@ ADDRESS_BITS = 30  # of words: 4 GiB
 
 
 class WishboneSignature(Signature):
-    """Classic cycles of 32 bits; members as Wishbone names them, those of a burst left out.
+    """Classic cycles of 32 bits, with the names of the standard, without bursts.
 
     Members
     -------
-    adr : of a word.
+    adr : address in words.
     dat_w, dat_r : word to write, word read.
     sel : one bit for each byte.
-    cyc, stb : a cycle is asked for, until `ack` or `err`.
-    we : it writes.
-    ack, err : it is done, or has failed.
+    cyc, stb : a cycle is requested, until `ack` or `err`.
+    we : the cycle writes.
+    ack, err : the cycle has ended, or has failed.
 
     Ref: Wishbone B4, section 3.
     """

@@ -1,4 +1,4 @@
-"""Carries out requests of registers, word by word."""
+"""Executes register requests, word by word."""
 
 from amaranth import Cat, Const, Elaboratable, Module, Signal
 from amaranth.lib import wiring
@@ -16,26 +16,26 @@ from nearstep_spec.serial.protocol import MOST_DATA, Op, Space, Status
 
 
 class WordAccess(wiring.Component):
-    """Registers of the device, of the board, and of the memory controller.
+    """Accesses registers of the device, of the board, and of the memory controller.
 
-    The first word that fails ends a request. One whose address the port does not have fails with
-    DECERR, and one that the port answers with an error with SLVERR. After `timeout_cycles` without
-    an answer it fails with BUS_TIMEOUT; a register port gets no other access until that answer has
-    come, while a Wishbone cycle is given up.
+    The first word that fails ends a request: with DECERR if the address is outside of the port,
+    with SLVERR if the port answers with an error, and with BUS_TIMEOUT after `timeout_cycles`
+    without an answer. After a timeout a register port gets no other access before the late answer;
+    a Wishbone cycle is terminated.
 
-    *Timing*: a word in 8 cycles and those of its access.
+    *Timing*: a word takes up to 8 cycles plus its access.
 
     Parameters
     ----------
     csr_address_width : bits of a byte address of `csr`.
-    timeout_cycles : see above.
+    timeout_cycles : cycles after which an access fails.
 
     Members
     -------
     access : the request.
     csr, board : register ports.
-    wishbone : of the memory controller.
-    i_reset : what is behind `csr` is being reset: it owes no answer.
+    wishbone : port to the memory controller.
+    i_reset : the device behind `csr` is in reset: an outstanding answer is cancelled.
     """
 
     def __init__(self, *, csr_address_width: int, timeout_cycles: int) -> None:
@@ -135,7 +135,7 @@ class WordAccess(wiring.Component):
         return m
 
     def _unmapped(self, m: Module) -> Signal:
-        """Whether the port does not have the address."""
+        """Return whether the address is outside of the port."""
         header, unmapped = self.access.header, Signal()
         widths = {
             Space.REGISTERS: self.csr.signature.address_width,
@@ -157,9 +157,10 @@ class WordAccess(wiring.Component):
         ask: Signal,
         wait: Signal,
     ) -> tuple[Signal, Signal, Signal, Signal]:
-        """Drive the ports: whether the chosen one can be asked, has answered, and with what.
+        """Drive the ports; return whether the selected one is free and has answered, its error and
+        value.
 
-        The answer is that of the cycle before.
+        Error and value are valid a cycle after the answer.
         """
         space = self.access.header.space
         whole = Cat(address, self.access.header.address[PAGE_BITS:])

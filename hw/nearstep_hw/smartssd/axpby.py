@@ -19,12 +19,12 @@ class AxpbyUnit(wiring.Component):
     """z = a * x + b * y over the FP32 lanes of a beat: a general updater of that rule alone.
 
     *Timing*: one beat a cycle; a result is at the output `latency` cycles after its beat was taken,
-    if the output does not wait. While a result waits at the output nothing moves: `i.ready` depends
-    combinationally on `o.ready`.
+    if the output does not wait. While a result waits at the output the pipeline stalls: `i.ready`
+    depends combinationally on `o.ready`.
 
-    *Numerics*: binary32, to nearest even: b * y is rounded, then a * x plus that, once. Lanes do
-    not touch each other. Equal, bit for bit, to
-    `nearstep_sim.golden.rule.evaluate(AXPBY, {"x": x, "y": y}, {"a": a, "b": b})["z"]`.
+    *Numerics*: binary32, to nearest even: b * y is rounded, and a * x is added with one rounding.
+    Lanes are independent. Equal, bit for bit, to `nearstep_sim.golden.rule.evaluate(AXPBY, {"x": x,
+    "y": y}, {"a": a, "b": b})["z"]`.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ HOST_ID_WIDTH = 4  # bits of an ID of the BAR's port
 
 
 class SmartssdCard(wiring.Component):
-    """A card behind its PCIe endpoint: what is synthesised.
+    """A card behind its PCIe endpoint; the top for synthesis.
 
     The update kernel and the BAR share the DRAM burst by burst, so the host and the drive can
     access it at any time: while a subgroup is updated, the next one is written to the other buffer
@@ -47,10 +47,10 @@ class SmartssdCard(wiring.Component):
     Members
     -------
     csr : BAR0: registers, see `SmartssdConfig.maps`.
-    s_axi : AXI4 from the memory BAR. Its RREADY and BREADY are always high.
-    m_axi : AXI4 to the DRAM, half duplex. The highest bit of an ID is 0 for the BAR's, 1 for the
-        kernel's, which are those of `KernelCore`.
-    o_interrupt : high for a cycle when a run has ended or failed.
+    s_axi : AXI4 from the memory BAR, with RREADY and BREADY always high.
+    m_axi : AXI4 to the DRAM, half duplex. The highest bit of an ID is 0 for the BAR and 1 for the
+        kernel.
+    o_interrupt : pulses when a run has ended or failed.
     fu : the functional units, if they are outside.
     i_pairs_clk, o_pairs_enable : see `KernelCore`; if the units are outside and the kernel takes
         pairs.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CARD_OPTIONS = tuple(
     each.name for each in entries(SmartssdConfig) if each.name != "subgroup_elements"
 )
-"""All but the one that is the host's."""
+"""Options of the hardware: all but `subgroup_elements`, which only the host uses."""
 
 
 def _card_unit(config: SmartssdConfig) -> "wiring.Component":

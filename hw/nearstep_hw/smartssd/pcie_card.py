@@ -14,20 +14,19 @@ from nearstep_spec.pcie import CSR_BYTES
 from nearstep_spec.smartssd.config import SmartssdConfig
 
 COUNTERS = ("o_dropped", "o_failed_writes", "o_failed_reads")
-"""Outputs of the endpoint that tell how its requests went."""
+"""Outputs of the endpoint that count failed requests."""
 
 RUN_VECTOR = 0
-"""MSI-X vector of a run that has ended."""
+"""MSI-X vector of the end of a run."""
 
 
 class PcieCard(wiring.Component):
-    """A card on the PCIe hard block of an UltraScale+ device: what a board has.
+    """A card on the PCIe hard block of an UltraScale+ device; the top of a board's FPGA.
 
     BAR 0 has the registers of `SmartssdConfig.maps` and, from 4 KiB on, the MSI-X table
-    (`nearstep_spec.pcie`); BAR 2 is the DRAM, and an address beyond `memory_bytes` is an
-    Unsupported Request. When a run has ended, however it ended, vector 0 is sent. All that the run
-    has written is in the DRAM then; a START that comes behind data, from whichever device, finds
-    the data there.
+    (`nearstep_spec.pcie`); BAR 2 maps the DRAM; an address beyond `memory_bytes` is an Unsupported
+    Request. Vector 0 is sent at the end of a run, with or without an error, after all data of the
+    run are in DRAM. Data that any device wrote before START are in DRAM before the run reads them.
 
     Flat Verilog ports, with the defaults:
 
@@ -43,8 +42,8 @@ class PcieCard(wiring.Component):
       `m_axi__wvalid wready wdata wstrb[63:0] wlast`, `m_axi__bvalid bready bid bresp`.
     - `o_dropped[15:0] o_failed_writes[15:0] o_failed_reads[15:0]`.
 
-    *Timing*: that of `PcieEndpoint`, or `CrossedEndpoint`, and `SmartssdCard`. A reset must reach
-    the DRAM's path too.
+    *Timing*: that of `PcieEndpoint`, or `CrossedEndpoint`, and `SmartssdCard`. A reset must reset
+    the path to DRAM too.
 
     Parameters
     ----------

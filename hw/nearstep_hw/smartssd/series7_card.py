@@ -16,8 +16,8 @@ class Series7Card(Series7Design):
 
     BAR 0 has 32 bits and 8 KiB; BAR 2 has 64 bits, is prefetchable, and is as large as the memory.
 
-    Flat Verilog ports beside those of `PcieCard`, whose `m_axis_cq` to `cfg_interrupt_msix` it has
-    not, with the names of the block (PG054):
+    Flat Verilog ports: those of `PcieCard` but `m_axis_cq` to `cfg_interrupt_msix`, and with the
+    names of the block (PG054):
 
     - `clk`, `rst`: `user_clk_out` and `user_reset_out` of the block. With `crossed` they are the
       card's own, and those of the block `pcie_clk`, `pcie_rst`.

@@ -1,4 +1,4 @@
-"""The general updater: lanes that hold several update rules, of which a register chooses one."""
+"""The general updater: lanes that implement several update rules, selected by a register."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,33 +15,33 @@ __all__ = ["GeneralUpdater", "general_rule"]
 
 
 def general_rule(rules: Sequence[Rule]) -> Rule:
-    """The rule that is all of these."""
+    """Combine the rules into one; a single rule is returned as it is."""
     return combine("general", rules) if len(rules) > 1 else rules[0]
 
 
 class GeneralUpdater(wiring.Component):
-    """Beats of all arrays in, beats of the arrays that rules write out.
+    """Applies the selected rule to beats of its arrays.
 
-    `rule` is the number of a rule in `rules`. While it names none, `o_unknown` is 1 and no beat is
-    accepted or output.
+    `rule` is the number of a rule in `rules`. While `rule` is out of range, `o_unknown` is 1 and no
+    beat is accepted or output.
 
     *Timing*: one beat a cycle; a result is at the output `latency` cycles after its beat was taken,
-    if the output does not wait. While a result waits at the output nothing moves: `i.ready` depends
-    combinationally on `o.ready`.
+    if the output does not wait. While a result waits at the output the pipeline stalls: `i.ready`
+    depends combinationally on `o.ready`.
 
-    *Numerics*: each rule gives the bits of `nearstep_sim.golden.rule.evaluate`. Input of an
-    array that the rule does not read is ignored; output of an array that it does not write is
+    *Numerics*: each rule gives the bits of `nearstep_sim.golden.rule.evaluate`. Inputs of arrays
+    that the rule does not read are ignored; outputs of arrays that the rule does not write are
     undefined.
 
     Parameters
     ----------
     rules : one or more rules, see `nearstep_spec.rule.combine`.
     lanes : FP32 elements in a beat.
-    unit : makes a functional unit for all of them; any component with its ports will do.
+    unit : makes a functional unit of the combined rule; any component with the same ports will do.
 
     Members
     -------
-    i : In(stream), for each array read by any rule its lanes, lane k in bits 32 k to 32 k + 31.
+    i : In(stream), the lanes of each array read by any rule, lane k in bits 32 k to 32 k + 31.
     o : Out(stream), the same for each array written by any rule.
     s_<scalar>, s_<switch> : In(32), In(1), of all rules; stable from the first beat taken to the
         last result.
@@ -51,7 +51,7 @@ class GeneralUpdater(wiring.Component):
     Attributes
     ----------
     rules : a tuple.
-    whole : the rule that is all of them.
+    whole : the combined rule.
     latency : cycles.
 
     Ref: Smart-Infinity, V-A.
@@ -85,7 +85,7 @@ class GeneralUpdater(wiring.Component):
                     for name, width in rule.registers().items()
                     if name not in self._selectors
                 },
-                # One number more than there are rules, so that there is one that names none.
+                # One value more than there are rules: out of range.
                 "rule": In(range(len(self.rules) + 1)),
                 "o_unknown": Out(1),
             }

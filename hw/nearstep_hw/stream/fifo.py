@@ -11,8 +11,8 @@ from amaranth.utils import ceil_log2
 class StreamFifo(wiring.Component):
     """First in, first out, with a registered memory read.
 
-    The read register of the memory is the output, so a wide payload is moved twice only: in and
-    out. Holds `depth` payloads in memory and one more at the output.
+    The read register of the memory is the output, so a wide payload is copied only twice. Holds
+    `depth` payloads in memory and one at the output.
 
     *Timing*: a payload is at the output two cycles after it was taken; one payload a cycle.
 
@@ -28,7 +28,7 @@ class StreamFifo(wiring.Component):
 
     Raises
     ------
-    ValueError : `depth` is no power of two.
+    ValueError : `depth` is not a power of two.
     """
 
     def __init__(self, shape: ShapeLike, *, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""Streams made wider and narrower by powers of two."""
+"""Width converters of streams, by powers of two."""
 
 from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 
 class PieceLayout(data.StructLayout):
-    """A word of a stream; `last` ends what it belongs to.
+    """A word of a stream; `last` ends a packet.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ class PieceLayout(data.StructLayout):
 
 
 class _Gearbox(wiring.Component):
-    """What both directions have: `factor` pieces to a word, or half of them."""
+    """Base of both converters: `factor` pieces to a word, or half of them."""
 
     def __init__(self, *, piece_width: int, factor: int, pack: bool) -> None:
         if factor < 1 or factor & (factor - 1):
@@ -36,7 +36,7 @@ class _Gearbox(wiring.Component):
         )
 
     def _final(self, m: Module) -> Signal:
-        """Number of the last piece of a word."""
+        """Return the number of the last piece of a word."""
         final = Signal(range(self.factor))
         m.d.comb += final.eq(Mux(self.i_half, self.factor // 2 - 1, self.factor - 1))
         return final
@@ -55,9 +55,9 @@ class StreamPack(_Gearbox):
     Members
     -------
     i : pieces.
-    o : words; `last` is that of the last piece.
-    i_half : half as many pieces make a word, and its upper half is anything; needs a factor of at
-        least 2, and no word begun when it changes.
+    o : words, with `last` of their last piece.
+    i_half : half as many pieces make a word, with an undefined upper half; needs a factor of at
+        least 2, and changes only between words.
     i_clear : clears all state.
 
     Raises
@@ -92,10 +92,10 @@ class StreamPack(_Gearbox):
 
 
 class StreamSplit(_Gearbox):
-    """Takes words apart into pieces, the lowest bits first.
+    """Splits words into pieces, the lowest bits first.
 
     *Timing*: the first piece is at the output one cycle after its word was taken; a piece a cycle,
-    without a gap between words. What is offered comes from a register.
+    without a gap between words. `o` is registered.
 
     Parameters
     ----------
@@ -105,9 +105,9 @@ class StreamSplit(_Gearbox):
     Members
     -------
     i : words.
-    o : pieces; `last` is that of the word, on its last piece.
-    i_half : only the lower half of each word counts; needs a factor of at least 2, and no word
-        inside when it changes.
+    o : pieces, with `last` of the word on its last piece.
+    i_half : only the lower half of each word is output; needs a factor of at least 2, and changes
+        only while no word is stored.
     i_clear : clears all state.
 
     Raises

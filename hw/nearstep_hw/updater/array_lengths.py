@@ -1,4 +1,4 @@
-"""Arrays that a run may have, and how long each is."""
+"""Lengths of the arrays of a run."""
 
 from amaranth import Const, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import wiring
@@ -16,14 +16,14 @@ from nearstep_spec.updater.config import (
 from nearstep_spec.updater.operands import element_bytes, operands
 
 WIDE_COUNT = 32
-"""Pairs and elements of a run with pairs, or of a scan, are numbers of so many bits."""
+"""Bits of the counts of pairs and elements of a run with pairs, and of elements of a scan."""
 
 
 def beat_number_width(config: UpdateKernelConfig) -> int:
     """Bits of the number of a beat of binary32 of an array of a run.
 
-    As many as the memory needs. One more for gradients of 16 bits that are read alone, and
-    parameters of 16 bits beside few pairs: there is room for twice the elements then.
+    The bits that the memory needs; one more if gradients of 16 bits can be read alone, or
+    parameters of 16 bits with few pairs: twice as many elements fit then.
     """
     fits = config.address_width - exact_log2(config.beat_bytes)
     alone = config.scan or bool(config.compression)
@@ -33,7 +33,7 @@ def beat_number_width(config: UpdateKernelConfig) -> int:
 
 
 class ArrayLengths(wiring.Component):
-    """Bytes of every array of a run, in whole beats: what the bus moves.
+    """Bytes of every array of a run, in whole beats, as moved on the bus.
 
     *Timing*: one cycle.
 
@@ -47,7 +47,7 @@ class ArrayLengths(wiring.Component):
     i_narrow : gradients, or the values of pairs, have 16 bits. If the kernel has several formats.
     i_paired : gradients are pairs. If the kernel takes them.
     o_bytes : for each of `operands`; valid if not `o_beyond`.
-    o_beyond : a bit for each operand: it has as many elements as there are addresses, or more.
+    o_beyond : a bit for each operand: its elements are at least as many as byte addresses.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:

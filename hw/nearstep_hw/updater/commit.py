@@ -1,4 +1,4 @@
-"""How much of a run is whole in memory."""
+"""Progress of a run: elements written in full."""
 
 from amaranth import Array, Cat, Const, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import wiring
@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 
 class CommitCounter(wiring.Component):
-    """Counts the elements whose blocks are written in every stream.
+    """Counts the elements of which every stream has written its block.
 
     *Timing*: `o_committed` follows the last acknowledgement of a block by two cycles.
 
@@ -26,7 +26,7 @@ class CommitCounter(wiring.Component):
     i_block_done : a bit for each stream: its next block is written.
     o_committed : elements.
     o_whole : all elements are committed, and there is at least one.
-    i_clear : back to 0.
+    i_clear : resets the count.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CommitCounter(wiring.Component):
         advance = Signal()
         left = Signal.like(self.i_count)
         last = Signal()
-        settled = Signal()  # `last` is of what is committed now
+        settled = Signal()  # `last` is valid for `o_committed`
         to = m.d.sync if self.cut else m.d.comb
 
         use = self.i_use if self.optional else Const((1 << self.streams) - 1, self.streams)

@@ -1,4 +1,4 @@
-"""The fault that ended a run early, as the error registers show it."""
+"""The fault that ended a run early, as in the error registers."""
 
 from amaranth import Array, Module, Signal, Value, unsigned
 from amaranth.lib import data
@@ -28,13 +28,14 @@ class FaultLayout(data.StructLayout):
 def mover_fault(
     m: Module, *, bus: object, refused: Value, burst: object, response: ErrorCause, streams: object
 ) -> Signal:
-    """A `FaultLayout` signal: the error response of a mover's `bus`, else the refusal of `burst`.
+    """Return a `FaultLayout` signal: the error response of a mover's `bus`, else the refused
+    `burst`.
 
     Parameters
     ----------
     m : module to add the logic to.
     bus : `BusFaultSignature` interface of the mover.
-    refused, burst : of the `WindowChecker` before it.
+    refused, burst : outputs of the `WindowChecker` before the mover.
     response : cause of an error response.
     streams : `Stream` of each of the mover's streams.
     """

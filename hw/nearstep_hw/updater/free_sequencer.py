@@ -1,4 +1,4 @@
-"""Passes beats through functional units that never stall."""
+"""Feeds functional units that never stall."""
 
 from amaranth import Cat, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import data
@@ -11,11 +11,13 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 AROUND = 8
-"""The most beats that wait in registers and FIFOs around the units at full rate."""
+"""Most beats in registers and FIFOs around the units at full rate."""
 
 
 def results_depth(config: UpdateKernelConfig) -> int:
-    """Beats of results that there is room for: those in the pipelines at full rate, and some."""
+    """Return the depth of the FIFO of results in beats: those in the pipelines at full rate, and
+    `AROUND`.
+    """
     depths = TECHNOLOGIES[config.technology].depths
     latency = Schedule.of(update_rule(config).program, depths, 0).latency
     beats = -(-latency // config.cycles_per_beat) + AROUND
@@ -23,14 +25,14 @@ def results_depth(config: UpdateKernelConfig) -> int:
 
 
 class FreeSequencer(UnitSequencer):
-    """A `UnitSequencer` that enables the functional units always.
+    """A `UnitSequencer` that always enables the functional units.
 
-    One enable for all registers of the pipelines is a long net in a chip, behind all the logic
-    that it depends on. Here a beat is fed when a FIFO behind the units has room for its
-    results, so that the FIFO always accepts them; missing beats are gaps in the pipelines.
+    A common enable of all pipeline registers is a long net at the end of a long path. Instead a
+    beat is fed only when the FIFO after the units has room for its results; missing beats are
+    bubbles in the pipelines.
 
-    *Timing*: nothing combinational from the FIFOs through the units; a part every cycle, and
-    four cycles more than with `UnitSequencer` from a beat to its results.
+    *Timing*: no combinational path from the FIFOs through the units; a part every cycle, and four
+    cycles more than with `UnitSequencer` from a beat to its results.
 
     Parameters
     ----------
@@ -52,8 +54,8 @@ class FreeSequencer(UnitSequencer):
         m.submodules.results = results = StreamFifo(data.ArrayLayout(width, len(outs)), depth=depth)
         to_feed = Signal.like(self.i_beats)
         more = Signal()  # `to_feed` is not 0
-        reserved = Signal(range(depth + 1))  # beats that are fed, or in part, and have not left
-        in_flight = Signal(IN_FLIGHT_WIDTH)  # parts fed that have not come out
+        reserved = Signal(range(depth + 1))  # beats fed, wholly or in part, not output yet
+        in_flight = Signal(IN_FLIGHT_WIDTH)  # parts in the pipelines
         part_in = Signal(range(parts))
         part_out = Signal(range(parts))
         have = Signal()
@@ -95,7 +97,7 @@ class FreeSequencer(UnitSequencer):
         for name, beats, used in zip(self.inputs, ins, use_in, strict=True):
             m.d.sync += getattr(unit, f"i_{name}").eq(beats.payload.word_select(part_in, slot))
             m.d.comb += beats.ready.eq(self.o_taken & used)
-        # A register for the results: those of the last part pass from it to the FIFO.
+        # Results are registered before the FIFO.
         whole = Signal(data.ArrayLayout(width, len(outs)), reset_less=True)
         is_whole = Signal()
         m.d.sync += is_whole.eq(out & last_out & ~self.i_stop)

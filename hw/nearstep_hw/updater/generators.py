@@ -15,7 +15,7 @@ UNIT_OPTIONS = ("order", "rules", "gradient_scale", "technology")
 
 
 def functional_unit(config: UpdateKernelConfig) -> "wiring.Component":
-    """The functional unit of a kernel."""
+    """Make the functional unit of a kernel."""
     from nearstep_hw.rule.rtl import FunctionalUnit
     from nearstep_spec.updater.registers import update_rule
 

@@ -1,4 +1,4 @@
-"""The Adam kernel without its functional units."""
+"""An update kernel without its functional units."""
 
 from collections.abc import Iterable
 
@@ -65,7 +65,7 @@ EVENTS = tuple(name for name in COUNTERS if name != "committed")
 
 
 def unit_bank(config: UpdateKernelConfig) -> UnitBankSignature:
-    """The port to the functional units of a kernel."""
+    """Return the port to the functional units of a kernel."""
     rule = update_rule(config)
     return UnitBankSignature(
         units=config.units,
@@ -79,26 +79,25 @@ def unit_bank(config: UpdateKernelConfig) -> UnitBankSignature:
 
 
 def pairs_clock(config: UpdateKernelConfig) -> dict[str, Member]:
-    """The members of a shell's clock for pairs."""
+    """Return the members for the clock of pairs, if the kernel takes pairs."""
     return {"i_pairs_clk": In(1), "o_pairs_enable": Out(1)} if config.compression else {}
 
 
 class KernelCore(wiring.Component):
     """An update kernel without its functional units: registers, movers, FIFOs, control.
 
-    Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn and passed
-    through the units beat by beat; the arrays that the rule writes (p, m and v) are stored in
-    turn, in place. Loading, computing and storing overlap on different blocks. Each FIFO holds
-    two blocks. With several rules the register `rule` selects one for a run; arrays that the
-    rule does not have are neither loaded nor stored. Elements in FP16 or BF16 take half the
-    beats; they are widened as they are loaded, and results narrowed as they are stored, to
-    nearest even or stochastically. Bytes behind the last element are read, if they share a beat
-    with it, and never written. `status.done` follows the last B. The first response other than
-    OKAY, a burst outside the windows, or ABORT stop the issue of bursts; issued bursts complete
-    and their data is discarded; then the kernel is idle, `error` has the first cause,
-    `committed` the number of whole elements, and START works again. Blocks without an issued
-    burst are unchanged. If memory never responds, the kernel is busy until `rst`, which must
-    reset the path to memory as well.
+    Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn and passed through
+    the units beat by beat; the arrays that the rule writes (p, m and v) are stored in turn, in
+    place. Loading, computing and storing overlap on different blocks. Each FIFO holds two blocks.
+    With several rules the register `rule` selects one for a run; arrays that the rule does not have
+    are neither loaded nor stored. Elements in FP16 or BF16 take half the beats; elements are
+    widened when loaded and results narrowed when stored, to nearest even or stochastically. Bytes
+    after the last element in its beat are read but never written. `status.done` follows the last B.
+    The first response other than OKAY, a burst outside the windows, or ABORT stops the issue of
+    bursts; issued bursts complete and their data is discarded; then the kernel is idle, `error` has
+    the first cause, `committed` the number of elements written in full, and START is accepted
+    again. Blocks without an issued burst are unchanged. If memory never responds, the kernel is
+    busy until `rst`, which must reset the path to memory as well.
 
     *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5
     with gradients of 16 bits); a is near four blocks of beats and the latency of the units
@@ -107,20 +106,19 @@ class KernelCore(wiring.Component):
     Parameters
     ----------
     config : of the kernel.
-    line : adds a port for whole lines of registers.
+    line : adds the port `csr_line`.
     memory_bytes : end of the memory, see `StartCheck`.
 
     Members
     -------
     csr : registers, see `adam_kernel_map`.
     csr_line : the same registers, by lines; if `line`.
-    m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v), and with
-        a bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0
-        to 2 are p, m, v), then the copy of p.
+    m_axi : AXI4. IDs of reads are indices in `config.arrays` (0 to 3 are p, g, m, v), with the top
+        bit set 0 for indices and 1 for values of pairs; of writes in `config.states` (0 to 2 are p,
+        m, v), then the copy of p.
     fu : functional units.
-    i_pairs_clk, o_pairs_enable : clock of the decompressor of pairs, and whether the clock is
-        needed in this cycle: it may be gated otherwise, or be the clock of `sync`. If the
-        kernel takes pairs.
+    i_pairs_clk, o_pairs_enable : clock of the decompressor of pairs, which may be the clock of
+        `sync`, and its enable for clock gating. If the kernel takes pairs.
     o_busy : a run is in progress, as `status.busy`.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
@@ -202,7 +200,7 @@ class KernelCore(wiring.Component):
         return m
 
     def _memory(self, m: Module) -> object:
-        """The port of the movers: the port to memory, or that of a cut in front of it."""
+        """Return the movers' port: the port to memory, or a cut in front of it."""
         if not self.config.cut:
             return self.m_axi
         m.submodules.cut = cut = AxiCut(self.m_axi.signature)
@@ -210,11 +208,11 @@ class KernelCore(wiring.Component):
         return cut.s_axi
 
     def _running(self, control: RunControl) -> Value:
-        """The outputs of the parts belong to this run: they were launched in an earlier cycle."""
+        """Return whether the outputs of the parts are of this run: launched in an earlier cycle."""
         return ~control.o_clear & ~control.o_launch
 
     def _modes(self, m: Module, bank: CsrBank) -> None:
-        """The signals decoded from the registers, which are stable during a run."""
+        """Decode the mode registers, which are stable during a run."""
         config = self.config
         self.scanning, self.paired = Signal(name="scanning"), Signal(name="paired")
         self.some_pairs = Signal(name="some_pairs")
@@ -228,19 +226,21 @@ class KernelCore(wiring.Component):
             ]
 
     def _scanning(self) -> Value:
-        """The run is a scan."""
+        """Return whether the run is a scan."""
         return self.scanning if self.config.scan else Const(0, 1)
 
     def _paired(self) -> Value:
-        """Gradients are pairs."""
+        """Return whether gradients are pairs."""
         return self.paired if self.config.compression else Const(0, 1)
 
     def _copying(self, bank: CsrBank) -> Value:
-        """A copy of the parameters is wanted."""
+        """Return whether the run writes a copy of the parameters."""
         return bank.o_formats_copy_out != CopyOutFormat.NONE
 
     def _unsupported(self, bank: CsrBank) -> Value:
-        """A register asks for a format, a scale, a rule or a run that the kernel does not have."""
+        """Return whether a register selects a format, scale, rule or kind of run that the kernel
+        lacks.
+        """
         config = self.config
 
         def unknown(field: Value, kinds: type[NamedValue], names: Iterable[str]) -> Value:
@@ -283,7 +283,7 @@ class KernelCore(wiring.Component):
         sequencer: UnitSequencer,
         commit: CommitCounter,
     ) -> None:
-        """Arrays that the run has: those of its rule, as the registers change them."""
+        """Select the arrays of the run by its rule and mode."""
         config = self.config
         rules = config.rule_set
         reads = Signal(len(config.arrays))
@@ -327,14 +327,14 @@ class KernelCore(wiring.Component):
     def _connect_reads(
         self, m: Module, bank: CsrBank, control: RunControl, load: LoadPath, memory: object
     ) -> PairLoad | None:
-        """The read channels of the port: of the arrays alone, or of pairs too."""
+        """Connect the read channels of the port: of the arrays alone, or of pairs too."""
         config = self.config
         if not config.compression:
             connect_channels(m, load.bus, memory)
             return None
         m.domains.pairs = ClockDomain("pairs", local=True)
         m.domains.pairs_clk = ClockDomain("pairs_clk", local=True, reset_less=True)
-        pairs_reset = Signal(init=1)  # in step with that clock, so that nothing else moves it
+        pairs_reset = Signal(init=1)  # registered in the pairs' clock
         was_reset = Signal(init=1)
         m.d.pairs_clk += pairs_reset.eq(ResetSignal())
         m.d.sync += was_reset.eq(0)
@@ -369,7 +369,7 @@ class KernelCore(wiring.Component):
             m.d.comb += pairs.i_format.eq(bank.o_formats_gradient)
         if len(config.compression) > 1:
             m.d.comb += pairs.i_scatter.eq(bank.o_compression_form == Compression.SCATTER)
-        if config.decompressors:  # which may leave records: they are read before the run ends
+        if config.decompressors:  # The unit may leave records, which are read before the run ends.
             with m.If(paired & ~pairs.o_counted):
                 m.d.comb += control.i_whole.eq(0)
         with m.If(control.o_check):
@@ -387,7 +387,7 @@ class KernelCore(wiring.Component):
         sequencer: UnitSequencer,
         pairs: PairLoad | None,
     ) -> None:
-        """Dense gradients from memory, or from pairs, to the units, or to the scan."""
+        """Connect dense gradients, from memory or pairs, to the units or the scan."""
         dense = getattr(load, f"o_{GRADIENT}")
         sink = getattr(sequencer, f"i_{GRADIENT}")
         if self.config.cut:
@@ -587,7 +587,7 @@ class KernelCore(wiring.Component):
                 wiring.connect(m, window, its)
 
     def _in_turn(self, m: Module, windows: list[PureInterface]) -> PureInterface:
-        """A register that holds each of the windows in turn."""
+        """Return a register that holds each of the windows in turn."""
         turn = Signal(range(len(windows)))
         one = WindowSignature(self.config.address_width).create(path=("window",))
         m.d.sync += turn.eq(Mux(turn == len(windows) - 1, 0, turn + 1))

@@ -1,4 +1,4 @@
-"""Memory to input FIFOs."""
+"""Load path: from memory to the input FIFOs."""
 
 from amaranth import Elaboratable, Module, ResetInserter
 from amaranth.hdl import ValueLike
@@ -20,8 +20,8 @@ from nearstep_spec.updater.registers import GradientFormat
 class LoadPath(WindowedRead):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
-    Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats,
-    and are converted to binary32 behind the FIFO.
+    Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats, and
+    are converted to binary32 after the FIFO.
 
     Parameters
     ----------
@@ -30,10 +30,10 @@ class LoadPath(WindowedRead):
     Members
     -------
     all : as of `WindowedRead`.
-    i_beats : of the arrays; held while `o_idle` is low.
+    i_beats : beats of binary32 of an array; held while `o_idle` is low.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
         all.
-    i_format : of the gradients; held while `o_idle` is low. If the kernel has several.
+    i_format : format of the gradients; held while `o_idle` is low. If the kernel has several.
     o_<array> : beats.
     i_taken : a beat of every output is taken in this cycle.
     """

@@ -1,4 +1,4 @@
-"""Results on their way to memory as elements of 16 bits."""
+"""Conversion of results to elements of 16 bits."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,10 @@ _TARGETS = {"fp16": FP16, "bf16": BF16}
 
 
 class Narrow(wiring.Component):
-    """Makes one beat of 16-bit numbers of two beats of binary32.
+    """Converts two beats of binary32 to one beat of 16-bit numbers.
 
-    The first beat fills the low half. The last beat of a run is output alone if it has no
-    partner; its high half is undefined then.
+    The first beat fills the low half. An odd last beat of a run is output alone, with an undefined
+    high half.
 
     *Timing*: a beat in every cycle; a beat out `latency + 1` cycles after the second of its
     two. The pipeline stalls while a beat waits at the output.
@@ -33,7 +33,7 @@ class Narrow(wiring.Component):
     Parameters
     ----------
     lanes : binary32 elements of a beat.
-    formats : of the elements in memory, of `fp16` and `bf16`.
+    formats : formats of the elements in memory: `fp16`, `bf16` or both.
     beats_width : bits of `i_beats`.
     stochastic : bfloat16, the only format, can be rounded stochastically.
 
@@ -123,7 +123,7 @@ class Narrow(wiring.Component):
         return value
 
     def _rounded(self, pipe: Pipeline, number: Staged, lane: int) -> Value:
-        """A number rounded to bfloat16 stochastically."""
+        """Return a number rounded stochastically to bfloat16."""
         random = self.i_random.payload.word_select(lane, RANDOM_BITS)
         fraction = number.value[: FP32.mantissa]
         special = number.value[FP32.mantissa : FP32.width - 1].all() & fraction.any()

@@ -1,4 +1,4 @@
-"""Random bits for beats of an array, in its order."""
+"""Random bits for the elements of an array, in order."""
 
 from amaranth import Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -21,9 +21,9 @@ STREAM_WIDTH = exact_log2(STREAMS)
 
 
 class RandomBits(wiring.Component):
-    """Makes 16 random bits for each element of an array, a beat of them at a time.
+    """Generates 16 random bits for each element of an array, for a beat at a time.
 
-    The bits do not depend on the array's contents and are made ahead, as many as the pipeline
+    The bits do not depend on the array's contents and are prefetched, as many as the pipeline
     holds.
 
     *Timing*: `calls` calls of the generator a cycle, 4 elements each; the first beat some
@@ -38,9 +38,9 @@ class RandomBits(wiring.Component):
     Members
     -------
     o : 16 bits an element, the first lowest.
-    i_stream : the array's; 0 makes none.
+    i_stream : stream number of the array; 0 generates none.
     i_seed, i_step : key of the generator.
-    i_index, i_within : of the first element, and its place in its block; multiples of
+    i_index, i_within : index of the first element, and its offset in its block; multiples of
         `nearstep_spec.rounding.alignment`.
     i_skip : extra increment of the index after each block. All inputs hold while `i_clear`
         is low.
@@ -105,7 +105,7 @@ class RandomBits(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _gather(self, m: Module, words: Cat, valid: Signal, advance: Signal) -> None:
-        """Make beats of the results of the calls of a cycle."""
+        """Form beats of the results of the calls of a cycle."""
         width = len(self.o.payload)
         if len(words) < width:
             parts = width // len(words)
@@ -133,5 +133,5 @@ class RandomBits(wiring.Component):
 
 
 def calls_of(units: int) -> int:
-    """Generators that keep up with so many functional units."""
+    """Return the calls a cycle that match the rate of `units` functional units."""
     return max(1, units // CALL_ELEMENTS)

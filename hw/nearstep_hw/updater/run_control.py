@@ -1,4 +1,4 @@
-"""From START to the end of a run."""
+"""State machine of a run."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
@@ -9,11 +9,11 @@ from nearstep_spec.updater.registers import ErrorCause
 
 
 class RunControl(wiring.Component):
-    """The state of the kernel, and the first fault of a run.
+    """Controls a run and latches its first fault.
 
-    A run is checked, verified if `i_verify`, launched, and done when `i_whole`. A
-    fault or an abort stops the run: no burst is issued any more, and once no burst is outstanding
-    the kernel is idle again, with the error shown and `o_done` low. START clears the error.
+    A run is checked, verified if `i_verify`, launched, and done when `i_whole`. A fault or an abort
+    stops the run: no further burst is issued, and once no burst is outstanding the kernel is idle,
+    with `o_error` high and `o_done` low. START clears the error.
 
     *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and
     `o_clear` are registers or states.
@@ -26,17 +26,17 @@ class RunControl(wiring.Component):
     -------
     i_go : START; ignored while busy.
     i_abort : ABORT; ignored when idle.
-    i_empty : the run has nothing to do.
+    i_empty : the run has no elements.
     o_check, i_checked, i_check_fault : start and outcome of the checks.
-    i_verify : the indices must be read and checked before anything is written.
-    o_verify, i_verified : start of the verification, and its success; nothing is outstanding then.
+    i_verify : the indices must be verified before any write.
+    o_verify, i_verified : start of the verification, and its success, with no burst outstanding.
     o_verifying : the verification is in progress.
     o_launch : starts the movers.
     i_fault : a fault while verifying or running; cause 0 is none.
-    i_whole : all of the run is written and acknowledged.
-    i_drained : nothing is outstanding anywhere.
-    o_stop : issue no bursts, discard the data of outstanding bursts.
-    o_clear : nothing runs; buffers and counters of the data path are cleared.
+    i_whole : all writes of the run are acknowledged.
+    i_drained : no burst is outstanding, and the pipelines are empty.
+    o_stop : issue no bursts, and discard the data of outstanding ones.
+    o_clear : no run is in progress: clears buffers and counters of the data path.
     o_busy, o_done, o_error, o_fault : for the registers.
     """
 
@@ -146,7 +146,7 @@ class RunControl(wiring.Component):
                 with m.If(drained):
                     m.next = "IDLE"
         if self.cut:
-            # Before these states, outputs of the parts are of another run.
+            # Before these states the outputs of the parts are of another run.
             running, verifying = fsm.ongoing("RUN"), fsm.ongoing("VERIFY")
             m.d.sync += [
                 fault.as_value().eq(Mux(running | verifying, self.i_fault.as_value(), 0)),

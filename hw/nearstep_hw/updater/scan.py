@@ -1,4 +1,4 @@
-"""Scan of a gradient stream: whether anything is infinite or NaN, and the sum of squares."""
+"""Scan of a gradient stream for infinities and NaNs, and its sum of squares."""
 
 from amaranth import Array, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
@@ -43,7 +43,7 @@ class PartialSums(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        advance, full = Signal(), Signal()  # full: there was a number for every partial sum
+        advance, full = Signal(), Signal()  # full: every partial sum has a number
         turn = Signal(range(PARTIALS))  # partial sum that enters the adder, and the one leaving it
         a, b = Signal(FP64.width), Signal(FP64.width)
         pipe = Pipeline(m, en=advance, name="adder")
@@ -92,17 +92,16 @@ class PartialSums(wiring.Component):
 class GradientScan(wiring.Component):
     """Scans gradients: whether any is infinite or NaN, and the sum of their squares.
 
-    *Timing*: one
-    beat a cycle, never stalled. `o_done` follows `latency` cycles after the last beat.
+    *Timing*: one beat a cycle, without stalls. `o_done` follows `latency` cycles after the last
+    beat.
 
-    *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are
-    rounded to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The
-    sum of beat n is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial
-    sums are added in their order. All terms are positive, so that the relative error is at most
-    that of the binary32 part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal
-    range of binary32: above 1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the
-    absolute error of a beat is at most lanes 2**-150. Equal, bit for bit, to
-    `nearstep_sim.golden.scan.scan`.
+    *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are rounded
+    to binary32 and added in binary32 by a tree of neighbours. The sum of beat n is added, in
+    binary64, to partial sum n mod `PARTIALS`; at the end the partial sums are added in their order.
+    All terms are positive, so that the relative error is at most that of the binary32 part: (1 +
+    log2(lanes)) 2**-24, as long as all squares are in the normal range of binary32: for gradients
+    above 1.8e19 the sum is infinite; below 1.1e-19 the absolute error of a beat is at most lanes
+    2**-150. Equal, bit for bit, to `nearstep_sim.golden.scan.scan`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Passes beats from the input FIFOs through the functional units to the output FIFOs."""
+"""Feeds the functional units from the input FIFOs, and the output FIFOs from the units."""
 
 from amaranth import Cat, Const, Elaboratable, Module, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
@@ -13,10 +13,10 @@ IN_FLIGHT_WIDTH = 10  # the pipelines hold fewer than 1024 parts: a latency of 1
 class UnitSequencer(wiring.Component):
     """Feeds the functional units and collects their results.
 
-    With fewer units than lanes a beat is processed in `config.cycles_per_beat` parts, lowest
-    lanes first. The pipelines advance only with a part to feed and room for the results; they have
-    no gaps before the last beat of the run. After it, or with `i_stop`, they advance until
-    they are empty.
+    With fewer units than lanes a beat is processed in `config.cycles_per_beat` parts, lowest lanes
+    first. The pipelines advance only with a part to feed and room for the results, so have no
+    bubbles before the last beat of the run. After the last beat, or with `i_stop`, the pipelines
+    advance until they are empty.
 
     *Timing*: combinational from the FIFOs to the units and back; a part every cycle.
 
@@ -26,22 +26,22 @@ class UnitSequencer(wiring.Component):
     unit : signature of the functional units' port.
     inputs, outputs : names of the arrays, as in `unit`.
     beats_width : bits of `i_beats`.
-    optional : arrays can be left out.
+    optional : a run may omit arrays.
 
     Members
     -------
-    i_<array>, o_<array> : beats in, beats out.
+    i_<array>, o_<array> : input and output beats.
     unit : the functional units.
     i_use_in, i_use_out : a bit for each array that the run has; the others transfer no beats.
         If `optional`.
     i_launch : a run of `i_beats` beats begins.
     i_stop : feeds no more parts, and discards the results.
     o_taken : a beat of every input was taken.
-    o_beat_ready : a beat of every output was put.
-    o_starved : beats are missing.
-    o_blocked : results have no room.
+    o_beat_ready : a beat of every output is written.
+    o_starved : an input beat is missing.
+    o_blocked : an output FIFO is full.
     o_empty : nothing is in the pipelines.
-    i_clear : clears the state of the run, and feeds nothing in that cycle; only when `o_empty`.
+    i_clear : clears the state of the run; only when `o_empty`. No part is fed in this cycle.
     """
 
     def __init__(

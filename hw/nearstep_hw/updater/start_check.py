@@ -16,7 +16,7 @@ ADDRESS_WIDTH = 64
 
 
 class _Condition:
-    """Signals of the condition that is being checked.
+    """Signals of the condition under check.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class _Condition:
         self.base = Signal(ADDRESS_WIDTH)
         self.length = Signal(length_width)
         self.end = Signal(length_width + 1)
-        self.beyond = Signal()  # `base` or `length` has bits that no address has
+        self.beyond = Signal()  # `base` or `length` exceeds the address width
         # The checks after RANGE can ignore such bits.
         self.other_base = Signal(address_width)
         self.other_length = Signal(address_width + 1)
@@ -47,10 +47,10 @@ class _Condition:
         self.cause = Signal(CAUSE_WIDTH)
         self.stream = Signal(STREAM_WIDTH)
         self.address = Signal(ADDRESS_WIDTH)
-        # A register for what is compared, one for the ends, and those of comparisons.
+        # Registers: operands, ends, comparisons.
         self.wait = 2 + windows
         self.waited = Signal(range(self.wait + 1))
-        self.act = Signal()  # the condition has been found out
+        self.act = Signal()  # the condition is evaluated
 
 
 class StartCheck(wiring.Component):
@@ -68,7 +68,7 @@ class StartCheck(wiring.Component):
     Parameters
     ----------
     config : of the kernel.
-    memory_bytes : where memory ends; None where the address space does.
+    memory_bytes : end of the memory; None: end of the address space.
 
     Members
     -------
@@ -137,7 +137,7 @@ class StartCheck(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _wait(self, m: Module, now: _Condition) -> None:
-        """Return whether the condition has been evaluated."""
+        """Drive `now.act`: the condition is evaluated."""
         if self.config.cut:
             m.d.comb += now.act.eq(now.waited == now.wait)
             m.d.sync += now.waited.eq(Mux(now.act, 0, now.waited + 1))
@@ -188,7 +188,7 @@ class StartCheck(wiring.Component):
         ]
 
     def _look_up(self, m: Module, now: _Condition) -> None:
-        """Say what `array` is."""
+        """Drive stream and accesses of `array`."""
         with m.Switch(now.array):
             for index, operand in enumerate(self.operands.values()):
                 with m.Case(index):
@@ -199,7 +199,7 @@ class StartCheck(wiring.Component):
                     ]
 
     def _check(self, m: Module, now: _Condition, holds: Value, found: ErrorCause) -> Any:
-        """End with `found` unless `holds`; a context for what follows if it does."""
+        """End with `found` unless `holds`; return the context of the other case."""
         with m.If(~holds):
             m.d.comb += [now.cause.eq(found), self.o_done.eq(1)]
             m.next = "IDLE"
@@ -212,7 +212,7 @@ class StartCheck(wiring.Component):
             m.next = then
 
     def _check_formats(self, m: Module, now: _Condition) -> None:
-        """Begin, and see that all that the registers ask for is there."""
+        """Start, and check that the kernel has the selected formats and features."""
         with m.State("IDLE"):
             m.d.sync += [now.array.eq(0), now.waited.eq(0)]
             with m.If(self.i_start):

@@ -1,4 +1,4 @@
-"""Output FIFOs to memory."""
+"""Store path: from the output FIFOs to memory."""
 
 from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
@@ -25,8 +25,8 @@ PARAMETERS = ARRAYS[0]
 class StorePath(WindowedWrite):
     """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
 
-    A copy of the parameters in 16 bits is stored after the arrays. Elements of 16 or 8 bits
-    take fewer beats, and are converted in front of their FIFO.
+    A copy of the parameters in 16 bits is stored after the arrays. Elements of 16 or 8 bits take
+    fewer beats, and are converted before their FIFO.
 
     Parameters
     ----------
@@ -35,18 +35,18 @@ class StorePath(WindowedWrite):
     Members
     -------
     all : as of `WindowedWrite`; the copy's base is the last.
-    i_beats : of the arrays; held while `o_idle` is low.
+    i_beats : beats of binary32 of an array; held while `o_idle` is low.
     i_tail : byte strobes of the last beat of arrays of binary32.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
         have all.
-    i_narrow_tail, i_coded_tail : of arrays with elements of 16 bits, and of codes of 8 bits. If
-        there are any.
+    i_narrow_tail, i_coded_tail : the same for elements of 16 bits, and a bit for each code of 8
+        bits. If there are any.
     i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
     i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
         held while `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for
         each.
     i_<array> : beats.
-    i_beat_ready : a beat of every input is put in this cycle.
+    i_beat_ready : a beat of every input is written in this cycle.
     o_block_done : a bit for each array: a block of it is written and acknowledged.
     """
 
@@ -133,7 +133,7 @@ class StorePath(WindowedWrite):
         return m
 
     def _narrow(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
-        """Put a narrower in front of a FIFO; return the stream in front of it."""
+        """Add a narrower before a FIFO; return its input."""
         stochastic = operand.name in self.stochastic
         narrow = Narrow(
             lanes=self.config.lanes,
@@ -159,7 +159,7 @@ class StorePath(WindowedWrite):
         return cut.i
 
     def _quantize(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
-        """Put a quantizer in front of a FIFO; return the stream in front of it."""
+        """Add a quantizer before a FIFO; return its input."""
         quantize = Quantize(BlockwiseShape.of(self.config, operand), beats_width=len(self.i_beats))
         m.submodules[f"quantize_{operand.name}"] = quantize
         wiring.connect(m, quantize.o, fifo.i)
@@ -193,7 +193,7 @@ class StorePath(WindowedWrite):
         ]
 
     def _copy(self, m: Module, parameters: object, copies: object) -> None:
-        """Pass the parameters to their copy as well, if the run has one."""
+        """Feed the parameters to their copy too, if the run has one."""
         given = getattr(self, f"i_{PARAMETERS}")
         wanted = Signal()
         m.d.comb += [

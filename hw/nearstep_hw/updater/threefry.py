@@ -1,4 +1,4 @@
-"""Threefry: random words of a counter and a key."""
+"""Threefry: counter-based random words."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from nearstep_spec.rounding import INJECTED, PARITY, ROTATIONS, ROUNDS, WORD_BIT
 __all__ = ["DEPTH", "threefry"]
 
 DEPTH = 1 + ROUNDS + ROUNDS // INJECTED
-"""Latency in cycles: an addition each."""
+"""Latency in cycles, one an addition."""
 
 
 def threefry(pipe: Pipeline, counter: Sequence[Staged], key: Sequence[Staged]) -> list[Staged]:
-    """Threefry-2x32-13 of a counter, present at stage 0, and a key that is constant meanwhile.
+    """Return Threefry-2x32-13 of a counter, present at stage 0, and a constant key.
 
-    *Timing*: latency `DEPTH`, one call a cycle; in every cycle a word is added.
+    *Timing*: latency `DEPTH`, one call a cycle; at most one addition a stage.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ ELEMENT_WIDTH = 32
 
 
 class UnitBankSignature(Signature):
-    """Ports of functional units that work in lockstep.
+    """Ports of functional units in lockstep.
 
     The names are those of a `FunctionalUnit`; signals of each unit are concatenated, unit
     k in bits 32 k to 32 k + 31.
@@ -21,11 +21,11 @@ class UnitBankSignature(Signature):
 
     Members
     -------
-    i_en : the pipelines advance; without it every register keeps its value.
-    i_valid : the inputs are elements to work on.
+    i_en : clock enable of the pipelines.
+    i_valid : the inputs are valid elements.
     i_<array> : 32 bits a unit.
-    s_<scalar> : for all units; stable while anything is in a pipeline.
-    o_valid : of unit 0, for all: the outputs are results.
+    s_<scalar> : for all units; stable while a pipeline is not empty.
+    o_valid : the outputs are valid results, of all units.
     o_<array> : 32 bits a unit.
     """
 

@@ -13,14 +13,14 @@ UNIT_MODULE = "adam_fu"
 class UnitInstance(wiring.Component):
     """Instance of a functional unit that is converted separately, once for all units.
 
-    In Verilog this is an instance of a module whose text must be appended. Amaranth's own
-    simulator cannot run it.
+    The Verilog text of the module must be appended. Amaranth's simulator cannot simulate the
+    instance.
 
     *Timing*: that of the unit.
 
     Parameters
     ----------
-    rule : of the unit.
+    rule : rule of the unit.
     module : name of its module.
 
     Members

@@ -1,4 +1,4 @@
-"""The functional units of a kernel, side by side, inside a top or outside."""
+"""The functional units of a kernel, inside or outside of a top."""
 
 from collections.abc import Callable
 
@@ -68,8 +68,9 @@ class UnitRow(wiring.Component):
 
 
 def outside_ports(config: UpdateKernelConfig, unit: UnitMaker | None) -> dict[str, Member]:
-    """Ports of a top for functional units outside, and for the clock of pairs; none if the units
-    are inside."""
+    """Return the ports of a top for outside functional units and the clock of pairs; none if the
+    units are inside.
+    """
     return {"fu": Out(unit_bank(config)), **pairs_clock(config)} if unit is None else {}
 
 

@@ -13,7 +13,7 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 
 
 class UpdateKernel(wiring.Component):
-    """The Adam kernel with AXI4-Lite registers: what is synthesised.
+    """An update kernel with AXI4-Lite registers; the top for synthesis.
 
     Flat Verilog ports, with W = 32 `config.units`:
 

@@ -1,4 +1,4 @@
-"""Widening of 16-bit elements for the functional units."""
+"""Conversion of 16-bit elements to binary32."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,13 @@ _SOURCES = {"fp16": FP16, "bf16": BF16}
 
 
 class Widen(wiring.Component):
-    """Makes two beats of binary32 of every beat of 16-bit numbers; passes binary32 as it is.
+    """Converts each beat of 16-bit numbers to two beats of binary32; binary32 is unchanged.
 
-    The numbers in the low half of a beat are output first. If only part of the last beat is
-    needed, the rest waits at the output for `i_clear`. *Timing*: a beat out every cycle,
-    `latency` cycles after its input. The pipeline stalls while a beat waits at the output.
+    The numbers in the low half of a beat are output first. An unneeded second half of the last beat
+    waits at the output for `i_clear`.
+
+    *Timing*: a beat out every cycle, `latency` cycles after its input. The pipeline stalls while a
+    beat waits at the output.
 
     *Numerics*: exact, subnormal numbers too; a NaN of 16 bits becomes the default NaN of
     binary32.
@@ -31,7 +33,7 @@ class Widen(wiring.Component):
     Parameters
     ----------
     lanes : binary32 elements of a beat.
-    formats : of the elements in memory, of `fp32`, `fp16` and `bf16`.
+    formats : formats of the elements in memory: of `fp32`, `fp16` and `bf16`.
 
     Members
     -------
@@ -59,7 +61,7 @@ class Widen(wiring.Component):
         m = Module()
         advance = Signal()
         narrow = Signal()
-        upper = Signal()  # the upper half of the beat is in turn
+        upper = Signal()  # the upper half of the beat is next
         half = Signal(HALF_WIDTH * self.lanes)
         pipe = Pipeline(m, en=advance)
 

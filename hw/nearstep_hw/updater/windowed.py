@@ -1,4 +1,4 @@
-"""Arrays moved in bursts, each of them inside a window that the host granted."""
+"""Movers of arrays in bursts, each checked against the windows that the host granted."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -93,11 +93,11 @@ class _Windowed(wiring.Component):
     def control(
         self, m: Module, schedule: Mapping[str, Value], mover: Mapping[str, Value] = NO_PORTS
     ) -> None:
-        """Connect the ports that begin and end a run; `o_idle` is the mover's.
+        """Connect the ports that begin and end a run, but `o_idle`.
 
         Parameters
         ----------
-        schedule, mover : values of more ports of the two, by name.
+        schedule, mover : values of more ports of each, by name.
         """
         to, moving = self.schedule, m.submodules.mover
         m.d.comb += [
@@ -139,8 +139,8 @@ class WindowedRead(_Windowed):
     i_base : byte address of each array; held while `o_idle` is low.
     i_launch : starts a run.
     o_fault : a fault in this cycle; cause 0 is none.
-    i_stop : issues nothing more.
-    o_idle : nothing is outstanding.
+    i_stop : no further burst is issued.
+    o_idle : no burst is outstanding.
     i_clear : clears all state; only when `o_idle`.
     """
 

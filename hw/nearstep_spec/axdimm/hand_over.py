@@ -37,8 +37,8 @@ def longest_to_acceleration(timing: DramTiming, *, ranks: int = 1) -> int:
 
     If the DRAM is due for refresh, the host refreshes first. With seven refreshes due and a host
     that postpones eight, this takes two tREFI, and the same again for the other rank if the host
-    then gives the first rank at least four; then follow tRFC and a precharge of all banks. A host
-    that gives one refresh at a time, with seven or eight due, keeps the channel.
+    then issues at least four to the first rank; then follow tRFC and a precharge of all banks. A
+    host that issues one refresh at a time, with seven or eight due, keeps the channel.
     """
     wait = 2 * ranks * timing.t_refi // PHASES
     return wait + HURRY_CYCLES + _cycles(timing.t_rfc) + _close(timing) + REGISTERS

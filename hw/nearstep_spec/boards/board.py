@@ -33,20 +33,20 @@ class Board:
     ----------
     name, title : in options, and for people.
     platform : class of amaranth-boards, or derived from one: chip, package, pins, clock.
-    device : chip, by the name that LiteX knows it by.
+    device : chip, by LiteX's name.
     technology : determines the pipeline stages of datapaths.
     input_hz : of the oscillator on the board.
     clocks : of the design, `sync` and the memory controller; the first is the default.
     memory : kind of DRAM.
-    memory_module : part, by the name that LiteDRAM knows its timing by.
+    memory_module : part, by LiteDRAM's name of its timing.
     memory_options : for LiteDRAM's generator, by name: resistances, swapped pins.
     memory_bytes, memory_bits, row_bits, bank_bits : of the DRAM: size, data pins, address pins,
         pins of the bank's number.
     baud : of the link, bits a second.
     line : pins of the link, receiver and transmitter, of a connector; None: the platform's UART.
-    dfu : vendor and product of its loader in USB's Device Firmware Upgrade; None: it has none.
-    links : pins of the connector `gpio` for each link of a COARSE device, those that it drives and
-        those that it reads: strobe, first, data. None if there are too few.
+    dfu : vendor and product of the loader in USB's Device Firmware Upgrade, if any.
+    links : pins of the connector `gpio` for each link of a COARSE device, driven and read ones:
+        strobe, first, data. None if the board has too few.
     button, light : of the platform; they reset the board, and show that memory is ready. A light
         may be one of several: `rgb_led.g`.
     source : of these figures.
@@ -91,7 +91,7 @@ class Board:
 
         Raises
         ------
-        ValueError : there is no such clock.
+        ValueError : the board has no such clock.
         """
         known = [clock.hz for clock in self.clocks]
         if hz not in known:

@@ -107,7 +107,7 @@ class CoarseBoardConfig(BoardDesign):
 
     @property
     def clocks(self) -> tuple[Clock, ...]:
-        """Clocks that the design can have; the first unless asked."""
+        """Valid clocks of the design; the first is the default."""
         return (CLOCK, *BOARDS[self.board].clocks)
 
     @property
@@ -119,7 +119,7 @@ class CoarseBoardConfig(BoardDesign):
 
     @property
     def family(self) -> str:
-        """Of the device, as the host knows it."""
+        """Family of the device, which selects the host's driver."""
         return "coarse"
 
     @property

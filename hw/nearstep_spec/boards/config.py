@@ -96,7 +96,7 @@ class BoardConfig(BoardDesign):
 
     @property
     def family(self) -> str:
-        """Of the device, as the host knows it."""
+        """Family of the device, which selects the host's driver."""
         return "smartssd"
 
     @property

@@ -17,7 +17,7 @@ class BoardDesign(Protocol):
 
     Attributes
     ----------
-    family : of the device, as the host knows it.
+    family : family of the device, which selects the host's driver.
     board : name.
     memory : the DRAM of the board behind LiteDRAM, or block RAM alone.
     clock_mhz : of the design; None: the first of the board's clocks.
@@ -47,7 +47,7 @@ class BoardDesign(Protocol):
 
     @property
     def clocks(self) -> tuple[Clock, ...]:
-        """Clocks that the design can have; the first unless asked."""
+        """Valid clocks of the design; the first is the default."""
         return BOARDS[self.board].clocks
 
     @property

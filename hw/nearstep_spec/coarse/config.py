@@ -9,7 +9,7 @@ from nearstep_spec.updater.config import ELEMENT_BYTES, ConfigError, UpdateKerne
 
 BEAT_BYTES = 64  # of the local DRAM's port
 BEAT_ELEMENTS = BEAT_BYTES // ELEMENT_BYTES
-PAGE_BYTES = 4096  # of a snapshot, and what no burst crosses
+PAGE_BYTES = 4096  # of a snapshot; no burst crosses a multiple
 BURST_BEATS = 16
 PAGE_COUNT_BITS = 12  # of counts of pages of a snapshot, which wrap
 PHIT_BYTES = 16  # bytes that a link moves in a cycle, in each direction

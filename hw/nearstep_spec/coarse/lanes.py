@@ -11,10 +11,10 @@ PINS = 2 + LANES
 """In each direction: strobe, first, data."""
 
 TRANSFERS = 1 + PHIT_BYTES * 8 // LANES
-"""Of a phit: its data, and one that marks the beginning or end of a frame."""
+"""Transfers of a phit: its data, and the marks of the beginning and the end of a frame."""
 
 TRANSFER_CYCLES = 4
-"""The receiver samples with its own clock, each level several times."""
+"""Cycles of a transfer: the receiver samples each level several times with its own clock."""
 
 PHIT_CYCLES = TRANSFERS * TRANSFER_CYCLES
 

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from nearstep_spec.csr.model import Access, Field, Kind, NamedValue, Register, RegisterMap, place
 
 Row = tuple[str, int, int, str] | tuple[str, int, int, str, int | type[NamedValue]]
-"""A field: name, lowest bit, bits, what it means. Then, if it is not 0, the value after reset (of a
-constant, for good), the class of its named values, or one of these: both."""
+"""A field: name, lowest bit, bits, meaning. Then, optionally, the value after reset (a constant's
+value) if not 0, or the class of its named values, or a named value for both.
+"""
 
 BUSY = "status.busy"
 LATCH = "control.latch"
@@ -65,8 +66,8 @@ def value_registers(
 
     Parameters
     ----------
-    prefix : what their names in the map begin with.
-    at : path that hardware finds them under, by their names without the prefix.
+    prefix : prefix of their names in the map.
+    at : path of the registers in hardware, followed by their names without the prefix.
     """
     return [
         value_register(

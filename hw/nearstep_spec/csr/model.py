@@ -2,7 +2,7 @@
 
 A `RegisterMap` describes one block: up to 4 KiB of 32-bit words. `nearstep_hw.csr.bank` turns it
 into hardware, `nearstep.registers` into Python objects, `nearstep_spec.csr.export` into JSON,
-SystemRDL, a C header and a page of documentation. Nothing here imports Amaranth.
+SystemRDL, a C header and a page of documentation. This module does not import Amaranth.
 """
 
 import hashlib
@@ -147,7 +147,7 @@ class Register:
 
     @property
     def end(self) -> int:
-        """Offset of the first byte behind the register."""
+        """Offset of the first byte after the register."""
         return self.offset + self.width // 8
 
     def word_names(self) -> tuple[str, ...]:
@@ -171,8 +171,8 @@ class RegisterMap:
     registers : in order of their offset.
     doc : one paragraph.
     busy : `register.field` of the `STATUS` bit that locks the `locked` registers.
-    latch : `register.field` of the `PULSE` that captures the counters. They are also captured in
-        the first cycle in which `busy` is low again.
+    latch : `register.field` of the `PULSE` that captures the counters. Counters are also captured
+        in the first cycle in which `busy` is low again.
     clear : `register.field` of the `PULSE` that clears every `REFUSED` field.
 
     Raises
@@ -276,7 +276,7 @@ class RegisterMap:
         return self.hash() if field.access is Access.MAP_HASH else field.reset
 
     def hash(self) -> int:
-        """32 bits that depend on everything visible to software, but not on the prose."""
+        """Hash all properties visible to software, without the prose, to 32 bits."""
         text = json.dumps(self._structure(), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 

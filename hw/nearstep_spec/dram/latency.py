@@ -25,7 +25,7 @@ HOST_PHASES = 2  # the host's 400 MHz clock
 HOST_DATA_BYTES = BEAT_BYTES // 2  # a host burst takes two fabric cycles
 
 # Beats inside the controller: latency from a precharge after a write to the column, and 15 other
-# banks. When the channel is handed back their commands are still issued.
+# banks. When the channel is released their commands are still issued.
 LOOKAHEAD = 32
 
 # Fabric cycles by which the PHY needs write data early; subtracted from the command path.

@@ -74,7 +74,7 @@ def load(name: str | Path) -> Platform:
 
     Raises
     ------
-    PlatformError : there is none, or it is invalid: with file, line and entry.
+    PlatformError : no such machine, or an invalid description: with file, line and entry.
     """
     known = shipped()
     if isinstance(name, str) and name in known:
@@ -130,7 +130,7 @@ def expand(name: str) -> list[str]:
 
 
 class _Reader:
-    """Makes a machine of a table, and finds the line of an entry."""
+    """Converts a table to a machine, and finds the line of an entry."""
 
     def __init__(self, text: str, where: str) -> None:
         self.where = where

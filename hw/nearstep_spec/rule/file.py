@@ -37,7 +37,7 @@ def load(name: str) -> Optimizer:
 
     Raises
     ------
-    RuleFileError : the name is not of that form, the file cannot be read or run, or it has no such
+    RuleFileError : the name is not of that form, the file cannot be read or run, or has no such
         optimizer.
     """
     return load_with_digest(name)[0]

@@ -1,6 +1,6 @@
 """An optimizer as data: its rules, hyper-parameters, registers of a step, and state.
 
-Register map, step of the driver, class of torch, golden model and checks are made from it.
+Register map, step of the driver, class of torch, golden model and checks derive from the optimizer.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Optimizer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Defaults of the hyper-parameters; None where there is none."""
+        """Defaults of the hyper-parameters; None for required ones."""
         return {name: each.default for name, each in self.hyper.items()}
 
     @property

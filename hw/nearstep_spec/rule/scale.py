@@ -26,7 +26,7 @@ def scaled(rule: Rule) -> Rule:
 
     Raises
     ------
-    RuleError : it has no `g`, or a `gradient_scale` already.
+    RuleError : the rule has no `g`, or already a `gradient_scale`.
     """
     names = tuple(inspect.signature(rule.definition).parameters)
     if GRADIENT not in rule.arrays_in or GRADIENT_SCALE in names:

@@ -35,7 +35,7 @@ class Deframer:
 
     Attributes
     ----------
-    most_bytes : of a body; longer frames are dropped.
+    most_bytes : limit of a body; longer frames are dropped.
     dropped : frames that were damaged, too short or too long.
     """
 

@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 class ManifestError(NearstepError, ValueError):
-    """A text is no manifest of this format."""
+    """The text is not a manifest of this format."""
 
 
 class Step(NamedTuple):
@@ -41,18 +41,18 @@ class Manifest:
     board : name, such as `ulx3s_85f`; for an emulated device its device name.
     family : of the driver: `smartssd`.
     config : of the family, see `nearstep_spec.codec.to_json`.
-    map_hashes : of each register block, by name.
-    memory_bytes : of the device.
+    map_hashes : hash of each register block, by name.
+    memory_bytes : size of the device's memory.
     regions : first byte and bytes of each memory channel.
     clock_hz : of device cycles; 0 if there is no clock.
     controller : initialisation of the memory controller behind `Space.CONTROLLER`, `none` if not
         needed.
     controller_steps : first writes to the controller, in order.
     controller_data : addresses of its registers and other numbers for further steps, by name.
-    package : version of nearstep that made it.
+    package : version of nearstep that wrote the manifest.
     digest : of the configuration, `nearstep_spec.codec.digest`, if it was made from files whose
         names do not identify their contents; otherwise empty.
-    format : of this text.
+    format : version of the format.
     """
 
     board: str
@@ -78,7 +78,7 @@ class Manifest:
 
         Raises
         ------
-        ManifestError : the text is no manifest, or has another format.
+        ManifestError : the text is not a manifest, or has another format.
         """
         try:
             found = json.loads(text)

@@ -121,7 +121,7 @@ FAILED = (Status.SLVERR, Status.DECERR, Status.BUS_TIMEOUT)
 
 
 class MessageError(NearstepError, ValueError):
-    """The bytes of a frame are no request, or no answer."""
+    """A frame holds no valid request or answer."""
 
 
 def _kind(byte: int, direction: int) -> tuple[Op, Space]:
@@ -191,7 +191,7 @@ class Request:
 
         Raises
         ------
-        MessageError : it is none.
+        MessageError : the body is not a request, or must not be executed.
         """
         found = cls.parse(body)
         found.check()
@@ -245,7 +245,7 @@ class Answer:
 
         Raises
         ------
-        MessageError : it is none.
+        MessageError : the body is not an answer.
         """
         if len(body) < ANSWER_BYTES:
             raise MessageError(f"an answer has at least {ANSWER_BYTES} bytes, not {len(body)}")

@@ -40,7 +40,7 @@ class ConfigError(NearstepError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateKernelConfig:
-    """Shape of an Adam kernel.
+    """Shape of an update kernel.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class UpdateKernelConfig:
         register selects the format of a run.
     gradient_scale : every gradient is first multiplied by a register.
     parameter_format, state_format : formats in memory of parameters, and of the other states of the
-        rules: `fp32`, `fp16` or `bf16`. They are widened before the arithmetic and rounded once
+        rules: `fp32`, `fp16` or `bf16`. Elements are widened before the arithmetic and rounded once
         after it. Other states can be `dynamic8`, too: 8 bits and a scale for each 256 elements, see
         `nearstep_spec.blockwise`; a block has at most 256 elements a lane. A rule of a file with
         its own formats keeps those.
@@ -175,7 +175,7 @@ class UpdateKernelConfig:
         ),
     ] = ()
     decompressors: tuple[str, ...] = field(init=False, repr=False)
-    """Digest of the file of each decompressor: tells configurations, and builds, apart."""
+    """Digest of the file of each decompressor, which distinguishes configurations and builds."""
 
     windows: Annotated[
         int | None,
@@ -386,7 +386,7 @@ class UpdateKernelConfig:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Those of them that are written."""
+        """Arrays of the rules that are written."""
         return self.rule_set.whole.arrays_out
 
     @property

@@ -15,7 +15,7 @@ __all__ = ["Decompressor", "DecompressorError", "load"]
 
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
-NAMED_BYTES = 4  # of the digest, that a register of the kernel shows
+NAMED_BYTES = 4  # of the digest in a register of the kernel
 
 
 class DecompressorError(NearstepError, ValueError):
@@ -136,7 +136,7 @@ def load(name: str) -> Decompressor:
 
     Raises
     ------
-    RuleFileError : the name is not of that form, the file cannot be read or run, or it has no such
+    RuleFileError : the name is not of that form, the file cannot be read or run, or has no such
         decompressor.
     """
     path, wanted, content, names = definitions(name, "a decompressor")

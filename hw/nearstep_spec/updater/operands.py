@@ -28,9 +28,9 @@ class Operand:
     Parameters
     ----------
     name : the register of its address is `<name>_address`.
-    formats : of its elements in memory; a register selects among several.
-    read, write : streams of the kernel that move it, or NONE.
-    paired : whether it has an element for each pair, if gradients are pairs.
+    formats : formats of the elements in memory; a register selects among several.
+    read, write : streams of the kernel that read and write the array, or NONE.
+    paired : whether the array has an element for each pair, if gradients are pairs.
     """
 
     name: str
@@ -46,17 +46,17 @@ class Operand:
 
     @property
     def has_16_bits(self) -> bool:
-        """Whether its elements can have 16 bits."""
+        """Whether elements can have 16 bits."""
         return any(form != FP32 and form not in SIGNED for form in self.formats)
 
     @property
     def has_8_bits(self) -> bool:
-        """Whether its elements have 8 bits, with scales of groups."""
+        """Whether elements have 8 bits, with scales of groups."""
         return self.format in SIGNED
 
     @property
     def stream(self) -> NamedValue:
-        """Stream in an error of its address."""
+        """Stream in an error of the array's address."""
         return self.read or self.write
 
 

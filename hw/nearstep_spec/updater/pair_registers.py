@@ -1,4 +1,4 @@
-"""Registers of gradients that come as pairs, or as records of a user's decompressor."""
+"""Registers of gradients as pairs, or as records of a user's decompressor."""
 
 from nearstep_spec.csr.block import Row, register, value_register
 from nearstep_spec.csr.model import Access, NamedValue, Register

@@ -1,4 +1,4 @@
-"""Registers of the AXDIMM Adam kernel, as a function of its configuration."""
+"""Registers of an update kernel, as a function of its configuration."""
 
 from functools import cache
 from typing import Any, cast
@@ -156,7 +156,7 @@ def streams(config: UpdateKernelConfig) -> type[NamedValue]:
     if "v_max" not in config.arrays:
         for each in FIVE_ARRAYS:
             del listed[each.name]
-    if own:  # they use the numbers of arrays that the kernel does not have
+    if own:  # own states use the numbers of arrays that the kernel lacks
         for name in {"m", "v"}.difference(config.states):
             del listed[f"{name.upper()}_READ"], listed[f"{name.upper()}_WRITE"]
     elif "v_max" in config.arrays:
@@ -176,7 +176,7 @@ def update_rule(config: UpdateKernelConfig) -> Rule:
 
 
 def adam_kernel_map(config: UpdateKernelConfig) -> RegisterMap:
-    """The register map of one Adam kernel.
+    """Return the register map of an update kernel.
 
     The scalar registers and the bits of `mode` are those of the update rule. The map is called
     `adam`, or `updater` if the kernel has another rule, so that exports of both can be used

@@ -64,7 +64,7 @@ from nearstep_spec.dram.latency import (
 )
 
 _FOREVER = 1 << 32
-"""Cycles, with transfers under way that say when they hang."""
+"""Timeout in cycles; transfers in flight detect a hang before."""
 
 _GUARD, _UNWRITTEN, _WRITTEN = 0, 1, 2
 
@@ -79,13 +79,13 @@ _Counters = structure("axdimm/dimm.cpp", "ChannelCounters")
 
 
 class DimmTransfer(Completion):
-    """A copy between host and DIMM that goes on while the device's time passes.
+    """A copy between host and DIMM that progresses with the device's time.
 
     Parameters
     ----------
     number : in the order of submission.
     begun : cycle of its submission.
-    keep : memory that it reads or writes.
+    keep : memory that the copy reads or writes.
     """
 
     backend: DimmBackend
@@ -123,26 +123,27 @@ class DimmTransfer(Completion):
         return self
 
     def abort(self, max_cycles: int | None = None) -> None:
-        """Give it up, and all that were submitted and have not ended; memory may be written in
-        part."""
+        """Abandon the copy and all submitted copies that have not ended; memory may be partly
+        written.
+        """
         if not self.ended:
             self.backend.withdraw()
 
     def end(self, cycle: int, error: DeviceError | None) -> None:
-        """It has ended; called by the backend."""
+        """Complete the copy; called by the backend."""
         self._keep = None
         self._error = error
         self._cycles = cycle - self._begun if error is None else None
 
 
 class DimmBackend(EmulatedBackend):
-    """A DIMM whose every cycle and every DDR4 command is simulated.
+    """A DIMM simulated cycle by cycle and DDR4 command by DDR4 command.
 
-    All that the host does, to memory and to registers, passes as whole 64-byte lines through the
-    host's memory controller and takes device cycles. There is no cache between the two: a write is
-    in the DRAM or in the register when the call returns, and a read comes from there. Words written
-    to one line of registers one after the other leave as one line, at the latest before the next
-    access of anything else.
+    Host accesses of memory and registers are whole 64-byte lines through the host's memory
+    controller and take device cycles. There is no cache: a write has reached the DRAM or the
+    register when the call returns, and a read returns their contents. Consecutive words written to
+    one line of registers are merged, and flushed at the latest before the next access of anything
+    else.
 
     Registers and memory share one address space: channel c begins at c times its size.
     """
@@ -211,7 +212,7 @@ class DimmBackend(EmulatedBackend):
         self._limit = dimm.channels * dimm.channel_bytes
         self._line: int | None = None  # of registers, waiting to be written
         self._words: dict[int, int] = {}
-        self._transfers: deque[DimmTransfer] = deque()  # that have not ended, as far as is known
+        self._transfers: deque[DimmTransfer] = deque()  # not known to have ended
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -244,8 +245,8 @@ class DimmBackend(EmulatedBackend):
     def give(
         self, channel: int, command: Command, *, rank: int | None = None, **coordinates: int
     ) -> None:
-        """Let the host's memory controller give MRS, ZQCS or ZQCL to a rank of a channel, or to all
-        of them, before the next access; see `nearstep_spec.dram.command.encode`.
+        """Make the host's memory controller issue MRS, ZQCS or ZQCL to a rank of a channel, or to
+        all ranks, before the next access; see `nearstep_spec.dram.command.encode`.
 
         Raises
         ------
@@ -318,7 +319,7 @@ class DimmBackend(EmulatedBackend):
         return self._submit(address, out, f"read of {out.size} bytes at {address:#x}", writes=False)
 
     def submit_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
-        """Part of a line is written when all before it are, and at once."""
+        """Write part of a line, after all earlier writes, without delay."""
         whole = address % LINE_BYTES == 0 and data.size % LINE_BYTES == 0
         if not data.size or not whole:
             self._wait_for_transfers()
@@ -336,13 +337,13 @@ class DimmBackend(EmulatedBackend):
         self._check(status, "advance")
 
     def look_at_transfers(self) -> None:
-        """Tell the transfers that have ended so. Raises nothing, and takes no time."""
+        """Complete the transfers that have ended; no error is raised and no time passes."""
         ended = self._lib.dimm_ended(self._dimm)
         while self._transfers and self._transfers[0].number <= ended:
             self._transfers.popleft().end(self._lib.dimm_cycle(self._dimm), None)
 
     def wait_for(self, transfer: DimmTransfer, max_cycles: int | None) -> None:
-        """Let the device run until a transfer has ended.
+        """Run the device until a transfer has ended.
 
         Raises
         ------
@@ -358,7 +359,7 @@ class DimmBackend(EmulatedBackend):
             self.advance(left)
 
     def withdraw(self) -> None:
-        """Give up the transfers that have not ended."""
+        """Abandon the transfers that have not ended."""
         self.look_at_transfers()
         self._lib.dimm_withdraw(self._dimm)
         while self._transfers:
@@ -402,10 +403,10 @@ class DimmBackend(EmulatedBackend):
             )
 
     def reset(self) -> None:
-        """The way a host does it: normal mode is requested and the kernel is reset, on each
-        channel, through its arbiter.
+        """As a host does: request normal mode and reset the kernel of each channel through its
+        arbiter.
 
-        What a kernel does until then is not judged any more.
+        Violations of a kernel before the reset are ignored.
         """
         self._line, self._words = None, {}
         self._lib.dimm_watch(self._dimm, 0)
@@ -444,7 +445,7 @@ class DimmBackend(EmulatedBackend):
         self._mark(address, nbytes, _UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
-        """Read data that do not come (`never`), nor any behind them until the kernel is reset.
+        """Withhold read data (`never`) and all later ones until the kernel is reset.
 
         A DDR4 channel has no error responses.
 
@@ -464,7 +465,7 @@ class DimmBackend(EmulatedBackend):
         self._lib.dimm_heal(self._dimm)
 
     def _flush(self) -> None:
-        """Write the line of registers that waits, with the words of it that were not written."""
+        """Flush the pending line of registers, with its unwritten words."""
         if self._line is None:
             return
         line, words = self._line, self._words
@@ -476,7 +477,7 @@ class DimmBackend(EmulatedBackend):
         self._check(self._carry_out(self._lib.dimm_write, line, data.ctypes.data, 1), what)
 
     def _old(self, line: int) -> NDArray[np.uint8]:
-        """What a line holds that is written in part; a poison if nobody has written it."""
+        """Return the contents of a partly written line; poison if never written."""
         if self._lib.dimm_state(self._dimm, line) != _WRITTEN:
             return np.full(LINE_BYTES // WORD_BYTES, POISON, np.uint32).view(np.uint8)
         return self._read_lines(line, 1, f"read of the line at {line * LINE_BYTES:#x}")
@@ -487,7 +488,7 @@ class DimmBackend(EmulatedBackend):
         return out
 
     def _place(self, address: int) -> tuple[int, int]:
-        """Line of a register, and the number of its word there."""
+        """Return the line of a register and the number of its word in the line."""
         self._check_range("register", address, WORD_BYTES)
         return address // LINE_BYTES, address % LINE_BYTES // WORD_BYTES
 

@@ -32,13 +32,13 @@ CLEARED = (
 class ArbitratedChannel(GoldenChannel):
     """A channel that host and kernel take turns with.
 
-    The kernel works in acceleration mode only, START in normal mode is refused and flagged, and the
-    host's accesses of memory count in normal mode only: otherwise a read gives zeros and a write
-    does nothing, and both are flagged. A mode that is requested is reached at once.
+    The kernel runs only in acceleration mode; START in normal mode is refused and flagged. The host
+    accesses memory only in normal mode: otherwise a read returns zeros, a write is dropped, and
+    both are flagged. A requested mode is reached at once.
 
     Parameters
     ----------
-    arbiter : address and registers; the others are those of `GoldenChannel`.
+    arbiter : address and registers; other parameters as of `GoldenChannel`.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from nearstep_sim.updater.shell import ShellBackend, ShellOptions
 
 
 class VerilatedBackend(ShellBackend):
-    """A kernel of an AXDIMM. Memory is copied behind its back, at once and in no device time."""
+    """A kernel of an AXDIMM. Memory is copied directly, without device time."""
 
     family = "axdimm"
     source = "updater/kernel.cpp"

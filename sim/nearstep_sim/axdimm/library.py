@@ -17,13 +17,13 @@ from nearstep_spec.codec import digest
 
 HARNESS = Path(__file__).with_name("dimm.cpp")
 MODULE, CHANNEL = "axdimm_module", "axdimm_channel"
-"""The tops that are shipped: all channels behind one bus, and one alone."""
+"""The shipped tops: all channels behind one bus, and one channel."""
 
 
 def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
-    """The shared library of `dimm.cpp`: as many channels as wanted, each an object of one model.
+    """Build the shared library of `dimm.cpp`: any number of channels, each an object of one model.
 
-    It holds the units in RTL and the C++ kernel that can stand in for them.
+    The library has the units in RTL and a C++ kernel that can replace them.
     """
     one = replace(dimm, channels=1)  # the channels are all the same
     shell = verilog_of(
@@ -44,19 +44,20 @@ def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
 
 
 def shipped_verilog(dimm: DimmConfig, top: str = MODULE) -> Path:
-    """What `nearstep rtl axdimm_module`, or `axdimm_channel`, writes for a configuration, to the
-    byte."""
+    """Return the exact output of `nearstep rtl axdimm_module`, or `axdimm_channel`, for a
+    configuration.
+    """
     return verilog_of(f"rtl {top} {digest(dimm)}", lambda: generate.verilog(top, config=dimm))
 
 
 def whole_library(dimm: DimmConfig, top: str = MODULE) -> Path:
-    """The shared library of `dimm.cpp` around a shipped top, Verilated as one object.
+    """Build the shared library of `dimm.cpp` around a shipped top, Verilated as one object.
 
-    Its functional units are instances of a module that is Verilated once.
+    The functional units are instances of a module that is Verilated once.
 
     Parameters
     ----------
-    dimm : of one channel, if the top is that.
+    dimm : configuration; of one channel if the top has one.
     top : `MODULE` or `CHANNEL`.
     """
     alone = top == CHANNEL

@@ -37,7 +37,7 @@ class ChannelError(AssertionError):
 
 
 class Mode(IntEnum):
-    """What the channel says of itself."""
+    """Status of the channel."""
 
     CHANGING = 0
     NORMAL = 1
@@ -45,7 +45,7 @@ class Mode(IntEnum):
 
 
 class Kernel(IntEnum):
-    """What stands in for the kernel does."""
+    """Behaviour of the kernel's stand-in."""
 
     QUIET = 0
     BUSY = 1  # random bursts, checked
@@ -110,7 +110,7 @@ class ChannelBench(HostedDram):
 
     Parameters
     ----------
-    density, width, ranks, mapping, interleave : of the channel, as host and module see it.
+    density, width, ranks, mapping, interleave : of the channel, for host and module.
     seed : of the kernel's traffic and of the host's stalls.
     kernel_chunks : pages of 4 KiB that the kernel uses, from `kernel_base` on.
     host : more of `HostConfig`.
@@ -172,12 +172,12 @@ class ChannelBench(HostedDram):
             device.refresh_offset(early - HOST_COMMAND_DELAY * PHASES)
 
     def kernel(self, what: Kernel) -> None:
-        """What the kernel does from now on."""
+        """Set the kernel's behaviour from now on."""
         self._library.channel_kernel(self._pointer, what)
 
     @property
     def kernel_idle(self) -> bool:
-        """No burst of the kernel is waiting or on its way."""
+        """Return whether no burst of the kernel is waiting or in flight."""
         return bool(self._library.channel_kernel_idle(self._pointer))
 
     @property
@@ -196,7 +196,7 @@ class ChannelBench(HostedDram):
         return self.window + block * BLOCK_BYTES + line * LINE_BYTES
 
     def kernel_line(self, number: int) -> NDArray[np.uint8]:
-        """What the kernel's registers hold; they are plain memory here."""
+        """Return the kernel's registers, which are plain memory in this model."""
         out = np.empty(LINE_BYTES, np.uint8)
         self._library.channel_kernel_line(self._pointer, number, out.ctypes.data)
         return out
@@ -209,7 +209,7 @@ class ChannelBench(HostedDram):
         self.host.store(self.line_address(block, line), data.tobytes())
 
     def read_line(self, block: Block, line: int, *, most: int = 20_000) -> NDArray[np.uint32]:
-        """Load a line, after everything that is queued. The host's other completions are lost."""
+        """Load a line, after all queued accesses. Other completions of the host are lost."""
         self.run(most, until_idle=True)
         self.host.completed()
         self.host.load(self.line_address(block, line))

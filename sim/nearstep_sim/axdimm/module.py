@@ -77,13 +77,13 @@ def _library(
 
 
 class ModuleDriver(ABC):
-    """What a driver does with the channels of a module: memory and registers through the host.
+    """A driver of a module's channels: memory and registers through the host.
 
     Whoever inherits runs the module, and has the attributes.
 
     Attributes
     ----------
-    host : of as many ranks as there are channels.
+    host : host with a rank for each channel.
     capacity : bytes of a channel.
     maps : register maps of a channel, see `channel_maps`.
     devices : the ranks.
@@ -96,10 +96,10 @@ class ModuleDriver(ABC):
 
     @abstractmethod
     def run(self, cycles: int, *, until_idle: bool = False) -> int:
-        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
+        """Run fabric cycles, or until the host is idle; return the number of cycles."""
 
     def store(self, channel: int, address: int, data: NDArray[np.uint8]) -> None:
-        """Store whole lines of a channel through the host, and wait until they are under way."""
+        """Store whole lines of a channel through the host, and wait until they are issued."""
         lines = data.reshape(-1, LINE_BYTES)
         where = channel * self.capacity + address + np.arange(len(lines)) * LINE_BYTES
         self.host.submit(np.ones(len(lines), bool), where, data=lines)
@@ -151,7 +151,7 @@ class ModuleDriver(ABC):
             self.store(channel, line_address, words.view(np.uint8))
 
     def wait(self, channel: int, path: str, value: int, most: int) -> int:
-        """Poll a field until it has a value. Cycles that passed."""
+        """Poll a field until it has a value; return the cycles that passed."""
         start = self.host.cycle
         while (found := self.get(channel, path)) != value:
             if self.host.cycle - start > most:
@@ -173,9 +173,9 @@ class ModuleBench(HostedDram, ModuleDriver):
     Parameters
     ----------
     config : of every kernel.
-    unit : functional unit; a module of its own in the Verilog.
+    unit : functional unit; a separate module in the Verilog.
     channels : of the module: 1, 2 or 4.
-    density, width : of the memory, as host and module see it.
+    density, width : of the memory, for host and module.
     host : more of `HostConfig`.
     """
 

@@ -33,16 +33,16 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class ChannelStep:
-    """What a step took on one channel.
+    """Cost of a step on one channel.
 
     Attributes
     ----------
     cycles : from START to done, counted by the kernel.
     needed_beats : that the step has to move: each array once.
-    read_beats, write_beats : of its AXI port, counted by the kernel.
+    read_beats, write_beats : beats on the AXI port, counted by the kernel.
     bus : clocks of the DRAM's data bus from just before START to the last column command.
     commands : to the DRAM in that time.
-    debt : refreshes due when the last write was given, found within `POLL` cycles.
+    debt : refreshes due when the last write was issued, sampled within `POLL` cycles.
     words : of memory that were compared.
     """
 
@@ -63,17 +63,17 @@ class ChannelStep:
 
     @property
     def settled_efficiency(self) -> float:
-        """`efficiency` if the refreshes still due at the end had been given before it."""
+        """`efficiency` if the refreshes still due at the end had been issued before the end."""
         late = self.debt * self.timing.t_rfc / PHASES
         return self.needed_beats / (self.cycles + late)
 
 
 @dataclass(frozen=True)
 class ModuleStep:
-    """What a step took on all channels at once.
+    """Cost of a step on all channels in parallel.
 
-    `cycles` are those that the host counts, from before the first START to the answer to a poll
-    that finds the last channel done.
+    `cycles` are counted by the host, from before the first START to the poll that finds the last
+    channel done.
     """
 
     count: int
@@ -99,13 +99,13 @@ def run_step(
 ) -> ModuleStep:
     """A step of `count` parameters on each channel, started by the host through the registers.
 
-    The host takes each channel to acceleration mode, starts the kernels one after the other and
-    polls them. Memory is filled and compared past the pins; all of it is compared.
+    The host switches each channel to acceleration mode, starts the kernels one after the other and
+    polls them. Memory is filled and compared directly, not through the pins, and in full.
 
     Parameters
     ----------
     config : of the kernels.
-    unit : a stand-in that gives p ^ g, m + 1, v - 1.
+    unit : a stand-in that returns p ^ g, m + 1, v - 1.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def _configure(bench: ModuleBench, channel: int, bases: dict[str, int], count: i
 def _run_to_the_last_write(
     bench: ModuleBench, before: list[dict[Command, int]], writes: int, beats: int
 ) -> list[int]:
-    """Runs until every channel has given its last write. Refreshes that were due then."""
+    """Run until every channel has issued its last write; return the refreshes due then."""
     bench.run(max(0, beats - TAIL))
     debts: list[int | None] = [None] * len(before)
     for _ in range(20 * beats // POLL + TAIL):

@@ -1,4 +1,4 @@
-"""Options of emulated AXDIMMs, as they stand in a device name."""
+"""Options of emulated AXDIMMs in device names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIMM_FIXED = tuple(name for name in FIXED if name != "address_width")
 
 @dataclass(frozen=True, kw_only=True)
 class AxdimmOptions:
-    """Options that every emulated AXDIMM device has, those of its kernel among them."""
+    """Options of every emulated AXDIMM device, with those of the kernel."""
 
     kernel: Kernel = field(default_factory=UpdateKernelConfig)
     memory_bytes: Annotated[
@@ -92,7 +92,7 @@ class GoldenOptions(AxdimmOptions):
         return super().capacity_bytes
 
     def dimm(self) -> DimmConfig | None:
-        """Configuration of the DIMM, if it is one.
+        """Configuration of the DIMM, if the device is one.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class GoldenOptions(AxdimmOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerilatedOptions(SimulationOptions, AxdimmOptions):
-    """Options of `sim:axdimm`. (`memory=ddr4-1600` is a device of its own: `DimmOptions`.)"""
+    """Options of `sim:axdimm`. (With `memory=ddr4-1600`: `DimmOptions`.)"""
 
     top: Annotated[
         Literal["parts", "whole"],
@@ -132,7 +132,7 @@ def _check_whole(top: str, units: str, trace: str | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DimmOptions:
-    """Options of `sim:axdimm?memory=ddr4-1600`, those of the DIMM and its kernels among them.
+    """Options of `sim:axdimm?memory=ddr4-1600`, with those of the DIMM and its kernels.
 
     The size of the memory follows from the parts: `nearstep_spec.axdimm.config.DimmConfig`.
     """

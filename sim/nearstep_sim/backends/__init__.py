@@ -1,4 +1,4 @@
-"""What `golden:` and `sim:` offer to the host."""
+"""Backends of `golden:` and `sim:` for the host."""
 
 import importlib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from nearstep.backends.options import Family
 
 FAMILIES = {"axdimm": "axdimm", "smartssd": "smartssd", "coarse": "coarse", "board": "boards"}
-"""Package here of each family; its module `options` says what can be opened, on which backends."""
+"""Package of each family, whose module `options` lists devices by backend."""
 
 
 def families(backend: str) -> Mapping[str, Family]:

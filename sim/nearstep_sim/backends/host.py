@@ -30,7 +30,7 @@ PART = 1 << 16
 """Elements that are worth a thread."""
 
 ALIGNED = 16
-"""A thread begins with an element whose number is a multiple of it: one cache line of fp32."""
+"""A thread's first element is a multiple of this: one cache line of fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +67,11 @@ DEVICES: Mapping[str, Family] = {
         ),
     )
 }
-"""What this backend offers."""
+"""Return the devices of this backend."""
 
 
 def open_device(target: str, options: dict[str, str]) -> Processor:
-    """Open `host:`. A rule is compiled when it is first used.
+    """Open `host:`. A rule is compiled at its first use.
 
     Raises
     ------
@@ -127,11 +127,11 @@ class HostProcessor(Processor):
 
 @cache
 def _kernel(rule: Rule) -> Kernel:
-    """The compiled rule, with a factor on its gradients.
+    """Return the compiled rule, with a factor on its gradients.
 
     Raises
     ------
-    ArgumentError : it has no gradient, or states in other formats than fp32.
+    ArgumentError : the rule has no gradient, or states in formats other than fp32.
     """
     if rule.formats:
         kept = ", ".join(f"{name} in {form}" for name, form in rule.formats.items())

@@ -5,11 +5,11 @@ from nearstep.backends.options import open_family
 from nearstep_sim.backends import families
 
 DEVICES = families("SIM")
-"""What this backend offers."""
+"""Return the devices of this backend."""
 
 
 def open_device(family: str, options: dict[str, str]) -> Backend:
-    """Open `sim:<family>`. The first time that a configuration is opened its library is built.
+    """Open `sim:<family>`. The library of a configuration is built when it is first opened.
 
     Which options an AXDIMM has depends on `memory`.
 

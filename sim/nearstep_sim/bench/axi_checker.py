@@ -36,7 +36,7 @@ class ProtocolError(AssertionError):
 
 
 class AxiChecker:
-    """Follows one port and raises `ProtocolError` at the first broken rule.
+    """Monitors one port and raises `ProtocolError` at the first violated rule.
 
     Parameters
     ----------
@@ -46,8 +46,8 @@ class AxiChecker:
 
     Attributes
     ----------
-    cycles : edges seen.
-    transfers : transfers seen, by channel.
+    cycles : clock edges sampled.
+    transfers : transfers, by channel.
     most_ahead : most read bursts outstanding at once.
     """
 
@@ -61,12 +61,12 @@ class AxiChecker:
         self.transfers = dict.fromkeys(CHANNELS, 0)
         self.most_ahead = 0
         self._last = AxiSample()
-        self._reads: list[deque[int]] = [deque() for _ in range(read_ids)]  # beats still to come
-        self._writes: deque[list[int]] = deque()  # ID, beats still to come, AW taken; in order
+        self._reads: list[deque[int]] = [deque() for _ in range(read_ids)]  # beats left
+        self._writes: deque[list[int]] = deque()  # ID, beats left, AW taken; in order
         self._unanswered = [0] * write_ids
 
     def reset(self) -> None:
-        """The port was reset: forgets what was outstanding."""
+        """Drop outstanding transfers after a reset of the port."""
         for queue in self._reads:
             queue.clear()
         self._writes.clear()
@@ -88,7 +88,7 @@ class AxiChecker:
         waited = self._last.aw is not None and "aw" not in self._last.ready
         if sample.aw is not None and not waited:
             self._writes.append([sample.aw.id, self._address("aw", sample.aw), 0])
-        # What a response answers was taken at an earlier edge: responses first.
+        # A response belongs to a request of an earlier edge: responses first.
         for channel in ("r", "b", "w", "aw", "ar"):
             if sample.fires(channel):
                 self.transfers[channel] += 1
@@ -155,7 +155,7 @@ class AxiChecker:
         self._retire()
 
     def _retire(self) -> None:
-        """The oldest write can be answered once its address and its data are taken."""
+        """Return whether the oldest write can be answered: its address and its data are taken."""
         write_id, beats, address_taken = self._writes[0]
         if not beats and address_taken:
             self._writes.popleft()

@@ -26,8 +26,8 @@ class MemoryAccessError(AssertionError):
 class BurstError:
     """How the memory treats one burst: the `nth` (from 0) read or write, of one ID if given.
 
-    `response` answers its last beat (reads) or the burst (writes, which then change nothing); None
-    never answers, and neither is anything behind it of that direction.
+    `response` is that of the last beat (reads) or of the burst (writes, which then change no
+    memory); None withholds the response, and all later ones of that direction.
     """
 
     write: bool
@@ -73,8 +73,8 @@ class _Write:
 class AxiMemory:
     """Memory on an AXI4 port, advanced one clock edge at a time.
 
-    Bursts of one ID are answered in order; with `reorder`, beats and responses of different IDs
-    come in any order, beats of different bursts interleaved, as AXI4 allows.
+    Bursts of one ID are answered in order; with `reorder`, beats and responses of different IDs are
+    in any order, beats of different bursts interleaved, as AXI4 allows.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class AxiMemory:
 
     Attributes
     ----------
-    r, b : what the port shows, or None.
+    r, b : outputs of the port, or None.
     ready : channels of `ar`, `aw`, `w` that are ready.
     writes : (id, address, beats) of each burst written, in the order of AW.
     """
@@ -123,7 +123,7 @@ class AxiMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what is outstanding."""
+        """Drop outstanding bursts."""
         self._reads: deque[_Read] = deque()
         self._writes: deque[_Write] = deque()
         self._responses: deque[WriteResponse] = deque()
@@ -133,7 +133,7 @@ class AxiMemory:
         self.ready: frozenset[str] = frozenset()
 
     def step(self, sample: AxiSample) -> None:
-        """One clock edge, at which the port showed `sample`; updates `r`, `b` and `ready`.
+        """Advance one clock edge with `sample` at the port; update `r`, `b` and `ready`.
 
         Raises
         ------
@@ -186,7 +186,7 @@ class AxiMemory:
         return offset
 
     def _pick(self, queue: deque, id_of: object) -> int | None:
-        """Index of an entry that may be answered: the first of its ID."""
+        """Return the index of an entry that may be answered: the first of its ID."""
         firsts: dict[int, int] = {}
         for index, entry in enumerate(queue):
             firsts.setdefault(id_of(entry), index)

@@ -1,4 +1,4 @@
-"""What an AXI4 port shows at one clock edge."""
+"""Signals of an AXI4 port at one clock edge."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

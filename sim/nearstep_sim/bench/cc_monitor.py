@@ -1,4 +1,4 @@
-"""Follows the CC stream of an endpoint and checks what the hard block asks of it."""
+"""Monitor of an endpoint's CC stream: the rules of the hard block."""
 
 from dataclasses import dataclass
 
@@ -45,13 +45,13 @@ class Completion:
 class CcMonitor:
     """Takes the packets off the stream at clock edges.
 
-    It raises `StreamError` when TVALID falls before a packet ends or before a beat is taken, when a
-    beat changes before it is taken, when TKEEP has a hole, when a packet is not as long as its
-    descriptor says, and when a completion is cut where none may be.
+    Raises `StreamError` when TVALID falls before a packet ends or before a beat is taken, when a
+    beat changes before it is taken, when TKEEP has a hole, when a packet's length contradicts its
+    descriptor, and when a completion is split at an illegal address.
 
     Attributes
     ----------
-    packets : all of them.
+    packets : all packets.
     checks : packets checked.
     """
 
@@ -79,7 +79,7 @@ class CcMonitor:
             self.step(beat, ready=bool(signals["tready"].value))
 
     def step(self, beat: tuple[int, ...] | None, *, ready: bool) -> None:
-        """One clock edge with a beat (TDATA, TKEEP, TLAST, TUSER), or without."""
+        """Advance one clock edge, with or without a beat (TDATA, TKEEP, TLAST, TUSER)."""
         if beat is None:
             if self._words or self._shown is not None:
                 raise StreamError("TVALID fell inside a packet")

@@ -27,8 +27,8 @@ PAYLOADS = {
 class AxiPort:
     """Samples an AXI4 port `<prefix>__<member>` of `dut` at clock edges.
 
-    Observers are called with each `AxiSample`; `memory`, if there is one, drives the port.
-    `write_prefix` is that of AW, W and B, if it is another.
+    Observers are called with each `AxiSample`; `memory`, if given, drives the port. `write_prefix`
+    is the prefix of AW, W and B, if different.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AxiPort:
         self._shown: AxiSample | None = None
 
     def sample(self) -> AxiSample:
-        """What the port shows now."""
+        """Sample the port."""
         sample = AxiSample()
         for channel, (layout, _) in PAYLOADS.items():
             if self.valid[channel].value:

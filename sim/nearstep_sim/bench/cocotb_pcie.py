@@ -1,6 +1,6 @@
 """A PCIe host and another device around a design with the ports of a `PcieEndpoint`, in cocotb.
 
-Or with those of a `Series7Adapter`.
+Also for the ports of a `Series7Adapter`.
 """
 
 import logging
@@ -30,15 +30,15 @@ LINKS = {64: (3, 2), 128: (3, 4), 256: (3, 8), 512: (3, 16)}  # generation and l
 STALLS = {"free": 0.0, "source": 0.6, "sink": 0.6, "both": 0.4}
 """Modes of a bench, and how often a stream that stalls does so."""
 
-CARD_CLOCK_NS = 5  # 200 MHz, if the card has a clock of its own
+CARD_CLOCK_NS = 5  # 200 MHz, if the card's clock is separate
 MAX_READ_REQUEST = 5  # code of 4 KiB
-HEARD_CYCLES = 8  # of the card: it hears of a configuration through the block, and flip-flops
+HEARD_CYCLES = 8  # of the card: delay of a configuration through block and synchronisers
 
 
 class NeverValue:
     """Stands for `pcie_cq_np_req` where the model looks: the bench counts credits itself.
 
-    The model would miss those that come while it waits for the CQ stream.
+    The model would miss credits given while it waits for the CQ stream.
     """
 
     value = 0
@@ -54,19 +54,19 @@ class PcieSystem:
     vectors : of MSI-X.
     bar_bytes : size of the memory BAR.
     peer_bytes : memory of the peer.
-    crossed : the hard block has a clock of its own, `pcie_clk`.
+    crossed : the hard block has a separate clock, `pcie_clk`.
     max_payload : bytes that the host allows.
-    series7 : the hard block is that of the 7 series.
+    series7 : the hard block is of the 7 series.
 
     Attributes
     ----------
     rc, card, function, peer : the models: root complex, hard block and its function, peer.
     clock, reset : of the hard block.
     monitor : checks CC, or the transmit stream.
-    credits : that the card has given for requests that are not posted; 0 with `series7`.
-    host : the card as the host knows it.
+    credits : credits given by the card for non-posted requests; 0 with `series7`.
+    host : the host's handle of the card.
     registers, bar : windows of the host on BAR 0 and on memory.
-    register_base, base : their addresses on the bus.
+    register_base, base : bus addresses of registers and memory.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class PcieSystem:
         return card
 
     def stall(self, mode: str, ram: AxiRam, rng: random.Random) -> None:
-        """Let CQ and the answers of `ram` stall, or CC and its requests, or both, at random."""
+        """Stall CQ and responses of `ram`, or CC and requests to `ram`, or both, at random."""
         for kind, stream in (("source", self.card.cq_source), ("sink", self.card.cc_sink)):
             if mode in (kind, "both"):
                 stream.set_pause_generator(pauses(STALLS[mode], rng))
@@ -178,15 +178,15 @@ class PcieSystem:
         self.monitor.max_payload = 128 << self.function.pcie_cap.max_payload_size
 
     async def configured(self) -> None:
-        """Wait until the card has heard of what the host has configured.
+        """Wait until the host's configuration has reached the card.
 
-        An access of the host to the configuration takes no time here; on a link it takes longer
-        than the card needs to hear of it.
+        Configuration accesses take no time in the model; on a link they take longer than their
+        propagation to the card.
         """
         await ClockCycles(self.dut.clk, HEARD_CYCLES)
 
     async def _follow_reset(self) -> None:
-        """Give the card the reset of the hard block, until it has seen it."""
+        """Reset the card through the hard block."""
         self.dut.rst.value = 1
         await RisingEdge(self.reset)
         await FallingEdge(self.reset)
@@ -203,13 +203,13 @@ class PcieSystem:
 
 
 def pauses(chance: float, rng: random.Random) -> Iterator[bool]:
-    """Whether a stream stalls, cycle by cycle; a sequence of its own."""
+    """Yield whether a stream stalls, cycle by cycle, from a separate random sequence."""
     own = random.Random(rng.random())
     return (own.random() < chance for _ in repeat(None))
 
 
 def stall_memory(mode: str, ram: AxiRam, rng: random.Random) -> None:
-    """Let the answers of `ram` stall (`source`), or its requests (`sink`), or both, at random."""
+    """Stall responses of `ram` (`source`), or requests to it (`sink`), or both, at random."""
     write, read = ram.write_if, ram.read_if
     channels = {
         "source": (read.r_channel, write.b_channel),

@@ -34,8 +34,9 @@ FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", 
 TIMESCALE = ("1ns", "1ps")
 PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
 MAKE = ("OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O0", "VM_PARALLEL_BUILDS=0")
-"""Optimisation of the design, of what runs once, and of Verilator's own C++: a bench runs for
-seconds, mostly in Python. And one source: a dozen of them would include the same headers."""
+"""Low optimisation, also of the design: a bench runs for seconds, mostly in Python. One source
+file: a dozen would include the same headers.
+"""
 
 
 class BenchError(NearstepError, RuntimeError):
@@ -64,8 +65,8 @@ class BenchResult:
 class _PortsVerilator(Verilator):
     """cocotb's runner, with the ports of the top public instead of every signal of the design.
 
-    Ten times as fast to compile, and faster to run. Tools are reached through links beside the
-    build: make takes no path with a space.
+    Ten times as fast to compile, and faster to run. Tools are called through links beside the
+    build: make accepts no path with a space.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class _PortsVerilator(Verilator):
         ports.write_text("\n".join(["`verilator_config", public, *self._settings, ""]))
         commands = [[str(part) for part in command] for command in super()._build_command()]
         cocotb = str(config.base_cocotb_dir)
-        rpath = f"-Wl,-rpath,{config.libs_dir} "  # the bench is told where they are when it runs
+        rpath = f"-Wl,-rpath,{config.libs_dir} "  # the bench gets their paths at run time
         verilate = [
             part.replace(rpath, "").replace(cocotb, str(tools / "cocotb"))
             for part in commands[0]
@@ -115,7 +116,7 @@ class _PortsVerilator(Verilator):
 
 
 class _EventDriven(Icarus):
-    """cocotb's runner of Icarus Verilog, whose values can be unknown."""
+    """Return cocotb's runner of Icarus Verilog, which simulates unknown values."""
 
     def __init__(self, *, module_folder: Path) -> None:
         self._module_folder = module_folder
@@ -128,7 +129,9 @@ class _EventDriven(Icarus):
 
 @contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
-    """A folder whose path make and a shell take as it is: `folder`, or one to be thrown away."""
+    """Return a folder whose path needs no quoting for make and a shell: `folder`, or a temporary
+    one.
+    """
     if PLAIN.fullmatch(str(folder)):
         yield folder
         return
@@ -176,7 +179,7 @@ def _build(
 
 
 def _runtime(common: bytes, waves: bool) -> Path:
-    """Verilator's own C++ as objects, which are the same in every build."""
+    """Return Verilator's own C++ as objects, equal in every build."""
 
     def build(folder: Path) -> Path:
         made = folder / "objects"
@@ -201,7 +204,7 @@ def _make(
     blocks: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> Path:
-    """A folder in `folder` with the executable `top` and the objects that it is made of."""
+    """Make a folder in `folder` with the executable `top` and its objects."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
     flags = list(FLAGS)
@@ -209,7 +212,7 @@ def _make(
     for number, block in enumerate(blocks, 1):
         made = verilate_block(block, source, folder, common, number)
         flags += [*made.options, *made.sources, "-CFLAGS", f"-I{made.folder}"]
-    if blocks:  # the makefile includes it; blocks are Verilated already
+    if blocks:  # included by the makefile; blocks are Verilated already
         (folder / "sim").mkdir()
         (folder / "sim" / "Vtop_hier.mk").touch()
     try:
@@ -240,21 +243,21 @@ def run_cocotb(
     blocks: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> BenchResult:
-    """Build `top` if it is not in the cache, and run the tests of `test_module` on it.
+    """Build `top` unless cached, and run the tests of `test_module`.
 
-    The build goes to the cache; the log to `build/cocotb` of the checkout, with `WAVES=1` in the
+    The build is cached; the log is written to `build/cocotb` of the checkout, with `WAVES=1` in the
     environment also a VCD.
 
     Parameters
     ----------
     top : module in `verilog`.
     verilog : plain Verilog, without parameters.
-    test_module : the file with the cocotb tests; its folder is importable there.
+    test_module : the file with the cocotb tests, whose folder is importable in the tests.
     testcase : the only tests to run, comma separated; None for all.
     env : variables for the bench.
-    seed : of cocotb's random numbers; cocotb prints the one it uses.
+    seed : seed of cocotb's random numbers, printed by cocotb.
     icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
-    blocks : modules in `verilog` that are Verilated once, however many instances there are; see
+    blocks : modules in `verilog` that are Verilated once for all instances; see
         `nearstep_sim.verilate.build.Model`.
     settings : of Verilator, lines of its configuration.
 
@@ -300,7 +303,7 @@ def run_cocotb(
                 log_file=log,
             )
     except (RuntimeError, SystemExit):
-        pass  # the results tell what failed; without results nothing ran
+        pass  # the results list failures; without results no test ran
     ran, failed = _outcome(results)
     if failed or not ran:
         raise BenchError(test_module.stem, len(ran), failed, log)

@@ -45,7 +45,7 @@ chformal -lower
 
 
 class ProofError(AssertionError):
-    """A property that does not hold, or could not be shown.
+    """A property is violated or could not be proven.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class ProofError(AssertionError):
 
 
 class EmptyProofError(ProofError):
-    """A design that states nothing of the kind that the mode looks at."""
+    """A design has no statements of the kind that the mode checks."""
 
     def __init__(self, name: str, mode: str) -> None:
         super().__init__(name, mode, "EMPTY", f"the design has no {STATEMENTS[mode]}", None)
@@ -70,7 +70,7 @@ class EmptyProofError(ProofError):
 
 @dataclass(frozen=True)
 class Proof:
-    """What was shown: how many statements, in how many steps."""
+    """Outcome of a proof: number of statements and of steps."""
 
     name: str
     mode: Mode
@@ -81,7 +81,7 @@ class Proof:
 def prove(
     component: Component, name: str, mode: Mode = "bmc", depth: int = 20, timeout_s: int = 3600
 ) -> Proof:
-    """Show every assertion of a component, or reach every cover statement.
+    """Prove every assertion of a component, or reach every cover statement.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def prove(
     Raises
     ------
     ProofError : a counterexample, or no verdict; with the waves of the counterexample.
-    EmptyProofError : nothing to show.
+    EmptyProofError : no statement to prove.
     """
     top = Module()
     top.domains.sync = sync = ClockDomain("sync", reset_less=True)
@@ -121,12 +121,12 @@ def prove(
 def _run(
     scratch: Path, name: str, text: str, mode: Mode, depth: int, timeout_s: int
 ) -> tuple[str, str, Path | None]:
-    """Verdict, log and counterexample of one SymbiYosys run."""
+    """Return verdict, log and counterexample of one SymbiYosys run."""
     design = scratch / "design.il"
     design.write_text(text)
     script = scratch / "proof.sby"
     script.write_text(
-        # by its name alone: words of a path with a space would be files of their own
+        # by file name: a path with a space would be split
         SCRIPT.format(mode=mode, depth=depth, timeout=timeout_s, name=name, design=design.name)
     )
     environment = {

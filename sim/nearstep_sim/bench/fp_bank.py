@@ -1,4 +1,4 @@
-"""Several floating-point units side by side, so that one build serves many tests."""
+"""Several floating-point units in one build, for many tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ __all__ = ["FpBank", "Variant"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A unit as it is built: an operation, its latency (None: its own), with or without flags, and
-    the multiplier, see `Pipeline`."""
+    """Parameters of a unit: an operation, its latency (None: its default), with or without flags,
+    and the multiplier, see `Pipeline`.
+    """
 
     operation: Operation
     depth: int | None = None
@@ -34,11 +35,11 @@ class Variant:
 
 
 class FpBank(wiring.Component):
-    """Units that share nothing but the clock.
+    """Independent units with a common clock.
 
     Members
     -------
-    u<k>_<port> : those of unit k: `i_valid`, `i_a` and so on, `o_valid`, `o_z` and so on.
+    u<k>_<port> : ports of unit k: `i_valid`, `i_a` and so on, `o_valid`, `o_z` and so on.
     """
 
     def __init__(self, variants: Sequence[Variant]) -> None:

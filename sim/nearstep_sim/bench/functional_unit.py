@@ -176,13 +176,13 @@ def harness_source(unit: FunctionalUnit) -> str:
 
 @dataclass(frozen=True)
 class UnitRun:
-    """What one pass of arrays through functional units gave.
+    """Results of one pass of arrays through functional units.
 
     Attributes
     ----------
     arrays : the outputs.
     enabled_cycles, idle_cycles : clock cycles with `i_en` at 1 and at 0.
-    latency : enabled cycles from the first element to its result; exact when there were no bubbles.
+    latency : enabled cycles from the first element to its result; exact without bubbles.
     changes_while_idle : outputs that changed although `i_en` was 0.
     extra, missing : results more than elements, and elements without a result.
     """
@@ -202,8 +202,8 @@ class VerilatedUnit:
     Parameters
     ----------
     lanes : objects; element i of an array goes to object i mod lanes.
-    synthesis : makes a netlist of Verilog and the name of its top, which runs in its place.
-    cxxflags : after those of every model, such as `-O1` where a run is too short to pay for `-O3`.
+    synthesis : converts Verilog and the name of its top to a netlist, which is simulated instead.
+    cxxflags : appended to the flags of every model, such as `-O1` for short runs.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class VerilatedUnit:
 
     @cached_property
     def library(self) -> Path:
-        """The shared library; built when it is not in the cache."""
+        """Return the shared library, built unless cached."""
         name = f"unit_{self.unit.rule.name}"
         verilog = verilog_of(self.unit.key, lambda: to_verilog(self.unit, name))
         if self._synthesis is not None:
@@ -237,7 +237,7 @@ class VerilatedUnit:
         return verilate_library(name, [model], [self.harness], cxxflags=self._cxxflags)
 
     def close(self) -> None:
-        """Free the units; nothing can be run after it."""
+        """Free the units, which cannot be used afterwards."""
         if self._handle is not None:
             self._library.unit_close(self._handle)
             self._handle = None
@@ -258,7 +258,7 @@ class VerilatedUnit:
         arrays : float32, one for each of `rule.arrays_in`, of one
             length.
         stall, bubble : chance that a cycle has `i_en` at 0, and that an enabled one has `i_valid`
-            at 0; from 0 to 0.99. Inputs are random while nothing is sent.
+            at 0; from 0 to 0.99. Inputs are random in bubbles.
 
         Raises
         ------

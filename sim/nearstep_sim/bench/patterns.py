@@ -24,7 +24,7 @@ Bits = NDArray[np.uint32]
 
 
 def specials(fmt: FpFormat) -> Bits:
-    """Patterns with a reason of their own, of both signs, each once.
+    """Return special patterns of both signs, each once.
 
     Zeros, the least and greatest subnormal and normal numbers and their neighbours, powers of two
     over the whole range and their neighbours, all-ones significands, halfway significands,
@@ -83,7 +83,7 @@ def neighbourhoods(source: FpFormat, target: FpFormat) -> Bits:
 
 
 def crossed(fmt: FpFormat, operands: int, rng: np.random.Generator, limit: int) -> list[Bits]:
-    """Specials against specials: every combination, or `limit` of them at random."""
+    """Return combinations of special patterns: all, or `limit` of them at random."""
     values = specials(fmt)
     if len(values) ** operands <= limit:
         return [x.ravel() for x in np.meshgrid(*[values] * operands, indexing="ij")]
@@ -146,7 +146,7 @@ def close(fmt: FpFormat, rng: np.random.Generator, x: Bits) -> Bits:
 
 
 def vectors(operation: Operation, count: int, seed: int) -> list[Bits]:
-    """About `count` operand tuples for an operation: all kinds that concern it, shuffled.
+    """Return about `count` operand tuples for an operation, of all relevant kinds, shuffled.
 
     Returns
     -------
@@ -202,7 +202,7 @@ def _for_fma(operation: Operation, rng: np.random.Generator, count: int) -> list
 
 
 def _for_div(operation: Operation, rng: np.random.Generator, count: int) -> list[Bits]:
-    """Quotients that are short, or lie around the ends of the range."""
+    """Return operands with quotients that are short, or near the ends of the range."""
     fmt = operation.source
     x, y = _for_mul(operation, rng, count)
     product = fp.mul(x, y, fmt)[0].astype(np.uint32)
@@ -210,7 +210,7 @@ def _for_div(operation: Operation, rng: np.random.Generator, count: int) -> list
 
 
 def _for_sqrt(operation: Operation, rng: np.random.Generator, count: int) -> list[Bits]:
-    """Squares, and numbers a few units in the last place beside them."""
+    """Return squares, and numbers within a few units in the last place of them."""
     fmt = operation.source
     x = _mixed(fmt, rng, count)
     square = fp.mul(x, x, fmt)[0].astype(np.int64) + rng.integers(-2, 3, count)

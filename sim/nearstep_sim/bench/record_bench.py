@@ -21,7 +21,7 @@ __all__ = ["KINDS", "RecordBench", "RecordCase", "cases", "gradient", "made", "m
 Words = NDArray[np.uint32]
 
 QUIET = 500
-"""Cycles after which a unit that gives and takes nothing is taken for one that has stopped."""
+"""Cycles without a transfer after which a unit is considered hung."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class RecordCase:
 
     Attributes
     ----------
-    kind : how they were made.
+    kind : kind of the records.
     words : shape (records,).
     values : patterns of `form`, of the same shape.
     count : elements.
@@ -66,7 +66,7 @@ def made(
     kind: str = "made",
     of: NDArray[np.float32] | None = None,
 ) -> RecordCase:
-    """Records that `compress` gives for a gradient, a random one unless it is given.
+    """Compress a gradient, random by default, to records.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def made(
 
 
 def meaning_again(user: UserDecompressor, dense: Words, form: ValueFormat, share: float) -> Words:
-    """Patterns that records mean which `compress` gives for patterns of a gradient.
+    """Compress patterns of a gradient, and decompress the records again.
 
     Raises
     ------
@@ -104,8 +104,9 @@ def _any_values(rng: np.random.Generator, size: int, form: ValueFormat) -> Words
 
 
 KINDS = ("made", "full", "empty", "short", "doubled", "beyond", "broken", "arbitrary", "allowed")
-"""What `cases` makes: as `compress` gives them; with share 1; none; half of them; each twice; more
-behind them; one word wrong; random bits; and the random ones that are not wrong."""
+"""Kinds of `cases`: output of `compress`; with share 1; none; half of them; each twice; more after
+them; one word wrong; random bits; and the valid ones of these.
+"""
 
 
 def cases(
@@ -128,7 +129,7 @@ def cases(
 
 
 def _spoilt(case: RecordCase, rng: np.random.Generator, user: UserDecompressor) -> RecordCase:
-    """The records of a case as its kind says."""
+    """Return the records of a case of this kind."""
     words, values, most = case.words, case.values, user.most(case.count)
     if case.kind == "empty":
         words, values = words[:0], values[:0]
@@ -161,7 +162,7 @@ class RecordBench:
 
     Parameters
     ----------
-    user : as `nearstep_spec.updater.decompressor.load` gives it.
+    user : decompressor from `nearstep_spec.updater.decompressor.load`.
     lanes : elements of a dense beat, and records of a beat.
     cut : long paths are cut, as of `nearstep_hw.updater.pairs.decompress.Decompressor`.
 
@@ -172,8 +173,8 @@ class RecordBench:
 
     Raises
     ------
-    ValueError : the decompressor is of no file: builds are kept by its digest.
-    TypeError : its unit has other ports.
+    ValueError : the decompressor has no file, whose digest names the build.
+    TypeError : the decompressor's unit has other ports.
     """
 
     def __init__(self, user: UserDecompressor, *, lanes: int = 16, cut: bool = False) -> None:
@@ -195,7 +196,7 @@ class RecordBench:
         self._bench.close()
 
     def difference(self, case: RecordCase, *, stalls: str = "free", seed: int = 0) -> str:
-        """Run a case, dry and then not; the first difference from numpy, or nothing."""
+        """Run a case, first dry; return the first difference from numpy, if any."""
         user, count = self.user, case.count
         wrong = user.first_wrong(case.words, count)
         expected = user.dense(case.words, case.widened, count) if wrong is None else None
@@ -235,9 +236,9 @@ class RecordBench:
         return ""
 
     def give_up(self, case: RecordCase, *, seed: int) -> str:
-        """Begin a run, and leave it with half of its records sent; what it did wrong, or nothing.
+        """Begin a run and abandon it with half of its records sent; return its violation, if any.
 
-        What is given of it is not compared.
+        Its output is not compared.
         """
         try:
             self.run(case, stalls="both", seed=seed, part=0.5)
@@ -254,7 +255,7 @@ class RecordBench:
         dry: bool = False,
         part: float = 1.0,
     ) -> StreamRun:
-        """Send the records of a case, or a part of them; behind the last there is noise.
+        """Send the records of a case, or a part of them, followed by noise.
 
         Raises
         ------
@@ -283,7 +284,7 @@ class RecordBench:
         flat = rows[:, :-1].reshape(-1)
         flat[: words.size] = words
         rows[:, :-1] = flat.reshape(beats, self.lanes)
-        rows[:, -1] = 0  # the end is told by the number of records
+        rows[:, -1] = 0  # the number of records determines the end
         return rows
 
 

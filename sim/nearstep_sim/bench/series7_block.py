@@ -24,11 +24,11 @@ USER_CLOCK_NS = 8  # 125 MHz
 RESET_CYCLES = 12
 BOTH_OF_64_BITS = 3  # bits of bar_hit of a BAR that takes two
 EXTRA_NON_POSTED = 2
-"""Requests that may still come while rx_np_ok is low (release notes of the core, 1.2)."""
+"""Requests that may still be delivered while rx_np_ok is low (release notes of the core, 1.2)."""
 
 ALL_BYTES = 0xFFFF
 FORMS = ("free", "aligned", "dense")
-"""How packets follow each other: at random, each at lane 0, or as close as they can."""
+"""Packing of packets: random, each at lane 0, or as dense as possible."""
 
 PLAIN_COMPLETIONS = (TlpType.CPL, TlpType.CPL_LOCKED)
 REQUESTS = frozenset(
@@ -44,36 +44,36 @@ class SentPacket(Tlp):
 
     @property
     def locked(self) -> bool:
-        """Whether it answers a locked read."""
+        """Whether the completion is of a locked read."""
         return self.fmt_type in (TlpType.CPL_LOCKED, TlpType.CPL_LOCKED_DATA)
 
 
 @dataclass
 class _Shown:
-    """A packet on its way to the receive stream."""
+    """A packet queued for the receive stream."""
 
     dwords: list[int]
     bar_hit: int
 
 
 class Pausable:
-    """A side of a stream that stalls when it is told to, or by a generator."""
+    """A side of a stream that stalls on command or by a generator."""
 
     def __init__(self) -> None:
         self.pause = False
         self._generator: Iterator[bool] | None = None
 
     def set_pause_generator(self, generator: Iterator[bool]) -> None:
-        """Stall in the cycles for which `generator` gives True."""
+        """Stall in the cycles for which `generator` yields True."""
         self._generator = generator
 
     def stalls(self) -> bool:
-        """Whether it stalls in this cycle."""
+        """Whether the stream stalls in this cycle."""
         return self.pause or (self._generator is not None and next(self._generator))
 
 
 class Series7Function(Endpoint):  # type: ignore[misc]
-    """Its capabilities, where the block has them."""
+    """Capabilities at the block's offsets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,36 +84,36 @@ class Series7Function(Endpoint):  # type: ignore[misc]
 
 
 class Series7PcieDevice(Device):  # type: ignore[misc]
-    """The block below a switch or root complex: its streams, and the configuration that it shows.
+    """The block below a switch or root complex: streams and configuration outputs.
 
-    Packets are encoded and decoded by `cocotbext.pcie.core.tlp`. On the receive stream they begin
-    at lane 0 or in the middle of a beat, with or without the end of another in front of them, and
-    what is not valid is random. While rx_np_ok is low, after a reset too, up to two requests that
-    are not posted still come; the others wait, and posted ones pass them. On the transmit stream
-    packets are checked: `StreamError` if TVALID falls or a beat changes before it is taken, if a
-    packet is not as long as its header says, is cut where no completion may be, or has another's
-    ID.
+    Packets are encoded and decoded by `cocotbext.pcie.core.tlp`. On the receive stream packets
+    begin at lane 0 or in the middle of a beat, with or without the end of another packet before
+    them, and invalid lanes are random. While rx_np_ok is low, after a reset too, up to two
+    non-posted requests are still delivered; the others wait, and posted ones pass them. Packets on
+    the transmit stream are checked: `StreamError` if TVALID falls or a beat changes before it is
+    taken, if a packet's length contradicts its header, if a completion is split at an illegal
+    address, or if the ID is wrong.
 
     Parameters
     ----------
     dut : design with the ports of `Series7Adapter`.
     clock, reset : of the block.
-    max_payload : bytes that it supports.
+    max_payload : supported payload in bytes.
     vectors : of MSI-X.
     table, pending : BAR and offset of the table and of the pending bits.
-    seed : of how packets follow each other, and of what is not valid.
+    seed : seed of the packing and of invalid lanes.
 
     Attributes
     ----------
-    cq_source, cc_sink : what stalls: receive and transmit stream.
-    cq_queue : requests to be shown; `bar_id` tells the BAR.
+    cq_source, cc_sink : stalls of the receive and the transmit stream.
+    cq_queue : requests to deliver; `bar_id` is the BAR.
     form : see `FORMS`.
-    digests : whether packets get a digest behind their payload.
-    packets : what the design has sent.
+    digests : whether a digest is appended to packets.
+    packets : packets sent by the design.
     checks : packets checked.
     max_payload : bytes that the host allows.
-    middles, straddles, held_back : packets that began in the middle of a beat, those behind the end
-        of another one, and requests that waited for rx_np_ok.
+    middles, straddles, held_back : packets that began in the middle of a beat, packets after the
+        end of another one in the same beat, and requests that waited for rx_np_ok.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
         cocotb.start_soon(Clock(clock, USER_CLOCK_NS, unit="ns").start())
 
     async def upstream_recv(self, tlp: Tlp) -> None:
-        """Take a packet from the link: requests of a BAR go to the receive stream."""
+        """Accept a packet from the link: requests of a BAR are queued for the receive stream."""
         if tlp.fmt_type in REQUESTS:
             function = self.functions[0]
             io = tlp.fmt_type in (TlpType.IO_READ, TlpType.IO_WRITE)
@@ -213,7 +213,7 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
             dut.m_axis_rx__tuser.value = user
 
     def _beat(self) -> tuple[list[int | None], int] | None:
-        """The next beat: dwords by lane, TUSER. None if there is nothing to show."""
+        """Return the next beat: dwords by lane, TUSER; None if there is none."""
         lanes: list[int | None] = [None] * LANES
         start = end = None
         lane = 0
@@ -249,7 +249,9 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
 
     @staticmethod
     def _fill(lanes: list[int | None], lane: int, packet: _Shown) -> tuple[int, bool]:
-        """Put dwords of a packet into lanes; the lane behind them, and whether it has ended."""
+        """Put dwords of a packet into lanes; return the next lane, and whether the packet has
+        ended.
+        """
         while lane < LANES and packet.dwords:
             lanes[lane] = packet.dwords.pop(0)
             lane += 1
@@ -268,7 +270,7 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
         return _Shown(dwords, (BOTH_OF_64_BITS if wide else 1) << tlp.bar_id)
 
     def _choose(self) -> Tlp | None:
-        """The next packet in the order of PCIe, those that are not posted as far as they may."""
+        """Return the next packet in PCIe order, non-posted ones only if allowed."""
         if self._held and self._may_show():
             return self._held.popleft()
         while not self.cq_queue.empty():
@@ -280,7 +282,7 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
         return None
 
     def _may_show(self) -> bool:
-        """Whether a request that is not posted may be shown now."""
+        """Return whether a non-posted request may be delivered now."""
         if self._non_posted_ok:
             return True
         self._extra += 1
@@ -310,7 +312,7 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
             dut.s_axis_tx__tready.value = int(ready)
 
     def take(self, words: list[int], beat: tuple[int, ...]) -> list[int]:
-        """Take a beat (TDATA, TKEEP, TLAST, TUSER) behind the dwords of its packet.
+        """Append a beat (TDATA, TKEEP, TLAST, TUSER) to the dwords of its packet.
 
         Returns
         -------

@@ -182,18 +182,17 @@ _SAMPLE_SINK = """\
 
 
 class StreamProtocolError(AssertionError):
-    """Valid or payload changed before the transfer, or more came than there was space for."""
+    """Valid or payload changed before the transfer, or more payloads than `space` were output."""
 
 
 @dataclass(frozen=True)
 class StreamRun:
-    """What one run gave.
+    """Results of one run.
 
     Attributes
     ----------
-    streams : uint32, for each output stream the payloads that came, one a
-        row of 32-bit words.
-    outputs : the other outputs as they were at the end.
+    streams : uint32, the payloads of each output stream, one a row of 32-bit words.
+    outputs : values of the other outputs at the end.
     cycles : from the start to the last transfer of any stream.
     transfers, first, last : of each stream: how many, and the cycles (from 1) of the first and the
         last; 0 for none.
@@ -214,7 +213,7 @@ class StreamBench:
     ----------
     component : ports of stream signatures at the top, and plain inputs and outputs.
     name : of the Verilog module.
-    key : names everything that the component is made from, for the cache.
+    key : all parameters of the component, for the cache.
     start : a one-bit input that is 1 in the first cycle of a run; empty for none.
     """
 
@@ -247,7 +246,7 @@ class StreamBench:
 
     @cached_property
     def library(self) -> Path:
-        """The shared library; built when it is not in the cache."""
+        """Return the shared library, built unless cached."""
         verilog = verilog_of(
             f"{self.name} {self.key}", lambda: to_verilog(self.component, self.name)
         )
@@ -293,7 +292,7 @@ class StreamBench:
         return lines
 
     def close(self) -> None:
-        """Free the model; nothing can be run after it."""
+        """Free the model, which cannot be used afterwards."""
         if self._handle is not None:
             self._library.bench_close(self._handle)
             self._handle = None
@@ -311,16 +310,15 @@ class StreamBench:
     ) -> StreamRun:
         """Send the rows of each array, until no stream has moved for `quiet` cycles.
 
-        The component goes on from where the run before left it.
+        The component continues from the state after the previous run.
 
         Parameters
         ----------
         streams : uint32, for each input stream the payloads, one a row
             of 32-bit words.
         inputs : for each plain input.
-        space : payloads that an output stream may give at most.
-        stalls : chance that a source offers nothing, and that a sink takes nothing,
-            in a cycle.
+        space : most payloads of an output stream.
+        stalls : chance that a source, and that a sink, stalls in a cycle.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Two texts of one block, Verilated side by side with the same random inputs."""
+"""Comparison of two texts of one block, Verilated, with the same random inputs."""
 
 import ctypes
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class TwinError(AssertionError):
 
 @dataclass(frozen=True)
 class TwinRun:
-    """What was compared.
+    """Amount of the comparison.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ def run_twins(
     seed: int,
     cxxflags: Sequence[str] = ("-O1",),
 ) -> TwinRun:
-    """Give both the same random inputs, with a reset now and then, and compare all outputs.
+    """Drive both with the same random inputs and occasional resets, and compare all outputs.
 
     For 64 cycles at a time every input has a likelihood of ones, which may be 0 or 1: queues fill
     and empty, handshakes stall.
@@ -59,7 +59,7 @@ def run_twins(
     Parameters
     ----------
     top : module in both texts.
-    first, second : Verilog; what the first gives is expected.
+    first, second : Verilog; the first gives the expected outputs.
     ports : as of `nearstep_hw.verilog.flat_ports`; one clock and its reset, `clk` and `rst`.
     cycles : clock cycles.
     seed : of the inputs.
@@ -102,5 +102,5 @@ def run_twins(
 
 
 def _harness() -> str:
-    """The harness, beside whose copy the header of the ports lies."""
+    """The harness; the header of the ports is written beside its copy."""
     return HARNESS.read_text(encoding="utf-8")

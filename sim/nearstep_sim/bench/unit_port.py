@@ -1,4 +1,4 @@
-"""Functional units behind one memory port: how many cycles an update takes."""
+"""Functional units behind one memory port: cycles of an update."""
 
 import ctypes
 from collections.abc import Mapping
@@ -135,12 +135,12 @@ extern "C" std::uint64_t port_run(
 
 @dataclass(frozen=True)
 class PortRun:
-    """What one update behind a port gave.
+    """Results of one update behind a port.
 
     Attributes
     ----------
     cycles : from the first beat read to the last beat written.
-    busy_cycles : those in which the port moved a beat.
+    busy_cycles : cycles in which the port transferred a beat.
     """
 
     arrays: dict[str, NDArray[np.float32]]

@@ -33,7 +33,7 @@ HARNESS = Path(__file__).with_suffix(".cpp")
 
 
 class LatencyError(AssertionError):
-    """`o_valid` differed from the `i_valid` it answers; holds the cycle."""
+    """`o_valid` differed from the delayed `i_valid`; has the cycle."""
 
     def __init__(self, unit: str, cycle: int) -> None:
         self.cycle = cycle
@@ -41,7 +41,7 @@ class LatencyError(AssertionError):
 
 
 class MismatchError(AssertionError):
-    """A unit and the golden model differ; the first case, and how many there are."""
+    """A unit and the golden model differ: the first case, and the number of cases."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class MismatchError(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a unit returned: patterns, and flags (None if the unit has none)."""
+    """Results of a unit: patterns, and flags (None without flags)."""
 
     z: NDArray[np.uint32]
     flags: NDArray[np.uint8] | None
@@ -83,7 +83,7 @@ class VectorBench:
 
     Parameters
     ----------
-    synthesis : makes a netlist of Verilog and the name of its top, which runs in its place.
+    synthesis : converts Verilog and the name of its top to a netlist, which is simulated instead.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def _pointers(arrays: Sequence[NDArray[Any] | None]) -> ctypes.Array[ctypes.c_vo
 
 
 def golden(operation: Operation, operands: Sequence[Bits]) -> tuple[Bits, NDArray[np.uint8]]:
-    """Patterns and flags that the golden model gives."""
+    """Return patterns and flags of the golden model."""
     if operation.kind == "convert":
         return fp.convert(operands[0], operation.source, operation.target)
     result: tuple[Bits, NDArray[np.uint8]] = getattr(fp, operation.kind)(

@@ -30,16 +30,16 @@ Config = BoardConfig | CoarseBoardConfig
 DESIGNS: Mapping[str, type[Config]] = MappingProxyType(
     {"updater": BoardConfig, "coarse": CoarseBoardConfig}
 )
-"""Configuration of each design; the first unless another is asked for."""
+"""Configuration of each design; the first is the default."""
 
 
 def _variant(config: Config) -> str:
-    """What the design is beside the updater with DRAM."""
+    """Return the variant of a design: `coarse`, or the memory of an updater."""
     return "coarse" if isinstance(config, CoarseBoardConfig) else config.memory
 
 
 def folder_of(config: Config) -> Path:
-    """Where the results of a configuration are, unless another folder is given."""
+    """Return the default folder of a configuration's results."""
     variant = _variant(config)
     return FOLDER / (config.board + ("" if variant == "dram" else f"-{variant}"))
 
@@ -83,7 +83,7 @@ def command(
     _make(config, output or folder_of(config), range(seed, seed + seeds), jobs)
 
 
-# What Typer does not know are options of the design.
+# Options unknown to Typer are options of the design.
 cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -127,7 +127,7 @@ def _make(config: Config, folder: Path, seeds: Sequence[int], jobs: int) -> None
 
 
 class _Steps(Watch):
-    """Steps of a flow on a console, with what their programs say at the moment."""
+    """Shows the steps of a flow on a console, with the current output of their programs."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -153,7 +153,7 @@ class _Steps(Watch):
         self.tasks[step] = self.progress.add_task(step, total=None, said=""), time.monotonic()
 
     def line(self, step: str, text: str) -> None:
-        """What the program of a step prints."""
+        """Show a line of the step's program."""
         if match := PHASE.match(text):
             said = (match["info"] or match["yosys"])[:SHOWN].replace("[", r"\[")
             self.progress.update(self.tasks[step][0], said=said)

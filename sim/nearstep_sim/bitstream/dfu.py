@@ -11,7 +11,7 @@ CHECKSUM = struct.Struct("<I")
 
 
 def with_suffix(bitstream: bytes, vendor: int, product: int) -> bytes:
-    """The file with its DFU suffix of 16 bytes, which says what device it is for.
+    """Append the DFU suffix of 16 bytes, which identifies the device, to a file.
 
     Ref: USB Device Class Specification for Device Firmware Upgrade 1.1, appendix B.
     """

@@ -1,4 +1,4 @@
-"""What can go wrong on the way to a bitstream."""
+"""Errors of the bitstream flow."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,8 +25,8 @@ class ToolMissingError(BitstreamError):
 
     Attributes
     ----------
-    tool : what a plan calls it.
-    sought : where it was expected.
+    tool : name in a plan.
+    sought : expected place.
     """
 
     def __init__(self, tool: str, sought: str, remedy: str) -> None:
@@ -37,11 +37,11 @@ class ToolMissingError(BitstreamError):
 
 
 class ToolFailedError(BitstreamError):
-    """A program ended with another status than 0.
+    """A program ended with a status other than 0.
 
     Attributes
     ----------
-    log : its whole output.
+    log : whole output.
     """
 
     def __init__(self, tool: str, status: int, log: Path, tail: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ class ToolFailedError(BitstreamError):
 
 
 class PlanError(BitstreamError):
-    """A plan without what the flow needs of it."""
+    """A plan lacks a part that the flow needs."""
 
 
 class FolderError(BitstreamError):
@@ -70,8 +70,8 @@ class DoesNotFitError(BitstreamError):
 
     Attributes
     ----------
-    needed : cells that are needed and cells that there are, by type, of the types that lack.
-    fullest : the same of the types that are full most; not empty where each type would fit alone.
+    needed : needed and available cells, by type, of the types that do not fit.
+    fullest : the same of the fullest types; not empty if each type alone would fit.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class DoesNotFitError(BitstreamError):
 
 
 class TimingError(BitstreamError):
-    """A clock that is slower than it must be.
+    """A clock is slower than required.
 
     Attributes
     ----------

@@ -27,20 +27,20 @@ EMPTY, ROOM = "#fbfbfb", "#eef1f4"
 MEMORIES, MULTIPLIERS = "#dfe7d8", "#efe3d0"
 PATH = "#111111"
 WIDE = {"DP16KD": 2}
-"""Tiles that a cell is drawn on; one if it is not listed."""
+"""Tiles covered by a cell's drawing; one if not listed."""
 BLOCKS = ("DP16KD", "MULT18X18D", "ALU54B", "EHXPLLL", "DCCA", "TRELLIS_IO", "DQSBUFM")
-"""Cells that are drawn as rectangles; in the order in which a legend counts them."""
+"""Cells drawn as rectangles, in the order of the legend."""
 
 
 def draw_placed(
     placement: Placement, stem: Path, title: str, path: Sequence[tuple[int, int]] = ()
 ) -> list[Path]:
-    """Draw cells where they lie; the largest blocks of the design have a colour each.
+    """Draw cells at their places; each of the largest blocks of the design has a colour.
 
     Parameters
     ----------
     stem : of the files, which have the suffixes of `FORMATS`.
-    path : columns and rows of a path that is drawn above them.
+    path : columns and rows of a path drawn above the cells.
 
     Returns
     -------
@@ -136,7 +136,7 @@ def _inside(bel: str) -> tuple[int, int] | None:
 
 
 def _group(blocks: tuple[str, ...], known: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The innermost block that is known."""
+    """Return the innermost known block."""
     for depth in range(len(blocks), 0, -1):
         if blocks[:depth] in known:
             return blocks[:depth]
@@ -169,7 +169,7 @@ def _finish(axes: Axes, handles: list[Patch | Line2D], path: Sequence[tuple[int,
 
 
 def _saved(figure: Figure, stem: Path) -> list[Path]:
-    """The files: the same bytes for the same picture."""
+    """Write the files, deterministically for a picture."""
     files = [stem.with_suffix(f".{each}") for each in FORMATS]
     with mpl.rc_context({"svg.hashsalt": stem.name}):
         for file in files:

@@ -42,9 +42,9 @@ __all__ = ["BIT", "DFU", "FAILED_BIT", "build"]
 
 BIT = "top.bit"
 FAILED_BIT = "top.timing-failed.bit"
-"""A bitstream that misses its clock rates: it has another name, so that no script loads it."""
+"""Name of a bitstream that misses its clock rates, so that no script loads it."""
 DFU = "top.dfu"
-"""The bitstream for a loader on the board, if it has one."""
+"""Name of the bitstream for a loader on the board, if any."""
 WORK = "work"
 PICTURES = ("placed", "routed")
 RESULTS = (
@@ -57,12 +57,12 @@ RESULTS = (
 )
 STEPS = ("yosys", "nextpnr-ecp5", "ecppack")
 NO_PLACE = ("utilisation limit", "Unable to place cell", "failed to place")
-FULLEST = 4  # types of cells that an error shows
+FULLEST = 4  # types of cells in an error
 
 
 @dataclass
 class _Flow:
-    """A plan, the programs that it needs and the folder that it is built in."""
+    """A plan, its programs and the folder of the build."""
 
     plan: BuildPlan
     folder: Path
@@ -82,7 +82,7 @@ class _Flow:
         return self.folder / WORK
 
     def prepare(self) -> None:
-        """Remove the results of another run, and write the files of the plan.
+        """Remove the results of earlier runs, and write the files of the plan.
 
         Raises
         ------
@@ -112,13 +112,13 @@ class _Flow:
         into: str = ".",
         log: str | None = None,
     ) -> None:
-        """Run the command of a plan for this tool, with options in place of its own.
+        """Run the plan's command of this tool, with options replaced.
 
         Parameters
         ----------
-        look : is given each line.
-        into : folder in which its output is kept.
-        log : that it writes.
+        look : called with each line.
+        into : folder for the output.
+        log : log written by the tool.
         """
 
         def line(text: str) -> None:
@@ -145,7 +145,7 @@ class _Flow:
 
         Raises
         ------
-        DoesNotFitError : there are too few cells of some type, whatever the seed.
+        DoesNotFitError : the chip has too few cells of a type, for any seed.
         ToolFailedError
         """
         name = f"seed-{seed}"
@@ -156,7 +156,7 @@ class _Flow:
             "--textcfg": f"{name}/{self.top}.config",
             "--report": f"{name}/report.json",
             "--write": f"{name}/placed.json",
-            "--timing-allow-fail": None,  # whether it has is in the report
+            "--timing-allow-fail": None,  # the report has the outcome
         }
         cells: dict[str, Use] = {}
         lines: list[str] = []
@@ -180,7 +180,7 @@ class _Flow:
         return read_report(self.raw_report(seed))
 
     def raw_report(self, seed: int) -> dict[str, Any]:
-        """What nextpnr has written for a seed, without what is kept free."""
+        """Read nextpnr's output for a seed, without the cells of free rows."""
         raw: dict[str, Any] = json.loads((self.work / f"seed-{seed}/report.json").read_bytes())
         uses = {cell: Use(**each) for cell, each in raw["utilization"].items()}
         uses = without_kept(uses, self.kept)
@@ -201,21 +201,21 @@ def build(
 ) -> Bitstream:
     """Run a plan, and write `top.bit`, `report.json`, `summary.md` and pictures.
 
-    The files are the same bytes for the same plan, seeds and programs, in whatever folder.
+    The files are deterministic for a plan, seeds and programs, in any folder.
 
     Parameters
     ----------
     plan : of a platform with an ECP5, for the Trellis programs.
-    folder : for the results; what programs need and print is in `work` there.
+    folder : for the results; inputs and outputs of programs are in its folder `work`.
     title : of the design, for people.
     configuration : of the design, for the report.
-    seeds : of the placer, each a run of its own; the best is used.
+    seeds : of the placer, one run each; the best is used.
     jobs : runs at once.
-    dfu : vendor and product of the board's loader: `top.dfu` is written for it.
+    dfu : vendor and product of the board's loader, for which `top.dfu` is written.
 
     Raises
     ------
-    ToolMissingError, PlanError, FolderError : before anything is written.
+    ToolMissingError, PlanError, FolderError : before any file is written.
     DoesNotFitError, ToolFailedError
     TimingError : all files are written, but the bitstream is `top.timing-failed.bit`.
     """
@@ -281,7 +281,7 @@ def build(
 
 
 def _write(made: Bitstream, title: str, raw: Mapping[str, Any]) -> None:
-    """The report for programs and the one for people."""
+    """Write the report as JSON and as text."""
     content = {
         "design": title,
         "configuration": made.configuration,
@@ -307,7 +307,7 @@ def _write(made: Bitstream, title: str, raw: Mapping[str, Any]) -> None:
 
 
 def _warnings(log: Path) -> tuple[str, ...]:
-    """What nextpnr warns of, each once."""
+    """Return nextpnr's warnings, each once."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     found = (line.removeprefix("Warning: ") for line in lines if line.startswith("Warning: "))
     return tuple(dict.fromkeys(found))
@@ -318,7 +318,7 @@ def _commands(plan: BuildPlan) -> dict[str, list[str]]:
 
     Raises
     ------
-    PlanError : it is not one of the Trellis programs.
+    PlanError : the program is not one of Trellis.
     """
     name = f"{plan.script}.json"
     if name not in plan.files:
@@ -331,7 +331,7 @@ def _commands(plan: BuildPlan) -> dict[str, list[str]]:
 
 
 def _with(arguments: Sequence[str], options: Mapping[str, str | None]) -> list[str]:
-    """Arguments with these options, in place of the same ones if they have them."""
+    """Replace or append options in arguments."""
     kept, words = [], list(arguments)
     while words:
         word = words.pop(0)
@@ -345,7 +345,7 @@ def _with(arguments: Sequence[str], options: Mapping[str, str | None]) -> list[s
 
 
 def _check_room(cells: Mapping[str, Use]) -> None:
-    """Raise `DoesNotFitError` if more cells of a type are in use than there are."""
+    """Raise `DoesNotFitError` if more cells of a type are used than available."""
     lacking = {
         cell: (use.used, use.available) for cell, use in cells.items() if use.used > use.available
     }

@@ -1,4 +1,4 @@
-"""Where cells and wires lie, from the netlist that nextpnr writes when it has routed."""
+"""Places of cells and wires, from nextpnr's routed netlist."""
 
 import json
 import re
@@ -38,7 +38,7 @@ GRIDS: Mapping[str, Grid] = MappingProxyType(
         "lfe5u_85f": Grid(127, 96, memories=(22, 46, 70, 82), multipliers=(10, 34, 58)),
     }
 )
-"""Chips that a picture can be drawn of, as nextpnr names them (Project Trellis, tilegrid.json)."""
+"""Chips that can be drawn, by nextpnr's names (Project Trellis, tilegrid.json)."""
 
 _BEL = re.compile(r"X(\d+)/Y(\d+)/(\S+)")
 _WIRE = re.compile(r"X(\d+)/Y(\d+)/")
@@ -50,7 +50,7 @@ class Placed:
 
     Attributes
     ----------
-    blocks : that it lies in, from the outermost one.
+    blocks : enclosing blocks, from the outermost one.
     """
 
     kind: str
@@ -66,8 +66,8 @@ class Placement:
 
     Attributes
     ----------
-    chip : as nextpnr names it.
-    cells : without those of `nearstep_hw.boards.free_rows`.
+    chip : nextpnr's name.
+    cells : all but those of `nearstep_hw.boards.free_rows`.
     wires : in use, by column and row of tiles.
     sources : attributes `src` of cells, by name.
     """
@@ -79,11 +79,11 @@ class Placement:
 
 
 def read_placement(path: Path, top: str) -> Placement:
-    """What nextpnr writes with `--write`.
+    """Parse nextpnr's output of `--write`.
 
     Raises
     ------
-    BitstreamError : the chip is not known, or nothing is placed.
+    BitstreamError : the chip is not known, or no cell is placed.
     """
     module = json.loads(path.read_bytes())["modules"][top]
     chip = module["settings"]["arch.type"]
@@ -117,9 +117,9 @@ def _placed(cells: Mapping[str, Any]) -> Iterable[Placed]:
 def groups(
     cells: Iterable[Placed], *, most: int = 10, least: float = 0.02
 ) -> dict[tuple[str, ...], int]:
-    """Blocks that a picture tells apart, with cells of each that are in no other; largest first.
+    """Return the blocks to draw, each with the cells of no other one; largest first.
 
-    The largest one is taken apart, again and again, into the blocks inside it.
+    The largest block is repeatedly split into its inner blocks.
 
     Parameters
     ----------

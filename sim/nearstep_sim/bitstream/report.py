@@ -1,4 +1,4 @@
-"""What nextpnr says about a design: clocks, cells, the critical path."""
+"""nextpnr's report of a design: clocks, cells, the critical path."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,14 +32,14 @@ RESOURCES = {
     "EHXPLLL": "PLL",
     "TRELLIS_IO": "pins",
 }
-"""Types of cells that a summary shows, for people."""
+"""Types of cells in a summary, with readable names."""
 
 _UTILISATION = re.compile(r"^Info:\s+(\w+):\s*(\d+)/\s*(\d+)\s+\d+%$")
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock, in MHz: what it reaches, and what it must."""
+    """A clock: reached and required rate in MHz."""
 
     name: str
     achieved: float
@@ -51,7 +51,7 @@ class Clock:
 
     @property
     def margin(self) -> float:
-        """Of what is needed: 1 is just enough."""
+        """Reached rate divided by the required one."""
         return self.achieved / self.needed
 
 
@@ -65,15 +65,15 @@ class Use:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Part of a path that one source, or one block, has.
+    """Part of a path within one source line or one block.
 
     Attributes
     ----------
-    source : file and line; empty where the netlist does not tell.
+    source : file and line; empty if not in the netlist.
     block : instances, with a point between.
-    net : the last net of it.
+    net : last net.
     cells : on the path.
-    logic_ns, routing_ns : times that it takes.
+    logic_ns, routing_ns : delays of the part.
     """
 
     source: str
@@ -108,9 +108,9 @@ class Report:
 
     Attributes
     ----------
-    clocks : the slowest first, by what they must reach.
+    clocks : ordered by margin, the slowest first.
     cells : by type.
-    path : of the first clock; none if no path has both ends in it.
+    path : critical path of the first clock, if a path has both ends in its domain.
     """
 
     clocks: tuple[Clock, ...]
@@ -129,7 +129,7 @@ class Report:
 
 
 def clock_name(net: str) -> str:
-    """Name of a clock without what nextpnr puts before that of a global net."""
+    """Return the name of a clock without nextpnr's prefix of global nets."""
     return net.removeprefix("$glbnet$")
 
 
@@ -142,7 +142,7 @@ def read_report(raw: Mapping[str, Any], sources: Mapping[str, str] | None = None
 
     Raises
     ------
-    BitstreamError : no clock is in it: nothing can be said about timing.
+    BitstreamError : the report has no clock, so no timing.
     """
     clocks = [
         Clock(clock_name(net), each["achieved"], each["constraint"])
@@ -187,10 +187,10 @@ def _path(path: Mapping[str, Any], sources: Mapping[str, str]) -> Path:
 
 
 def _stretches(steps: list[Mapping[str, Any]], sources: Mapping[str, str]) -> Iterator[Stretch]:
-    """Steps that follow each other and have one source and block.
+    """Group consecutive steps of one source and block.
 
-    What the netlist has no source for belongs to the stretch before it, if the block is the same:
-    lookup tables have none, since they are made of the logic of several lines.
+    A step without source is added to the previous group of the same block: lookup tables have no
+    source, since they merge the logic of several lines.
     """
     named = []
     before = ("", "")
@@ -229,6 +229,6 @@ def without_kept(cells: Mapping[str, Use], kept: int) -> dict[str, Use]:
 
 
 def utilisation(line: str) -> tuple[str, Use] | None:
-    """A line of nextpnr's `Device utilisation`, which it prints before it places anything."""
+    """Parse a line of nextpnr's `Device utilisation`, printed before placing."""
     match = _UTILISATION.match(line)
     return (match[1], Use(int(match[2]), int(match[3]))) if match else None

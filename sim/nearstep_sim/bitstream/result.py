@@ -1,4 +1,4 @@
-"""What a flow has made."""
+"""Results of a flow."""
 
 import statistics
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ __all__ = ["Bitstream"]
 
 @dataclass(frozen=True, kw_only=True)
 class Bitstream:
-    """A bitstream, and what is known of it.
+    """A bitstream with its reports.
 
     Attributes
     ----------
     bit : the file.
-    digest : SHA-256 of it.
-    seed : of the placer: that of the largest margin, the lowest of equal ones.
+    digest : SHA-256 of the bitstream.
+    seed : seed of the placer with the largest margin, the lowest of equal ones.
     report : of this seed.
-    seeds : report of each seed that found places, and the error of each other one.
+    seeds : report of each placed seed, and the error of each other one.
     tools : versions, by name.
-    configuration : as it was given.
-    warnings : of nextpnr, as of a constraint that it has not used.
+    configuration : configuration of the design.
+    warnings : nextpnr's warnings, such as unused constraints.
     kept : lookup tables that are kept free, see `nearstep_hw.boards.free_rows`.
     """
 

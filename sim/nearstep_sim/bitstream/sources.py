@@ -1,4 +1,4 @@
-"""Names of the sources, and of the blocks, that a flat netlist was made of."""
+"""Sources and blocks of the cells of a flat netlist."""
 
 import re
 from collections.abc import Iterable
@@ -7,8 +7,9 @@ from itertools import takewhile
 __all__ = ["block_of", "source_of"]
 
 _FOREIGN = ("/share/", "amaranth/")
-"""Of the cells of Yosys, and of the library in which signals of interfaces are made: no source of
-what a design does."""
+"""Files of Yosys's cells, and of the library that makes signals of interfaces: not sources of a
+design.
+"""
 
 
 def source_of(sources: Iterable[str]) -> str:
@@ -21,13 +22,13 @@ def source_of(sources: Iterable[str]) -> str:
 
 
 def block_of(name: str) -> tuple[str, ...]:
-    """The blocks that a cell or net of a flat netlist lies in, from the outermost one.
+    """Return the blocks around a cell or net of a flat netlist, from the outermost one.
 
-    Of what tools have added for the whole chip, as clock buffers, there are none.
+    Cells that tools added for the whole chip, such as clock buffers, have none.
     """
     flat = re.sub(r"^(\$flatten)?\\|(?<=\.)\\", "", name)
     flat = re.sub(r"^\$(glbnet|gbuf)\$", "", flat)
     *parts, _ = flat.split(".")
     blocks = tuple(takewhile(lambda part: not part.startswith("$"), parts))
-    # names of tools have points of their own
+    # names made by tools contain points
     return blocks

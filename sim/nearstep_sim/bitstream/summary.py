@@ -9,7 +9,7 @@ __all__ = ["summary"]
 
 
 def summary(made: Bitstream, title: str) -> str:
-    """Everything that an engineer asks for first: does it fit, is it fast enough, what is slow."""
+    """Summary of a build: fit, clock rates, critical path."""
     verdict = "TIMING FAILED" if made.report.failed else "timing met"
     lines = [f"# {title}: {verdict}", ""]
     lines += [

@@ -1,4 +1,4 @@
-"""The programs that a plan calls: where they are, which they are, and running them."""
+"""Programs of a plan: search, versions, execution."""
 
 import importlib.metadata
 import os
@@ -27,10 +27,10 @@ class Tool:
     Attributes
     ----------
     name : in a plan.
-    variable : of the environment: names another program, as it does for Amaranth.
+    variable : environment variable that names another program, as for Amaranth.
     package : of PyPI, with `script`, the program that is used otherwise.
     extra : of this distribution, with the package.
-    version : option that makes the program print its version.
+    version : option to print the version.
     """
 
     name: str
@@ -72,27 +72,27 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
         )
     }
 )
-"""Every program that this flow can run, by the name that plans have for it."""
+"""Programs of the flow, by their names in plans."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A tool that is there."""
+    """An installed tool."""
 
     tool: Tool
     path: Path
 
     @property
     def packaged(self) -> bool:
-        """Whether it is that of the package, beside the running Python."""
+        """Whether the tool is from the package, beside the running Python."""
         return self.path == _beside(self.tool)
 
     def version(self) -> str:
-        """Package and version, or the first line that another program prints.
+        """Return package and version, or the first line of another program's output.
 
         Raises
         ------
-        ToolMissingError : it does not start, or prints nothing.
+        ToolMissingError : the tool does not start, or prints no text.
         """
         if self.packaged:
             return f"{self.tool.package} {importlib.metadata.version(self.tool.package)}"
@@ -115,11 +115,11 @@ class Program:
 
 
 def find(names: Iterable[str]) -> dict[str, Program]:
-    """The programs of a plan, by name; those that the environment names before those of packages.
+    """Find the programs of a plan, by name: named in the environment, else of packages.
 
     Raises
     ------
-    ToolMissingError : of the first that is missing, with what to install.
+    ToolMissingError : a program is missing; with the package to install.
     """
     return {name: _find(name) for name in dict.fromkeys(names)}
 
@@ -168,9 +168,9 @@ def run(
 
     Parameters
     ----------
-    output : where what it prints goes.
-    log : that it writes by itself; what it prints comes in large pieces, and not all of it.
-    watch : is called with each line of the log; if it raises, the program is ended.
+    output : file for the program's output.
+    log : log file written by the program; its output is buffered and incomplete.
+    watch : called with each line of the log; an exception ends the program.
 
     Raises
     ------
@@ -203,13 +203,13 @@ def run(
             raise
     if running.returncode:
         said = log if log is not None and log.exists() else output
-        # a program that is quiet prints errors only, or nothing before a fault of its own
+        # a quiet program prints only errors, or no text before a crash
         tail = [line for file in dict.fromkeys((said, output)) for line in _tail(file)]
         raise ToolFailedError(program.tool.name, running.returncode, said, tail)
 
 
 class _Lines:
-    """Lines of a file that grows, each given to `watch` when it is whole."""
+    """Call `watch` with each complete line of a growing file."""
 
     def __init__(self, path: Path, watch: Callable[[str], None]) -> None:
         self.path = path

@@ -4,13 +4,13 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """Is told about the steps of a flow; this one says nothing."""
+    """Observer of the steps of a flow; the base class prints no text."""
 
     def begin(self, step: str) -> None:
         """A step begins."""
 
     def line(self, step: str, text: str) -> None:
-        """What the program of a step prints."""
+        """Receive a line of the step's program."""
 
     def end(self, step: str) -> None:
         """A step has ended, well or not."""

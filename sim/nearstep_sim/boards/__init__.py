@@ -1,1 +1,1 @@
-"""Boards whose every cycle is simulated, at the pins of their chip."""
+"""Boards simulated cycle by cycle, at the pins of the chip."""

@@ -26,7 +26,9 @@ ANSWER_BYTES = 4096
 """That are taken from the simulation at a time."""
 
 OUT_DELAY, IN_DELAY = 3000, 1500
-"""Picoseconds of pads, about: an output register to its pin, a pin to its input register."""
+"""Approximate delays of pads in picoseconds: an output register to its pin, a pin to its input
+register.
+"""
 
 CBoardOptions = structure(
     "boards/board.cpp",
@@ -38,7 +40,7 @@ CCounters = structure("boards/board.cpp", "BoardCounters")
 
 @dataclass(frozen=True, kw_only=True)
 class BoardCounts:
-    """What a simulated board has counted.
+    """Counters of a simulated board.
 
     Attributes
     ----------
@@ -61,8 +63,7 @@ class BoardLine:
     Attributes
     ----------
     port, baud : see `nearstep.serial.transport.Transport`.
-    memory : what the SDRAM chip holds, behind the board's back: words by their address; empty with
-        block RAM.
+    memory : direct access to the SDRAM chip: words by address; empty with block RAM.
     """
 
     def __init__(self, options: SimulatedBoardOptions) -> None:
@@ -100,7 +101,7 @@ class BoardLine:
 
     @property
     def counts(self) -> BoardCounts:
-        """What has been counted since the board was opened."""
+        """Return the counters since the board was opened."""
         found = CCounters()
         self._lib.board_counters(self._handle, ctypes.byref(found))
         return BoardCounts(**values(found))
@@ -109,7 +110,7 @@ class BoardLine:
         self._lib.board_send(self._handle, data, len(data))
 
     def read(self, seconds: float) -> bytes:
-        """What comes, after a wait of at most so long; see `Transport`.
+        """Receive bytes within a timeout; see `Transport`.
 
         Raises
         ------
@@ -118,7 +119,7 @@ class BoardLine:
         return self._run(int(seconds * self._clock_hz) + 1, ANSWER_BYTES, any=True)
 
     def run(self, cycles: int) -> bytes:
-        """Let the board run, and return what has come.
+        """Run the board, and return the received bytes.
 
         Raises
         ------
@@ -127,22 +128,22 @@ class BoardLine:
         return self._run(cycles, ANSWER_BYTES, any=False)
 
     def press_reset(self) -> None:
-        """Reset the board by its button, in the midst of whatever it does.
+        """Reset the board by its button, at any time.
 
-        Block RAM keeps what it holds; on what an SDRAM holds nobody can count, as it is not
-        refreshed until the host has brought it up again.
+        Contents of block RAM are kept; contents of an SDRAM are undefined, since it is not
+        refreshed until the host has initialised it again.
         """
         self._lib.board_reset(self._handle)
 
     def inject(self, *, reads: int = 0, times: int = 1, flip: int = 0, row: int = 0) -> None:
-        """Have the SDRAM chip answer wrongly, from now on.
+        """Make the SDRAM chip return wrong data from now on.
 
         Parameters
         ----------
         reads : that are right before.
         times : reads that are wrong.
-        flip : bits of their words that are inverted.
-        row : bits of the number of their row that are inverted.
+        flip : bits of data words to invert.
+        row : bits of row numbers to invert.
         """
         injection = CSdramInjection(reads=reads, times=times, flip=flip, row=row)
         self._lib.board_inject(self._handle, ctypes.byref(injection))
@@ -168,11 +169,11 @@ class BoardLine:
 
 
 class BoardBackend(LinkBackend):
-    """A board of which every cycle is simulated, driven over its link.
+    """A board simulated cycle by cycle, driven over its link.
 
     Attributes
     ----------
-    wire : its line.
+    wire : the board's line.
     """
 
     def __init__(self, options: SimulatedBoardOptions) -> None:

@@ -27,11 +27,11 @@ TOP = "board_top"
 def board_verilog(
     config: BoardConfig | CoarseBoardConfig, *, unit: UnitMaker | None = FunctionalUnit
 ) -> str:
-    """Verilog of `BoardTop`, as it is in a bitstream, with the cells at its pads.
+    """Return the Verilog of `BoardTop` of a bitstream, with the cells of its pads.
 
     Parameters
     ----------
-    unit : makes a functional unit of an updater; None: they are outside.
+    unit : makes a functional unit of an updater; None: the units are outside.
     """
     if config.memory == "blockram":
         return to_verilog(BoardTop(config, unit=unit), TOP)
@@ -81,8 +81,9 @@ def board_library(config: BoardConfig, *, native: bool = False) -> Path:
 
 
 def ring_library(config: CoarseBoardConfig) -> Path:
-    """The shared library of `ring.cpp` for a configuration: one model, an object of it for each
-    board."""
+    """Build the shared library of `ring.cpp` for a configuration: one model, an object for each
+    board.
+    """
     verilog = verilog_of(f"coarse board {digest(config)}", lambda: board_verilog(config))
     return verilate_library(
         "board_ring", [Model(top=TOP, verilog=verilog, prefix="Vboard")], [RING]

@@ -1,4 +1,4 @@
-"""Options of simulated boards, as they stand in a device name."""
+"""Options of simulated boards in device names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nearstep_spec.codec import Nested, Option, check_bounds
 from nearstep_spec.updater.config import ConfigError
 
 SIMULATED = ("sdr",)
-"""Kinds of DRAM whose chip and pads have a model."""
+"""Kinds of DRAM with a model of chip and pads."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,12 @@ CRingOptions = structure("boards/ring.cpp", "RingOptions")
 CCableCounters = structure("boards/ring.cpp", "CableCounters")
 
 OF = 1 << 16
-"""Chances are given to the simulation as so many of these."""
+"""Scale of probabilities in the simulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CableCounts:
-    """What has gone over one direction of a cable.
+    """Traffic of one direction of a cable.
 
     Attributes
     ----------
@@ -39,10 +39,10 @@ class CableCounts:
 
 
 class SimulatedRing:
-    """Boards with clocks of their own, and the cables between them.
+    """Boards with separate clocks, and the cables between them.
 
-    Time passes for all of them while somebody waits for bytes of one. Link i joins port 1 of board
-    i with port 0 of the next; direction 0 of it runs that way.
+    Time passes for all boards during a wait for bytes of one. Link i connects port 1 of board i to
+    port 0 of the next; its direction 0 is from board i to the next.
     """
 
     def __init__(self, options: SimulatedRingOptions) -> None:
@@ -67,17 +67,17 @@ class SimulatedRing:
 
     @property
     def links(self) -> int:
-        """Cables; two boards are joined by one."""
+        """Number of cables; two boards share one."""
         return 1 if self.devices == 2 else self.devices
 
     def counts(self, link: int, direction: int) -> CableCounts:
-        """What has been counted since the boards were opened."""
+        """Return the counters since the boards were opened."""
         found = CCableCounters()
         self._lib.ring_counters(self.handle, self._number(link, direction), ctypes.byref(found))
         return CableCounts(**values(found))
 
     def corrupt(self, link: int, direction: int, *, after: int = 0, times: int = 1) -> None:
-        """Have `times` transfers hit, the first one behind `after` others from now on."""
+        """Corrupt `times` transfers, after `after` others from now on."""
         self._lib.ring_arm(self.handle, self._number(link, direction), after, times)
 
     def pull(self, link: int) -> None:
@@ -93,11 +93,11 @@ class SimulatedRing:
         return int(self._lib.ring_cycle(self.handle, board))
 
     def send(self, board: int, data: bytes) -> None:
-        """Bytes to a board, behind those that are still on their way."""
+        """Send bytes to a board, after bytes in flight."""
         self._lib.ring_send(self.handle, board, data, len(data))
 
     def run(self, board: int, cycles: int) -> bytes:
-        """What comes from a board, after at most so many of its cycles."""
+        """Receive bytes from a board within a number of its cycles."""
         come = self._lib.ring_run(self.handle, board, cycles, self._buffer, ANSWER_BYTES)
         return bytes(self._buffer[:come])
 
@@ -156,15 +156,15 @@ class RingLine:
         self._ring.send(self._board, data)
 
     def read(self, seconds: float) -> bytes:
-        """What comes, after a wait of at most so long; see `Transport`."""
+        """Receive bytes within a timeout; see `Transport`."""
         return self._ring.run(self._board, int(seconds * self._clock_hz) + 1)
 
     def close(self) -> None:
-        """Leave the ring as it is: that is closed as a whole."""
+        """Do not close the ring, which is closed as a whole."""
 
 
 class RingBackend(BoardRing):
-    """Boards of which every cycle is simulated, each driven over its serial line.
+    """Boards simulated cycle by cycle, each driven over its serial line.
 
     Attributes
     ----------

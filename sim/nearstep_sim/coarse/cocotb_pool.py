@@ -32,7 +32,7 @@ from nearstep_spec.coarse.config import BEAT_BYTES, CoarseConfig
 from nearstep_spec.coarse.registers import register_bytes
 
 STALLS = ("free", "source", "sink", "both")
-"""What stalls: nothing, the answers of memory, what memory takes, or both."""
+"""Stalls: none, responses of memory, requests to memory, or both."""
 
 GUARD = 0xA5
 """Every byte of memory before a test."""
@@ -44,21 +44,21 @@ RESET_CYCLES = 4
 class CocotbPoolBackend(Backend):
     """A ring of `ring_top` with the memories and masters of cocotbext-axi, and checkers.
 
-    Links are those inside the ring.
+    The links inside the ring are used.
 
     All methods but `begin` are called from a bridged thread.
 
     Parameters
     ----------
     dut : the ring.
-    config : of its devices.
-    devices : how many it has.
-    mode : what stalls, see `STALLS`.
+    config : of the devices.
+    devices : number of devices.
+    mode : key of `STALLS`.
     seed : of the stalls.
 
     Attributes
     ----------
-    memory : what each device has, behind its back: shape (devices, bytes).
+    memory : direct access to the devices' memory: shape (devices, bytes).
     checkers : of the memory ports.
     """
 
@@ -142,7 +142,7 @@ class CocotbPoolBackend(Backend):
         resume(self._reset)()
 
     def close(self) -> None:
-        """The simulator outlives the devices: nothing to do."""
+        """Do nothing: the simulator outlives the devices."""
 
     def _pauses(self) -> Iterator[bool]:
         return (self._random.random() < 0.4 for _ in itertools.count())

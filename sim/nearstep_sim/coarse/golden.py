@@ -40,7 +40,7 @@ STEPS = 4
 """Results of a job that are written in a step, on each device: so many bytes, or a share of all."""
 
 WAIT_BYTES = 1 << 16
-"""In place of `STEP_BYTES` where the host waits and no memory was made to misbehave."""
+"""Replaces `STEP_BYTES` while the host waits and no memory fault is injected."""
 
 ACCESSES_PER_STEP = 32
 """Register accesses in the time of a step."""
@@ -52,13 +52,13 @@ MEMORY_CAUSES = {False: ErrorCause.READ_RESPONSE, True: ErrorCause.WRITE_RESPONS
 
 @dataclass
 class GoldenRing:
-    """A job that all devices of a ring have in work.
+    """A job active on all devices of a ring.
 
     Attributes
     ----------
     nbytes : that every device gets.
-    sources : of each device; sums in fp32 are made of them as they are written.
-    result : what every device gets, where all of it was computed before anything is written.
+    sources : of each device; sums in fp32 are computed when they are written.
+    result : result of all devices, if computed in full before the first write.
     written : bytes, on every device.
     least_bytes : of a step.
     """
@@ -71,15 +71,15 @@ class GoldenRing:
 
     @property
     def step(self) -> slice:
-        """What is written next."""
+        """Return the next range to write."""
         nbytes = max(self.least_bytes, -(-self.nbytes // STEPS // LINE_BYTES) * LINE_BYTES)
         return slice(self.written, min(self.nbytes, self.written + nbytes))
 
 
 def _sums_as_written(job: GoldenJob) -> bool:
-    """Whether results of a job, a sum in fp32, are made when they are written.
+    """Whether results of a job, a sum in fp32, are computed when they are written.
 
-    No device takes a job whose result overlaps its source: a step can be made again.
+    Results never overlap sources: a step can be repeated.
     """
     return job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != Operation.MAX
 
@@ -88,9 +88,9 @@ class GoldenPool(EmulatedBackend):
     """Memory devices in a ring, without a clock.
 
     Time is counted in steps, as in `golden:axdimm`: every 32 register accesses are one. A job is
-    computed when every device of its ring has it in work, and written step by step. A device that
-    is dead, or has another epoch, is silent: its neighbours find out in the first step in which
-    they have a job in work, if `silence_limit` is not 0.
+    computed when it is active on every device of its ring, and written step by step. A device that
+    is dead, or has another epoch, is silent: its neighbours detect the silence in the first step in
+    which they have an active job, if `silence_limit` is not 0.
     """
 
     family = "coarse"
@@ -123,7 +123,7 @@ class GoldenPool(EmulatedBackend):
         self._changed = True  # something that decides whether rings can go on
         self._joined: list[bool] = []
         self._links: list[list[bool]] = []
-        self._shown = False  # something that registers show
+        self._shown = False  # state visible in registers
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -135,9 +135,9 @@ class GoldenPool(EmulatedBackend):
         return None
 
     def kill(self, device: int) -> None:
-        """Silence a device: nothing comes from its links, or reaches it by them.
+        """Silence a device: its links carry no data in either direction.
 
-        The host still reaches its registers and its memory.
+        The host can still access its registers and memory.
         """
         self._check_device(device).dead = True
         self._changed = True
@@ -236,7 +236,9 @@ class GoldenPool(EmulatedBackend):
         node.memory.mark(local, nbytes, UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
-        """Make memory misbehave. A whole source, and what is written in a step, count as a burst.
+        """Inject a memory fault.
+
+        A whole source, and the data written in a step, count as one burst.
 
         `late` costs jobs no time here. Bursts of jobs and those of each update kernel are counted
         apart.
@@ -266,7 +268,7 @@ class GoldenPool(EmulatedBackend):
             self._advance(1)
 
     def _advance(self, elements: int) -> bool:
-        """One step, of so many elements of update kernels; whether anything happened."""
+        """Run one step, of `elements` of update kernels; return whether state changed."""
         moved = self._advance_updaters(elements)
         for node in self._nodes:
             if not node.failed:
@@ -290,7 +292,7 @@ class GoldenPool(EmulatedBackend):
         return moved
 
     def _advance_updaters(self, elements: int) -> bool:
-        """A step of every update kernel; whether anything happened."""
+        """Run a step of every update kernel; return whether state changed."""
         moved = False
         for updater in (node.updater for node in self._nodes):
             if updater is None:
@@ -328,7 +330,7 @@ class GoldenPool(EmulatedBackend):
         return found
 
     def _mismatches(self) -> dict[int, Finding]:
-        """Devices whose job is not that of the device before them in the ring."""
+        """Return the devices whose job differs from that of the previous device in the ring."""
         found = {}
         for group in range(self.config.groups):
             for number, node in enumerate(self._nodes):
@@ -346,7 +348,7 @@ class GoldenPool(EmulatedBackend):
         return found
 
     def _advance_ring(self, group: int, fast: bool) -> bool:
-        """Let a ring go on by a step, if all of it is there."""
+        """Advance a ring by a step, if all its devices are ready."""
         cores = [node.cores[group] for node in self._nodes]
         jobs = [core.current for core in cores if core.current is not None]
         if len(jobs) < self.devices or self._stuck or not self._joined[group]:
@@ -416,13 +418,13 @@ class GoldenPool(EmulatedBackend):
         return np.ascontiguousarray(result).view(np.uint8)
 
     def _room(self, group: int, elements: int) -> NDArray[np.float32]:
-        """Memory for the result of a ring: it is there, and not fetched anew for each job."""
+        """Return memory for the result of a ring, reused by later jobs."""
         if group not in self._rooms or self._rooms[group].size < elements:
             self._rooms[group] = np.empty(elements, np.float32)
         return self._rooms[group][:elements]
 
     def _write_results(self, group: int, ring: GoldenRing, jobs: Sequence[GoldenJob]) -> bool:
-        """Write the results of a step; whether memory took them."""
+        """Write the results of a step; return whether memory accepted them."""
         nbytes = ring.step.stop - ring.written
         for number, job in enumerate(jobs):
             address = job.destination + ring.written
@@ -439,7 +441,7 @@ class GoldenPool(EmulatedBackend):
     def _put_results(
         self, group: int, ring: GoldenRing, jobs: Sequence[GoldenJob], nbytes: int
     ) -> None:
-        """Fill memory with the results of a step; sums go there at once, where it is one array."""
+        """Write the results of a step; sums are computed in place in contiguous memory."""
         written = ring.written
         targets = [
             (node, job.destination + written) for node, job in zip(self._nodes, jobs, strict=True)
@@ -474,7 +476,7 @@ class GoldenPool(EmulatedBackend):
         )
 
     def _count(self, group: int, job: GoldenJob) -> None:
-        """Entries of a job that has ended: its description, and 2N - 2 in each chunk."""
+        """Return the entries of an ended job: its description, and 2N - 2 in each chunk."""
         wire = list(WIRE_FORMATS)[job.wire]
         devices = self.devices
         beats = max(1, -(-job.elements // 16))
@@ -491,7 +493,7 @@ class GoldenPool(EmulatedBackend):
     def _access(
         self, device: int, stream: Stream, address: int, nbytes: int, *, write: bool
     ) -> Finding | None:
-        """What memory refused an access with, if it did."""
+        """Return the error response of memory to an access, if any."""
         first = device * self.config.memory_bytes + address
         self._log.append(f"{'write' if write else 'read'} {stream.name} {first:#x}+{nbytes:#x}")
         for armed in self._injections:
@@ -510,7 +512,7 @@ class GoldenPool(EmulatedBackend):
         return any(each.injection.kind in RESPONSES for each in hit)
 
     def _fail(self, found: Mapping[int, Finding]) -> None:
-        """Devices found faults: their jobs end, and those of all devices that they reach."""
+        """End the jobs of devices with faults, and of all devices that they reach."""
         self._rings.clear()
         self._changed = self._shown = True
         for number, finding in found.items():
@@ -532,7 +534,7 @@ class GoldenPool(EmulatedBackend):
                     )
 
     def _peer(self, device: int, port: int) -> int:
-        """Device at the other end of a link."""
+        """Return the device at the other end of a link."""
         return (device + (1 if port else -1)) % self.devices
 
     def _alive(self, device: int, port: int) -> bool:
@@ -542,7 +544,7 @@ class GoldenPool(EmulatedBackend):
     def _is_alive(self, device: int, port: int) -> bool:
         """Whether frames pass a link, both ways."""
         node, peer = self._nodes[device], self._nodes[self._peer(device, port)]
-        joined = self.devices > 2 or port == 1 - device  # of two devices one link is left out
+        joined = self.devices > 2 or port == 1 - device  # two devices have only one link
         return (
             joined
             and node.used(port)
@@ -553,7 +555,7 @@ class GoldenPool(EmulatedBackend):
         )
 
     def _place(self, address: int, nbytes: int) -> tuple[GoldenDevice, int]:
-        """The device of a range of memory, and its address there."""
+        """Return the device of a memory range, and the local address."""
         self._check_open()
         device, local = divmod(address, self.config.memory_bytes)
         if not 0 <= device < self.devices or local + nbytes > self.config.memory_bytes:

@@ -25,7 +25,7 @@ from nearstep_spec.coarse.registers import (
 from nearstep_spec.csr.model import BLOCK_BYTES
 
 COPIED_BITS = 32
-"""Pages that one read of `snapshot_copied` tells about."""
+"""Pages in one read of `snapshot_copied`."""
 
 OPERATIONS = frozenset(map(int, Operation))
 
@@ -35,7 +35,7 @@ SHOWN_TAG_BITS = 15
 
 @dataclass(frozen=True)
 class GoldenJob:
-    """A job as START found it in the registers."""
+    """A job as in the registers at START."""
 
     source: int
     destination: int
@@ -56,13 +56,13 @@ class GoldenJob:
         return np.uint32(self.scale_bits).view(np.float32)
 
     def description(self, members: int) -> tuple[int, ...]:
-        """What all devices of a ring must have alike."""
+        """Return the fields that must be equal on all devices of a ring."""
         return (self.elements, self.scale_bits, self.tag, self.operation, self.wire, members)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a device says of an error."""
+    """Error registers of a device."""
 
     cause: ErrorCause
     stream: Stream = Stream.NONE
@@ -90,7 +90,7 @@ class GoldenCore:
         return self.registers["ring.position"]
 
     def push(self) -> None:
-        """START: the job in the registers goes to the queue, or is dropped if that is full."""
+        """START: queue the job in the registers, or drop it if the queue is full."""
         if len(self.queue) == self.config.queue_jobs:
             self.registers["jobs.overflow"] = 1
             return
@@ -112,7 +112,7 @@ class GoldenCore:
         self._show()
 
     def take(self) -> bool:
-        """Begin with the next job; whether there was one."""
+        """Begin the next job; return whether there was one."""
         if self.current is not None or not self.queue:
             return False
         self.current = self.queue.popleft()
@@ -137,7 +137,7 @@ class GoldenCore:
         self.registers["status.busy"] = 0
 
     def abort(self) -> None:
-        """Forget all jobs and errors."""
+        """Clear all jobs and errors."""
         self.current = None
         self.queue.clear()
         for path in ("status.busy", "status.done", "jobs.overflow", "completed.value"):
@@ -178,7 +178,7 @@ class GoldenCore:
 
 @dataclass
 class GoldenSnapshot:
-    """A frozen range and the pages of it that lie in the area."""
+    """A frozen range and its copied pages."""
 
     base: int
     area: int
@@ -193,22 +193,21 @@ class GoldenSnapshot:
 
 
 class GoldenDevice:
-    """A memory device: what software sees of it, without cycles.
+    """A memory device: the state visible to software, without cycles.
 
-    Counters of links count entries of jobs that ended, as if nothing were ever sent twice; those of
-    cycles and of the ALUs stay 0.
+    Counters of links count entries of ended jobs, without retransmissions; counters of cycles and
+    of the ALUs are 0.
 
     Parameters
     ----------
-    refuses : whether memory answers an access other than OKAY: local address, bytes, and if it
-        writes.
-    base : address of its memory in the pool.
+    refuses : (local address, bytes, writes) to whether memory responds other than OKAY.
+    base : address of the device's memory in the pool.
     log : takes a line for each burst of the update kernel.
     engines : the arithmetic of each rule of the update kernel.
 
     Attributes
     ----------
-    updater : the update kernel, as a channel of its own; None if the device has none.
+    updater : the update kernel as a channel; None if the device has none.
     """
 
     def __init__(
@@ -240,7 +239,7 @@ class GoldenDevice:
         self.reset()
 
     def reset(self) -> None:
-        """All registers, queues and the snapshot as after power-up. Memory stays."""
+        """Reset all registers, queues and the snapshot; memory is kept."""
         maps = device_maps(self.config)
         maps.pop(UPDATER, None)
         files = {name: RegisterFile(each) for name, (_, each) in maps.items()}
@@ -277,7 +276,7 @@ class GoldenDevice:
         return self.pool.read(address)
 
     def write_register(self, offset: int, value: int) -> tuple[Answer, bool]:
-        """Answer to a write, and whether it ends the jobs of this device with ABORTED."""
+        """Return the response to a write, and whether the jobs of this device end with ABORTED."""
         block, address = divmod(offset, BLOCK_BYTES)
         if self.updater is not None and self.updater.holds(offset):
             return self.updater.write_register(offset, value)._replace(pulses=()), False
@@ -320,22 +319,22 @@ class GoldenDevice:
         self.pool["status.busy"] = int(busy)
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
-        """Write, after the copy of what a snapshot has frozen."""
+        """Write, after copying frozen pages of a snapshot."""
         self._before_write(address, data.size)
         self.memory.write(address, data)
 
     def place(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
-        """What `EmulatedMemory.place` finds, after the copy of what a snapshot has frozen."""
+        """Return `EmulatedMemory.place`, after copying frozen pages of a snapshot."""
         self._before_write(address, nbytes)
         return self.memory.place(address, nbytes)
 
     def _before_write(self, address: int, nbytes: int) -> None:
-        """Copy what a snapshot has frozen of these bytes."""
+        """Copy the frozen pages of these bytes."""
         if self.snapshot is not None and nbytes:
             self._copy_pages(self.snapshot, address, nbytes)
 
     def count_entries(self, port_out: int, port_in: int, entries: int, payload: int) -> None:
-        """Entries that went out and came in; `payload` is their phits in one direction."""
+        """Count sent and received entries; `payload` is their phits in one direction."""
         sent = payload + entries * 2
         for name, number in (("sent_phits", sent), ("payload_phits", payload)):
             self.pool[f"link{port_out}_{name}.value"] += number
@@ -377,7 +376,9 @@ class GoldenDevice:
         self.epoch = self.pool["link.epoch"]
 
     def _open_snapshot(self) -> None:
-        """Open one, unless one is open or its ranges cannot be: then `snapshot.open` stays 0."""
+        """Open a snapshot, unless one is open or the ranges are invalid: then `snapshot.open`
+        remains 0.
+        """
         read = self.pool
         base, area = read["snapshot_base.value"], read["snapshot_area.value"]
         pages = read["snapshot_pages.value"]

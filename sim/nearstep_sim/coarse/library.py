@@ -16,9 +16,9 @@ HARNESS = Path(__file__).with_name("pool.cpp")
 
 
 def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
-    """The shared library of `pool.cpp`: one model, an object of it for each device of a pool.
+    """Build the shared library of `pool.cpp`: one model, an object for each device of a pool.
 
-    Of devices with an update kernel it holds the units in RTL, and the C++ that can stand in for
+    For devices with an update kernel the library has the units in RTL, and C++ that can replace
     them.
     """
     programs = "" if config.updater is None else f" {digest(config.updater)}"

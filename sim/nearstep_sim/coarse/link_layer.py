@@ -34,8 +34,9 @@ _Config = structure("coarse/link_layer.cpp", "Config")
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Inputs of one device as of `LinkLayer`; stalls are chances of a source and a sink to
-    do nothing in a cycle, `blocked` has a bit for each group whose sink takes nothing."""
+    """Inputs of one device as of `LinkLayer`; stalls are the chances that a source and a sink stall
+    in a cycle, `blocked` has a bit for each group with a blocked sink.
+    """
 
     epoch: int = 1
     used: int | None = None
@@ -71,7 +72,7 @@ _Report = structure(
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What was seen of one device since the start; lists have an item a group, or a port."""
+    """Observations of one device since the start; lists have an item a group, or a port."""
 
     counters: list[dict[str, int]]
     delivered: list[int]
@@ -99,7 +100,7 @@ def _library(config: CoarseConfig) -> ctypes.CDLL:
         verilog=verilog_of(f"link_layer {config!r}", generate),
         prefix="VLinkLayer",
     )
-    # The header lies in another folder: its text has to be part of the name in the cache.
+    # The header is in another folder: its text must be part of the cache name.
     defines = {"GROUPS": config.groups, "LINK_HPP": _hash_of(HEADER)}
     return load(verilate_library("link_layer", [model], [SOURCE], defines=defines), SOURCE)
 
@@ -110,11 +111,11 @@ def _hash_of(path: Path) -> str:
 
 
 class LinkBench:
-    """Devices 0 and 1, joined by one link or two, with sources and sinks for their groups.
+    """Devices 0 and 1, connected by one or two links, with sources and sinks for their groups.
 
-    Port 1 of device 0 is joined to port 0 of device 1; with `ports` 2 the others as well, and odd
-    groups run the other way. What a source sends follows from the seed; every phit that comes out
-    is compared with it.
+    Port 1 of device 0 is connected to port 0 of device 1; with `ports` 2 the other ports too, and
+    odd groups run in reverse. The seed determines the data of a source; every output phit is
+    compared with them.
 
     Parameters
     ----------
@@ -151,7 +152,7 @@ class LinkBench:
             self._library.link_bench_close(self._bench)
 
     def options(self, options: LinkOptions) -> None:
-        """All links as new: what is under way is lost."""
+        """Reset all links; data in flight are lost."""
         for device, port in self._ends():
             self._link(device, port, options.mirror(2 * device + port))
 
@@ -173,8 +174,7 @@ class LinkBench:
         self._library.link_bench_inputs(self._bench, device, ctypes.byref(mirror))
 
     def fault(self, fault: LinkFault) -> None:
-        """Link 0 is that at port 1 of device 0, link 1 that at its port 0; direction 0 is from
-        device 0."""
+        """Link 0 is at port 1 of device 0, link 1 at its port 0; direction 0 is from device 0."""
         port = 1 - fault.link
         mirror: CFault = fault.mirror()
         end = (fault.direction, port if fault.direction == 0 else 1 - port)
@@ -185,7 +185,7 @@ class LinkBench:
         self._library.link_bench_forge(self._bench, nth)
 
     def send(self, entries: int, *, device: int | None = None, group: int | None = None) -> None:
-        """So many more entries of each device and group, or of the ones given."""
+        """Queue entries for each device and group, or for the given ones."""
         for d in range(DEVICES) if device is None else (device,):
             for g in range(self.config.groups) if group is None else (group,):
                 self._library.link_bench_send(self._bench, d, g, entries)
@@ -195,11 +195,11 @@ class LinkBench:
         self._library.link_bench_forget(self._bench)
 
     def run(self, cycles: int, *, until_delivered: bool = False) -> int:
-        """Run so many cycles, or until every entry came. Returns how many ran."""
+        """Run cycles, or until every entry was received; return the number of cycles."""
         return int(self._library.link_bench_run(self._bench, cycles, int(until_delivered)))
 
     def clear(self, epoch: int) -> None:
-        """Both devices forget everything, and go on in another epoch."""
+        """Clear both devices, and continue in another epoch."""
         for device in range(DEVICES):
             self.set(device, clear=1, epoch=epoch, abort=0)
         self.forget()
@@ -208,7 +208,7 @@ class LinkBench:
             self.set(device, clear=0)
 
     def state(self) -> list[DeviceState]:
-        """What was seen of each device."""
+        """Return the observations of each device."""
         report = _Report()
         self._library.link_bench_report(self._bench, ctypes.byref(report))
         groups = self.config.groups

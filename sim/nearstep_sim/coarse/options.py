@@ -1,4 +1,4 @@
-"""Options of emulated pools of COARSE devices, as they stand in a device name."""
+"""Options of emulated pools of COARSE devices in device names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nearstep_sim.verilate.options import Memory, SimulationOptions
 from nearstep_spec.coarse.config import MAX_DEVICES, CoarseConfig
 from nearstep_spec.codec import Nested, Option, check_bounds
 
-MEMORY_BYTES = 16 << 20  # of each device, unless more is asked for
+MEMORY_BYTES = 16 << 20  # default of each device
 
 Chance = Annotated[float, Option(meaning="chance of it for every frame on a link", low=0, high=1)]
 
@@ -44,7 +44,7 @@ class CoarseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
-    """Options of `sim:coarse`, those of `CoarseOptions` among them.
+    """Options of `sim:coarse`, with those of `CoarseOptions`.
 
     `memory`, `latency`, `stall` and `seed` are of the local DRAM of each device.
     """
@@ -97,7 +97,7 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
 
         Raises
         ------
-        ValueError : one of them has a value that it cannot have.
+        ValueError : an option has an invalid value.
         """
         try:
             return LinkOptions(

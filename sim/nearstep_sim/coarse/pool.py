@@ -53,10 +53,10 @@ _Failure = structure("models/bar_host.hpp", "BarFailure")
 class PoolBackend(ShellBackend):
     """Devices of which every cycle is simulated.
 
-    Registers of device d begin at d * `register_bytes`, its memory at d * `memory_bytes`.
-    Link i joins port 1 of device i with port 0 of the next; direction 0 of it runs that way.
-    Transfers that are submitted go over the link of a device's client, both directions at once, and
-    through its window, while cycles pass; with a direct window they take no time.
+    Registers of device d begin at d * `register_bytes`, its memory at d * `memory_bytes`. Link i
+    connects port 1 of device i to port 0 of the next; its direction 0 is from device i to the next.
+    Submitted transfers use the link of a device's client, in both directions at once, and its
+    window, while cycles pass; with a direct window they take no time.
     """
 
     family = "coarse"
@@ -67,7 +67,7 @@ class PoolBackend(ShellBackend):
     def __init__(self, options: VerilatedPoolOptions) -> None:
         self.config = options.config()
         self.devices = options.devices
-        self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
+        self._register_bytes = register_bytes(self.config)  # cached: whole maps are built
         self._pool_options = options
         self._threads = simulation_threads()
         self._under_way = InFlight()
@@ -75,7 +75,7 @@ class PoolBackend(ShellBackend):
         super().__init__(self._library(), options, total, host_ids=1 << HOST_ID_WIDTH)
 
     def _library(self) -> Callable[[], Path]:
-        """What builds the library."""
+        """Return the builder of the library."""
         return partial(pool_library, self.config, trace=self._pool_options.trace is not None)
 
     def _open(self, options: ShellOptions) -> int:
@@ -112,11 +112,11 @@ class PoolBackend(ShellBackend):
 
     @property
     def links(self) -> int:
-        """Links of the pool; two devices are joined by one."""
+        """Number of links; two devices share one."""
         return 1 if self.devices == 2 else self.devices
 
     def run(self, cycles: int) -> None:
-        """Let `cycles` pass."""
+        """Run `cycles`."""
         for begun in range(0, cycles, SLICE_CYCLES):
             self._lib.pool_run(self._device, min(SLICE_CYCLES, cycles - begun))
         self._check(0, "run")
@@ -143,9 +143,9 @@ class PoolBackend(ShellBackend):
         return self._submit(address, data, write=True)
 
     def look_at_transfers(self) -> None:
-        """Tell the transfers of clients that have ended so.
+        """Complete the transfers of clients that have ended.
 
-        It takes no time, and no error comes of it.
+        No time passes and no error is raised.
         """
         self._under_way.look(partial(self._lib.pool_ended, self._device))
 
@@ -171,28 +171,28 @@ class PoolBackend(ShellBackend):
         return transfer
 
     def kill(self, device: int) -> None:
-        """Nothing comes out of the links of a device any more, and nothing goes in."""
+        """Cut all links of a device, in both directions."""
         for link, direction in self._directions_of(device):
             self.inject_link(LinkFault(kind="dead", link=link, direction=direction))
 
     def revive(self, device: int) -> None:
-        """Links of a device that was killed work again; what was under way is lost."""
+        """Restore the links of a killed device; data in flight are lost."""
         for link, direction in self._directions_of(device):
             self._lib.pool_link_revive(self._device, self._number(link, direction))
 
     def inject_link(self, fault: LinkFault) -> None:
-        """Make a link misbehave. `heal` ends it.
+        """Inject a fault into a link, until `heal`.
 
         Raises
         ------
-        ArgumentError : there is no such link.
+        ArgumentError : no such link.
         """
         number = self._number(fault.link, fault.direction)
         self._lib.pool_link_fault(self._device, number, ctypes.byref(fault.mirror()))
 
     def link_statistics(self, link: int, direction: int) -> dict[str, int]:
-        """Phits and frames that a direction of a link has taken since the last reset, phits that
-        it has delivered, and how many frames each kind of fault has hit.
+        """Return the phits and frames that a direction of a link has accepted since the last reset,
+        the phits delivered, and the frames hit by each kind of fault.
         """
         found = CStatistics()
         number = self._number(link, direction)
@@ -241,7 +241,7 @@ class PoolBackend(ShellBackend):
             self._check(status, "store")
 
     def _parts(self, what: str, address: int, nbytes: int) -> list[tuple[int, int, int]]:
-        """An access cut where one device ends: address, first and last byte of the data."""
+        """Split an access at the devices' boundaries: address, first and last byte of the data."""
         if address < 0 or address + nbytes > self.capacity_bytes:
             raise OutOfBoundsError(f"memory {what}", address, address + nbytes, self.capacity_bytes)
         size, parts, at = self.config.memory_bytes, [], address

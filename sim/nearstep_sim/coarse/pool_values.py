@@ -1,4 +1,4 @@
-"""What the tensors of a pool must hold, and whether they do."""
+"""Expected tensors of a pool, and their comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_MEMORY = "memory_bytes=1MiB&snapshot_pages=64"
 
 SMALLEST = SMALL.replace("devices=4", "devices=2").replace("groups=2", "groups=1")
 SMALL_RULES = "adam,sgd_momentum"
-"""Of devices with update kernels: one library serves all fast tests with both of these."""
+"""Options of devices with update kernels: one library for all fast tests with both."""
 
 
 def draw(pool: CoarsePool, elements: int, rng: np.random.Generator) -> list[Floats]:
@@ -35,7 +35,7 @@ def reduced(
     wire: str = "fp32",
     group: int | None = None,
 ) -> Floats:
-    """What all devices must hold after a reduction: the golden ring, on the pool's split."""
+    """Return the expected result of a reduction: the golden ring, on the pool's split."""
     flat = [each.reshape(-1) for each in arrays]
     parts = [
         ring_all_reduce(
@@ -55,11 +55,11 @@ def compare(tensor: PoolTensor, expected: Floats | Sequence[Floats]) -> int:
 
     Parameters
     ----------
-    expected : of each device, or one that all have.
+    expected : of each device, or one for all.
 
     Raises
     ------
-    AssertionError : of another shape, or other bits, of which the device is named.
+    AssertionError : shape or bits differ; names the device.
     """
     for device in range(tensor.rings.devices):
         want = expected if isinstance(expected, np.ndarray) else expected[device]

@@ -1,4 +1,4 @@
-"""The library of a ring of devices that is one Verilated object."""
+"""Library of a ring of devices as one Verilated object."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def header(ports: Sequence[str], devices: int) -> str:
 
 
 def ring_library(config: CoarseConfig, devices: int, latency: int) -> Path:
-    """The shared library of `pool.cpp` around one object: the ring of `ring_verilog`."""
+    """Build the shared library of `pool.cpp` around one object: the ring of `ring_verilog`."""
     text = device_verilog(config).read_text()
     ports = [name for name, _, _ in ports_of(text, DEVICE) if name not in COMMON]
     pins = stored("design", {"ring.hpp": header(ports, devices)})

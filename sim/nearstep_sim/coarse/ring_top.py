@@ -1,5 +1,6 @@
-"""A ring of memory devices in one module: the text that `nearstep rtl coarse_device` writes, and a
-module around its instances that has wires and links alone."""
+"""A ring of memory devices in one module: the text of `nearstep rtl coarse_device`, and a module of
+its instances, wires and links.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ SHARING = tuple(
         *(f'public_flat_rw -module "{module}" -var "{port}"' for port in ports),
     )
 )
-"""Settings of Verilator with which all devices, and the functional units of their kernels, share
-their code: nothing outside is merged into it."""
+"""Settings of Verilator that let all devices, and the functional units of their kernels, share
+code: outer logic is not merged into them.
+"""
 
 PHIT_BITS = 130  # 128 of data, head, last: nearstep_hw.coarse.wire.LinkPhit
 COMMON = ("clk", "rst")
@@ -86,11 +88,11 @@ def device_verilog(config: CoarseConfig) -> Path:
 
 
 def ring_verilog(config: CoarseConfig, devices: int, latency: int) -> Path:
-    """The text of a device as it is shipped, and behind it the module `TOP`.
+    """Return the text of a shipped device, followed by the module `TOP`.
 
-    Port 1 of a device is joined with port 0 of the next; of two devices there is one link. A link
-    takes a phit in every cycle, and gives it to the other end `latency` cycles later. With
-    `i_outside` the links are ports instead, and nothing passes those inside.
+    Port 1 of a device is connected to port 0 of the next; two devices have one link. A link accepts
+    a phit a cycle, and delivers it `latency` cycles later. With `i_outside` the links are ports
+    instead, and the inner links carry no data.
 
     Ports of device n have its number behind the first part of their name: `csr2__address`,
     `link_out0__1__valid`.
@@ -115,7 +117,7 @@ def ring_verilog(config: CoarseConfig, devices: int, latency: int) -> Path:
 
 
 def ports_of(text: str, module: str) -> list[Port]:
-    """Name, direction and width of each port of a module, in the order of its text."""
+    """Return name, direction and width of each port of a module, in order of the text."""
     body = re.search(rf"^module {module}\(.*?^endmodule", text, re.MULTILINE | re.DOTALL)
     if body is None:
         raise ValueError(f"text must have a module {module}, not {text[:80]!r}")
@@ -162,7 +164,7 @@ def _range(width: int) -> str:
 def _instance(
     module: str, ports: list[Port], number: int, inside: Mapping[str, str]
 ) -> Iterator[str]:
-    """An instance whose ports are those of the top with its number, or what is said."""
+    """Return an instance whose ports are the top's with its number, or as given."""
     pins = [
         f".{name}({name if name in COMMON else inside.get(name, numbered(name, number))})"
         for name, _, _ in ports
@@ -181,7 +183,7 @@ def _around(ports: list[Port], devices: int, latency: int) -> str:
 
 
 def _device(ports: list[Port], number: int, devices: int) -> Iterator[str]:
-    """A device; what its links bring and take is inside or outside."""
+    """Return a device whose links are inside or outside."""
     inside = {
         f"link_{way}__{port}__{member}": f"{member}_{way}{number}_{port}"
         for port in range(PORTS)
@@ -204,7 +206,7 @@ def _device(ports: list[Port], number: int, devices: int) -> Iterator[str]:
 
 
 def _links(number: int, devices: int) -> Iterator[str]:
-    """The links on which a device sends, but for those that are outside."""
+    """Return the inner links on which a device sends."""
     for port in range(PORTS):
         peer = _peer(number, port, devices)
         if peer is None:
@@ -219,7 +221,7 @@ def _links(number: int, devices: int) -> Iterator[str]:
 
 
 def _peer(device: int, port: int, devices: int) -> int | None:
-    """The device at the other end of a link; two devices have one link."""
+    """Return the device at the other end of a link; two devices have one link."""
     if devices == 2 and port != 1 - device:
         return None
     return (device + (1 if port else -1)) % devices

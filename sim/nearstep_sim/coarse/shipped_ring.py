@@ -1,4 +1,4 @@
-"""A ring of memory devices as they are shipped: one Verilated object, functional units inside."""
+"""A ring of shipped memory devices: one Verilated object, functional units inside."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["ShippedRing", "shipped_ring"]
 
 
 class ShippedRing(PoolBackend):
-    """The devices that `nearstep rtl coarse_device` writes, joined to a ring, in one object.
+    """The devices of `nearstep rtl coarse_device`, connected to a ring, in one object.
 
-    In everything else it is what `sim:coarse` is, which has an object of each device, functional
-    units outside and links in C++: bits and cycles are the same.
+    Bits and cycles are those of `sim:coarse`, which has an object of each device, functional units
+    outside and links in C++.
 
     Parameters
     ----------
     options : as of `sim:coarse`, without a trace, and with `fu` of `rtl`.
-    links_inside : links are delays in Verilog, without faults and of a phit a cycle; otherwise they
-        are those of `sim:coarse`.
+    links_inside : links are delays in Verilog, without faults and of a phit a cycle; otherwise
+        links as of `sim:coarse`.
 
     Raises
     ------
@@ -60,7 +60,7 @@ class ShippedRing(PoolBackend):
 
 
 def shipped_ring(url: str, *, links_inside: bool) -> CoarseDevice:
-    """The devices of `sim:coarse?...` as they are shipped, in one object: see `ShippedRing`.
+    """Open the shipped devices of `sim:coarse?...` in one object: see `ShippedRing`.
 
     Raises
     ------

@@ -29,12 +29,12 @@ STALLS: Mapping[str, tuple[float, float]] = {
     "sink": (0.0, 0.6),
     "both": (0.5, 0.5),
 }
-"""Chance that nothing comes, and that nothing is taken, on a link in a cycle."""
+"""Chances that the source, and the sink, of a link stall in a cycle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job of a sync core, as `JobLayout` has it."""
+    """A job of a sync core, see `JobLayout`."""
 
     source: int
     destination: int
@@ -55,7 +55,7 @@ _Settings = structure("coarse/sync_ring.cpp", "Settings")
 
 
 class CoreReport(structure("coarse/sync_ring.cpp", "Report", types={"Fault": FaultRecord})):
-    """What one core did in a run. `cycles` is that of the last `o_done`."""
+    """Results of one core in a run. `cycles` is the cycle of the last `o_done`."""
 
 
 class SyncRing:
@@ -79,7 +79,7 @@ class SyncRing:
 
     @cached_property
     def library(self) -> Path:
-        """The shared library; built when it is not in the cache."""
+        """Return the shared library, built unless cached."""
         config = self.config
         verilog = verilog_of(
             f"sync_core {config!r}", lambda: to_verilog(SyncCore(config), "SyncCore")
@@ -99,7 +99,7 @@ class SyncRing:
         return out.view(np.uint32)
 
     def forget(self, free: Sequence[tuple[int, int]]) -> None:
-        """Nothing may be touched any more but [start, end) of each range, which are unwritten."""
+        """Restrict accesses to [start, end) of each range, marked as unwritten."""
         for memory in self.memories:
             memory.state[:] = GUARD
             for start, end in free:
@@ -124,7 +124,7 @@ class SyncRing:
         max_cycles: int = 5_000_000,
         quiet: int = 3000,
     ) -> list[CoreReport]:
-        """Give a job to each core, and go on until all are done or nothing moves any more."""
+        """Start a job on each core, and run until all are done or hung."""
         config, count = self.config, self.members
         source, sink = STALLS[stall]
         low, high = window or (0, config.memory_bytes)
@@ -172,7 +172,7 @@ class SyncRing:
         return list(reports)
 
     def clear(self) -> int:
-        """Halt and clear all cores; cycles until their memories were idle, 0 if they never were."""
+        """Halt and clear all cores; return the cycles until memories were idle, 0 if never."""
         return int(self._library.ring_clear(self._handle, 10_000))
 
     def close(self) -> None:

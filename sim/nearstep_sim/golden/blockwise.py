@@ -2,9 +2,8 @@
 
 A group of 256 elements is divided by its largest magnitude, 1e-12 at least, and each quotient
 becomes the number of the nearest entry of a map of 256 values, whose spacing grows with their
-magnitude. Of values in the middle of two entries the upper one is taken. A NaN makes its whole
-group NaN, and so does an infinity, but with the signed map the infinite elements become -infinity.
-Every NaN is the default one.
+magnitude. A tie selects the upper entry. A NaN makes its whole group NaN, and so does an infinity,
+but with the signed map the infinite elements become -infinity. Every NaN is the default one.
 
 Bits are those of torchao's `OptimState8bit` on a CPU.
 
@@ -53,7 +52,7 @@ class Blockwise(NamedTuple):
     Attributes
     ----------
     codes : uint8, shape (n,): entries of the map.
-    scales : float32, one for each group, of which the last may be short.
+    scales : float32, one for each group; the last group may be short.
     """
 
     codes: NDArray[np.uint8]
@@ -66,7 +65,7 @@ class Blockwise(NamedTuple):
 
 @cache
 def dynamic_map(signed: bool) -> NDArray[np.float32]:
-    """The 256 values, ascending: with half of them negative, or with none."""
+    """Return the 256 values, ascending: half of them negative, or none."""
     values = [0.0, 1.0]
     for decade in range(DECADES):
         edges = _linspace(2 ** (decade if signed else decade + 1) + 1)
@@ -108,7 +107,7 @@ def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
 
 
 def codes_of(parts: NDArray[np.float32], *, signed: bool) -> NDArray[np.uint8]:
-    """Codes of elements that have been divided by the scale of their group; 0 of a NaN."""
+    """Return the codes of elements divided by the scale of their group; 0 for a NaN."""
     table = dynamic_map(signed)
     with np.errstate(all="ignore"):
         known = np.nan_to_num(parts, nan=-np.inf)
@@ -127,12 +126,12 @@ def dequantize(given: Blockwise, *, signed: bool) -> NDArray[np.float32]:
 
 
 def pack(given: Blockwise, *, elements: int, scale_bytes: int) -> NDArray[np.uint8]:
-    """The bytes of an array as it lies in memory: blocks, each with its scales, then its codes.
+    """Return the bytes of an array in memory: blocks, each with its scales, then its codes.
 
     Parameters
     ----------
-    elements : of a block, a multiple of 256; the last one has what is left.
-    scale_bytes : of the scales of a block, the last included; those of no group are 0.
+    elements : elements of a block, a multiple of 256; the last block has the rest.
+    scale_bytes : bytes of the scales of a block, also of the last; unused scales are 0.
     """
     groups = elements // GROUP
     parts: list[NDArray[np.uint8]] = []
@@ -145,7 +144,7 @@ def pack(given: Blockwise, *, elements: int, scale_bytes: int) -> NDArray[np.uin
 
 
 def unpack(data: NDArray[np.uint8], *, elements: int, scale_bytes: int) -> Blockwise:
-    """What `pack` made `data` of.
+    """Invert `pack`.
 
     Raises
     ------

@@ -28,7 +28,7 @@ _LOW_BITS = 16
 
 @cache
 def load() -> ctypes.CDLL:
-    """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
+    """Compile the functions of this module unless cached, to raise build errors before a run."""
     source = Path(__file__).with_name("blockwise.cpp")
     return load_functions(compile_library("blockwise", [source]), source)
 

@@ -1,7 +1,7 @@
-"""Golden model of the rings of COARSE memory devices: what every device holds in the end.
+"""Golden model of the rings of COARSE memory devices: the result of every device.
 
-Bit-exact, on whole tensors. Which device begins a sum depends on where an element lies, since the
-parts of a chunk travel the ring from different positions.
+Bit-exact, on whole tensors. The device that begins a sum depends on the element's part of its
+chunk, since each part starts at another position of the ring.
 
 Ref: COARSE paper, section IV-A and figure 11; IEEE 754-2019, 9.6 (maximum).
 """
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 BLOCK_ELEMENTS = 1 << 14
-"""Of a tensor, that are taken from the first hop to the last at once: a cache holds them."""
+"""Elements of a tensor processed at once, through all hops: they fit a cache."""
 
 OPERATIONS = ("sum", "average", "max")
 
@@ -37,13 +37,15 @@ _SIGN = np.int64(1 << 31)
 
 
 def maximum32(a: F32, b: F32) -> F32:
-    """The greater of float32 a and b: +0 is greater than -0, a NaN gives the default quiet NaN."""
+    """Return the greater of float32 a and b: +0 is greater than -0, a NaN gives the default quiet
+    NaN.
+    """
     greater = np.where(_key(a) >= _key(b), a, b)
     return np.where(np.isnan(a) | np.isnan(b), QUIET_NAN32, greater)
 
 
 def element_parts(elements: int, *, members: int, entry_beats: int) -> NDArray[np.int64]:
-    """For each element of a tensor the part of its chunk that it belongs to.
+    """Return the part of each element of a tensor within its chunk.
 
     Part p starts at ring position p and grows at p + 1, p + 2, ... modulo `members`.
     """
@@ -64,7 +66,7 @@ def ring_all_reduce(
     scale: np.float32 | None = None,
     out: F32 | None = None,
 ) -> F32:
-    """What all devices of a ring hold after a job.
+    """Return the result of all devices of a ring after a job.
 
     Parameters
     ----------
@@ -74,7 +76,7 @@ def ring_all_reduce(
     config : of the devices.
     reverse : the ring runs from device 1 to device 0 to the last one, and so on.
     scale : of an average; None is float32(1 / devices).
-    out : where the result goes; None is a new array.
+    out : array for the result; None makes a new one.
 
     Raises
     ------
@@ -162,7 +164,7 @@ def _ring(tensors: Sequence[F32], operation: str, wire: str, scale: np.float32, 
 
 
 def _travel(x: F32, wire: str) -> F32:
-    """`x` as the next device gets it."""
+    """Return `x` as received by the next device."""
     if wire == "fp32":
         return x
     return widen32(narrow32(x, _HALVES[wire]), _HALVES[wire])

@@ -21,7 +21,7 @@ F32 = NDArray[np.float32]
 FLOAT32 = np.dtype(np.float32)
 
 LEAST_SHARE = 1 << 16
-"""Elements that are worth a thread: to begin one takes as long as to sum a tenth of them."""
+"""Least elements of a thread: starting a thread takes as long as summing a tenth of them."""
 
 
 @cache
@@ -34,7 +34,7 @@ def _function() -> Callable[..., None]:
 
 
 def load() -> None:
-    """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
+    """Compile the functions of this module unless cached, to raise build errors before a run."""
     _function()
 
 
@@ -48,7 +48,7 @@ def ring_sum(
     scale: np.float32 | None = None,
     threads: int = 1,
 ) -> None:
-    """Write a range of what all devices of a ring hold after a sum or an average in fp32.
+    """Write a range of the result of all devices of a ring after a sum or an average in fp32.
 
     Parameters
     ----------
@@ -59,11 +59,11 @@ def ring_sum(
     entry_elements : elements of a part of a whole chunk.
     reverse : the ring runs from device 1 to device 0 to the last one, and so on.
     scale : the sums are multiplied by it; None is a sum alone.
-    threads : that share the elements, at most; no bit depends on it.
+    threads : most threads; results do not depend on the number.
 
     Raises
     ------
-    ValueError : fewer than two tensors, unlike arrays, or a range that they do not have.
+    ValueError : fewer than two tensors, different arrays, or a range outside of them.
     """
     if len(tensors) < 2 or not outs or entry_elements < 1:
         raise ValueError(

@@ -30,7 +30,7 @@ def _function(name: str) -> Callable[..., None]:
 
 
 def load() -> None:
-    """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
+    """Compile the functions of this module unless cached, to raise build errors before a run."""
     _function("widen_bf16")
 
 

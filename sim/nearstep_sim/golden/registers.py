@@ -1,4 +1,4 @@
-"""Golden model of a register bank: what software sees of `nearstep_hw.csr.bank.CsrBank`."""
+"""Golden model of a register bank: `nearstep_hw.csr.bank.CsrBank` as visible to software."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ WORD_MASK = (1 << WORD_BITS) - 1
 
 
 class Answer(NamedTuple):
-    """What one access gives.
+    """Result of one access.
 
     Attributes
     ----------
     value : word read, 0 for a write or an error.
     error : the access was not carried out.
-    pulses : `register.field` of every pulse that a write gives.
+    pulses : `register.field` of every pulse caused by a write.
     """
 
     value: int = 0
@@ -24,16 +24,16 @@ class Answer(NamedTuple):
 
 
 WRITTEN = Answer()
-"""To a write that gives no pulse."""
+"""Response to a write without a pulse."""
 
 
 class _Part(NamedTuple):
-    """What one word has of a field.
+    """Part of a field in one word.
 
     Attributes
     ----------
     path, access : of the field.
-    mask : its bits in the register, those of the word.
+    mask : bits of the field in the register, within the word.
     lsb : of the field.
     """
 
@@ -44,10 +44,10 @@ class _Part(NamedTuple):
 
 
 class RegisterFile:
-    """Values of all fields of a block, and the rules by which software reaches them.
+    """Values of all fields of a block, and the rules of software accesses.
 
-    Fields are named `register.field`. `COUNTER` fields have a value that the hardware sets and one
-    that was captured, which is what a read gives.
+    Fields are named `register.field`. `COUNTER` fields have a value set by the hardware and a
+    captured one, which a read returns.
     """
 
     def __init__(self, register_map: RegisterMap) -> None:
@@ -68,7 +68,7 @@ class RegisterFile:
         }
 
     def __getitem__(self, path: str) -> int:
-        """Value of a field, as the hardware sees it."""
+        """Return the value of a field in the hardware."""
         return self._values[path]
 
     def __setitem__(self, path: str, value: int) -> None:
@@ -81,12 +81,12 @@ class RegisterFile:
             self.capture()
 
     def capture(self) -> None:
-        """Take all counters at once, for software to read."""
+        """Capture all counters at once, for software to read."""
         for path in self._captured:
             self._captured[path] = self._values[path]
 
     def read(self, address: int) -> Answer:
-        """Answer to a read of one word; the two low bits of the address are ignored."""
+        """Read one word; the two low bits of the address are ignored."""
         try:
             _, index, parts = self._words[address & -WORD_BYTES]
         except KeyError:
@@ -99,7 +99,7 @@ class RegisterFile:
         return Answer(value=(image >> (index * WORD_BITS)) & WORD_MASK)
 
     def write(self, address: int, value: int, mask: int = WHOLE_WORD) -> Answer:
-        """Answer to a write of one word. Latch and clear have taken effect when it returns."""
+        """Write one word. Latch and clear have taken effect on return."""
         found = self._words.get(address & -WORD_BYTES)
         if found is None or not found[0].writable or mask != WHOLE_WORD:
             return Answer(error=True)
@@ -134,7 +134,7 @@ class RegisterFile:
 
 
 def _parts(register: Register, index: int) -> list[_Part]:
-    """What word `index` has of each field of a register."""
+    """Return the parts of a register's fields in word `index`."""
     word = WORD_MASK << (index * WORD_BITS)
     return [
         _Part(f"{register.name}.{field.name}", field.access, field.mask & word, field.lsb)

@@ -33,8 +33,8 @@ class Draw:
 
     Parameters
     ----------
-    index, within : of the first element, and its place in its block.
-    block, skip : behind each `block` elements of the array, `skip` of the index are of others.
+    index, within : index of the first element, and its offset in its block.
+    block, skip : after each `block` elements the index is incremented by `skip` in addition.
     """
 
     seed: int
@@ -46,7 +46,7 @@ class Draw:
     skip: int = 0
 
     def after(self, elements: int) -> Self:
-        """That of the array without its first elements."""
+        """Return the numbering without the first elements of the array."""
         blocks, within = divmod(self.within % self.block + elements, self.block)
         return replace(self, index=self.index + elements + blocks * self.skip, within=within)
 

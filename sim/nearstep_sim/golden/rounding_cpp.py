@@ -19,7 +19,7 @@ __all__ = ["load", "round_stochastically"]
 
 @cache
 def load() -> Callable[..., None]:
-    """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
+    """Compile the functions of this module unless cached, to raise build errors before a run."""
     source = Path(__file__).with_name("rounding.cpp")
     library = load_functions(compile_library("rounding", [source]), source)
     function: Callable[..., None] = library.narrow_bf16_stochastically

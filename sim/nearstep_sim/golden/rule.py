@@ -16,7 +16,7 @@ __all__ = ["ArrayMismatchError", "SparseGradient", "evaluate"]
 
 Array = NDArray[Any]
 
-_CHUNK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
+_CHUNK = 1 << 16  # elements computed at a time, so that intermediate values fit the cache
 
 
 class SparseGradient(NamedTuple):
@@ -39,7 +39,7 @@ class ArrayMismatchError(NearstepError, ValueError):
 def _extreme(a: Array, b: Array, larger: bool) -> Array:
     a, b = np.broadcast_arrays(a, b)
     first = (a > b) if larger else (a < b)
-    # Equal operands have equal bits, unless they are zeros: then the sign decides.
+    # Equal operands have equal bits, except zeros, which differ by the sign.
     x, y = a.view(np.uint32), b.view(np.uint32)
     equal = ((x & y) if larger else (x | y)).view(np.float32)
     ordered = np.where(a == b, equal, np.where(first, a, b))
@@ -74,7 +74,7 @@ _OPERATIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
 def evaluate(
     rule: Rule, arrays: Mapping[str, Array], scalars: Mapping[str, float]
 ) -> dict[str, NDArray[np.float32]]:
-    """What one run of `rule` writes.
+    """Return the arrays that one run of `rule` writes.
 
     Parameters
     ----------

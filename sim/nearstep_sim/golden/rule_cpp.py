@@ -113,7 +113,7 @@ def function_name(rule: Rule) -> str:
 def _visible(program: Program) -> set[int]:
     """Operations whose bits can be seen in a result: only there does the pattern of a NaN matter.
 
-    Everything else feeds arithmetic or comparisons, to which every NaN is the same.
+    Other operations feed arithmetic or comparisons, where the pattern of a NaN has no effect.
     """
     seen: set[int] = set()
     pending = list(program.results.values())
@@ -179,7 +179,7 @@ def source(rule: Rule) -> str:
     return "\n".join(lines) + "\n"
 
 
-_CACHED = 8192  # elements whose dense gradient stays in the first cache
+_CACHED = 8192  # elements whose dense gradient fits the first cache
 
 _PAIRS = """\
 #include <cstddef>
@@ -361,13 +361,14 @@ class Kernel:
         begin: int,
         end: int,
     ) -> Callable[[], None]:
-        """What runs the rule on elements `begin` to `end` of blocks that are counted through.
+        """Return the call that runs the rule on elements `begin` to `end` of consecutively numbered
+        blocks.
 
-        Nothing is checked. No code of Python runs in it, which Ctrl-C could interrupt.
+        Arguments are not checked. The call runs no Python code, so Ctrl-C cannot interrupt it.
 
         Parameters
         ----------
-        words : what `register_words` returns.
+        words : result of `register_words`.
         ends : of each block, the number of the element behind its last one.
         rows : addresses of its arrays, of shape (blocks, arrays): states and inputs, then outputs.
             No two elements that are written may share memory.
@@ -429,7 +430,7 @@ class Kernel:
         return self._checked(self._names, arrays)
 
     def _checked(self, names: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
-        """The arrays of these names, in order; raises unless the rule can work on them."""
+        """Return the arrays of these names, in order; check that the rule accepts them."""
         if set(arrays) != set(names):
             raise ArrayMismatchError(
                 f"{self.rule!r} works on {', '.join(names)}, not {', '.join(arrays) or 'nothing'}"

@@ -10,7 +10,7 @@ from nearstep_sim.golden import fp
 __all__ = ["PARTIALS", "scan"]
 
 PARTIALS = 8  # partial sums in turn, as in nearstep_hw.updater.scan
-_CHUNK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
+_CHUNK = 1 << 16  # elements computed at a time, so that intermediate values fit the cache
 
 
 def scan(gradients: NDArray[np.float32], *, lanes: int = 16) -> tuple[bool, float]:

@@ -15,14 +15,12 @@ __all__ = ["Decompressed", "decompress", "first_wrong_pair", "widen"]
 
 @dataclass(frozen=True)
 class Decompressed:
-    """What a decompression gives.
+    """Result of a decompression.
 
     Attributes
     ----------
-    dense : patterns of binary32: of all elements, or of those that are given before a run ends
-        early.
-    duplicates : pairs that lost against a later one of the same index; counts where `cause` is
-        NONE.
+    dense : patterns of binary32: of all elements, or of those output before an early end.
+    duplicates : pairs overridden by a later one of the same index; valid if `cause` is NONE.
     position : pairs before the first that is missing or wrong; 0 where `cause` is NONE.
     """
 
@@ -41,7 +39,7 @@ def widen(values: NDArray[Any], form: ValueFormat) -> NDArray[np.uint32]:
 
 
 def first_wrong_pair(index: NDArray[np.uint32], *, count: int, group: int) -> tuple[PairCause, int]:
-    """What is wrong with the first index that is out of range or out of order, and its position.
+    """Return the error and the position of the first index out of range or out of order.
 
     Parameters
     ----------
@@ -72,16 +70,16 @@ def decompress(
     group: int,
     granule: int,
 ) -> Decompressed:
-    """Decompress the pairs there are.
+    """Decompress the received pairs.
 
     Parameters
     ----------
-    index, value : the pairs that come, values as patterns of binary32 (see `widen`). Fewer than
-        `pairs` is a truncated stream; those behind `pairs` are ignored.
+    index, value : the received pairs, values as patterns of binary32 (see `widen`). Fewer than
+        `pairs` is a truncated stream; pairs beyond `pairs` are ignored.
     pairs, count : announced pairs, and elements.
     group : elements within which the order is free; 1 for sorted indices.
-    granule : elements that are given at once: a beat of the fused form, a chunk of the scatter
-        form. A run that ends early gives what is before the granule of the last good pair.
+    granule : elements output at once: a beat of the fused form, a chunk of the scatter form. A run
+        that ends early outputs the granules before that of the last good pair.
     """
     present = min(len(index), pairs)
     index, value = index[:present], value[:present]

@@ -18,7 +18,7 @@ __all__ = ["taker"]
 
 @cache
 def taker() -> TakeLargest:
-    """What `nearstep.torch.topk.take_largest` does, in a quarter of the time or less.
+    """`nearstep.torch.topk.take_largest` in C++, at least four times as fast.
 
     Compiled on first use, then taken from the build cache.
     """

@@ -1,1 +1,1 @@
-"""Models of what is around the RTL: memories, DRAM, links."""
+"""Models of the RTL's environment: memories, DRAM, links."""

@@ -14,14 +14,14 @@ from nearstep_sim.verilate.build import compile_library
 
 SOURCE = Path(__file__).with_name("bulk.cpp")
 LARGE_BYTES = 1 << 16
-"""From so many on a copy goes past the caches: whoever reads it next reads more than they hold."""
+"""Bytes from which a copy bypasses the caches: it exceeds their size."""
 
 _COMPARED = 1 << 17
-"""Bytes that numpy compares at a time, so that the outcome stays in the cache."""
+"""Bytes that numpy compares at a time, so that the result fits the cache."""
 
 
 class Bulk(Protocol):
-    """How arrays of bytes, of one size, are copied and compared."""
+    """Copies and comparisons of byte arrays of equal size."""
 
     def same(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
         """Whether both are equal."""
@@ -61,10 +61,10 @@ class NativeBulk(NumpyBulk):
 
 @cache
 def native_bulk() -> Bulk:
-    """The compiled one; built on first use, then taken from the build cache."""
+    """Return the compiled version, built on first use and cached."""
     return NativeBulk(compile_library("bulk", [SOURCE]))
 
 
 def _words(data: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
-    """The same bytes in few elements."""
+    """View the bytes as fewer, larger elements."""
     return data if data.size % 8 else data.view(np.uint64)

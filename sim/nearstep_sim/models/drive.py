@@ -1,4 +1,4 @@
-"""Drives in memory, whose power can be cut at any write, and that fail when they are told to."""
+"""Drives in memory, with power cuts at any write and injected faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearstep.storage.blocks import BLOCK_BYTES, Blocks, Bytes
 from nearstep.storage.drive_errors import DriveIOError, DriveVanishedError
 
 SECTOR_BYTES = 512
-"""What a drive writes whole or not at all: the least that any drive promises."""
+"""Bytes that a drive writes atomically: the least guarantee of any drive."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ Event = Write | Flush
 
 @dataclass
 class Journal:
-    """What was written to several drives, and flushed, in the order in which it ended."""
+    """Journal of the writes and flushes of several drives, in order of completion."""
 
     events: list[Event] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -56,14 +56,14 @@ class MemoryBlocks(Blocks):
     Parameters
     ----------
     image : its bytes, which are copied.
-    drive : its number in the journal.
-    journal : of what is done to it.
+    drive : number in the journal.
+    journal : journal of the operations.
 
     Attributes
     ----------
-    image : as it is now, if the power stays.
-    fault : called with `read`, `write`, `flush` or `look`, and the block, before that is done;
-        what it raises is raised.
+    image : current contents, without a power cut.
+    fault : called with `read`, `write`, `flush` or `look`, and the block, before the operation; its
+        exception is raised.
     """
 
     def __init__(self, image: bytes, drive: int = 0, journal: Journal | None = None) -> None:
@@ -114,7 +114,7 @@ class FailAt:
     ----------
     action : `read`, `write`, `flush` or `look`.
     code : of the system's error; ENODEV pulls the drive out.
-    lasts : from then on everything is an error.
+    lasts : whether all later operations fail too.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class FailAt:
 
 
 def unflushed(events: Sequence[Event]) -> list[int]:
-    """Places of the writes that no flush of their drive came after."""
+    """Return the indices of the writes without a later flush of their drive."""
     flushed: dict[int, int] = {}
     for at, event in enumerate(events):
         if isinstance(event, Flush):
@@ -153,11 +153,11 @@ def unflushed(events: Sequence[Event]) -> list[int]:
 
 
 Kept = dict[int, Sequence[int]]
-"""Of writes that were not flushed, by place, the sectors that got to the drive all the same."""
+"""Sectors of unflushed writes, by index, that reached the drive."""
 
 
 def after_cut(images: Sequence[bytes], events: Sequence[Event], kept: Kept) -> list[bytes]:
-    """The drives when power comes back: what was flushed, and of the rest what is `kept`."""
+    """Return the drives after a power cut: flushed writes, and `kept` sectors of the others."""
     drives = [bytearray(image) for image in images]
     lost = set(unflushed(events))
     for at, event in enumerate(events):
@@ -175,10 +175,11 @@ def after_cut(images: Sequence[bytes], events: Sequence[Event], kept: Kept) -> l
 
 
 def every_cut(events: Sequence[Event], most: int, rng: random.Random) -> Iterator[Kept]:
-    """Ways in which writes that were not flushed can get to the drives.
+    """Yield the sets of sectors of unflushed writes that may reach the drives in a power cut.
 
-    If they have at most `most` subsets, every subset, and its last write torn behind each sector;
-    else every prefix and as many subsets at random, and the last write torn in three ways.
+    If the writes have at most `most` subsets, every subset, and its last write torn after each
+    sector; else every prefix and random subsets up to `most`, and the last write torn in three
+    ways.
     """
     open_writes = unflushed(events)
     every = 1 << len(open_writes) <= most

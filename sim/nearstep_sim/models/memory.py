@@ -1,4 +1,4 @@
-"""Memory of an emulated device: contents, and what the kernel may do with each line of it."""
+"""Memory of an emulated device: contents, and the kernel's permission for each line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GUARD, UNWRITTEN, WRITTEN = 0, 1, 2
 """States of a line. Reading an unwritten line and any access to a guard are faults."""
 
 POISON = 0xFFDEADFF
-"""Word that fills the rest of a line when a part of it is written first: a NaN, easy to spot."""
+"""Fill word of partly written lines: a NaN, easy to spot."""
 
 _POISONED = np.full(LINE_BYTES // 4, POISON, np.uint32).view(np.uint8)
 
@@ -45,14 +45,13 @@ _start = attrgetter("start")
 
 
 class EmulatedMemory:
-    """`capacity_bytes` of memory, given pages by the operating system only as they are used.
+    """`capacity_bytes` of memory, whose pages the operating system allocates on first use.
 
-    All of it is a guard at first. The Verilated device works on the same two arrays, through their
-    addresses.
+    Initially all lines are guards. The Verilated device uses the same two arrays, by address.
 
     Parameters
     ----------
-    bulk : what copies; None is numpy.
+    bulk : copy functions; None is numpy.
 
     Attributes
     ----------
@@ -61,7 +60,7 @@ class EmulatedMemory:
 
     Raises
     ------
-    OutOfHostMemoryError : the operating system does not give the addresses.
+    OutOfHostMemoryError : the operating system cannot reserve the addresses.
     """
 
     def __init__(self, capacity_bytes: int, bulk: Bulk | None = None) -> None:
@@ -73,12 +72,12 @@ class EmulatedMemory:
         self.state = _zeros(capacity_bytes // LINE_BYTES)
         self._bulk = NumpyBulk() if bulk is None else bulk
         self._untouched = True
-        self._used = 0  # all bytes from here on are 0: nobody has written them
+        self._used = 0  # bytes from this address on are unwritten, so 0
         self._lent: list[Loan] = []  # by address
         self._places: list[tuple[int, int]] = []  # of what is lent, in the host's memory
 
     def read(self, address: int, out: NDArray[np.uint8]) -> None:
-        """Copy memory at `address` to `out`, whatever its state: the host sees it all."""
+        """Copy memory at `address` to `out`, regardless of its state."""
         self._check("read", address, out.size)
         self._bulk.copy(out, self.view(address, out.size))
 
@@ -97,9 +96,9 @@ class EmulatedMemory:
             loan.data[low - loan.start : high - loan.start] = data[low - address : high - address]
 
     def place(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
-        """Where a write to a non-empty range goes; None if that is not one array.
+        """Return the target array of a write to a non-empty range; None if not contiguous.
 
-        Its lines count as written now: the caller fills all of it.
+        Mark the lines as written: the caller fills the whole range.
         """
         self._check("write", address, nbytes)
         for loan in self._loans(address, nbytes)[:1]:
@@ -110,10 +109,9 @@ class EmulatedMemory:
         return None if self._loans(address, nbytes) else self.data[address : address + nbytes]
 
     def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
-        """Write `element` again and again, whole, to a range of its multiples.
+        """Fill a range, a multiple of `element`, with repeated `element`.
 
-        Zeros that are there because nobody has written to that memory yet take no time, and no page
-        of the host's.
+        Filling unwritten memory with zeros takes no time and allocates no page.
         """
         self._check("fill", address, nbytes)
         if not nbytes:
@@ -136,18 +134,18 @@ class EmulatedMemory:
         return self._bulk.same(self.view(address, data.size), data)
 
     def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool = False) -> bool:
-        """Have `data` in the place of the memory at `address`, which counts as written, without a
-        copy, until `give_back`.
+        """Map `data` into memory at `address`, marked as written, without a copy, until
+        `give_back`.
 
-        The owner does not change it until then.
+        The owner must not change the data during the loan.
 
         Parameters
         ----------
-        writes : what is written goes to `data`. If not, it ends the loan first, with a copy.
+        writes : device writes change `data`; otherwise a write first ends the loan with a copy.
 
         Returns
         -------
-        bool : False if `data` is lent already, or shares memory with what is; nothing was done.
+        bool : False, without effect, if `data` is lent already or overlaps lent data.
         """
         self._check("loan", address, data.size)
         self.settle(address, data.size)
@@ -164,9 +162,9 @@ class EmulatedMemory:
         return True
 
     def give_back(self, address: int) -> None:
-        """End the loan at `address`, if there is one.
+        """End the loan at `address`, if any.
 
-        Nobody has written there now: its whole lines.
+        Mark whole lines of the range as unwritten.
         """
         at = bisect_left(self._lent, address, key=_start)
         if at < len(self._lent) and self._lent[at].start == address:
@@ -175,15 +173,14 @@ class EmulatedMemory:
             self.mark(address, loan.data.size, UNWRITTEN)
 
     def settle(self, address: int, nbytes: int, *, all_loans: bool = True) -> None:
-        """Copy what of a range is lent: all of it, or what is not to be written."""
+        """Copy the lent parts of a range: all, or those not writable."""
         for loan in self._loans(address, nbytes):
             if all_loans or not loan.writes:
                 self._end(loan)
                 self._bulk.copy(self.data[loan.start : loan.stop], loan.data)
 
     def view(self, address: int, nbytes: int) -> NDArray[np.uint8]:
-        """The bytes of a range: memory itself, or what was lent, where one of the two has it all;
-        else a copy."""
+        """Return the bytes of a range: a view if all in memory or all in one loan, else a copy."""
         loans = self._loans(address, nbytes)
         if not loans:
             return self.data[address : address + nbytes]
@@ -196,12 +193,12 @@ class EmulatedMemory:
         return copy
 
     def borders(self, address: int, nbytes: int) -> list[int]:
-        """Where loans begin or end within a range."""
+        """Return the addresses where loans begin or end within a range."""
         edges = (edge for each in self._loans(address, nbytes) for edge in (each.start, each.stop))
         return [edge for edge in edges if address < edge < address + nbytes]
 
     def _loans(self, address: int, nbytes: int) -> list[Loan]:
-        """Loans that share bytes with a range, in order."""
+        """Return the loans that overlap a range, in order."""
         lent = self._lent
         if not lent:
             return lent
@@ -214,15 +211,16 @@ class EmulatedMemory:
         del self._places[bisect_left(self._places, (loan.data.ctypes.data,))]
 
     def window(self, address: int, nbytes: int) -> NDArray[np.uint8]:
-        """The bytes of a range, without loans, for somebody to write to: then they `touch` it."""
+        """Return a writable view of a range, without loans; the writer must `touch` it."""
         self._check("window", address, nbytes)
         self.settle(address, nbytes)
         self._used = max(self._used, address + nbytes)
         return self.data[address : address + nbytes]
 
     def touch(self, address: int, nbytes: int) -> None:
-        """Count the lines of a non-empty range as written, and poison what was not before and does
-        not lie in it."""
+        """Mark the lines of a non-empty range as written, and poison their unwritten bytes outside
+        of it.
+        """
         self._untouched = False
         end = address + nbytes
         self._used = max(self._used, end)
@@ -236,10 +234,10 @@ class EmulatedMemory:
         self.state[first : last + 1] = WRITTEN
 
     def mark(self, address: int, nbytes: int, state: int) -> None:
-        """Give a state to all lines that a range touches."""
+        """Set the state of all lines that a range touches."""
         self._check("mark", address, nbytes)
         if self._untouched and state == GUARD:
-            return  # it is; to write that down would take a page for each 256 KiB
+            return  # already in this state; a write would allocate a page for each 256 KiB
         self._untouched = False
         if state != UNWRITTEN:
             self.settle(address, nbytes)
@@ -270,7 +268,7 @@ class EmulatedMemory:
 
 
 def _zeros(nbytes: int) -> NDArray[np.uint8]:
-    """Zeros that take addresses alone until they are written, however many."""
+    """Return zeros that occupy only addresses until written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
         pages = mmap.mmap(-1, nbytes, flags=flags)

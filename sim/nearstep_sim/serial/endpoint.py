@@ -34,7 +34,7 @@ CLOCK_HZ = 200_000_000
 """That a device of the papers has. Of an emulated one it says only that there is a clock."""
 
 FREE_POLLS = 4
-"""So many times a host may look before it is taken to wait."""
+"""Polls after which a host is considered waiting."""
 
 FEWEST_CYCLES = 128
 MOST_CYCLES = 1 << 13
@@ -59,12 +59,12 @@ class Endpoint:
     ----------
     backend : a device that nobody else uses.
     board : name of the board that it says to be.
-    manifest : what it says of itself. None: what the device is.
-    window : requests that it says to hold.
+    manifest : description in place of the device's own; None: the device's.
+    window : reported capacity of the request buffer.
 
     Attributes
     ----------
-    fault : what the emulated device has stopped with, since the last reset.
+    fault : error that stopped the emulated device since the last reset.
     received : bytes.
     """
 
@@ -106,19 +106,19 @@ class Endpoint:
         self._polls = 0
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes of the line, and give those that it answers with."""
+        """Process received bytes, and return the answers' bytes."""
         self.received += len(data)
         return b"".join(
             to_frame(answer) for body in self._deframer.feed(data) for answer in self._answers(body)
         )
 
     def reset(self) -> None:
-        """Reset the whole board, as a button does: there is no session then."""
+        """Reset the whole board, as its button does; this ends the session."""
         self._reset_device()
         self._power_up()
 
     def _answers(self, body: bytes) -> Iterator[bytes]:
-        """The body of the answer to a request; of no request nothing."""
+        """Return the body of the answer to a request, or nothing for other bodies."""
         if len(body) < REQUEST_BYTES:
             self._deframer.dropped += 1
             return
@@ -175,7 +175,7 @@ class Endpoint:
         return _answer(request, Status.OK, bytes(read))
 
     def _word(self, op: Op, space: Space, address: int, value: int) -> tuple[Status, int]:
-        """How the access of one word of registers ends, and what is read."""
+        """Access one register word; return status and word read."""
         if space is Space.BOARD:
             return self._board(op, address, value)
         try:

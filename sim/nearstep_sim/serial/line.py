@@ -13,13 +13,13 @@ from nearstep_sim.serial.endpoint import Endpoint
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What happens to each byte on a line, by itself.
+    """Faults of a line, independent for each byte.
 
     Attributes
     ----------
-    loss : probability that it does not arrive.
-    corruption : probability that a bit of it is inverted.
-    repetition : probability that it arrives twice.
+    loss : probability that a byte is lost.
+    corruption : probability that a bit of a byte is inverted.
+    repetition : probability that a byte is repeated.
     """
 
     loss: float = 0.0
@@ -46,7 +46,7 @@ class NoisyLine:
         self.lost = self.corrupted = self.repeated = 0
 
     def carry(self, data: bytes) -> bytes:
-        """What arrives of these bytes."""
+        """Return the bytes that arrive."""
         noise = self._noise
         if noise == Noise() or not data:
             return data
@@ -62,7 +62,7 @@ class NoisyLine:
 
 
 class Loopback:
-    """A transport to a board in this process. Its seconds are what the bytes take.
+    """A transport to a board in this process. Its time is that of the transmitted bytes.
 
     Parameters
     ----------

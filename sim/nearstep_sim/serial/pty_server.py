@@ -1,4 +1,4 @@
-"""A pseudo-terminal behind which a board stands: `serial:` opens it as any other port."""
+"""A pseudo-terminal connected to a board: `serial:` opens it like any other port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVE_SLICES = 100
 """After a byte a simulated line goes on without a pause for so many of them."""
 
 MOST_UNREAD = 1 << 16
-"""Bytes that a client has not read, at most: more are lost, as behind a UART."""
+"""Most unread bytes of a client: more are lost, as after a UART."""
 
 
 class Wire(Protocol):
@@ -51,7 +51,7 @@ class PtyServer:
 
     Raises
     ------
-    FileExistsError : `link` is there, and not a link that leads nowhere.
+    FileExistsError : `link` exists and is not a dangling link.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class PtyServer:
         return self
 
     def stop(self) -> None:
-        """Let `serve` return; it may be called by a signal handler."""
+        """Make `serve` return; may be called by a signal handler."""
         self._stop.set()
 
     def close(self) -> None:
-        """Stop, and take the terminal away: a client's port is lost then. Twice does nothing."""
+        """Stop, and remove the terminal, which a client loses. A second call does nothing."""
         self.stop()
         if self._thread is not None:
             self._thread.join()
@@ -130,7 +130,7 @@ class PtyServer:
         self.close()
 
     def _give(self, data: bytes) -> None:
-        """Send bytes to the client, as many as it takes; keep the others."""
+        """Send as many bytes as the client accepts; keep the others."""
         room = MOST_UNREAD - len(self._unread)
         self.overrun += max(0, len(data) - room)
         self._unread += data[:room]
@@ -143,7 +143,7 @@ class PtyServer:
 
 
 def _made(link: Path, target: str) -> Path:
-    """A symbolic link, in the place of one that leads nowhere."""
+    """Make a symbolic link, replacing a dangling one."""
     if link.is_symlink() and not link.exists():
         link.unlink()
     link.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Several emulated SmartSSD cards as one device: a channel for each, on one clock."""
+"""Several emulated SmartSSD cards as one device: a channel for each card, on one clock."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from nearstep_spec.smartssd.array import ArrayConfig
 
 
 class CardArray(EmulatedBackend, PeerBackend):
-    """Cards behind BARs of their own, each with a drive, of which one device is made.
+    """Cards with separate BARs, each with a drive, as one device.
 
-    Registers and memory are those of `ArrayConfig`. Time is that of all: a card that the host does
-    something with has first come as far as the others, and while the host waits for one all go on,
-    none ahead of another by more than `QUANTUM_CYCLES`.
+    Registers and memory are those of `ArrayConfig`. All cards share one time: before an access a
+    card is advanced to the time of the others, and during a wait all cards advance, none by more
+    than `QUANTUM_CYCLES` ahead of another.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class CardArray(EmulatedBackend, PeerBackend):
 
     @property
     def traffic(self) -> BarTraffic:
-        """What has crossed the links of all cards."""
+        """Return the traffic on the links of all cards."""
         return BarTraffic(**_sums([card.traffic for card in self.cards]))
 
     @property
@@ -151,7 +151,7 @@ class CardArray(EmulatedBackend, PeerBackend):
         self.cards[number].end_peer_read(local, nbytes)
 
     def _of_card(self, number: int, transfer: Completion) -> Completion:
-        """A transfer of a card, whose time is that of all and whose error says which it was."""
+        """A transfer of a card, with the common time, whose error names the card."""
         if isinstance(transfer, DeviceTransfer):
             transfer.backend, transfer.note = self, self._note(number)
             self._transfers = [each for each in self._transfers if not each.ended]
@@ -161,7 +161,7 @@ class CardArray(EmulatedBackend, PeerBackend):
         return transfer
 
     def flush(self) -> None:
-        """Let every posted write reach memory.
+        """Flush posted writes to memory.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class CardArray(EmulatedBackend, PeerBackend):
                 return
 
     def _wait_in_steps(self, own: Sequence[Sequence[Poll]], max_cycles: int) -> None:
-        """Without a clock a card ends what it does when it is waited for."""
+        """Without a clock a card completes its work in a wait."""
         if self._met(own):
             return
         late: WaitTimeoutError | None = None
@@ -253,7 +253,7 @@ class CardArray(EmulatedBackend, PeerBackend):
             self.reset_card(number)
 
     def reset_card(self, number: int) -> None:
-        """`reset` of one card; the others go on."""
+        """Reset one card; the others continue."""
         with self._on(number) as card:
             card.reset()
 
@@ -302,7 +302,7 @@ class CardArray(EmulatedBackend, PeerBackend):
         return (self.cards[number].cycles or 0) + self._offsets[number]
 
     def _reach(self, number: int, cycle: int) -> None:
-        """Let a card go on until a cycle, if it has a clock."""
+        """Run a card until a cycle, if it has a clock."""
         card = self.cards[number]
         while card.cycles is not None and self._time(number) < cycle:
             with self._named(number):
@@ -310,7 +310,7 @@ class CardArray(EmulatedBackend, PeerBackend):
 
     @contextmanager
     def _on(self, number: int) -> Iterator[BarBackend]:
-        """A card that has come as far as the others, for an access that takes its time."""
+        """Return a card advanced to the time of the others, for an access that takes time."""
         self._reach(number, self._now)
         try:
             with self._named(number):
@@ -321,7 +321,7 @@ class CardArray(EmulatedBackend, PeerBackend):
 
     @contextmanager
     def _named(self, number: int) -> Iterator[None]:
-        """Errors say which card it was."""
+        """Name the card in errors."""
         try:
             yield
         except NearstepError as error:
@@ -340,11 +340,11 @@ def _sums(counts: Sequence[BarTraffic] | Sequence[PeerTraffic]) -> dict[str, int
 
 
 def array_of(options: CardOptions, make: Callable[[], BarBackend]) -> BarBackend | CardArray:
-    """One card, or as many as the options say.
+    """Open one card, or as many as the options specify.
 
     Parameters
     ----------
-    make : opens one.
+    make : opens a card.
     """
     made: BarBackend | CardArray
     if options.cards == 1:

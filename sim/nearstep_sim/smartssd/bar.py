@@ -1,4 +1,4 @@
-"""The two BARs of a card as the host sees them: what an access becomes on the link."""
+"""The two BARs of a card: packets of the host's accesses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LINK_WORD_BYTES = 4
 """The link counts payload in words, of which the first and the last can be enabled in part."""
 
 MAX_PAYLOAD = 256
-"""Most bytes of a posted write, and of a completion; both end at its multiples."""
+"""Most bytes of a posted write, and of a completion; both are split at multiples."""
 
 MAX_READ_REQUEST = 512
-"""Most bytes that a read asks for at once; it ends at a multiple."""
+"""Most bytes of a read request, which is split at multiples."""
 
 REGISTER_BYTES = (4, 8)
-"""Sizes of an access of registers; one of 8 bytes is two, the low word first."""
+"""Sizes of register accesses; an access of 8 bytes is split into two, the low word first."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class BarTraffic:
     ----------
     write_tlps, write_bytes : posted writes, to the device.
     read_tlps : read requests, to the device. They have no payload.
-    completion_tlps, completion_bytes : their completions, from the device.
+    completion_tlps, completion_bytes : completions of reads, from the device.
     """
 
     write_tlps: int = 0
@@ -80,12 +80,12 @@ def cut(address: int, nbytes: int, unit: int) -> list[tuple[int, int]]:
 
 
 class BarBackend(EmulatedBackend, PeerBackend):
-    """A card that is reached through BAR0, its registers, and a BAR that shows its memory: to the
-    host, and to the drive on the card's switch, whose requests are as the host's.
+    """A card accessed through BAR0, the registers, and a BAR that maps its memory, by the host and
+    by the drive on the card's switch, whose requests are like the host's.
 
-    Writes to memory are posted: one that fails is found out at the next access of registers, read
-    of memory, wait or `flush`. None of these passes a posted write. The memory BAR takes
-    accesses of every size and alignment; BAR0 those of `REGISTER_BYTES`, aligned.
+    Writes to memory are posted: a failed write is reported at the next access of registers, read of
+    memory, wait or `flush`. None of these passes a posted write. The memory BAR takes accesses of
+    every size and alignment; BAR0 those of `REGISTER_BYTES`, aligned.
     """
 
     family = "smartssd"
@@ -94,11 +94,11 @@ class BarBackend(EmulatedBackend, PeerBackend):
     @property
     @abstractmethod
     def traffic(self) -> BarTraffic:
-        """What has crossed the link."""
+        """Return the traffic on the link."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Let every posted write reach memory.
+        """Flush posted writes to memory.
 
         Raises
         ------

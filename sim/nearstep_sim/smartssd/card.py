@@ -48,7 +48,7 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
 def cards_of(
     options: SimulatedCardOptions, backend: Callable[[SimulatedCardOptions], BarBackend]
 ) -> BarBackend | CardArray:
-    """One card, or as many as the options say, each made by `backend`.
+    """Open one card, or as many as the options specify, each made by `backend`.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def cards_of(
 class CardBackend(ShellBackend, BarBackend):
     """A card of which every cycle is simulated.
 
-    Accesses of its memory take cycles, too: those of the host's processor while it waits for them,
+    Accesses of memory take cycles too: accesses of the host's processor while the processor waits,
     those of the drive and of the host's DMA engine whenever cycles pass.
 
     Parameters
@@ -129,9 +129,9 @@ class CardBackend(ShellBackend, BarBackend):
         return self._submit(address, data, write=True, host=True)
 
     def look_at_transfers(self) -> None:
-        """Tell the transfers of the drive, and of the host's engine, that have ended so.
+        """Complete the transfers of the drive, and of the host's engine, that have ended.
 
-        It takes no time, and no error comes of it.
+        No time passes and no error is raised.
         """
         self._under_way.look(partial(self._lib.card_peer_ended, self._device))
 
@@ -205,6 +205,6 @@ class CardBackend(ShellBackend, BarBackend):
 
 
 class WholeCardBackend(CardBackend):
-    """The same of the Verilog that is shipped, with its units in it."""
+    """The same with the shipped Verilog, functional units inside."""
 
     _library = staticmethod(whole_card_library)

@@ -170,7 +170,7 @@ class _CocotbCard(Backend):
         resume(self._wait)(polls, max_cycles)
 
     def close(self) -> None:
-        """The simulator outlives the device: nothing to do."""
+        """Do nothing: the simulator outlives the device."""
 
     @abstractmethod
     async def _read(self, address: int) -> int: ...
@@ -205,16 +205,15 @@ class CocotbCardBackend(_CocotbCard):
     """A `PcieCard` or `Series7Card` below a root complex, with cocotbext-axi's memory and checkers.
 
     Registers are dwords of BAR 0, memory is read and written through the memory BAR, and a wait
-    sleeps until the card interrupts. Behind each write of a register comes a read, and then the
-    card's counters tell whether the write was carried out. `system.peer` can reach the card as
-    well.
+    sleeps until the card interrupts. Each write of a register is followed by a read, after which
+    the card's counters show whether the write failed. `system.peer` can access the card too.
 
     Parameters
     ----------
     dut : the card.
     config : its configuration.
-    width, crossed : those of the card.
-    series7 : it is a `Series7Card`.
+    width, crossed : as of the card.
+    series7 : the card is a `Series7Card`.
     mode : which streams stall, see `STALLS`.
     seed : of the stalls.
 
@@ -285,7 +284,7 @@ class CocotbCardBackend(_CocotbCard):
         return completion.status
 
     def _failed(self) -> bool:
-        """Whether a write has failed since the last look: one that came before the last read."""
+        """Return whether a write before the last read has failed since the last call."""
         before = self._failures
         self._failures = int(self._dut.o_failed_writes.value) + int(self._dut.o_dropped.value)
         return self._failures != before
@@ -332,7 +331,7 @@ class CocotbPortsBackend(_CocotbCard):
     Attributes
     ----------
     memory : all that the card can address, behind its back.
-    interrupts : that the card has made.
+    interrupts : interrupts of the card.
     """
 
     def __init__(

@@ -40,14 +40,14 @@ _Counters = structure("models/pcie/host.hpp", "PcieCounters")
 
 @dataclass(frozen=True)
 class Answer:
-    """A completion, as it came to who asked.
+    """A completion, as received by its requester.
 
     Attributes
     ----------
     requester, tag : of the request.
     status : 0 successful, 1 Unsupported Request, 4 Completer Abort.
     lower_address, byte_count, traffic_class, attributes : of the header.
-    payload : dwords of it.
+    payload : dwords.
     request : with an error of the card, the copy of the request: byte enables and descriptor.
     """
 
@@ -63,13 +63,13 @@ class Answer:
 
     @property
     def ends(self) -> bool:
-        """No other one follows for its request."""
+        """The last completion of its request."""
         left = self.byte_count - 4 * len(self.payload) + (self.lower_address & 3)
         return self.status != 0 or left <= 0
 
 
 def open_pcie_card(options: PcieCardOptions) -> BarBackend | CardArray:
-    """The RTL of a card with its endpoint, or of several.
+    """Open the RTL of a card with its endpoint, or of several.
 
     Raises
     ------
@@ -81,9 +81,9 @@ def open_pcie_card(options: PcieCardOptions) -> BarBackend | CardArray:
 class PcieCardBackend(CardBackend):
     """A card of which every cycle is simulated, from its PCIe streams to the port of its DRAM.
 
-    The block in front of it is a model: it takes packets of host and drive, hands them to the card
-    and checks what comes back. Beside `traffic` there are reads without a byte behind writes of
-    registers, which tell that these are done.
+    The PCIe block is a model: it forwards packets of host and drive to the card and checks the
+    responses. Writes of registers are followed by reads without an enabled byte, not in `traffic`,
+    whose completion shows that the write is done.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class PcieCardBackend(CardBackend):
 
     @property
     def pcie_counters(self) -> dict[str, int]:
-        """What the block has counted since the device was opened.
+        """Return the block's counters since the device was opened.
 
         `passed` posted requests passed others, which were `held` so many cycles for want of the
         card's credits; requests `waited` so many cycles for those of the link. `messages` of MSI-X
@@ -156,7 +156,7 @@ class PcieCardBackend(CardBackend):
         return dropped, writes, reads
 
     def send(self, words: NDArray[np.uint32]) -> None:
-        """Put a packet of another device on the link, of whatever contents.
+        """Send a packet of another device over the link, with any contents.
 
         Parameters
         ----------
@@ -175,11 +175,11 @@ class PcieCardBackend(CardBackend):
         self._lib.card_other(self._device, packet.ctypes.data, packet.size)
 
     def settle(self) -> None:
-        """Let time pass until every packet of `send` has been taken, and answered if it has to be.
+        """Run until every packet of `send` has been accepted, and completed if non-posted.
 
         Raises
         ------
-        CompletionError : one is not answered.
+        CompletionError : a request is not completed.
         """
         self._check(self._carry_out(self._lib.card_settle_others), "packets of others")
 

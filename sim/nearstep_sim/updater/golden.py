@@ -58,12 +58,12 @@ def make_engines(config: UpdateKernelConfig, kind: str) -> Sequence[Engine]:
 
 
 def make_bulk(kind: str) -> Bulk | None:
-    """What copies memory, for a kind of engine."""
+    """Return the copy functions for a kind of engine."""
     return native_bulk() if kind == "cpp" else None
 
 
 def make_taker(kind: str) -> TakeLargest | None:
-    """What takes elements from arrays of the host, for a kind of engine."""
+    """Return the function that takes elements from the host's arrays, for a kind of engine."""
     return taker() if kind == "cpp" else None
 
 
@@ -249,13 +249,13 @@ class GoldenBackend(EmulatedBackend):
             self._advance(1)
 
     def _check_memory_fault(self) -> None:
-        """Raise what a kernel did to memory, until a reset."""
+        """Raise a kernel's memory violation, until a reset."""
         for channel in self._channels:
             if channel.fault is not None:
                 self._raise(channel.fault)
 
     def _advance(self, elements: int) -> None:
-        """Let the kernels take a step, and raise what the memory has to say about it."""
+        """Advance the kernels by a step, and raise violations found by the memory."""
         for channel in self._channels:
             try:
                 channel.advance(elements)

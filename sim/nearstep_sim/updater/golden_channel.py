@@ -21,13 +21,13 @@ class GoldenChannel:
 
     Parameters
     ----------
-    base, memory_bytes : where its memory begins, and how much there is.
+    base, memory_bytes : address and size of the channel's memory.
     kernel : address and registers of the kernel.
     log : takes a line for each burst.
     end : where the kernel's arrays must end at the latest; None is the address space.
     bulk : what copies memory; None is numpy.
-    memory : that of the channel, if there is one already.
-    before_write : is told of bytes that the kernel is about to write: address in the memory, size.
+    memory : existing memory of the channel, if any.
+    before_write : called with bytes that the kernel is about to write: address in the memory, size.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GoldenChannel:
 
     @property
     def can_advance(self) -> bool:
-        """Whether more steps can change anything."""
+        """Whether further steps can change state."""
         return self.kernel.can_advance and self.kernel_runs
 
     @property
@@ -103,16 +103,17 @@ class GoldenChannel:
         return self.memory.holds(address - self.base, data)
 
     def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
-        """Have `data` in the place of memory, if the host may write there.
+        """Map `data` into memory, if the host may write the range.
 
-        Where faults are injected that is refused: what a failed run leaves of it is not to be seen.
+        Refused while faults are injected: the effects of a failed run on the data would not be
+        visible.
         """
         if self.kernel.port.injections:
             return False
         return self.memory.lend(address - self.base, data, writes=writes)
 
     def advance(self, elements: int) -> None:
-        """Let the kernel take a step.
+        """Advance the kernel by a step.
 
         Raises
         ------
@@ -139,7 +140,7 @@ class GoldenChannel:
         self._registers = RegisterFile(self._kernel_map)
 
     def _show(self) -> None:
-        """Put what has changed into the registers; `busy` last: its fall captures counters."""
+        """Update the registers; `busy` last, since its fall captures counters."""
         kernel = self.kernel
         outcome = {}
         if kernel.config.scan:

@@ -1,4 +1,4 @@
-"""What the functional kernel is told at START, and whether it can do that."""
+"""Command of the functional kernel at START, and its checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Window:
     write: bool
 
     def grants(self, address: int, limit: int, write: bool) -> bool:
-        """Whether it grants reading, or writing, all of [address, limit)."""
+        """Return whether the window grants reading, or writing, all of [address, limit)."""
         inside = self.base <= address and limit <= self.limit
         return inside and (self.write if write else self.read)
 
@@ -55,13 +55,13 @@ class Area:
 
     @property
     def stream(self) -> NamedValue:
-        """Stream that an error of its address names."""
+        """Stream in an error of the array's address."""
         return self.read or self.write
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """The configuration registers at START; what a kernel does not have is 0.
+    """The configuration registers at START; registers that a kernel lacks are 0.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Command:
         `compression.form`.
     scale : pattern of `gradient_scale`.
     base : addresses of all arrays, by name.
-    windows : those in force.
+    windows : valid windows.
     streams : of random bits, by state that can be rounded stochastically.
     seed, step, index, within, skip : of these bits.
     """
@@ -95,7 +95,7 @@ class Command:
 
     @classmethod
     def read(cls, config: UpdateKernelConfig, value: Callable[[str], int]) -> Command:
-        """Take the registers; `value` gives a field by `register.field`."""
+        """Read the registers; `value` returns a field by `register.field`."""
         names = [f"window{i}" for i in range(config.window_count)]
         base = {name: value(f"{name}_address.value") for name in config.arrays}
         if config.compression:

@@ -110,7 +110,7 @@ class GoldenKernel:
         self.reset()
 
     def reset(self) -> None:
-        """Idle, with nothing outstanding and no outcome."""
+        """Return to idle, with no access outstanding and no outcome."""
         self.port.reset()
         self._clear()
 
@@ -150,10 +150,10 @@ class GoldenKernel:
         self._areas = command.areas()
         if not command.scans:
             self._prepare(command)
-        self.busy = True  # last: Ctrl-C before it has started nothing
+        self.busy = True  # last: after a Ctrl-C before this line no run has started
 
     def _prepare(self, command: Command) -> None:
-        """What an update needs."""
+        """Inputs of an update."""
         if command.form != Compression.NONE:
             kind = GoldenPairs if self.config.decompressor is None else GoldenRecords
             self._pairs = kind(command, self._areas, self.port)
@@ -200,7 +200,7 @@ class GoldenKernel:
             self._then()
 
     def _step(self, elements: int) -> Callable[[], None]:
-        """Move and compute; what is left to be done when memory has answered."""
+        """Move and compute; return the rest of the work, to be done when memory has responded."""
         if self._command.scans:
             return self._scan(elements)
         if self._pairs is not None and not self._pairs.checked:
@@ -273,7 +273,7 @@ class GoldenKernel:
         return lambda: self._commit(size)
 
     def _take_pairs(self, first: int, size: int) -> Taken | None:
-        """Pairs of these elements, if gradients come so."""
+        """Return the pairs of these elements, if gradients are pairs."""
         if self._pairs is None:
             return None
         taken = self._pairs.take(first, size)

@@ -1,4 +1,4 @@
-"""Gradients of the functional kernel that come as pairs of index and value."""
+"""Gradients of the functional kernel as pairs of index and value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Taken:
 
     @property
     def duplicates(self) -> int:
-        """Pairs that a later one of the same index replaces."""
+        """Return the number of pairs overridden by a later one of the same index."""
         return int(np.count_nonzero(self.index[1:] == self.index[:-1]))
 
     def part(self, first: int, size: int) -> SparseGradient:
@@ -54,7 +54,7 @@ class GoldenPairs:
 
     Attributes
     ----------
-    checked : the indices are known to be good.
+    checked : the indices are checked.
     """
 
     def __init__(self, command: Command, areas: Mapping[str, Area], port: GoldenPort) -> None:
@@ -73,7 +73,7 @@ class GoldenPairs:
 
         Raises
         ------
-        StoppedError : one is wrong, or memory did not answer.
+        StoppedError : an index is wrong, or memory did not respond.
         MemoryFaultError
         """
         area = self._areas[INDEX]
@@ -112,7 +112,7 @@ class GoldenPairs:
         self._taken = end
         index, value = self._indices(begin, end), self._values(begin, end)
         if self._group > 1 and (index[1:] < index[:-1]).any():
-            order = np.argsort(index, kind="stable")  # of equal ones the last stays the last
+            order = np.argsort(index, kind="stable")  # the order of equal indices is preserved
             index, value = index[order], value[order]
         return Taken(index, value)
 

@@ -20,7 +20,7 @@ RESPONSES = {"slverr": 2, "decerr": 3}
 
 @dataclass
 class ArmedInjection:
-    """An injection and how far it has been used up."""
+    """An injection and its progress."""
 
     injection: Injection
     seen: int = 0
@@ -43,7 +43,7 @@ class ArmedInjection:
 
 @dataclass(frozen=True)
 class Fault:
-    """What the registers say of an error."""
+    """Error registers of a fault."""
 
     cause: ErrorCause
     stream: NamedValue = Stream.NONE
@@ -52,11 +52,11 @@ class Fault:
 
 
 class StoppedError(Exception):
-    """A burst that did not come through.
+    """A burst failed.
 
     Parameters
     ----------
-    fault : None if memory swallowed it.
+    fault : None if memory never responds.
     """
 
     def __init__(self, fault: Fault | None) -> None:
@@ -82,7 +82,7 @@ class GoldenPort:
 
     Attributes
     ----------
-    stuck : memory swallowed a burst: nothing moves until a reset.
+    stuck : memory never responds to a burst: the port hangs until a reset.
     late : steps that answers are late.
     beats : counters, by name, of the run.
     """
@@ -98,7 +98,7 @@ class GoldenPort:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing outstanding."""
+        """Drop all outstanding bursts."""
         self.stuck = False
         self.begin()
 

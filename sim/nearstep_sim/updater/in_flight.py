@@ -43,27 +43,27 @@ class InFlight:
         self._last = 0
 
     def add(self, transfer: DeviceTransfer) -> int:
-        """Keep one that is about to begin; its number."""
+        """Register a transfer that is about to begin; return its number."""
         self._last += 1
         self._transfers[self._last] = transfer
         return self._last
 
     def look(self, ended: _Next) -> None:
-        """Tell those that have ended so; no error comes of it."""
+        """Complete the transfers that have ended; no error is raised."""
         end = _End()
         while ended(ctypes.byref(end)):
             transfer = self._transfers.pop(end.number)
             transfer.end(end.cycle, _error(transfer, end, self._status))
 
     def close(self, name: str) -> None:
-        """The device of this name is closed: they end with that error."""
+        """End all transfers with the error that the device of this name is closed."""
         while self._transfers:
             _, transfer = self._transfers.popitem()
             transfer.end(0, ClosedDeviceError(name, f"end the {transfer.what}"))
 
 
 def _error(transfer: DeviceTransfer, end: Any, status: Callable[[int], str]) -> DeviceError | None:
-    """What a transfer failed with, if it did."""
+    """Return the error of a transfer, if it failed."""
     if not end.response:
         return None
     transactions = transfer.device.transactions()

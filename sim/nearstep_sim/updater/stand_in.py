@@ -1,4 +1,4 @@
-"""A functional unit that is no Adam: exact, quick, and every result tells where it came from."""
+"""A stand-in of the functional unit: exact, fast, with results that identify their inputs."""
 
 import numpy as np
 from amaranth import Module, Signal
@@ -48,7 +48,7 @@ class StandInUnit(wiring.Component):
 
 
 def stand_in_results(arrays: dict[str, Words]) -> dict[str, Words]:
-    """What the unit makes of whole arrays."""
+    """Apply the unit to whole arrays."""
     return {
         "p": arrays["p"] ^ arrays["g"],
         "m": arrays["m"] + np.uint32(1),

@@ -13,11 +13,11 @@ from nearstep.errors import NearstepError, WaitTimeoutError
 from nearstep.run import check_bound
 
 _FOREVER = 1 << 32
-"""Cycles: a transfer that hangs says so before."""
+"""Timeout in cycles; a hung transfer is detected before."""
 
 
 class Transferring(Protocol):
-    """What carries a transfer out."""
+    """Executor of a transfer."""
 
     def look_at_transfers(self) -> None: ...
 
@@ -25,19 +25,19 @@ class Transferring(Protocol):
 
 
 class DeviceTransfer(Completion):
-    """A copy from or to the memory of a device that goes on while the device's time passes.
+    """A copy from or to the memory of a device that progresses with the device's time.
 
     Parameters
     ----------
     device : that carries it out; a `Backend`.
     begun : the device's cycle of its submission.
-    keep : memory that it reads or writes.
-    host : it is the host's, not a drive's.
+    keep : memory that the transfer reads or writes.
+    host : the transfer is the host's, not a drive's.
 
     Attributes
     ----------
     backend : whose time has to pass: the device, or an array of devices that it is one of.
-    note : for its error, such as which device it was.
+    note : text for the error, such as the device's name.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeviceTransfer(Completion):
         return self._cycles if self.ended else None
 
     def end(self, cycle: int, error: NearstepError | None) -> None:
-        """It ended in a cycle of the device, or failed."""
+        """Complete the transfer in a cycle of the device, or with an error."""
         self._keep = None
         self._error = error
         if error is None:

@@ -61,11 +61,11 @@ OPTIMISE = "NEARSTEP_OPTIMISE"
 """Environment variable with the level of optimisation. -O3 is the default and simulates fastest;
 -O1 compiles in two thirds of the time, for tests that simulate little."""
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
-"""What it may be: others, as -Ofast, change results."""
+"""Allowed values; others, such as -Ofast, change results."""
 
 
 class BuildError(NearstepError, RuntimeError):
-    """A tool failed. Carries the command, its exit status and the end of its output."""
+    """A tool failed; has the command, its exit status and the end of its output."""
 
     def __init__(self, command: Sequence[str], status: int, output: str):
         self.command = list(command)
@@ -97,7 +97,7 @@ class Model:
 
 @cache
 def cpu_name() -> str:
-    """Model and flags of this CPU, as far as the system tells."""
+    """Return model and flags of this CPU, if known to the system."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         rows = info.read_text().splitlines()
@@ -201,7 +201,7 @@ def run_tool(command: Sequence[str], folder: Path) -> str:
 
     Raises
     ------
-    BuildError : it does not start, or its exit status is not 0.
+    BuildError : the program does not start, or its exit status is not 0.
     CacheError : machine code of YoWASP is not there and cannot be kept.
     """
     environment = tool_environment()
@@ -273,13 +273,13 @@ def compiler_name() -> str:
 
 
 def once(target: Path, build: Callable[[Path], Path]) -> Path:
-    """As `nearstep_spec.cache.once`, and a terminal is told what is being built."""
+    """As `nearstep_spec.cache.once`, with a message on a terminal during the build."""
     return storage.once(target, build, meanwhile=_announced(target.name.rpartition("-")[0]))
 
 
 @contextmanager
 def _announced(name: str) -> Iterator[None]:
-    """Say on a terminal what is being built: a first build takes up to a minute."""
+    """Show a message on a terminal during a build: a first build takes up to a minute."""
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status(f"building {name} (once; kept in {cache_dir()})"):
@@ -444,7 +444,9 @@ def verilate_block(
 
 
 def _together(out: Path) -> list[str]:
-    """The C++ files of a folder as two that include them: of every cycle, and what runs once."""
+    """Merge the C++ files of a folder into two that include them: code of every cycle, and code
+    that runs once.
+    """
     parts: dict[str, list[str]] = {"fast": [], SLOW: []}
     for source in sorted(out.glob("*.cpp")):
         parts[SLOW if SLOW in source.name else "fast"].append(f'#include "{source.name}"\n')

@@ -1,4 +1,4 @@
-"""What the C++ harnesses of the simulated devices share with Python."""
+"""Interface between Python and the C++ harnesses of simulated devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nearstep_sim.verilate.abi import structure
 HISTORY_BYTES = 8192
 
 TIMEOUT, FAULTED, HUNG, FAILED = -1, -2, -3, -4
-"""Status of a call that did not end as it should."""
+"""Status of a failed call."""
 
 MORE = -5
 """Status of a call that has not ended after the 4,096 cycles that it may take at a time."""
@@ -41,7 +41,7 @@ class Simulation:
     """One simulated device of a library, entered for some thousand cycles at a time: in between
     Python sees signals, so that Ctrl-C ends a call within that time.
 
-    It is closed with its owner.
+    The device is closed with its owner.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ class Simulation:
     name : of the device, for errors.
     close, abandon : functions of the library: end the device; and give up a call that returned
         `MORE`.
-    keep : what the device works on.
-    at_exit : whether it is closed at the end of the process, too, because it writes a file.
+    keep : objects that the device uses.
+    at_exit : whether the device is closed at the end of the process too, because it writes a file.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class CPoll(structure("updater/shell_device.hpp", "Poll")):
 
 
 class FaultRecord(structure("verilate/fault.hpp", "Fault")):
-    """What the simulation has to say against the kernel; kind 0 is nothing."""
+    """Violation of the kernel found by the simulation; kind 0 is none."""
 
     def error(self, transactions: Sequence[str]) -> DeviceError:
         """The record as an exception."""

@@ -1,4 +1,4 @@
-"""Project files for NiteFury II, `project`: neither flow was run, no bitstream is claimed."""
+"""Project files for NiteFury II, see `project`: neither flow was run; no bitstream exists."""
 
 from functools import partial
 
@@ -19,13 +19,13 @@ UNIT = "smartssd_fu"
 
 
 def card(config: NitefuryConfig) -> Series7Card:
-    """The design without the hard block and the memory controller."""
+    """Return the design without the hard block and the memory controller."""
     unit = partial(UnitInstance, module=UNIT)
     return Series7Card(config.card, unit=unit, crossed=True)
 
 
 def surroundings(config: NitefuryConfig, design: Series7Card) -> dict[str, str]:
-    """Every file of the project but the Verilog of the card, which is `design`, by name."""
+    """Return the files of the project by name, without the Verilog of the card `design`."""
     return {
         f"{TOP}.v": wrapper(design),
         "boxes.v": boxes(design),
@@ -38,11 +38,11 @@ def surroundings(config: NitefuryConfig, design: Series7Card) -> dict[str, str]:
 
 
 def project(config: NitefuryConfig | None = None) -> dict[str, str]:
-    """Every file of the project, by name: Verilog, constraints, and the scripts of both flows.
+    """Return the files of the project by name: Verilog, constraints, and the scripts of both flows.
 
     - `vivado.tcl` makes the cores of the PCIe block and of the memory controller, and builds.
-    - `Makefile` is for Yosys and openXC7; `make synth` needs Yosys alone, `make bit` sources for
-      both cores, which nothing here has.
+    - `Makefile` is for Yosys and openXC7; `make synth` needs only Yosys, `make bit` also sources of
+      both cores, which are not included.
 
     The texts are the same for the same configuration and tools.
     """

@@ -35,7 +35,7 @@ def _resource(name: str) -> Any:
 
 
 def _names(signal: Any) -> tuple[list[str], list[str]]:
-    """Positive and negative pins of a signal; no negative ones if it is not differential."""
+    """Return the positive and negative pins of a signal; the latter only if differential."""
     for io in signal.ios:
         if isinstance(io, DiffPairs):
             return list(io.p.names), list(io.n.names)
@@ -51,8 +51,8 @@ def _signals(name: str) -> dict[str, tuple[list[str], list[str]]]:
 def memory_pins() -> Iterator[tuple[str, str, str]]:
     """Port of the memory controller, pin and IO standard of each pin of the DRAM.
 
-    Every standard is one of 1.5 V: amaranth-boards has SSTL15 for data and SSTL135 for strobes,
-    which one bank cannot have both.
+    All standards are of 1.5 V: amaranth-boards has SSTL15 for data and SSTL135 for strobes, which
+    cannot share a bank.
     """
     for name, (positive, negative) in _signals("ddr3").items():
         port = MEMORY_PORTS[name]
@@ -65,12 +65,12 @@ def memory_pins() -> Iterator[tuple[str, str, str]]:
 
 
 def channels() -> list[str]:
-    """Transceiver of each lane."""
+    """Return the transceiver of each lane."""
     return [CHANNELS[pin] for pin in _signals("pcie")["rx"][0]]
 
 
 def _common() -> list[str]:
-    """What both flows understand: pins of PCIe, clock and LEDs."""
+    """Return the constraints for both flows: pins of PCIe, clock and LEDs."""
     pcie = _signals("pcie")
     lines = []
 
@@ -97,7 +97,7 @@ def _common() -> list[str]:
 
 
 def pins() -> str:
-    """Constraints for Vivado; those of the DRAM come with its controller."""
+    """Return the constraints for Vivado; the memory controller brings those of the DRAM."""
     lines = _common()
     lines += [
         "create_clock -period 10.000 -name pcie_refclk [get_ports pcie_clk_p]",
@@ -123,7 +123,9 @@ def pins() -> str:
 
 
 def open_pins() -> str:
-    """Constraints for nextpnr-xilinx, with the pins of the DRAM: it knows pins and standards."""
+    """Return the constraints for nextpnr-xilinx, with the pins of the DRAM: pins and standards
+    only.
+    """
     lines = _common()
     for port, pin, standard in memory_pins():
         lines.append(f"set_property PACKAGE_PIN {pin} [get_ports {{{port}}}]")

@@ -27,7 +27,7 @@ OPTIONS = {
     "dci_hr_inouts_inputs": "50 Ohms",
     "dci_cascade": "0",
 }
-"""Of the project. 200 MHz are the reference clock of the delays too."""
+"""Options of the project. The clock of 200 MHz is also the reference of the delays."""
 
 CONTROLLER = {
     "MemoryDevice": "DDR3_SDRAM/Components/MT41K256M16XX-125",
@@ -57,7 +57,8 @@ CONTROLLER = {
     "C0_MEM_SIZE": str(MEMORY_BYTES),
     "UserMemoryAddressMap": "BANK_ROW_COLUMN",
 }
-"""Of the controller: a part of 8 Gb, made from the one of 4 Gb that the core knows."""
+"""Options of the controller: a part of 8 Gb, derived from the part of 4 Gb that the core supports.
+"""
 
 TIMING = {
     "tcke": "5", "tfaw": "40", "tras": "35", "trcd": "13.75", "trefi": "7.8", "trfc": "350",
@@ -91,7 +92,7 @@ MODES = {
 
 
 def memory_project(id_bits: int) -> str:
-    """Text of `mig.prj`, for a card whose AXI4 has IDs of `id_bits` bits."""
+    """Return the text of `mig.prj` for AXI4 IDs of `id_bits` bits."""
     root = ElementTree.Element("Project", NoOfControllers="1")
     for name, text in OPTIONS.items():
         ElementTree.SubElement(root, name).text = text

@@ -6,15 +6,15 @@ from nearstep_spec.pcie import MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET, REGISTER_BYTE
 
 PART = "xc7a200tfbg484-2"
 MEMORY_CORE = "mig_7series_0"
-OFFSET_UNIT = 8  # bytes: the capability has offsets without their lowest three bits
+OFFSET_UNIT = 8  # bytes: offsets in the capability lack the lowest three bits
 VECTORS = 1
 
 OFF = ("cfg_mgmt_if", "cfg_fc_if", "rcv_msg_if", "err_reporting_if", "pl_interface")
-"""Interfaces of the PCIe core that the card has no use for."""
+"""Unused interfaces of the PCIe core."""
 
 
 def _pcie(config: NitefuryConfig) -> dict[str, str]:
-    """Properties of the core that matter; everything else is as the core has it."""
+    """Return the properties of the core that differ from its defaults or matter."""
     return {
         "mode_selection": "Advanced",
         "Device_Port_Type": "PCI_Express_Endpoint_device",
@@ -56,7 +56,7 @@ def _pcie(config: NitefuryConfig) -> dict[str, str]:
 
 
 def vivado_flow(config: NitefuryConfig) -> str:
-    """Text of `vivado.tcl`: `vivado -mode batch -source vivado.tcl`."""
+    """Return the text of `vivado.tcl`: `vivado -mode batch -source vivado.tcl`."""
     properties = "\n".join(f"  {name} {{{value}}}" for name, value in _pcie(config).items())
     return f"""\
 # NiteFury II with Vivado: vivado -mode batch -source vivado.tcl

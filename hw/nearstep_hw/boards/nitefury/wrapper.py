@@ -1,4 +1,4 @@
-"""The top of the board: the card between the core of the PCIe block and that of the DRAM."""
+"""The top of the board: the card between the PCIe core and the memory controller."""
 
 import re
 
@@ -43,14 +43,13 @@ PCIE_TIED = {
     "cfg_interrupt_di": "8'b0", "cfg_interrupt_stat": "1'b0",
     "cfg_pciecap_interrupt_msgnum": "5'b0",
 }  # fmt: skip
-"""Inputs of the PCIe core that are not used. Those of interfaces that `vivado.tcl` turns off are
-not there."""
+"""Unused inputs of the PCIe core, without those of interfaces disabled in `vivado.tcl`."""
 
 DRAM_TIED = {
     "awlock": "1'b0", "awcache": "4'b0011", "awprot": "3'b0", "awqos": "4'b0",
     "arlock": "1'b0", "arcache": "4'b0011", "arprot": "3'b0", "arqos": "4'b0",
 }  # fmt: skip
-"""Members of AXI4 that the card has not. Normal memory, modifiable and bufferable."""
+"""Members of AXI4 that the card lacks: normal memory, modifiable and bufferable."""
 
 BODY = """\
   // The reference clock of the link, and its reset.
@@ -92,7 +91,7 @@ def _card_ports(card: wiring.Component) -> list[tuple[str, str, int]]:
 
 
 def _split(card: wiring.Component) -> tuple[dict[str, str], dict[str, str]]:
-    """What the two cores have of the ports of the card: their own names, and those of the wires."""
+    """Return the ports of each core that connect to the card, with the names of their wires."""
     pcie, dram = {}, {}
     for name, _, _ in _card_ports(card):
         if match := PCIE_STREAM.fullmatch(name):
@@ -105,7 +104,7 @@ def _split(card: wiring.Component) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def wrapper(card: wiring.Component) -> str:
-    """Verilog of the top: names of the cores' ports are those of PG054 and UG586."""
+    """Return the Verilog of the top; ports of the cores have the names of PG054 and UG586."""
     pcie, dram = _split(card)
     ports = _card_ports(card)
     lanes = {f"pci_exp_{end}": f"pci_exp_{end}" for end in ("txp", "txn", "rxp", "rxn")}
@@ -136,7 +135,7 @@ def wrapper(card: wiring.Component) -> str:
 
 
 def boxes(card: wiring.Component) -> str:
-    """Both cores without content, for Yosys: the ports that the top connects."""
+    """Return both cores as black boxes for Yosys, with the ports that the top connects."""
     pcie, dram = _split(card)
     found = {name: (direction, width) for name, direction, width in _card_ports(card)}
 

@@ -37,11 +37,11 @@ BLOCK_MEMBERS = {
     "cfg_to_turnoff": In(1),
     "cfg_turnoff_ok": Out(1),
 }
-"""Ports of the block that an adapter has, by their names in PG054."""
+"""Ports of an adapter toward the block, with the names of PG054."""
 
 
 def _is_non_posted(dword: Value) -> Value:
-    """Whether a packet that begins with this dword is a request that waits for an answer."""
+    """Return whether a packet that begins with this dword is a non-posted request."""
     head = PacketHead(dword)
     kinds = (
         PacketType.LOCKED_READ,
@@ -55,30 +55,31 @@ def _is_non_posted(dword: Value) -> Value:
 
 
 class Series7Adapter(wiring.Component):
-    """Lets an endpoint of the UltraScale+ block work with that of the 7 series: Gen2 x4, 128 bits.
+    """Connects an endpoint for the UltraScale+ block to the 7-series block: Gen2 x4, 128 bits.
 
-    The endpoint sees CQ and CC streams, credits for requests that are not posted, and MSI-X, as
-    `PcieEndpoint` has them. Only function 0. Of the block, `rx_np_req` and `tx_cfg_gnt` are 1;
-    MSI and legacy interrupts are not used, and errors are not reported through `cfg_err`: a request
-    that is refused gets its completion, without a bit in the status registers.
+    The adapter has the block-side ports of `PcieEndpoint`: CQ and CC streams, credits for
+    non-posted requests, and MSI-X. Only function 0. Tie the block's `rx_np_req` and `tx_cfg_gnt` to
+    1. MSI and legacy interrupts are not used, and errors are not reported through `cfg_err`: a
+    refused request gets a completion, without a bit in the status registers.
 
-    *Timing*: two cycles each way; a beat a cycle, but for what `RxAlign` and `RequestStream` take.
+    *Timing*: two cycles each way; a beat a cycle, but for the extra cycles of `RxAlign` and
+    `RequestStream`.
 
-    *Resources* (Yosys, 7 series, as the difference of a card with and without): 700 LUT, 760 FF.
+    *Resources* (Yosys, 7 series, difference between cards with and without): 700 LUT, 760 FF.
 
     Parameters
     ----------
-    apertures : bits of the addresses in each BAR, by its number.
-    requests : that are not posted, of the endpoint; more than `np_gate.RESERVED`.
+    apertures : address bits of each BAR, by its number.
+    requests : credits of the endpoint for non-posted requests; more than `np_gate.RESERVED`.
 
     Members
     -------
     m_axis_rx, s_axis_tx, rx_np_ok : of the block, see `RxSignature`, `TxSignature`.
     cfg_bus_number, cfg_device_number, cfg_function_number, cfg_command, cfg_dcommand : of the
-        block, what the host has configured.
+        block, configured by the host.
     cfg_interrupt_msixenable, cfg_interrupt_msixfm : of the block, MSI-X.
-    cfg_to_turnoff, cfg_turnoff_ok : of the block, power off; nothing stands in its way.
-    cq, cc, i_np_req, o_max_payload, msix : of the endpoint.
+    cfg_to_turnoff, cfg_turnoff_ok : of the block, power off; granted a cycle after the request.
+    cq, cc, i_np_req, o_max_payload, msix : to the endpoint.
 
     Ref: PG054 (7 Series FPGAs Integrated Block for PCI Express).
     """

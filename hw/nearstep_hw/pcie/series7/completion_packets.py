@@ -1,4 +1,4 @@
-"""From the CC stream to completion packets."""
+"""Conversion of the CC stream to completion packets."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
@@ -10,16 +10,15 @@ from nearstep_hw.pcie.series7.tlp import CompletionHead, PacketType, swapped
 from nearstep_hw.pcie.stream import DWORD_BITS, CcSignature
 
 TxBeat = data.StructLayout({"data": unsigned(WIDTH), "keep": unsigned(LANES), "last": unsigned(1)})
-"""Dwords of a packet to be sent, and a bit for each."""
+"""Dwords of a packet, and a valid bit for each."""
 
 ID_BITS = 16  # bus, device, function
 
 
 class CompletionPackets(wiring.Component):
-    """Makes a packet of each completion: its header takes the place of its descriptor.
+    """Converts each completion to a packet: the header replaces the descriptor.
 
-    What comes behind the descriptor of a completion that is not successful, a copy of the request,
-    is taken and forgotten.
+    The copy of the request after the descriptor of an unsuccessful completion is dropped.
 
     *Timing*: one cycle; a beat a cycle.
 
@@ -27,7 +26,7 @@ class CompletionPackets(wiring.Component):
     -------
     cc : the stream.
     o : beats of packets.
-    i_id : of the completer: bus, device, function.
+    i_id : ID of the completer: bus, device, function.
 
     Ref: PG213, "Completer Completion Descriptor Format"; PCIe Base Specification, 2.2.9.
     """

@@ -16,7 +16,7 @@ INNER = {
     "cfg_max_payload": "o_max_payload",
     "cfg_interrupt_msix": "msix",
 }
-"""Ports of an endpoint toward its block, and those of the adapter that they meet."""
+"""Ports of an endpoint toward its block, and the ports of the adapter they connect to."""
 
 
 class Series7Design(wiring.Component):
@@ -25,9 +25,9 @@ class Series7Design(wiring.Component):
     Parameters
     ----------
     inner : the design, 128 bits wide.
-    apertures : bits of the addresses in each BAR, by its number.
-    requests : credits that the design gives.
-    domain : of its ports toward the block.
+    apertures : address bits of each BAR, by its number.
+    requests : credits of the design for non-posted requests.
+    domain : clock domain of the ports toward the block.
 
     Members
     -------

@@ -1,4 +1,4 @@
-"""From MSI-X messages to memory write packets."""
+"""Conversion of MSI-X messages to memory write packets."""
 
 from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -12,17 +12,17 @@ from nearstep_hw.pcie.stream import DWORD_BITS
 
 
 class MessagePackets(wiring.Component):
-    """Sends MSI-X messages itself: the block has the capability, the card the table.
+    """Sends MSI-X messages as memory writes: the block has the capability, the card the table.
 
-    A message is offered while MSI-X is enabled and the card may be bus master. It never fails.
+    Messages are enabled while MSI-X and bus mastering are enabled. A message never fails.
 
-    *Timing*: a beat for an address below 4 GiB, two for one above it.
+    *Timing*: one beat for an address below 4 GiB, two for a higher one.
 
     Members
     -------
-    msix : of the endpoint, one message at a time.
+    msix : from the endpoint, one message at a time.
     o : beats of packets.
-    i_id : of the requester: bus, device, function.
+    i_id : ID of the requester: bus, device, function.
     i_enable, i_mask : MSI-X and bus master enable, function mask.
 
     Ref: PG054, "MSI-X Mode"; PCIe Base Specification, 6.1.4.

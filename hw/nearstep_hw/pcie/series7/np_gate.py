@@ -1,23 +1,24 @@
-"""Holds back requests that are not posted."""
+"""Flow control of non-posted requests."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 EXTRA = 2
-"""Requests that the block may still show while it is told to hold them back."""
+"""Requests that the block may still deliver while `rx_np_ok` is low."""
 
 RESERVED = 6
-"""Requests for which there is space when the block is told to hold them back: it may show `EXTRA`
-more, one may wait to be taken, and the block hears of it two cycles late."""
+"""Credits left when `rx_np_ok` falls: the block may deliver `EXTRA` more requests, one may wait to
+be taken, and the block sees `rx_np_ok` two cycles late.
+"""
 
 
 class NonPostedGate(wiring.Component):
-    """Turns credits of the endpoint into `rx_np_ok`, and counts what comes.
+    """Drives `rx_np_ok` from the endpoint's credits less the requests received.
 
-    While the block holds requests back, posted ones pass them. After reset the first credit comes
-    late where it crosses clocks, and `EXTRA` requests may come before it: the endpoint has space
-    for them, and the count goes below zero.
+    While the block holds back non-posted requests, posted ones pass them. After reset, `EXTRA`
+    requests may arrive before the first credit where it crosses clocks: the endpoint has space for
+    them, and the count is negative.
 
     *Timing*: one cycle.
 
@@ -28,7 +29,7 @@ class NonPostedGate(wiring.Component):
     Members
     -------
     i_credit : a credit.
-    i_take : a request that is not posted has come.
+    i_take : a non-posted request was received.
     o_ok : `rx_np_ok`.
 
     Ref: PG054, "Receive Interface", rx_np_ok.

@@ -1,4 +1,4 @@
-"""From request packets to the CQ stream."""
+"""Conversion of request packets to the CQ stream."""
 
 from collections.abc import Mapping
 
@@ -17,22 +17,22 @@ SOP_BIT = 40  # of TUSER
 
 
 class RequestStream(wiring.Component):
-    """Makes a descriptor of each request, and moves its payload to lane 0 behind it.
+    """Converts each request to a descriptor and a payload aligned to lane 0.
 
-    Payload gets the bytes of the CQ stream: the first byte on the link is the lowest. A digest is
-    taken off. A poisoned memory write ends with `discontinue`. Hints for processing are not handed
-    on; a read with hints has every byte of its dwords. Completions, messages and unknown packets
-    are taken and forgotten: the block has answered, or there is no answer.
+    Payload is in the byte order of the CQ stream: the first byte on the link is the lowest. A
+    digest is stripped. A poisoned memory write ends with `discontinue`. Processing hints are not
+    forwarded; all bytes of a read with hints are enabled. Completions, messages and unknown packets
+    are dropped: the block has answered them, or they need no answer.
 
-    The function is 0. The BAR is the lowest of those hit, or 7, which no endpoint has. The block
-    hands on no packet whose length is wrong.
+    The function is 0. The BAR is the lowest one hit, or 7, which no endpoint has. The block
+    forwards no packet of a wrong length.
 
-    *Timing*: one cycle; a beat a cycle, and one cycle more for a header of three dwords whose
-    payload is a multiple of four dwords and one.
+    *Timing*: one cycle; a beat a cycle, and one cycle more for a header of three dwords with a
+    payload of 4 n + 1 dwords.
 
     Parameters
     ----------
-    apertures : bits of the addresses in each BAR, by its number.
+    apertures : address bits of each BAR, by its number.
 
     Members
     -------
@@ -54,10 +54,10 @@ class RequestStream(wiring.Component):
 
         room = Signal()
         take = Signal()
-        inside = Signal()  # behind the first beat of a packet
+        inside = Signal()  # after the first beat of a packet
         short = Signal()  # the header has three dwords
-        left = Signal(range(MAX_REQUEST_DWORDS + 1))  # dwords of payload to be shown
-        rest = Signal()  # the packet has ended, its last dword is held
+        left = Signal(range(MAX_REQUEST_DWORDS + 1))  # dwords of payload not output yet
+        rest = Signal()  # the packet has ended, `held` has its last dword
         held = Signal(DWORD_BITS)
         start = Signal()  # the first dword of payload is next
         first, final = Signal(DWORD_BYTES), Signal(DWORD_BYTES)  # byte enables of the ends
@@ -126,7 +126,9 @@ class RequestStream(wiring.Component):
         return m
 
     def _decode(self, m: Module) -> tuple[Signal, Signal, Signal, Signal, Signal]:
-        """Descriptor, byte enables of the ends, whether it is a request, whether it is damaged."""
+        """Return the descriptor, the byte enables of first and last dword, and whether the packet
+        is a request and whether it is poisoned.
+        """
         beat = self.i.payload
         head = PacketHead(beat.data[:DWORD_BITS])
         word = RequestWord(beat.data.word_select(1, DWORD_BITS))

@@ -1,4 +1,4 @@
-"""From the receive stream to packets that begin at lane 0."""
+"""Alignment of received packets to lane 0."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
@@ -18,16 +18,16 @@ PacketBeat = data.StructLayout(
 
 
 class RxAlign(wiring.Component):
-    """Moves packets that begin in the middle of a beat down to lane 0.
+    """Shifts packets that begin in the middle of a beat to lane 0.
 
-    The BARs of a packet are those that the block shows in the beat in which it begins.
+    `bar_hit` of a packet is sampled in the beat in which the packet begins.
 
     *Timing*: one cycle; a beat a cycle, and one cycle more for a packet that begins in the middle
     of a beat and ends in the upper half of one.
 
     Members
     -------
-    rx : of the block.
+    rx : from the block.
     o : beats of packets.
     """
 
@@ -40,10 +40,10 @@ class RxAlign(wiring.Component):
         user = rx.tuser
         half_bits = WIDTH // 2
         held = Signal(half_bits)
-        shifted = Signal()  # the packet under way began in the middle: its first half is held
-        rest = Signal()  # what is held ends a packet
+        shifted = Signal()  # the current packet began in the middle: `held` has its next half
+        rest = Signal()  # `held` ends a packet
         rest_dwords = Signal(range(HALF + 1))
-        bars = Signal(BARS)  # of the packet under way
+        bars = Signal(BARS)  # of the current packet
         room = Signal()
         take = Signal()
         middle = Signal()

@@ -22,7 +22,7 @@ RxUser = data.StructLayout(
         "end": 1,
     }
 )
-"""`m_axis_rx_tuser`. Where a packet begins and where one ends in a beat (rx_is_sof, rx_is_eof).
+"""`m_axis_rx_tuser`, with the first and last byte of packets in a beat (rx_is_sof, rx_is_eof).
 
 Ref: PG054, "Receive Interface".
 """
@@ -31,8 +31,7 @@ TX_USER_BITS = 4  # source discontinue, streamed, poisoned, ECRC
 
 
 class RxSignature(Signature):
-    """What the link has received, from the block: `m_axis_rx`, without the members that it
-    does not use at this width, TKEEP and TLAST.
+    """Receive stream of the block: `m_axis_rx`, without TKEEP and TLAST, unused at this width.
 
     Packets follow each other without a gap: one may end in the lower half of a beat and the next
     begin in its upper half. The first byte of a dword on the link is its most significant.
@@ -54,7 +53,7 @@ class RxSignature(Signature):
 
 
 class TxSignature(Signature):
-    """What the link shall send, to the block: `s_axis_tx`. Every packet begins at lane 0.
+    """Transmit stream of the block: `s_axis_tx`. Every packet begins at lane 0.
 
     The block stores a packet before it sends it, unless TUSER says otherwise: TVALID may fall
     inside a packet.

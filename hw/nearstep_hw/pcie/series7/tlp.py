@@ -9,7 +9,7 @@ BYTE_BITS = 8
 
 
 class PacketType(enum.Enum, shape=5):
-    """The field Type of the packets that are told apart.
+    """The field Type of the packets that the adapter distinguishes.
 
     Ref: PCIe Base Specification, table 2-3.
     """
@@ -67,7 +67,7 @@ CompletionHead = data.StructLayout(
 
 
 def swapped(value: Value) -> Value:
-    """Dwords whose bytes are in the other order."""
+    """Reverse the bytes of each dword."""
     dwords = [value.word_select(index, DWORD_BITS) for index in range(len(value) // DWORD_BITS)]
     return Cat(
         dword.word_select(DWORD_BYTES - 1 - byte, BYTE_BITS)

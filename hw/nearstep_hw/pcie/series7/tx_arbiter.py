@@ -1,4 +1,4 @@
-"""From two sources of packets to the transmit stream."""
+"""Arbiter of the transmit stream."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -10,14 +10,14 @@ from nearstep_hw.pcie.stream import DWORD_BYTES
 
 
 class TxArbiter(wiring.Component):
-    """Sends whole packets; a message goes before a completion.
+    """Sends whole packets; messages have priority over completions.
 
     *Timing*: one cycle; a beat a cycle.
 
     Members
     -------
     i_message, i_completion : beats of packets.
-    tx : of the block.
+    tx : to the block.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class TxArbiter(wiring.Component):
         m = Module()
         tx = self.tx
         inside = Signal()
-        held = Signal()  # the source of the packet under way
+        held = Signal()  # the source of the current packet
         message = Signal()
         room = Signal()
         valid = Signal()

@@ -1,4 +1,4 @@
-"""States in 8 bits on their way from memory."""
+"""Conversion of states in 8 bits to binary32."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.hdl import Value
@@ -15,7 +15,7 @@ from nearstep_spec.fp import FP32
 
 
 class Dequantize(wiring.Component):
-    """Makes beats of binary32 of blocks of scales and codes, see `nearstep_spec.blockwise`.
+    """Converts blocks of scales and codes to beats of binary32, see `nearstep_spec.blockwise`.
 
     The first beat of each block holds its scales, the first in the lowest bits. The rest of the
     last beat waits at the output for `i_clear`.
@@ -48,7 +48,7 @@ class Dequantize(wiring.Component):
         shape = self.shape
         width = FP32.width * shape.ways
         advance, takes, ends, found = Signal(), Signal(), Signal(), Signal()
-        number = Signal(range(shape.parts))  # part of the beat that is made
+        number = Signal(range(shape.parts))  # part of the output beat
         whole = Signal()
         earlier = Signal(shape.width - width, reset_less=True)
         made = Signal(width)
@@ -64,7 +64,7 @@ class Dequantize(wiring.Component):
         m.d.comb += [
             found.eq(pipe.valid(takes, self.depth)),
             whole.eq(number == shape.parts - 1),
-            # Parts of the next beat are gathered while a beat waits at the output.
+            # Parts of the next beat are collected while a beat waits at the output.
             advance.eq(~(found & whole) | ~self.o.valid | self.o.ready),
             made.eq(self._numbers(m, pipe, scale, codes)),
             takes.eq(advance & self.i.valid & scaled),
@@ -91,7 +91,7 @@ class Dequantize(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _numbers(self, m: Module, pipe: Pipeline, scale: Value, codes: Value) -> Value:
-        """The elements of a part, at the end of the pipeline."""
+        """Return the elements of a part, at the end of the pipeline."""
         depth = self.depth
         given = pipe.wrap(scale, 0, "scale_of_part")
         factor = pipe.delayed(given, 1)

@@ -10,11 +10,11 @@ from nearstep_spec.blockwise import GROUP, SMALLEST_SCALE
 from nearstep_spec.fp import FP32
 
 LEVELS_A_STAGE = 2
-"""Comparisons of a tree that follow each other in a cycle."""
+"""Levels of the comparison tree in a pipeline stage."""
 
 
 class GroupScale(wiring.Component):
-    """The largest magnitude of each group of 256 elements, and 1e-12 at least.
+    """Finds the largest magnitude of each group of 256 elements, at least 1e-12.
 
     *Timing*: a part a cycle; the scale `latency` cycles after the last part of its group.
 
@@ -27,7 +27,7 @@ class GroupScale(wiring.Component):
     Members
     -------
     i_valid, i_numbers : a part.
-    i_last : the part is the last of the run, and so of its group.
+    i_last : the part is the last of the run, and ends its group.
     o_valid, o_scale : the scale of a group.
     """
 

@@ -10,12 +10,11 @@ from nearstep_spec.fp import FP32
 __all__ = ["DEPTH", "nearest"]
 
 DEPTH = (CODES - 1).bit_length()
-"""Latency in cycles: a bit of the code in each."""
+"""Latency in cycles, one a bit of the code."""
 
 
 def nearest(pipe: Pipeline, quotient: Staged, *, signed: bool) -> Staged:
-    """The code of a binary32 quotient: the number of thresholds not above the quotient; 0 for a
-    NaN.
+    """Return the code of a binary32 quotient: the number of thresholds not above it; 0 for a NaN.
 
     *Timing*: latency `DEPTH`, a quotient a cycle. A binary search: each stage compares with one
     threshold, selected by the bits found so far.
@@ -38,13 +37,13 @@ def nearest(pipe: Pipeline, quotient: Staged, *, signed: bool) -> Staged:
 
 
 def _order(bits: int) -> int:
-    """Unsigned numbers in the order of the values of binary32 patterns."""
+    """Map a binary32 pattern to an unsigned number of the same order."""
     mask = (1 << FP32.width) - 1
     return ~bits & mask if bits & FP32.sign_bit else bits | FP32.sign_bit
 
 
 def _chosen(values: list[int], index: Value) -> Value:
-    """One of some constants."""
+    """Select one of some constants."""
     chosen: list[Value] = [Const(value, FP32.width) for value in values]
     for bit in index:
         chosen = [Mux(bit, high, low) for low, high in zip(chosen[::2], chosen[1::2], strict=True)]

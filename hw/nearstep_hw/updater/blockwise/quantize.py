@@ -1,4 +1,4 @@
-"""Results on their way to memory as states in 8 bits."""
+"""Conversion of results to states in 8 bits."""
 
 from amaranth import Array, Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.hdl import Value
@@ -16,24 +16,23 @@ from nearstep_hw.updater.blockwise.shape import CODE_WIDTH, BlockwiseShape
 from nearstep_spec.fp import FP32
 
 GROUPS_AHEAD = 2
-"""Groups of elements that wait for their scale, or to be divided by it."""
+"""Groups of elements buffered until they are divided by their scale."""
 
 SCALES_AHEAD = 2 * GROUPS_AHEAD
-"""Scales that wait for elements: those of groups in full, and one of a group that the run ends
-in."""
+"""Scales buffered: of whole groups, and of a group cut short by the end of the run."""
 
 BLOCKS_AHEAD = 2
-"""Blocks of codes that wait for the scales before them in memory."""
+"""Blocks of codes buffered until their scales are written."""
 
 
 class Quantize(wiring.Component):
-    """Makes blocks of scales and codes of beats of binary32, see `nearstep_spec.blockwise`.
+    """Converts beats of binary32 to blocks of scales and codes, see `nearstep_spec.blockwise`.
 
     A group of elements waits for its largest magnitude and is divided by it; the codes of a
     block wait until its scales, which precede them, are known. The last block of a run has as
     many codes as there are elements; the rest of their beat is undefined.
 
-    *Timing*: `ways` elements a cycle. A beat waits for the rest of its block, and `latency`
+    *Timing*: `ways` elements a cycle. A beat is delayed by the rest of its block and `latency`
     cycles.
 
     *Numerics*: the quotient is rounded once, then coded as the nearest entry.
@@ -93,7 +92,7 @@ class Quantize(wiring.Component):
             scale.i_numbers.eq(split.o.payload.data),
             scale.i_last.eq(split.o.payload.last),
             scales.i.payload.eq(scale.o_scale),
-            scales.i.valid.eq(scale.o_valid),  # there is room: see SCALES_AHEAD
+            scales.i.valid.eq(scale.o_valid),  # never full: see SCALES_AHEAD
         ]
         pipe, takes = self._begin(m, group, scales, headers)
         self._gather(m, pipe, takes, group.o.payload, scales.o.payload, codes)
@@ -179,7 +178,7 @@ class Quantize(wiring.Component):
                         m.d.sync += beat.word_select(k, len(made)).eq(made)
 
     def _coded(self, pipe: Pipeline, numbers: Value, scale: Value) -> Value:
-        """The codes of a part, at the end of the pipeline."""
+        """Return the codes of a part, at the end of the pipeline."""
         divisor = pipe.wrap(scale, 0, "divisor")
         found = []
         for way in range(self.shape.ways):
@@ -195,7 +194,7 @@ class Quantize(wiring.Component):
     def _give(self, m: Module, headers: StreamFifo, codes: StreamFifo) -> None:
         """Output the scales of each block, then its codes."""
         beats = self.shape.code_beats
-        left = Signal(range(beats + 1))  # beats of codes that the block still has
+        left = Signal(range(beats + 1))  # beats of codes left in the block
         m.d.comb += [
             self.o.payload.eq(Mux(left == 0, headers.o.payload, codes.o.payload)),
             self.o.valid.eq(Mux(left == 0, headers.o.valid, codes.o.valid)),

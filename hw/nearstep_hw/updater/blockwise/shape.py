@@ -22,9 +22,9 @@ class BlockwiseShape:
     ----------
     lanes : binary32 elements of a beat.
     ways : elements a cycle, a divisor of `lanes`.
-    block_elements : of a block: `GROUP` to `GROUP * lanes`, a power of two.
-    signed : which map.
-    technology : FPGA that the arithmetic is divided into stages for.
+    block_elements : elements of a block: `GROUP` to `GROUP * lanes`, a power of two.
+    signed : whether the map is signed.
+    technology : FPGA for which the arithmetic is pipelined.
     """
 
     lanes: int
@@ -35,7 +35,7 @@ class BlockwiseShape:
 
     @classmethod
     def of(cls, config: UpdateKernelConfig, operand: Operand) -> "BlockwiseShape":
-        """That of a state of a kernel."""
+        """Return the shape of a kernel's state."""
         return cls(
             lanes=config.lanes,
             ways=config.units,

@@ -1,4 +1,4 @@
-"""Which pairs of a beat can be written at once into banks of two write ports."""
+"""Arbitration of the pairs of a beat for banks of two write ports."""
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.hdl import Value
@@ -10,17 +10,17 @@ __all__ = ["BankGrant"]
 
 
 def _lowest(m: Module, wanted: Value, name: str) -> Signal:
-    """One bit: the lowest of those set."""
+    """Return the lowest set bit."""
     one = Signal(len(wanted), name=name)
     m.d.comb += one.eq(wanted & ~(wanted - 1)[: len(wanted)])
     return one
 
 
 class BankGrant(wiring.Component):
-    """Gives every bank its first two requests, in the order of the requesters.
+    """Grants each bank its first two requests, in the order of the requesters.
 
-    Keeps the order within a bank from cycle to cycle; within a cycle the first
-    grant precedes the second. Combinational.
+    Requests of a bank are granted in order, also across cycles; the first grant of a cycle precedes
+    the second. Combinational.
 
     Parameters
     ----------

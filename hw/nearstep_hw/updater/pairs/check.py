@@ -1,4 +1,4 @@
-"""Indices in range and in order, before any of them is used."""
+"""Check of range and order of indices."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -12,10 +12,10 @@ __all__ = ["PairCheck"]
 
 
 class PairCheck(wiring.Component):
-    """Passes pairs up to the first that is out of range or out of order, and ends there.
+    """Passes pairs up to the first that is out of range or out of order, and ends the run there.
 
-    The beat with that pair keeps the pairs before it, ends the run and has cause and position.
-    Nothing passes after an end until reset.
+    The beat with the wrong pair has `end`, cause and position, and keeps the pairs before. No beat
+    passes after an end until reset.
 
     *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at
     the output.
@@ -24,7 +24,7 @@ class PairCheck(wiring.Component):
     ----------
     pairs : pairs in a beat.
     group : elements, a power of two, within which the order is free: 1 requires sorted indices.
-    choice : a run can require sorted indices.
+    choice : adds `i_sorted`.
 
     Members
     -------

@@ -1,4 +1,4 @@
-"""On-chip memory of one chunk of gradients: banks that reading clears."""
+"""On-chip memory of one chunk of gradients: banks cleared by reads."""
 
 from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import data, wiring
@@ -11,14 +11,14 @@ __all__ = ["BankWrites", "CellLayout", "ChunkBuffer"]
 
 
 class CellLayout(data.StructLayout):
-    """An element: its value, and whether one was written."""
+    """An element: its value, and whether it was written."""
 
     def __init__(self) -> None:
         super().__init__({"value": FP32.width, "present": 1})
 
 
 class BankWrites(Signature):
-    """Two writes to a bank in a cycle; of two to one row the second wins.
+    """Two writes to a bank in a cycle; the second wins if both are to one row.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ class BankWrites(Signature):
 class ChunkBuffer(wiring.Component):
     """A row of banks, element e in bank e mod `banks`, row e div `banks`.
 
-    Either rows are read, all banks at once, or pairs are written, two a bank. Reading a row
-    clears it; nothing else does.
+    In a cycle either a row of all banks is read, or pairs are written, two a bank. A read clears
+    its row; `rst` does not.
 
     *Timing*: `o_row` is valid from the cycle after `i_read` until the next `i_read` or write. Both
     ports of a bank have one address and one enable each, as a true dual-port block RAM has.
@@ -46,7 +46,7 @@ class ChunkBuffer(wiring.Component):
     Members
     -------
     write : In, `BankWrites` of each bank; not with `i_read`.
-    i_read, i_row : read this row of all banks, and clear it.
+    i_read, i_row : read and clear this row of all banks.
     o_row : a `CellLayout` for each bank.
     """
 

@@ -35,12 +35,12 @@ random indices to 16 banks a quarter faster, for twice the area."""
 
 
 class ChunkScatter(wiring.Component):
-    """Pairs that are grouped by chunk, to dense beats, through two chunk buffers.
+    """Converts pairs grouped by chunk to dense beats, through two chunk buffers.
 
-    *Timing*: while one chunk is filled, the previous chunk is output at one dense beat a cycle.
-    Filling takes 1 cycle for up to `SCATTERED` pairs of a beat if no bank has more than two of
-    them, see `PairScatter`. After a run that failed, or after `rst`, the next run begins
-    `chunk / lanes` cycles later: both buffers are cleared first.
+    *Timing*: while one chunk is filled, the previous chunk is output at one dense beat a cycle. Up
+    to `SCATTERED` pairs of a beat take one cycle if at most two of them are in one bank, see
+    `PairScatter`. After a run that failed, or after `rst`, the next run begins `chunk / lanes`
+    cycles later: both buffers are cleared first.
 
     Parameters
     ----------
@@ -50,9 +50,8 @@ class ChunkScatter(wiring.Component):
     -------
     i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
     o : Out(stream), the dense beats.
-    i_start : clears all state; `i_launch` may be set in the same cycle. The run begins with
-        `o_launch`.
-    i_launch, o_launch : see above.
+    i_start : clears all state.
+    i_launch, o_launch : request, in the cycle of `i_start`, and begin of a run.
     i_count : elements; stable during a run.
     o_done, o_cause, o_position, o_duplicates : as of `Decompressor`.
     """
@@ -136,24 +135,24 @@ class ChunkScatter(wiring.Component):
 
 
 class Decompressor(wiring.Component):
-    """Top-K pairs to a dense gradient stream, in one of two forms; or a user's records.
+    """Converts Top-K pairs in one of two forms, or a user's records, to a dense gradient stream.
 
-    Indices are u32, relative to the first element. `fused` pairs are sorted by index and
-    merged into the stream without memory; `scatter` pairs are grouped by chunk, in any order
-    within a chunk, and pass through two chunk buffers. Of equal indices the last wins; all but one
-    are counted. The elements before the dense beat (fused) or the chunk (scatter) of the last good
-    pair are output even if the run ends early: then `o_cause` is the cause, and `o_position` the
-    number of pairs before the first that is missing or wrong. A *dry* run checks all indices and
-    reads or outputs no values, so that a wrong pair can be found before any output.
-    With a user's decompressor the indices are the words of records, the user's unit makes the dense
-    beats, and its `wrong` marks invalid words: they are out of range. No pair is a duplicate.
+    Indices are u32, relative to the first element. `fused` pairs are sorted by index and merged
+    into the stream without memory; `scatter` pairs are grouped by chunk, in any order within a
+    chunk, and pass through two chunk buffers. Of equal indices the last wins; all but one are
+    counted. The elements before the dense beat (fused) or the chunk (scatter) of the last good pair
+    are output even if the run ends early: then `o_cause` is the cause, and `o_position` the number
+    of pairs before the first that is missing or wrong. A *dry* run checks all indices, and neither
+    reads nor outputs values. With a user's decompressor the indices are the words of records, the
+    user's unit makes the dense beats, and words that `user.wrong` marks are out of range. No pair
+    is a duplicate.
 
-    *Timing*: fused: one dense beat a cycle if the pairs are in time and the sink is ready, and a
-    cycle more for each beat of pairs that ends within a dense beat. Scatter: see `ChunkScatter`.
-    Dry: one beat of indices a cycle.
+    *Timing*: fused: one dense beat a cycle unless pairs are late or the sink stalls, and a cycle
+    more for each beat of pairs that ends within a dense beat. Scatter: see `ChunkScatter`. Dry: one
+    beat of indices a cycle.
 
-    *Numerics*: FP16 and BF16 values are widened to FP32 exactly; a NaN of theirs becomes the
-    default NaN. FP32 values pass as they are.
+    *Numerics*: FP16 and BF16 values are widened to FP32 exactly; a NaN becomes the default NaN.
+    FP32 values are unchanged.
 
     Parameters
     ----------
@@ -173,7 +172,7 @@ class Decompressor(wiring.Component):
     i_pairs, i_count : pairs, and elements; stable during a run.
     i_format : a `ValueFormat`; stable during a run.
     i_dry : the run is dry; stable during a run.
-    i_scatter : the form of the run; stable during it. If there are two.
+    i_scatter : the form; stable during a run. If there are two.
     o_done : every beat is taken; in a dry run, no index is wrong.
     o_cause : a `PairCause`.
     o_position : see above.
@@ -320,11 +319,11 @@ class Decompressor(wiring.Component):
 
     @property
     def choice(self) -> bool:
-        """Whether there are two forms."""
+        """Whether the unit has two forms."""
         return len(self.forms) > 1
 
     def _takes(self, form: str) -> Value:
-        """The run has this form, and is not dry."""
+        """Return whether the run has this form and is not dry."""
         mine: Value | bool = True
         if self.choice:
             mine = self.i_scatter if form == SCATTER else ~self.i_scatter

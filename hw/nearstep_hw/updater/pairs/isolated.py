@@ -1,4 +1,4 @@
-"""The decompressor behind registers, so that its clock can rest."""
+"""The decompressor with registered ports, so that its clock can be gated."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,8 @@ __all__ = ["IsolatedDecompressor"]
 class IsolatedDecompressor(wiring.Component):
     """A `Decompressor` with registers at all its ports.
 
-    No combinational path crosses it, and with its clock gated nothing in it toggles.
-    Its ports are those of `Decompressor`.
+    No combinational path crosses the component, and no signal toggles while its clock is gated.
+    Ports as of `Decompressor`.
 
     *Timing*: that of `Decompressor`, three cycles later. No output of a run is valid before
     the second cycle after `i_start`, and no pair of the run may be offered before then.
@@ -46,7 +46,7 @@ class IsolatedDecompressor(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.inner = inner = self._inner
-        told = Signal()  # what it shows is of this run
+        told = Signal()  # the outputs are of this run
         settings = ["i_start", "i_pairs", "i_count", "i_format", "i_dry"]
         for name in [*settings, *(["i_scatter"] if self.choice else [])]:
             m.d.sync += getattr(inner, name).eq(getattr(self, name))

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 INDEX_WIDTH = 32  # an index is a u32
-COUNT_WIDTH = 32  # of pairs, and of the elements that u32 can name but for the last
+COUNT_WIDTH = 32  # of counts of pairs and elements: up to 2**32 - 1
 HALF_WIDTH = FP16.width
 
 
@@ -62,16 +62,16 @@ class PairLayout(data.StructLayout):
 class PairReader(wiring.Component):
     """Joins the indices and the values of a run, and widens the values to binary32.
 
-    A beat of values holds `pairs` values in FP32, twice as many in FP16 or BF16; the first are
-    in the low bits. Beats behind the announced number of pairs are not consumed; words behind it in
-    the last beat are ignored. If either source ends early, the run ends with the complete pairs and
-    the cause `TRUNCATED`. A run of no pairs consumes nothing and outputs one empty beat.
+    A beat of values holds `pairs` values in FP32, twice as many in FP16 or BF16; the first are in
+    the low bits. Beats after the announced number of pairs are not consumed; later words in the
+    last beat are ignored. If either source ends early, the run ends with the complete pairs and the
+    cause `TRUNCATED`. A run of no pairs consumes nothing and outputs one empty beat.
 
     *Timing*: one beat a cycle, `latency` cycles. The pipeline stalls while a beat waits at the
     output.
 
-    *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass
-    as they are.
+    *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values are
+    unchanged.
 
     Parameters
     ----------

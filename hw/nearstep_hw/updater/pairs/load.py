@@ -1,4 +1,4 @@
-"""Compressed gradients: memory to pairs to dense beats."""
+"""Load path of compressed gradients: memory to pairs to dense beats."""
 
 from amaranth import Array, DomainRenamer, Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream
@@ -27,11 +27,11 @@ CAUSES = {
 class PairLoad(WindowedRead):
     """Loads indices and values, burst by burst, and decompresses them.
 
-    Separate from the loader of the arrays: the rate at which pairs are consumed depends on
-    their indices, and bursts of pairs in one order with the arrays could deadlock. Indices and
-    values each have a FIFO of two bursts. The decompressor is in the clock domain `pairs`: its
-    clock is that of `sync`, or is gated outside of runs with pairs. A dry run loads only
-    indices and has no output: `o_verified` or a fault is the outcome.
+    Separate from the loader of the arrays: the rate at which pairs are consumed depends on their
+    indices, and bursts of pairs in one order with the arrays could deadlock. Indices and values
+    each have a FIFO of two bursts. The decompressor is in the clock domain `pairs`: the clock of
+    `sync`, gated or not outside of runs with pairs. A dry run loads only indices and has no output:
+    `o_verified` or a fault is the outcome.
 
     Parameters
     ----------
@@ -40,8 +40,8 @@ class PairLoad(WindowedRead):
     Members
     -------
     all : as of `WindowedRead`; array 0 is indices, array 1 values.
-    i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle` is
-        low or beats are wanted.
+    i_pairs, i_count : pairs, and elements. Inputs down to `i_dry` are held while `o_idle` is low or
+        beats are outstanding.
     i_format : `GradientFormat` of the values. If the kernel has several.
     i_scatter : pairs are grouped by block; else sorted. If the kernel has both forms.
     i_dry : the run is dry.
@@ -148,7 +148,9 @@ class PairLoad(WindowedRead):
         return m
 
     def _connect_fault(self, m: Module) -> None:
-        """The bus first; then the pairs, whose address is that of the index at fault."""
+        """Drive `o_fault`: of the bus first, then of the pairs, with the address of the wrong
+        index.
+        """
         decompressor = self.decompressor
         bus = self.fault(m)
         found = Signal(FaultLayout())

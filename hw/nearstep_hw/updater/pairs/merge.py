@@ -1,4 +1,4 @@
-"""Sorted pairs into the gradient stream itself, without memory."""
+"""Merge of sorted pairs into the gradient stream, without a buffer."""
 
 from itertools import pairwise
 
@@ -16,20 +16,21 @@ __all__ = ["PairMerge"]
 
 
 class PairMerge(wiring.Component):
-    """Sorted pairs to dense beats: zero where there is no pair; the last of equal indices wins.
+    """Converts sorted pairs to dense beats: elements without a pair are zero; the last of equal
+    indices wins.
 
-    A beat is output when the first pair behind it, or the end of the pairs, is known. After a beat
-    of pairs with a cause there is no more output: the last beat is the one before that of the last
-    good pair.
+    A dense beat is output when a pair of a later beat, or the end of the pairs, is known. After a
+    beat of pairs with a cause the output ends, with the dense beat before that of the last good
+    pair.
 
-    *Timing*: a dense beat takes one cycle, or one for each beat of pairs with values for it,
-    if the pairs are in time. The pipeline stalls while a dense beat waits at the output.
+    *Timing*: a dense beat takes one cycle, or one for each beat of pairs with values for it, unless
+    pairs are late. The pipeline stalls while a dense beat waits at the output.
 
     Parameters
     ----------
     lanes : elements of a dense beat, a power of two.
     pairs : pairs of a beat.
-    cut : a register behind the comparisons; each step takes two cycles.
+    cut : a register after the comparisons; each step takes two cycles.
 
     Members
     -------
@@ -62,12 +63,12 @@ class PairMerge(wiring.Component):
         lanes, pairs, low = self.lanes, self.pairs, exact_log2(self.lanes)
         running, finished = Signal(), Signal()
         beats = Signal(COUNT_WIDTH - low + 1)
-        number = Signal(COUNT_WIDTH - low + 1)  # of the dense beat in the making
+        number = Signal(COUNT_WIDTH - low + 1)  # of the current dense beat
         held = Signal(PairLayout(pairs))  # `keep` is what is left of it
         partial = Signal(data.ArrayLayout(FP32.width, lanes))  # of the beat, from pairs before
 
         here, rest = Signal(pairs), Signal(pairs)
-        # Nothing that is compared changes in the cycles without `act`.
+        # Operands of the comparisons change only after cycles with `act`.
         act = Signal()
         to = m.d.sync if self.cut else m.d.comb
         if self.cut:
@@ -75,7 +76,7 @@ class PairMerge(wiring.Component):
         else:
             m.d.comb += act.eq(1)
         found = Signal(pairs)
-        left = Signal()  # some of `held` is behind this beat
+        left = Signal()  # pairs of `held` belong to later beats
         for k in range(pairs):
             m.d.comb += found[k].eq(held.keep[k] & (held.index[k][low:] == number))
         to += [here.eq(found), left.eq((held.keep & ~found).any())]

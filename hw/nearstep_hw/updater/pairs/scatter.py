@@ -1,4 +1,4 @@
-"""Pairs in any order inside a chunk, through on-chip memory."""
+"""Scatter of pairs, in any order inside a chunk, into on-chip memory."""
 
 from amaranth import Array, Cat, Elaboratable, Module, Mux, Signal
 from amaranth.hdl import Value
@@ -35,7 +35,7 @@ class PairScatter(wiring.Component):
     i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
     i_launch : begins a run, out of reset.
     i_count : elements; stable during a run.
-    i_full : of each buffer: it must not be written.
+    i_full : a bit for each buffer: the buffer must not be written.
     write : Out, `BankWrites` of each bank, for the buffer `o_buffer`.
     o_hand : the buffer `o_buffer` is complete with this cycle's writes.
     o_finished : the last chunk is complete.
@@ -70,7 +70,7 @@ class PairScatter(wiring.Component):
         m.submodules.grant = grant = BankGrant(requesters=pairs, banks=self.lanes)
         running = Signal()
         held = Signal(PairLayout(pairs))  # `keep` is what is left of it
-        number = Signal(COUNT_WIDTH - high + 1)  # of the chunk that is filled
+        number = Signal(COUNT_WIDTH - high + 1)  # of the current chunk
         chunks = Signal(COUNT_WIDTH - high + 1)
         buffer = Signal()
         work, hand, take = Signal(), Signal(), Signal()
@@ -129,10 +129,10 @@ class PairScatter(wiring.Component):
         return m
 
     def _selected(self, m: Module, chosen: Value, cells: list[Value], name: str) -> Value:
-        """The cell selected by the one bit of `chosen`; undefined if no bit is set.
+        """Return the cell selected by the one bit of `chosen`; undefined if no bit is set.
 
-        Selects by the
-            bit's number: a multiplexer of four bits is one LUT, a sum of four products two.
+        The number of the bit drives multiplexers: one of four bits is one LUT, a sum of four
+        products two.
         """
         number = Signal(range(len(cells)), name=f"number_{name}")
         for each in range(len(number)):
@@ -158,12 +158,12 @@ class ChunkDrain(wiring.Component):
     i_launch : begins a run, out of reset.
     i_count : elements; stable during a run.
     i_hand, i_buffer : this buffer is complete.
-    o_full : of each buffer: it holds beats not taken yet.
+    o_full : a bit for each buffer: the buffer has beats not taken yet.
     o_read, o_row : of each buffer, see `ChunkBuffer`.
-    i_row : of each buffer, what it has read.
+    i_row : row read from each buffer.
     o : Out(stream), lane k in bits 32 k to 32 k + 31.
     o_empty : every beat is taken and `o_present` is final.
-    o_present : elements that had been written.
+    o_present : elements that were written.
     """
 
     def __init__(self, *, lanes: int, rows: int) -> None:

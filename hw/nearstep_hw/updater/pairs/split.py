@@ -1,4 +1,4 @@
-"""Beats of pairs in smaller ones."""
+"""Split of beats of pairs into smaller ones."""
 
 from amaranth import Array, Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
@@ -20,7 +20,7 @@ class PairSplit(wiring.Component):
 
     Parameters
     ----------
-    pairs, part : pairs of a beat, and at most of a part.
+    pairs, part : pairs of a beat, and most pairs of a part.
 
     Members
     -------
@@ -44,7 +44,7 @@ class PairSplit(wiring.Component):
         beat, given, part = self.i.payload, self.o.payload, self.part
         firsts = range(0, self.pairs, part)
         turn = Signal(range(len(firsts)))
-        # `keep` is a prefix: pairs follow this part if the first of the next part is there.
+        # `keep` is a prefix: this part is the last if the first pair of the next is invalid.
         more = Signal()
         m.d.comb += more.eq(Array([*(beat.keep[first] for first in firsts[1:]), 0])[turn])
         for lane in range(part):

@@ -57,10 +57,10 @@ class UserUnit(Protocol):
 
 
 class RecordCheck(wiring.Component):
-    """Passes records up to the first that is wrong, and ends there.
+    """Passes records up to the first that is wrong, and ends the run there.
 
-    The beat with that record keeps the records before it, ends the run with the cause `RANGE`, and
-    has the position. Nothing passes after an end until reset.
+    The beat with the wrong record has `end`, the cause `RANGE` and the position, and keeps the
+    records before. No beat passes after an end until reset.
 
     *Timing*: one beat a cycle, two cycles of latency. The pipeline stalls while a beat waits at the
     output.
@@ -136,10 +136,10 @@ class RecordCheck(wiring.Component):
 
 
 class UserStage(wiring.Component):
-    """A user's unit between checked records and the gradient stream: counts its beats.
+    """Connects a user's unit between checked records and the gradient stream, and counts its beats.
 
-    When all beats of the run are taken, the remaining records are dropped. A beat with a
-    cause ends the run: there is no output after it.
+    When all beats of the run are taken, the remaining records are dropped. A beat with a cause ends
+    the run and its output.
 
     *Timing*: that of the unit; combinational by itself.
 
@@ -187,7 +187,7 @@ class UserStage(wiring.Component):
         m.submodules.unit = unit = self._unit
         low = exact_log2(self.lanes)
         running, whole, ended = Signal(), Signal(), Signal()
-        left = Signal(COUNT_WIDTH - low + 1)  # beats that are still to be taken
+        left = Signal(COUNT_WIDTH - low + 1)  # beats not taken yet
         beat = self.i.payload
         bad = Signal()
         m.d.comb += [

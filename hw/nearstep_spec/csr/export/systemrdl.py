@@ -63,7 +63,7 @@ def to_systemrdl_space(name: str, doc: str, blocks: Mapping[str, tuple[int, Regi
 
     Raises
     ------
-    RegisterMapError : two maps of one name differ, or one has the name of the space.
+    RegisterMapError : two maps of one name differ, or a map has the name of the space.
     """
     maps: dict[str, RegisterMap] = {}
     for block, (_, each) in blocks.items():

@@ -87,7 +87,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class ChannelRun:
-    """What one run took.
+    """Cost of one run.
 
     `slots` counts column slots by use between the first and the last column command, `start` and
     `drain` the cycles before and after; together they are `cycles`, from START to done. `commands`
@@ -122,8 +122,9 @@ class ChannelRun:
 
     @property
     def settled_efficiency(self) -> float:
-        """`efficiency` if the refreshes still due at done had been given before it, one after the
-        other, also those of different ranks."""
+        """`efficiency` if the refreshes still due at done had been issued before, one after the
+        other, also those of different ranks.
+        """
         return self.beats / (self.cycles + self.debt * self.channel.timing.t_rfc / PHASES)
 
     @property
@@ -135,7 +136,7 @@ class ChannelRun:
 
 @dataclass(frozen=True)
 class RandomRun:
-    """What random traffic did.
+    """Results of random traffic.
 
     `longest_hand_over` is in cycles from the fall of `i_enable` to `o_idle`.
     """
@@ -175,7 +176,7 @@ def bases_of(channel: Channel, count: int, skew_bytes: int = 0) -> tuple[int, ..
 
     Raises
     ------
-    ValueError : they do not fit.
+    ValueError : the arrays do not fit.
     """
     size = -(-count // LANES) * BEAT_BYTES + 64 * BEAT_BYTES
     stride = max(1 << 20, 1 << (size - 1).bit_length()) + skew_bytes
@@ -245,9 +246,9 @@ def run_random(
     pages : of 4 KiB that they touch.
     stall : chance of a stalled cycle on each AXI channel.
     refused : chance of a burst that cannot be served.
-    hand_over : chance, in a cycle, that the channel is asked back.
-    longest_gap : most cycles in which nobody has it.
-    rank : the part and mapping that judge, if not those that the controller is made for.
+    hand_over : chance, in a cycle, that the channel is requested back.
+    longest_gap : most cycles without an owner.
+    rank : part and mapping of the checker, if different from the controller's.
     commands : a file for the DRAM commands.
 
     Raises

@@ -47,7 +47,7 @@ _UNKNOWN = len(Command)  # a code on the pins that is no command of `Command`
 
 @dataclass(frozen=True)
 class Issued:
-    """A command that reached the rank. `address` is what the address pins carried.
+    """A command that reached the rank. `address` has the address pins.
 
     `command` is None for a code that is no known command, and NOP where only time passed.
     """
@@ -84,7 +84,7 @@ class BusClocks:
 
 @dataclass(frozen=True)
 class RefreshExtremes:
-    """How near the limits of refreshing a rank has come, at its REF commands.
+    """Extremes of a rank's refresh intervals and debts, at its REF commands.
 
     `longest_gap` is the clocks between two, or up to the first; `shortest_seventeen` those from one
     to the sixteenth after it, 2**63 - 1 if there were fewer; the debts are those before a REF.
@@ -103,7 +103,7 @@ class DramViolationError(NearstepError, RuntimeError):
     ----------
     rule : JEDEC name of the minimum, or the state that does not allow the command.
     previous, next : the two commands; `previous` is None where there was none.
-    minimum : clocks that the rule asks for; 0 for a rule of state.
+    minimum : clocks required by the rule; 0 for a rule of state.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Ddr4Device:
     Parameters
     ----------
     timing : clocks of the part.
-    geometry : by default that of the timing's density and width.
+    geometry : by default from the timing's density and width.
     rank : number in traces.
     """
 
@@ -232,7 +232,7 @@ class Ddr4Device:
 
     @property
     def refresh_extremes(self) -> RefreshExtremes:
-        """How near the limits of refreshing the rank has come."""
+        """Return the extremes of the rank's refresh intervals and debts."""
         out = CRefreshExtremes()
         self._library.ddr4_device_refresh_extremes(self.handle, ctypes.byref(out))
         return RefreshExtremes(**values(out))
@@ -352,7 +352,7 @@ class Ddr4Port:
 
     @property
     def uninitialised_reads(self) -> int:
-        """Reads of beats that were never written; they return a pattern of their place."""
+        """Return the number of reads of unwritten beats, which return a pattern of their place."""
         return int(self._library.ddr4_port_uninitialised(self.handle))
 
     def tick(

@@ -51,7 +51,7 @@ class HostDataError(NearstepError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """A host memory controller and what it believes of its memory.
+    """A host memory controller and the parameters of its memory.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class HostConfig:
 
 @dataclass(frozen=True)
 class HostCycle:
-    """What the host drives in one fabric cycle: a rank (or None) and pins for each slot, data."""
+    """Outputs of the host in one fabric cycle: a rank (or None) and pins for each slot, data."""
 
     ranks: tuple[int | None, ...]
     slots: tuple[Pins, ...]
@@ -274,7 +274,7 @@ class HostController:
         ----------
         is_store : (n,) booleans.
         addresses : (n,) byte addresses, multiples of 64.
-        tags : (n,) numbers that come back with the loads; by default 0.
+        tags : (n,) numbers returned with the loads; by default 0.
         data : (n, 64) bytes; rows of loads are ignored. May be missing if there is no store.
         masks : (n,) 64-bit numbers; a set bit keeps the byte. By default 0.
 
@@ -308,11 +308,11 @@ class HostController:
     def give(self, pins: Pins, *, rank: int = 0) -> None:
         """Queue a command that needs all banks closed: MRS, ZQCS, ZQCL or the reserved code.
 
-        It goes before every access that waits; the rank then rests for tMOD, tZQCS or tZQoper.
+        The command precedes all waiting accesses; the rank is then idle for tMOD, tZQCS or tZQoper.
 
         Raises
         ------
-        ValueError : there is no such rank.
+        ValueError : no such rank.
         """
         if not self._library.ddr4_host_give(self.handle, rank, ctypes.byref(CSlot(*pins))):
             raise ValueError(f"rank must be one of the host's, not {rank!r}")
@@ -328,7 +328,7 @@ class HostController:
 
     @property
     def waiting(self) -> int:
-        """Accesses that have not got their column command."""
+        """Return the accesses without a column command so far."""
         return int(self._library.ddr4_host_waiting(self.handle))
 
     @property
@@ -337,7 +337,7 @@ class HostController:
         return int(self._library.ddr4_host_cycle_number(self.handle))
 
     def tick(self, rddata: bytes | None = None) -> HostCycle:
-        """One fabric cycle: its `rddata` (None while not valid) in, commands and `wrdata` out.
+        """Run one fabric cycle: `rddata` (None while not valid) in, commands and `wrdata` out.
 
         Raises
         ------
@@ -362,12 +362,12 @@ class HostController:
         )
 
     def check(self) -> None:
-        """Raise `HostDataError` if the memory's data came at the wrong time."""
+        """Raise `HostDataError` if the memory's data were not on time."""
         if text := self._library.ddr4_host_error(self.handle).decode():
             raise HostDataError(text)
 
     def completed(self, most: int = 1 << 16) -> Loads:
-        """Take up to `most` completed loads."""
+        """Return up to `most` completed loads."""
         tags, submitted, done = (np.empty(most, np.uint64) for _ in range(3))
         data = np.empty((most, BEAT_BYTES), np.uint8)
         arrays = (tags, submitted, done, data)
@@ -410,7 +410,7 @@ class HostedDram:
 
     Attributes
     ----------
-    failure : what a run raises if something goes wrong.
+    failure : exception of a failed run.
     """
 
     failure: type[Exception]
@@ -434,7 +434,7 @@ class HostedDram:
         )
 
     def run(self, cycles: int, *, until_idle: bool = False) -> int:
-        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
+        """Run fabric cycles, or until the host is idle; return the number of cycles."""
         ran = int(self._library.ddr4_hosted_run(self._pointer, cycles, until_idle))
         self._check()
         return ran
@@ -461,9 +461,9 @@ def without_a_module(config: HostConfig) -> HostConfig:
 
 
 class BareDram(HostedDram):
-    """A host controller wired to its own ranks: what the host gets with no module in between.
+    """A host controller wired to its own ranks, without a module in between.
 
-    With the latencies of a module it is as slow as one; `without_a_module` takes them away.
+    The latencies of a module are kept; `without_a_module` removes them.
     """
 
     def __init__(self, config: HostConfig) -> None:

@@ -43,7 +43,7 @@ class SdramBench:
 
     Attributes
     ----------
-    words : what it holds.
+    words : contents.
     """
 
     def __init__(self, chip: SdramChip, tck: int) -> None:
@@ -70,8 +70,8 @@ class SdramBench:
 
         Parameters
         ----------
-        data : that the controller drives; None: it drives nothing.
-        mask : bytes that are not written, or not shown.
+        data : driven by the controller; None: high impedance.
+        mask : masked bytes.
         since : picoseconds that inputs have stood; None: half a clock.
         """
         pins = CPins(
@@ -95,12 +95,12 @@ class SdramBench:
         self._lib.sdram_idle(self._chip, edges)
 
     def shows(self, after: int) -> int | None:
-        """Data at the pins, so many picoseconds after the last edge; None if there is none."""
+        """Sample data at the pins, picoseconds after the last edge; None if not driven."""
         word = self._lib.sdram_shows(self._chip, after)
         return None if word < 0 else int(word)
 
     def inject(self, **wrong: int) -> None:
-        """Have it answer wrongly: see `SdramInjection`."""
+        """Inject a fault, see `SdramInjection`."""
         self._lib.sdram_inject(self._chip, ctypes.byref(CSdramInjection(**wrong)))
 
     @property
@@ -110,5 +110,5 @@ class SdramBench:
         return found if self._lib.sdram_fault(self._chip, ctypes.byref(found)) else None
 
     def close(self) -> None:
-        """End it."""
+        """Free the model."""
         self._lib.sdram_close(self._chip)

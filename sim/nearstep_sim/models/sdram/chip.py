@@ -1,4 +1,4 @@
-"""SDRAM chips, as data sheets have them."""
+"""SDRAM chips, from data sheets."""
 
 from __future__ import annotations
 
@@ -92,4 +92,4 @@ CHIPS: Mapping[str, SdramChip] = MappingProxyType(
         )
     }
 )
-"""By the name that LiteDRAM knows them by."""
+"""Chips by LiteDRAM's name."""
