@@ -34,10 +34,11 @@ def often() -> Iterator[None]:
 def beside(
     action: Callable[[], None], threads: int = 1
 ) -> Iterator[Callable[[Callable[[], bool]], None]]:
-    """An action again and again in threads of their own, whose errors are raised at the end.
+    """Repeat an action in threads of their own; their errors are raised at the end.
 
-    Yields a function that waits until the threads have made its argument true, however the
-    scheduler orders them.
+    Yields
+    ------
+    a function that waits until the threads have made its argument true.
     """
     stop = threading.Event()
     errors: list[BaseException] = []
