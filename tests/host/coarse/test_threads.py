@@ -34,11 +34,10 @@ def often() -> Iterator[None]:
 def beside(
     action: Callable[[], None], threads: int = 1
 ) -> Iterator[Callable[[Callable[[], bool]], None]]:
-    """Repeat an action in threads of their own; their errors are raised at the end.
+    """An action again and again in threads of their own, whose errors are raised at the end.
 
-    Yields
-    ------
-    a function that waits until the threads have made its argument true.
+    Yields a function that waits until the threads have made its argument true, however the
+    scheduler orders them.
     """
     stop = threading.Event()
     errors: list[BaseException] = []
