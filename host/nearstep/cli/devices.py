@@ -92,8 +92,7 @@ DeviceName = Annotated[
 
 
 def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
-    """List `option=value` of options that are not given yet, `option=` where any value is "
-    "allowed."""
+    """List `option=value` of options not given yet; `option=` if the option takes any value."""
     chosen = family.variant(given)
     for row in describe(chosen.options):
         if row.name in given:
