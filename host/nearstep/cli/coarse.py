@@ -41,7 +41,9 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="File with the clients' token; default: print a new token.")
     ] = None,
-    shard_bytes: Annotated[int, typer.Option(help="Size of the shards of tensors.")] = SHARD_BYTES,
+    shard_bytes: Annotated[
+        int, typer.Option(help="Least size of a shard, in bytes.")
+    ] = SHARD_BYTES,
     queue_shards: Annotated[int, typer.Option(help="Length of a client's queue.")] = QUEUE_SHARDS,
     beat_s: Annotated[float, typer.Option(help="Seconds between heartbeats.")] = BEAT_S,
     silence_s: Annotated[
