@@ -78,8 +78,8 @@ class Completion(ABC):
 
     @property
     def polls(self) -> Sequence[Poll]:
-        """Polls of which one holds when the work may have ended; empty if the backend detects the
-        end itself."""
+        """Conditions of which one holds when the work may have ended; empty if the backend detects
+        the end itself."""
         return ()
 
     @property

@@ -134,7 +134,7 @@ def command(
         print_json([asdict(row) for row in rows])
         return
     columns = (
-        ["device", "what it is"] if url is None else ["option", "values", "default", "meaning"]
+        ["device", "description"] if url is None else ["option", "values", "default", "meaning"]
     )
     texts = [[*map(str, asdict(row).values())] for row in rows]
     print_table(table_of(columns, texts, url, title_justify="left"))
