@@ -35,7 +35,7 @@ def serve(
     listen: Annotated[
         str,
         typer.Option(
-            help="unix:PATH, tcp:HOST:PORT, tcp:[HOST]:PORT; without PATH, or with port 0, a free one."
+            help="unix:PATH, tcp:HOST:PORT, tcp:[HOST]:PORT; no PATH, or port 0: a free one."
         ),
     ],
     token_file: Annotated[
