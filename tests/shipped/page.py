@@ -13,14 +13,14 @@ HEAD = """\
 # What ships and what shows that it works
 
 Written by `make docs` from [`tests/shipped/shipped.toml`](../tests/shipped/shipped.toml); a test
-fails if a top has no row, if a cell is empty without a reason, if a test that is named is not
-there, or if this page is another one.
+fails if a top has no row, a cell is empty without a reason, a named test does not exist, or this
+page differs from the file.
 
-A *top* is what somebody builds: Verilog of `.venv/bin/nearstep rtl`, or the design of a board.
-Tests marked *deep* are part of `make test-all`, the others of `make test`; benches in cocotb run
-with `make sim`, proofs with `make formal`. *{shipped}* is said of a test that has the top in the
-configuration that its command writes; of others it is said what they have instead. Areas are
-*measured* by Yosys. The table says how many of each there are.
+A *top* is a complete design: Verilog of `.venv/bin/nearstep rtl`, or the design of a board. Tests
+marked *deep* are part of `make test-all`, the others of `make test`; benches in cocotb run with
+`make sim`, proofs with `make formal`. A test marked *{shipped}* has the top in the configuration
+that its command writes; for other tests the difference is given. Areas are *measured* by Yosys. The
+table counts the tests, proofs and areas.
 """
 
 TITLES = {

@@ -43,7 +43,7 @@ class Channel(KernelChannel):
 
     @property
     def mode(self) -> str:
-        """Its name."""
+        """Name of the channel's mode."""
         return ACCELERATION if self.accelerated else NORMAL
 
     def check_mode(self, action: str, mode: str) -> None:
@@ -75,7 +75,7 @@ class Channel(KernelChannel):
         """
         if self.arbiter is not None:
             self._check_mode_registers(self.arbiter)
-        self.accelerated = True  # before it is: what interrupts the change has `leave` undo it
+        self.accelerated = True  # set early, so that `leave` undoes an interrupted change
         if self.arbiter is not None:
             self.arbiter.mode.set(acceleration=1)
             try:

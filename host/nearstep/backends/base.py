@@ -47,8 +47,10 @@ class Completion(ABC):
 
     Attributes
     ----------
-    backend : device whose time must pass for it to end; None if it has ended, or there is no clock.
-    is_background : without a clock, it is waited for when nothing else is in flight.
+    backend : device whose time must pass for the work to end; None if it has ended, or there is no
+        clock.
+    is_background : whether, without a clock, the work is waited for only when nothing else is in
+        flight.
     """
 
     backend: Backend | None = None
@@ -57,38 +59,37 @@ class Completion(ABC):
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether it has completed or failed; reads the device without a wait."""
+        """Whether the work has completed or failed; reads the device without a wait."""
 
     @property
     @abstractmethod
     def error(self) -> Exception | None:
-        """The error if it failed, else None."""
+        """The error if the work failed, else None."""
 
     @property
     def done(self) -> bool:
-        """Whether it has completed without error; reads the device without a wait."""
+        """Whether the work has completed without error; reads the device without a wait."""
         return self.ended and self.error is None
 
     @property
     @abstractmethod
     def cycles(self) -> int | None:
-        """Device cycles from its start to its end; None before that, or without a clock."""
+        """Device cycles from start to end of the work; None before the end, or without a clock."""
 
     @property
     def polls(self) -> Sequence[Poll]:
-        """One of these holds when it may have ended; empty if the backend detects the end
-        itself.
-        """
+        """Conditions of which one holds when the work may have ended; empty if the backend detects
+        the end itself."""
         return ()
 
     @property
     def bound(self) -> int | None:
-        """Sufficient device cycles; None if the backend detects that it hangs."""
+        """Sufficient device cycles for the work; None if the backend detects a hang itself."""
         return None
 
     @abstractmethod
     def wait(self, max_cycles: int | None = None) -> Self:
-        """Wait in device time until this has ended, and return self.
+        """Wait in device time until the work has ended, and return self.
 
         Parameters
         ----------
@@ -97,12 +98,12 @@ class Completion(ABC):
         Raises
         ------
         ArgumentError : `max_cycles` is no integer, or negative.
-        WaitTimeoutError : it did not end in time, and continues.
-        NearstepError : it failed: `error`.
+        WaitTimeoutError : the work did not end in time, and continues.
+        NearstepError : the work failed with `error`.
         """
 
     def abort(self, max_cycles: int | None = None) -> None:
-        """Abort it and discard its results; wait if it cannot be aborted."""
+        """Abort the work and discard its results; wait if the work cannot be aborted."""
         try:
             self.wait(max_cycles)
         except Exception:

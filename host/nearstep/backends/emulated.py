@@ -35,8 +35,8 @@ def _one_at_a_time(method: Callable[..., Result]) -> Callable[..., Result]:
 class Injection:
     """A misbehaviour of the emulated memory.
 
-    It hits `times` bursts of one direction that touch [base, limit), from the `nth` such burst
-    after the injection on, counted from 0.
+    An injection hits `times` bursts of one direction that touch [base, limit), from the `nth` such
+    burst after the injection on, counted from 0.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ def show(context: typer.Context) -> None:
             (row.name, str(row.pieces), f"{row.nbytes / 1e6:.1f}", MEANINGS.get(row.name, ""))
             for row in rows
         ]
-        print_table(table_of(("folder", "pieces", "MB", "what"), texts))
+        print_table(table_of(("folder", "pieces", "MB", "contents"), texts))
     if reason := cache.unwritable(cache.cache_dir()):
         typer.echo(f"cannot be written: {reason}")
 

@@ -35,13 +35,15 @@ def serve(
     listen: Annotated[
         str,
         typer.Option(
-            help="unix:PATH, tcp:HOST:PORT, tcp:[HOST]:PORT; unix: and port 0: a free one."
+            help="unix:PATH, tcp:HOST:PORT, tcp:[HOST]:PORT; no PATH, or port 0: a free one."
         ),
     ],
     token_file: Annotated[
         Path | None, typer.Option(help="File with the clients' token; default: print a new token.")
     ] = None,
-    shard_bytes: Annotated[int, typer.Option(help="Size of the shards of tensors.")] = SHARD_BYTES,
+    shard_bytes: Annotated[
+        int, typer.Option(help="Least size of a shard, in bytes.")
+    ] = SHARD_BYTES,
     queue_shards: Annotated[int, typer.Option(help="Length of a client's queue.")] = QUEUE_SHARDS,
     beat_s: Annotated[float, typer.Option(help="Seconds between heartbeats.")] = BEAT_S,
     silence_s: Annotated[

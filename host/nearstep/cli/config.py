@@ -39,7 +39,7 @@ def check(
     if as_json:
         print_json([vars(row) for row in found.rows])
     else:
-        columns = ("key", "value", "", "what becomes of it")
+        columns = ("key", "value", "", "use or reason")
         rows = [(row.key, json.dumps(row.value), row.fate, row.text) for row in found.rows]
         print_table(table_of(columns, rows, box=SIMPLE_HEAD, pad_edge=False))
     if found.problems:

@@ -92,8 +92,7 @@ DeviceName = Annotated[
 
 
 def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
-    """List `option=value` of options that are not given yet, `option=` where any value is "
-    "allowed."""
+    """List `option=value` of options not given yet; `option=` if the option takes any value."""
     chosen = family.variant(given)
     for row in describe(chosen.options):
         if row.name in given:
@@ -135,7 +134,7 @@ def command(
         print_json([asdict(row) for row in rows])
         return
     columns = (
-        ["device", "what it is"] if url is None else ["option", "values", "default", "meaning"]
+        ["device", "description"] if url is None else ["option", "values", "default", "meaning"]
     )
     texts = [[*map(str, asdict(row).values())] for row in rows]
     print_table(table_of(columns, texts, url, title_justify="left"))

@@ -30,16 +30,17 @@ def command(
             help="Parameters that its host updates in a second, if the description has no rate."
         ),
     ] = None,
-    layers: Annotated[int, typer.Option(help="Equal linear layers.")] = 12,
-    width: Annotated[int, typer.Option(help="Each has width x width parameters.")] = 256,
+    layers: Annotated[int, typer.Option(help="Number of equal linear layers.")] = 12,
+    width: Annotated[int, typer.Option(help="Width of a layer: width x width parameters.")] = 256,
     batch: Annotated[int, typer.Option(help="Rows of the input.")] = 4096,
     room: Annotated[int, typer.Option(help="The budget, in layers.")] = 5,
     updates: Annotated[str, typer.Option(help="in-backward or at-step.")] = "in-backward",
     output: TraceFile = None,
     image: PictureFile = None,
 ) -> None:
-    """Train a stack of layers larger than its budget, with overlap, without overlap, and without
-    offload, and show the timeline of one iteration.
+    """Train layers that exceed their budget, and show the overlap in an iteration's timeline.
+
+    The layers are trained three times: with overlap, without overlap, and without offload.
 
     Computation takes the platform's time. Transfers and updates take the device's cycles on a
     device with a clock, otherwise the platform's time.
@@ -83,9 +84,9 @@ def _show(found: Overlap) -> None:
         rows.append((resource, str(busy), share, str(serial.busy.get(resource, 0))))
     print_table(table_of(columns, rows, "One iteration"))
     console().print(
-        f"backward and update: {found.ratio:.3f} x what is busy longest, "
-        f"{found.ratio_of_bounds:.3f} x what is without overlap; "
-        f"{found.gain:.2f} x as fast as one after the other",
+        f"backward and update: {found.ratio:.3f} x the busiest resource, "
+        f"{found.ratio_of_bounds:.3f} x the busiest one of the sequential run; "
+        f"{found.gain:.2f} x as fast as the sequential run",
         soft_wrap=True,
     )
     console().print(

@@ -50,7 +50,7 @@ def command(
     if as_json:
         print_json(found)
         return
-    columns = ("block", "address", "hash of its map")
+    columns = ("block", "address", "hash of the map")
     blocks = found["registers"].items()
     rows = [(block, f"{row['address']:#x}", row["map_hash"]) for block, row in blocks]
     print_table(table_of(columns, rows, found["device"], title_justify="left"))

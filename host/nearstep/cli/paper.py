@@ -45,7 +45,7 @@ def axdimm(
         typer.Option(help="Chrome trace of the first model's iteration on the AXDIMM."),
     ] = None,
     image: Annotated[
-        Path | None, typer.Option("--picture", help="The same as a picture: .png, .svg.")
+        Path | None, typer.Option("--picture", help="That iteration as a picture: .png, .svg.")
     ] = None,
     kernel: Annotated[
         bool, typer.Option("--kernel/--no-kernel", help="Measure Table 5 on the RTL.")

@@ -34,7 +34,7 @@ RowsFile = Annotated[
 PARTS = typer.Option(help="Parts of the paper, with commas; all by default.")
 
 Assumptions = Annotated[
-    bool, typer.Option("--sensitivity/--no-sensitivity", help="What each assumption decides.")
+    bool, typer.Option("--sensitivity/--no-sensitivity", help="Show the effect of each assumption.")
 ]
 
 

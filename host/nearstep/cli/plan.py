@@ -33,8 +33,8 @@ def command(
         ),
     ],
     platform: Annotated[str, typer.Option(help="Machine that trains the model.")] = "memferry-a100",
-    gpu: Annotated[str, typer.Option(help="Its processor.")] = "gpu0",
-    batch: Annotated[int, typer.Option(help="Of a model.")] = 8,
+    gpu: Annotated[str, typer.Option(help="Processor of that machine.")] = "gpu0",
+    batch: Annotated[int, typer.Option(help="Sequences or images of a pass, for a model.")] = 8,
     sequence: Annotated[int, typer.Option(help="Tokens of a sequence; 0 for images.")] = 512,
     dtype: Annotated[
         str, typer.Option(help="Format of computation: fp32, tf32, fp16 or bf16.")
@@ -73,7 +73,7 @@ def command(
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Chrome trace of an iteration.")] = None,
     image: Annotated[
-        Path | None, typer.Option("--picture", "-p", help="The same as a picture.")
+        Path | None, typer.Option("--picture", "-p", help="The iteration as a picture.")
     ] = None,
 ) -> None:
     """Plan the memory of parameters and gradients and the mode of computation, layer by layer.
@@ -185,7 +185,11 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
             soft_wrap=True,
         )
     if made.gap is not None:
-        proof = "no plan is faster" if made.gap == 0 else f"none is faster by {made.gap:.2%}"
+        proof = (
+            "no plan is faster"
+            if made.gap == 0
+            else f"no plan is faster by more than {made.gap:.2%}"
+        )
         out.print(f"Within its limits and the cost model {proof}.", soft_wrap=True)
     for reading, total in made.readings.items():
         there = "no plan within the limits" if total is None else f"{total / made.total - 1:+.2%}"

@@ -63,7 +63,7 @@ def list_machines() -> None:
         with reported():
             platform = load(name)
         rows.append((name, platform.title, *map(str, _origins(platform).values())))
-    columns = ("name", "what it is", *(f"figures: {origin}" for origin in ORIGINS))
+    columns = ("name", "description", *(f"figures: {origin}" for origin in ORIGINS))
     print_table(table_of(columns, rows))
 
 

@@ -80,9 +80,9 @@ def command(
     sizes: Annotated[
         str, typer.Option(help="Elements of each parameter, with commas.")
     ] = "262144,512",
-    optimizer: Annotated[str, typer.Option(help=f"Of {', '.join(OPTIMIZERS)}.")] = "AdamW",
+    optimizer: Annotated[str, typer.Option(help=f"One of: {', '.join(OPTIMIZERS)}.")] = "AdamW",
     steps: Annotated[
-        int, typer.Option(help="The last step is shown; the first also sends parameters.")
+        int, typer.Option(help="Steps to make; the last is shown, the first also sends parameters.")
     ] = 2,
     compression: Annotated[
         float | None, typer.Option(help="Share of the gradients to send.")
@@ -93,9 +93,7 @@ def command(
     output: TraceFile = None,
     image: PictureFile = None,
 ) -> None:
-    """Make steps of an optimizer on a device with a clock, and show the timeline of transfers and
-    runs of the last one.
-    """
+    """Make optimizer steps on a device with a clock, and show the timeline of the last one."""
     check_outputs({"--output": output, "--picture": image})
     try:
         elements = [int(size) for size in sizes.split(",")]

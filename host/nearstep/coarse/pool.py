@@ -32,14 +32,14 @@ SILENCE_CYCLES = 1 << 16
 
 
 class Event(Pending):
-    """The end of a reduction that was begun by `CoarsePool.submit`."""
+    """A reduction begun by `CoarsePool.submit`."""
 
     def __init__(self, rings: Rings, tensor: PoolTensor, jobs: Sequence[RingJob]) -> None:
         super().__init__(rings, jobs)
         self.tensor = tensor
 
     def result(self, max_cycles: int | None = None) -> PoolTensor:
-        """The tensor, when it has been summed. Raises as `wait` does."""
+        """Wait as `wait` does, and return the reduced tensor."""
         return self.wait(max_cycles).tensor
 
     def begin(self) -> None:
@@ -55,25 +55,26 @@ class Event(Pending):
 
 
 class CoarsePool:
-    """Memory devices in rings: tensors on each of them, summed over all of them.
+    """Memory devices in rings: tensors on each device, summed over all devices.
 
-    Close it, or use it as a context manager. Its methods may be called from several threads.
+    Close the pool, or use it as a context manager. Several threads may call its methods.
 
     Parameters
     ----------
-    device : an open one, such as `nearstep.open("golden:coarse", CoarseDevice)`; the pool closes
-        it. After an error here it stays open.
-    silence_cycles : a device from which nothing valid came for longer is dead; 0: never.
+    device : an open device, such as `nearstep.open("golden:coarse", CoarseDevice)`. `close` of the
+        pool closes it; an error of the constructor leaves it open.
+    silence_cycles : device cycles without a valid frame after which a peer counts as dead; 0:
+        never.
 
     Attributes
     ----------
-    devices : how many there are.
-    groups : rings that work at the same time: sync cores of each device.
+    devices : number of devices.
+    groups : number of rings that work at the same time, one for each sync core of a device.
 
     Raises
     ------
-    ArgumentError : `device` is no CoarseDevice, or has one device alone without an update kernel,
-        or `silence_cycles` is not from 0 to 2**32 - 1.
+    ArgumentError : `device` is no CoarseDevice, or is a single device without an update kernel, or
+        `silence_cycles` is not from 0 to 2**32 - 1.
     WaitTimeoutError : a device did not become idle.
 
     Ref: COARSE paper, sections III and IV.
@@ -99,7 +100,7 @@ class CoarsePool:
 
     @classmethod
     def open(cls, url: str, *, silence_cycles: int = SILENCE_CYCLES) -> Self:
-        """Short for `CoarsePool(nearstep.open(url, CoarseDevice))`; closes the device on errors.
+        """Return `CoarsePool(nearstep.open(url, CoarseDevice))`; an error closes the device.
 
         Parameters
         ----------
@@ -113,23 +114,25 @@ class CoarsePool:
             raise
 
     def close(self) -> None:
-        """Give the devices back; tensors are gone. Closing twice does nothing."""
+        """Close the devices; all tensors become unusable. A second call does nothing."""
         self.device.close()
 
     def tensor(self, arrays: int | Sequence[Any], *, reduced: bool = True) -> PoolTensor:
-        """A tensor on all devices.
+        """Allocate a tensor on all devices and write its values.
 
         Parameters
         ----------
-        arrays : either its shape, for zeros; or an array for each device, float32, of one shape:
-            numpy's or any that numpy takes without a copy.
-        reduced : whether it can be reduced; otherwise it takes half the memory.
+        arrays : a shape, for zeros; or one float32 array for each device, all of one shape, each of
+            numpy or readable by numpy without a copy.
+        reduced : whether the tensor can be reduced; otherwise it takes half the memory.
 
         Raises
         ------
-        TensorMismatchError : arrays differ in shape or dtype; no device was touched.
-        ArgumentError : not one array for each device, or not float32 (DtypeError).
-        OutOfDeviceMemoryError : two buffers of it do not fit on every device.
+        TensorMismatchError : arrays differ in shape or dtype; nothing was sent to a device.
+        ArgumentError : a negative shape, not one array for each device, or not float32
+            (DtypeError).
+        OutOfDeviceMemoryError : the buffers of the tensor, two on each device or one without
+            `reduced`, do not fit.
         """
         self.device.check_open("make a tensor")
         if is_shape(arrays):
@@ -137,7 +140,7 @@ class CoarsePool:
             shape = tuple(map(int, shape))
             if any(dim < 0 for dim in shape):
                 raise ArgumentError(f"shape must not be negative, not {shape}")
-            # Before there is an array as large on the host.
+            # Allocate on the devices first: an error there needs no array on the host.
             tensor = PoolTensor(self.rings, shape, reduced=reduced)
             values = [np.zeros(shape, np.float32)] * self.devices
         else:
@@ -156,15 +159,16 @@ class CoarsePool:
     def split(
         self, elements: int, wire: str = "fp32", group: int | None = None
     ) -> tuple[Part, ...]:
-        """Which ring sums which elements of a tensor that is summed alone.
+        """Return the parts of a tensor that is reduced alone, one for each ring.
 
-        All rings get a share, in whole entries; with `group`, that one gets all. The order of
-        additions follows: within a part, an element's sum begins at the device whose ring position
-        is the number of its piece of the chunk, and goes on around the ring.
+        All rings get a share, in whole entries; with `group`, that ring gets all elements. The
+        parts determine the order of additions: an element's sum starts at the device whose position
+        in the ring equals the index of the element's entry in its chunk, and continues around the
+        ring.
 
         Raises
         ------
-        ArgumentError : there is no such format or group, or no such number of elements.
+        ArgumentError : no such wire format or group, or `elements` is negative or not whole.
         """
         if not is_whole(elements) or elements < 0:
             raise ArgumentError(f"elements must be a whole number, at least 0, not {elements!r}")
@@ -182,23 +186,23 @@ class CoarsePool:
         *,
         group: int | None = None,
     ) -> Event:
-        """Begin to reduce a tensor over all devices, and return at once.
+        """Queue the reduction of a tensor over all devices, and return at once.
 
         Parameters
         ----------
-        op : `sum`; `average`, the sum times float32(1 / devices); `max`, which gives NaN if there
-            is one.
+        op : `sum`; `average`, the sum times float32(1 / devices); `max`, which is NaN if an input
+            is.
         wire : format on the links, `fp32`, `fp16` or `bf16`: partial results are rounded to it at
-            every hop, and all devices hold the same bits in the end.
-        group : the ring that does it. None: all rings, each a part (`split`).
+            every hop; all devices get the same bits.
+        group : the ring to use. None: all rings, a part each (`split`).
 
         Raises
         ------
-        QueueFullError : a queue that it needs is full. Nothing was sent to any device.
-        ArgumentError : there is no such operation, format or group, the tensor is another pool's or
-            not made to be reduced (FreedBufferError), or there is one device alone.
-        BusyError : a job that has not ended uses the tensor.
-        ResetNeededError : jobs ended with an error before, and `reset` was not called.
+        QueueFullError : a needed queue is full. Nothing was sent to a device.
+        ArgumentError : no such operation, format or group; the tensor belongs to another pool, was
+            freed (FreedBufferError) or made without `reduced`; or the pool has a single device.
+        BusyError : a job or transfer that has not ended uses the tensor.
+        ResetNeededError : an earlier error ended all jobs, and `reset` was not called since.
         """
         with self.rings.lock:
             event = self._event(tensor, op, wire, group)
@@ -259,10 +263,10 @@ class CoarsePool:
         group: int | None = None,
         max_cycles: int | None = None,
     ) -> PoolTensor | tuple[PoolTensor, ...]:
-        """Reduce tensors over all devices, and return them when all are done.
+        """Reduce tensors over all devices, wait, and return them.
 
-        One tensor alone is split over all rings; of several, each has a ring, taking turns, and as
-        many are in flight as the queues take.
+        A single tensor is split over all rings; of a sequence, each tensor uses one ring in turn,
+        and as many are in flight as the queues hold.
 
         Parameters
         ----------
@@ -272,7 +276,7 @@ class CoarsePool:
         Raises
         ------
         ArgumentError, BusyError, QueueFullError, ResetNeededError, ClosedDeviceError : as `submit`.
-            Tensors are looked at before the first is sent.
+            All tensors are checked before the first is submitted.
         """
         check_bound(max_cycles)
         if isinstance(tensors, PoolTensor):
@@ -297,7 +301,8 @@ class CoarsePool:
         return tuple(event.result(max_cycles) for event in events)
 
     def counters(self) -> PoolCounters:
-        """What the devices have counted; subtract two readings for what lies between."""
+        """Read the counters of all devices; the difference of two readings covers the time
+        between."""
         self.device.check_open("read counters")
         with self.rings.lock:  # a counter is captured and then read
             return PoolCounters(
@@ -306,10 +311,10 @@ class CoarsePool:
             )
 
     def reset(self) -> None:
-        """End all jobs on all devices; then the pool is usable again.
+        """Abort all jobs on all devices; the pool is usable afterwards.
 
-        Tensors keep the values that they had; events that had not ended fail with
-        `PoolAbortedError`. Jobs that were put into queues through registers are gone.
+        Tensors keep their values from before the aborted jobs; events that had not ended fail with
+        `PoolAbortedError`. Jobs queued directly through registers are dropped.
 
         Raises
         ------
@@ -320,14 +325,15 @@ class CoarsePool:
 
     @contextlib.contextmanager
     def freeze(self, tensors: Sequence[PoolTensor]) -> Iterator[Frozen]:
-        """The values that tensors have now, while reductions go on, in a `with` statement.
+        """Freeze the current values of tensors for a `with` statement; reductions continue
+        meanwhile.
 
         Raises
         ------
-        SnapshotSpaceError : they take more pages than the devices can freeze, or than there is
-            space for copies.
-        SnapshotError : a snapshot is open.
-        ArgumentError : none is given, one is another pool's, or was freed.
+        SnapshotSpaceError : the tensors have more pages than the devices can freeze, or there is no
+            memory for the copies.
+        SnapshotError : another snapshot is open.
+        ArgumentError : `tensors` is empty, or a tensor belongs to another pool or was freed.
         """
         tensors = self.check_tensors(tensors)
         if not tensors:
@@ -345,21 +351,21 @@ class CoarsePool:
         *,
         opener: Callable[[Path], BinaryIO] = open_file,
     ) -> Path:
-        """Save the values that tensors have now; reductions may go on in the meantime.
+        """Save the current values of tensors to a file; reductions may continue meanwhile.
 
         Parameters
         ----------
-        path : the file is called this, a dot, and the number of its generation: one above the
-            highest that is there.
-        opener : opens the temporary file to write.
+        path : prefix of the file name; a dot and the number of the generation, one above the
+            highest existing one, are appended.
+        opener : opens the temporary file for writing.
 
         Returns
         -------
-        Path : of the file, which is whole and on the disk.
+        Path : path of the complete file, flushed to disk.
 
         Raises
         ------
-        SnapshotSaveError : it could not be written, such as on a full disk. There is no new file.
+        SnapshotSaveError : writing failed, for example on a full disk. No file was added.
         """
         place = as_path(path)
         with self.freeze(tensors) as frozen:
@@ -368,19 +374,19 @@ class CoarsePool:
     def restore(
         self, path: str | Path, tensors: Sequence[PoolTensor] | None = None
     ) -> tuple[PoolTensor, ...]:
-        """Tensors from a file of `snapshot`.
+        """Return tensors with the values of a file of `snapshot`.
 
         Parameters
         ----------
-        path : of a file, or as it was given to `snapshot`: then the newest generation.
-        tensors : of the shapes of those saved, in their order; they are written. None: new ones are
-            made.
+        path : a file, or the `path` given to `snapshot`: then its newest generation is read.
+        tensors : overwritten with the values; of the shapes of the saved tensors, in their order.
+            None: new tensors are allocated.
 
         Raises
         ------
         TornSnapshotError : the file is torn or corrupted; names the last good one. Nothing was
             changed.
-        SnapshotError : there is none, or it is of other shapes or of another number of devices.
+        SnapshotError : no such file, or its shapes or number of devices differ.
         """
         self.device.check_open("restore")
         if tensors is not None:
@@ -400,7 +406,7 @@ class CoarsePool:
         return tensors
 
     def _made(self, arrays: Arrays) -> tuple[PoolTensor, ...]:
-        """New tensors of these values: all, or none."""
+        """Allocate tensors with these values: all or none."""
         made: list[PoolTensor] = []
         try:
             for each in arrays:
@@ -413,17 +419,17 @@ class CoarsePool:
         return tuple(made)
 
     def check_ring(self, action: str) -> None:
-        """Raise `ArgumentError` if there is one device alone; `action` is what was to be done."""
+        """Raise `ArgumentError`, which names `action`, if the pool has a single device."""
         if self.devices < 2:
             raise ArgumentError(f"cannot {action} on {self!r}: one device has no ring")
 
     def check_group(self, group: int) -> None:
-        """Raise `ArgumentError` unless there is this group."""
+        """Raise `ArgumentError` unless the group exists."""
         if not is_whole(group) or not 0 <= group < self.groups:
             raise ArgumentError(f"group must be from 0 to {self.groups - 1}, not {group!r}")
 
     def check_tensor(self, tensor: PoolTensor) -> None:
-        """Raise unless it is a usable tensor of this pool."""
+        """Raise unless `tensor` is a usable tensor of this pool."""
         if not isinstance(tensor, PoolTensor):
             raise ArgumentError(f"tensor must be a PoolTensor, not {type(tensor).__name__}")
         if tensor.rings is not self.rings:
@@ -433,7 +439,7 @@ class CoarsePool:
         tensor.check_usable("use")
 
     def check_tensors(self, tensors: Sequence[PoolTensor]) -> tuple[PoolTensor, ...]:
-        """Several of them, as `check_tensor`."""
+        """Check each tensor as `check_tensor` does, and return them as a tuple."""
         if not isinstance(tensors, Sequence):
             raise ArgumentError(
                 f"tensors must be a sequence of PoolTensor, not {type(tensors).__name__}"
@@ -443,7 +449,7 @@ class CoarsePool:
         return tuple(tensors)
 
     def _checked(self, arrays: Any) -> list[NDArray[np.float32]]:
-        """An array for each device, all alike."""
+        """Return one float32 array for each device, all of one shape."""
         if not hasattr(arrays, "__len__") or getattr(arrays, "ndim", 1) == 0:
             raise ArgumentError(
                 f"arrays must be a shape, or an array for each device, not {arrays!r}"
@@ -459,12 +465,12 @@ class CoarsePool:
         return values
 
     def check_operation(self, op: str) -> None:
-        """Raise `ArgumentError` unless there is this operation."""
+        """Raise `ArgumentError` unless the operation exists."""
         if not isinstance(op, str) or op not in OPERATIONS:
             raise ArgumentError(f"op must be one of {', '.join(OPERATIONS)}, not {op!r}")
 
     def check_wire(self, wire: str) -> None:
-        """Raise `ArgumentError` unless the devices have this format on their links."""
+        """Raise `ArgumentError` unless the devices' links support this format."""
         formats = self.device.config.wire_formats
         if not isinstance(wire, str) or wire not in formats:
             raise ArgumentError(f"wire must be one of {', '.join(formats)}, not {wire!r}")

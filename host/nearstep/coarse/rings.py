@@ -1,4 +1,4 @@
-"""The rings of a pool: jobs go to the queues of the devices, and what became of them comes back."""
+"""The rings of a pool: they queue jobs on all devices and find out how the jobs ended."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
 from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES
 
 IDLE_CYCLES = 1 << 18
-"""Bound of what takes no time of its own, such as finding a dead peer after the usual limit."""
+"""Bound, in device cycles, of waits that depend on no job, such as for an idle device."""
 
 KEEPALIVE_CYCLES = 1 << 10
-"""After which a device that has nothing to send says so, and earlier if it would be taken for dead.
-"""
+"""Cycles without a frame to send after which a device sends a keepalive; less if the limit of
+silence is below eight times as long."""
 
 SLOWEST_CYCLES_PER_BEAT = 64
 
 SLICE_CYCLES = 1 << 12
-"""A wait lets go of the backend after this time, for other threads."""
+"""A wait releases the backend after so many device cycles, for other threads."""
 
 COMPLETED_BITS = 32
 
@@ -60,15 +60,15 @@ ERRORS: Mapping[ErrorCause, type[RingError]] = {
 
 @dataclass(kw_only=True)
 class RingJob:
-    """A part of an array, as all devices of a ring are given it.
+    """A part of an array that one ring reduces.
 
     Attributes
     ----------
-    sources, destinations : local addresses of the part on each device.
-    scale : of an average.
-    targets : jobs that a device has completed when it has completed this one; of those that have
-        it.
-    incomplete : devices that have not completed it.
+    sources, destinations : address of the part on each device, local to the device.
+    scale : factor of the sum, applied only by the operation `AVERAGE`.
+    targets : for each device that was given the job, the value of its counter of completed jobs at
+        which the job is complete.
+    incomplete : devices not yet known to have completed the job.
     """
 
     part: Part
@@ -90,12 +90,12 @@ class RingJob:
 
 
 class Pending(Completion):
-    """Jobs that end together, on all devices.
+    """Jobs whose end, on all devices, is one completion.
 
     Attributes
     ----------
-    parts : which ring sums which elements. The order of additions follows from it.
-    jobs : tuple[RingJob, ...].
+    parts : elements that each ring reduces; they determine the order of additions.
+    jobs : tuple[RingJob, ...]. One for each part.
     """
 
     backend: Backend
@@ -112,24 +112,24 @@ class Pending(Completion):
 
     @property
     def ended(self) -> bool:
-        """Whether they have ended, well or not. Looks at the devices, does not wait."""
+        """Whether all jobs have ended or failed; reads the devices' counters without waiting."""
         if not self._ended:
             self._rings.look()
         return self._ended
 
     @property
     def found_ended(self) -> bool:
-        """Whether they have ended, as far as is known. Does not look at the devices."""
+        """Whether the end of all jobs is known already; reads no register."""
         return self._ended
 
     @property
     def error(self) -> RingError | None:
-        """What they failed with; None while they have not."""
+        """The error that ended the jobs, or None."""
         return self._error
 
     @property
     def cycles(self) -> int | None:
-        """Device cycles from their submission to where the host found that they had ended."""
+        """Device cycles from the creation of this object until the host found the jobs ended."""
         return self._cycles
 
     @property
@@ -143,13 +143,12 @@ class Pending(Completion):
         return self._rings.bound()
 
     def wait(self, max_cycles: int | None = None) -> Self:
-        """Let the devices run until they have ended on all of them, and return self.
+        """Run the devices until all jobs have ended, and return self.
 
         Parameters
         ----------
         max_cycles : bound in device cycles (steps, on devices without a clock). None: enough for
-            all that is queued before it if each beat took 64 cycles, and for a peer to be found
-            dead.
+            all queued jobs at 64 cycles a beat, and for the detection of a dead peer.
         """
         if not self._ended:
             self._rings.wait(self, max_cycles)
@@ -158,10 +157,10 @@ class Pending(Completion):
         return self
 
     def begin(self) -> None:
-        """They may be given to devices from now on; called by the rings."""
+        """Called by the rings before the first job is given to a device."""
 
     def end(self, error: RingError | None) -> None:
-        """They have ended; called by the rings."""
+        """Record the end of the jobs and their error; called by the rings."""
         now = self.backend.cycles
         self._cycles = None if now is None or self._begun is None else now - self._begun
         self._ended = True
@@ -169,13 +168,13 @@ class Pending(Completion):
 
 
 JOB_REGISTERS = ("source", "destination", "elements", "scale", "job", "start")
-"""What a job is written to, in this order."""
+"""Registers that start a job, in the order of their writes."""
 
 
 class JobPort:
-    """Addresses of the registers of a sync core that every job uses.
+    """Addresses of the registers of a sync core that every job writes or polls.
 
-    A job takes 8 words on each device: they are encoded here, since `RegisterHandle` would look up
+    A job takes 8 words on each device; they are encoded here because `RegisterHandle` would look up
     every name and check every value again.
     """
 
@@ -191,7 +190,7 @@ class JobPort:
         self.completed = core.completed.poll(value=0)
 
     def words(self, job: RingJob, device: int) -> list[tuple[int, int]]:
-        """Addresses and words of the writes that start a job, in order."""
+        """Return the addresses and words of the writes that start a job on a device, in order."""
         average = job.operation is Operation.AVERAGE
         lsb = self._lsb
         bits = job.operation << lsb["operation"] | job.wire << lsb["wire"] | job.tag << lsb["tag"]
@@ -204,11 +203,12 @@ class JobPort:
 
 
 class Rings:
-    """Sync cores of all devices, with what is in their queues.
+    """The sync cores of all devices and their queued jobs.
 
     Parameters
     ----------
-    silence_cycles : after which a link without a valid frame is dead; 0: never.
+    silence_cycles : device cycles without a valid frame after which a link counts as dead; 0:
+        never.
     """
 
     def __init__(self, device: CoarseDevice, silence_cycles: int) -> None:
@@ -233,16 +233,16 @@ class Rings:
         self.reset()
 
     def check_device(self, device: int) -> None:
-        """Raise `ArgumentError` unless there is this device."""
+        """Raise `ArgumentError` unless the device exists."""
         if not is_whole(device) or not 0 <= device < self.devices:
             raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
 
     def core(self, device: int, group: int) -> BlockRegisters:
-        """Registers of a sync core."""
+        """Return the registers of a sync core."""
         return self.device.nodes[device][f"sync{group}"]
 
     def reset(self) -> None:
-        """End all jobs on all devices and begin the next epoch. Tensors keep their values."""
+        """Abort all jobs on all devices and start the next epoch; tensors keep their values."""
         with self.lock:
             self._giving += 1
             aborted = self._outcome(ErrorCause.ABORTED, 0) if self._pending else None
@@ -286,10 +286,13 @@ class Rings:
         destinations: Sequence[int],
         scale: np.float32 | None = None,
     ) -> RingJob:
-        """A job that no device has yet, with the next tag.
+        """Return a job with the next tag, given to no device yet.
 
-        Of each device: device addresses of the array that is summed, and of the one that the result
-        goes to. The `scale` of an average is 1 / devices if it is None.
+        Parameters
+        ----------
+        sources, destinations : for each device, the pool address of the whole array that is read,
+            and of the one that is written.
+        scale : factor of an average; None: 1 / devices.
         """
         self._tag = (self._tag + 1) % self._tags
 
@@ -309,8 +312,8 @@ class Rings:
         )
 
     def check_ready(self) -> None:
-        """Raise `ResetNeededError` if jobs were ended, or given to some devices and not to others,
-        and the pool was not reset."""
+        """Raise `ResetNeededError` if, since the last reset, an error ended jobs or a call that
+        gave a job to devices was interrupted."""
         with self.lock:  # another thread may be giving one to them
             if self._giving:
                 raise ResetNeededError(
@@ -322,7 +325,7 @@ class Rings:
             ) from self.failure
 
     def check_space(self, groups: Sequence[int]) -> None:
-        """Raise `QueueFullError` unless each of these cores can take a job."""
+        """Raise `QueueFullError` unless the queue of each group has space on every device."""
         capacity = self.device.config.queue_jobs
         for group in groups:
             for device in range(self.devices):
@@ -331,12 +334,12 @@ class Rings:
                     raise QueueFullError(device, group, capacity)
 
     def begin(self, pending: Pending) -> None:
-        """From now on these are looked at, though no device may have the jobs."""
+        """Include these jobs in `look` and `reset`, before any device has them."""
         pending.begin()
         self._pending.append(pending)
 
     def submit(self, pending: Pending) -> None:
-        """Give the jobs to all devices. What ends that, such as Ctrl-C, makes a reset needed."""
+        """Give the jobs to all devices; a reset is needed if that is interrupted, as by Ctrl-C."""
         with self.lock:
             self._giving += 1
             self.begin(pending)
@@ -355,7 +358,7 @@ class Rings:
         self._giving -= 1
 
     def look(self) -> None:
-        """Find out which jobs have ended, without waiting."""
+        """Read the devices' counters and end the completed jobs, or all jobs on an error."""
         with self.lock:
             for each in list(self._pending):
                 if all(self.completed(job) for job in each.jobs):
@@ -366,7 +369,7 @@ class Rings:
                 self._end_pending(failure)
 
     def completed(self, job: RingJob) -> bool:
-        """Whether all devices have completed a job. Looks at them, does not wait."""
+        """Return whether all devices have completed a job; reads counters without waiting."""
         for device in sorted(job.incomplete & job.targets.keys()):
             count = self._read(self._ports[device][job.part.group].completed.address)
             over = (count - job.targets[device]) % (1 << COMPLETED_BITS)
@@ -375,14 +378,14 @@ class Rings:
         return not job.incomplete
 
     def _look_for_errors(self) -> RingError | None:
-        """What ended all jobs, if something has. The pool needs a reset then."""
+        """Return the error that ended all jobs, if any; the pool then needs a reset."""
         found = (each.holds(self._read(each.address)) for each in self._errors)
         if self.failure is None and any(found):
             self.failure = self._gather()
         return self.failure
 
     def wait(self, pending: Pending, max_cycles: int | None) -> None:
-        """Let the devices run until jobs have ended.
+        """Run the devices until the jobs have ended.
 
         Raises
         ------
@@ -412,9 +415,10 @@ class Rings:
                     ) from None
 
     def polls(self, pending: Pending) -> list[Poll]:
-        """One of these holds when a device has completed one of the jobs, or on an error.
+        """Return polls of which one holds when a device has completed one of the jobs, or on an
+        error.
 
-        A device that has completed a job may have completed later ones, too.
+        The polls also accept counts of jobs that were queued later on the same core.
         """
         for job in pending.jobs:
             if devices := job.incomplete & job.targets.keys():
@@ -431,11 +435,11 @@ class Rings:
         return self.device.backend.read_register(address)
 
     def wait_any(self, polls: Sequence[Poll], max_cycles: int) -> None:
-        """Let the devices run until a poll holds. Raises `WaitTimeoutError`."""
+        """Run the devices until a poll holds, or raise `WaitTimeoutError`."""
         self.device.backend.wait(polls, max_cycles)
 
     def waits(self) -> tuple[Waiting, ...]:
-        """Who waits for whom, of devices with a job in work."""
+        """Return, for each device with a running job, the devices without the same job."""
         found = []
         for group in self._groups:
             jobs = {
@@ -459,18 +463,19 @@ class Rings:
         return range(self.device.config.groups)
 
     def bound(self) -> int:
-        """Cycles that are enough for all that is in the queues."""
+        """Return a bound, in device cycles, for all queued jobs."""
         beats = sum(job.beats for each in self._pending for job in each.jobs)
         return IDLE_CYCLES + 2 * self.silence_cycles + SLOWEST_CYCLES_PER_BEAT * 2 * beats
 
     def _used(self, device: int) -> int:
-        """Links of a device: of two devices, only the one between device 0 and 1; of one, none."""
+        """Return the mask of used links: of two devices, only the link between 0 and 1; of one,
+        none."""
         if self.devices == 1:
             return 0
         return (1 << PORTS) - 1 if self.devices > 2 else 1 << (1 - device)
 
     def _configure(self, device: int) -> None:
-        """Place of a device in its rings, and the window of their jobs: all of its memory."""
+        """Set a device's position in its rings, and allow jobs to access all of its memory."""
         pool = self.device.nodes[device].pool
         pool.window_base.value = 0
         pool.window_limit.value = self.device.config.memory_bytes
@@ -492,25 +497,25 @@ class Rings:
         self._pending.clear()
 
     def _gather(self) -> RingError:
-        """What the devices say, when all that hear of it have."""
+        """Wait for the error reports of all devices that get one, and return the first fault."""
         for node in self.device.nodes:
             try:
                 self.wait_any([node.pool.status.poll(error=1)], SLICE_CYCLES)
             except WaitTimeoutError:
-                continue  # it hears nothing: it is the dead one, or behind it
+                continue  # the device is dead, or cut off by the dead one
         causes = {
             number: ErrorCause(node.pool.error.cause)
             for number, node in enumerate(self.device.nodes)
         }
         quiet = (ErrorCause.PEER, ErrorCause.NONE)
         first = [number for number, cause in causes.items() if cause not in quiet]
-        if not first:  # the one that found it has been aborted: the others know what it was
+        if not first:  # the device that found the fault was aborted; the others report its cause
             number = next(number for number, cause in causes.items() if cause is ErrorCause.PEER)
             link = self.device.nodes[number].pool.error_link.get()
             causes[link["device"]] = ErrorCause(link["cause"])
             first = [link["device"]]
-        # A dead peer is heard of by both neighbours and, cut off, finds the same of them: what the
-        # others heard of is what happened.
+        # Both neighbours of a dead device report it; the dead device, cut off, reports them. The
+        # fault reported by other devices is the real one.
         reported = [
             int(self.device.nodes[number].pool.error_link.device)
             for number, cause in causes.items()

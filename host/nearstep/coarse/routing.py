@@ -1,4 +1,4 @@
-"""Which proxy a client sends a tensor to, and in which shards: pure functions of what was measured.
+"""Choice of a tensor's proxy and shards: pure functions of a client's measurements.
 
 Ref: COARSE paper, sections III-E and IV-B.
 """
@@ -17,31 +17,31 @@ from nearstep.errors import ArgumentError
 from nearstep.scalars import check_whole, is_whole
 
 SHARD_ALIGNMENT = 1 << 11
-"""Bytes; every shard but a tensor's last one begins and ends at a multiple: at a border of entries
-of the rings, whatever the format on their links."""
+"""Bytes; every shard starts at a multiple, and all but a tensor's last one end at a multiple: a
+border of the rings' entries in every format of the links."""
 
 FULL = 0.95
-"""Share of the highest rate measured that counts as the full rate."""
+"""Share of the highest measured rate that counts as the full rate."""
 
 
 class Measurement(NamedTuple):
-    """A transfer between a client and a proxy."""
+    """Size and time, in seconds, of a transfer between a client and a proxy."""
 
     nbytes: int
     seconds: float
 
     @property
     def bytes_per_s(self) -> Fraction:
-        """Its rate, exactly that of the two numbers."""
+        """Exact quotient of size and time."""
         return self.nbytes / Fraction(self.seconds)
 
 
 def check_sizes(sizes: Sequence[int], proxy: int | None = None) -> None:
-    """Check sizes for a profile.
+    """Check the sizes, in bytes, of a profile; `proxy` is named in errors.
 
     Raises
     ------
-    ProfileError : they are fewer than two, not whole, not above 0, or not ascending.
+    ProfileError : fewer than two sizes, or sizes not whole, not above 0, or not ascending.
     """
     if len(sizes) < 2:
         raise ProfileError(proxy, f"there must be two sizes or more, not {len(sizes)}")
@@ -53,17 +53,17 @@ def check_sizes(sizes: Sequence[int], proxy: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one client measured: time by size, to each proxy.
+    """A client's measurements: time by size, to each proxy.
 
     Parameters
     ----------
-    proxies : of each proxy, by its number, measurements in the order of their sizes. All have the
-        same sizes, at least two.
+    proxies : measurements of each proxy, by its number, in ascending order of size. All proxies
+        have the same sizes, at least two.
 
     Raises
     ------
-    ProfileError : there is no proxy, sizes are fewer than two, not whole, not above 0, not
-        ascending or not those of another proxy, or a time is not above 0 and finite.
+    ProfileError : no proxy; fewer than two sizes; sizes not whole, not above 0, not ascending or
+        not those of the first proxy; or a time not above 0 and finite.
     """
 
     proxies: Mapping[int, Sequence[Measurement]]
@@ -84,7 +84,7 @@ class Profile:
 
     @classmethod
     def of(cls, seconds: Mapping[int, Mapping[int, float]]) -> Self:
-        """A profile of seconds by proxy and size, in any order. Raises as the class does."""
+        """Return the profile of seconds by proxy and size, given in any order."""
         return cls(
             {
                 proxy: tuple(Measurement(*each) for each in sorted(times.items()))
@@ -94,14 +94,14 @@ class Profile:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes that were measured, ascending."""
+        """Measured sizes in bytes, ascending."""
         return [each.nbytes for each in next(iter(self.proxies.values()))]
 
     @property
     def latency_proxy(self) -> int:
         """The proxy with the shortest time for the smallest size.
 
-        Of equal ones that with the higher rate, then that of the lowest number.
+        Ties: the higher rate at the largest size, then the lowest number.
         """
         return min(self.proxies, key=lambda proxy: (*self._ends(proxy), proxy))
 
@@ -109,8 +109,7 @@ class Profile:
     def bandwidth_proxy(self) -> int:
         """The proxy with the highest rate at the largest size.
 
-        Of equal ones that with the shorter time for the smallest size, then that of the lowest
-        number.
+        Ties: the shorter time for the smallest size, then the lowest number.
         """
         return min(self.proxies, key=lambda proxy: (*self._ends(proxy)[::-1], proxy))
 
@@ -121,12 +120,12 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingTable:
-    """Where a client's tensors go.
+    """Choice of the proxy for each of a client's tensors, by size.
 
     Parameters
     ----------
-    threshold_bytes : tensors that are larger go to the proxy with the highest rate.
-    latency_proxy, bandwidth_proxy : by their numbers.
+    threshold_bytes : larger tensors use `bandwidth_proxy`, all others `latency_proxy`.
+    latency_proxy, bandwidth_proxy : numbers of the proxies.
     """
 
     threshold_bytes: int
@@ -137,19 +136,17 @@ class RoutingTable:
         check_whole("threshold_bytes", self.threshold_bytes, 0)
 
     def proxy_of(self, nbytes: int) -> int:
-        """The proxy for a tensor of this size."""
+        """Return the number of the proxy for a tensor of `nbytes` bytes."""
         check_whole("nbytes", nbytes, 0)
         return self.bandwidth_proxy if nbytes > self.threshold_bytes else self.latency_proxy
 
 
 def routing_table(profile: Profile) -> RoutingTable:
-    """The routing table of a client.
+    """Return the routing table of a client.
 
-    The threshold S is where the times to both proxies are equal, on lines between what was
-    measured. To the left end of these the one proxy is faster, to the right end the other, so there
-    is such a size. Where there are several it is the last one: of all that is larger the other
-    proxy is nowhere slower. It is rounded down, which is the same for sizes in whole bytes. If both
-    are the same proxy it is 0.
+    The threshold S is the size from which on the bandwidth proxy is nowhere slower than the latency
+    proxy, with times interpolated linearly between measurements, rounded down to whole bytes. S is
+    0 if one proxy is both.
     """
     near, far = profile.latency_proxy, profile.bandwidth_proxy
     threshold = 0 if near == far else math.floor(_crossing(profile, near, far))
@@ -157,7 +154,7 @@ def routing_table(profile: Profile) -> RoutingTable:
 
 
 def _crossing(profile: Profile, near: int, far: int) -> Fraction:
-    """The least size from which on `far` is nowhere slower."""
+    """Return the smallest size from which on `far` is nowhere slower."""
     more = [
         Fraction(b.seconds) - Fraction(a.seconds)
         for a, b in zip(profile.proxies[near], profile.proxies[far], strict=True)
@@ -168,15 +165,15 @@ def _crossing(profile: Profile, near: int, far: int) -> Fraction:
 
 
 def shard_bytes(profile: Profile, fraction: float = FULL) -> int:
-    """The smallest size measured that achieves the full rate of the client's bandwidth proxy (S').
+    """Return S', the smallest measured size at which the bandwidth proxy has its full rate.
 
     Parameters
     ----------
-    fraction : of the highest rate of any size that counts as full; above 0, to 1.
+    fraction : share of the highest rate of any size that counts as full; above 0, at most 1.
 
     Raises
     ------
-    ArgumentError : the fraction is none.
+    ArgumentError : `fraction` is out of range.
     """
     if not 0 < fraction <= 1:
         raise ArgumentError(f"fraction must be above 0 and to 1, not {fraction!r}")
@@ -186,18 +183,18 @@ def shard_bytes(profile: Profile, fraction: float = FULL) -> int:
 
 
 class Shard(NamedTuple):
-    """Bytes of a tensor that are pushed, summed and pulled by themselves."""
+    """Bytes of a tensor that are pushed, summed and pulled on their own."""
 
     offset: int
     nbytes: int
 
 
 def partition(nbytes: int, shard_bytes: int) -> tuple[Shard, ...]:
-    """Cut a tensor into shards, none smaller than `shard_bytes` unless the tensor is.
+    """Cut a tensor into shards, none smaller than `shard_bytes` unless the tensor is smaller.
 
-    As many as there can be, at multiples of `SHARD_ALIGNMENT`, the largest less than twice that
-    larger than the smallest, in the order of the tensor. A tensor that is smaller, or empty, is one
-    shard.
+    There are as many shards as possible, in order, at multiples of `SHARD_ALIGNMENT`; their sizes
+    differ by less than twice that alignment. A tensor smaller than `shard_bytes`, even an empty
+    one, is one shard.
     """
     check_whole("nbytes", nbytes, 0)
     check_whole("shard_bytes", shard_bytes, 1)

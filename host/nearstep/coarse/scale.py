@@ -1,7 +1,7 @@
-"""Sums over many memory devices on a timeline: one ring, and rings of rings, as modelled.
+"""Modelled time of sums over many memory devices: one ring, or rings of rings.
 
-All devices do the same at the same time, so one of them stands for all; a frame that it sends is
-one that it gets from the device before it a hop later. Its constants are those of the device.
+All devices work in lockstep, so one of them represents all: a frame that it sends is also one that
+it receives from its predecessor a hop later. The constants are those of the device.
 
 Ref: COARSE paper, section IV-A and figure 11.
 """
@@ -21,28 +21,30 @@ from nearstep_spec.coarse.config import FRAME_PHITS, PHIT_BYTES, CoarseConfig
 DIRECTIONS = 2
 
 LINK_LATENCY = 100
-"""Cycles from one end of a link to the other, as `sim:coarse` has them."""
+"""Cycles from one end of a link to the other; the default of `sim:coarse`."""
 
 CORE_LATENCY = 165
-"""Cycles from the last phit of an entry to the first one of its sum. Measured: a chunk alone takes
-395 cycles more for each hop on `sim:coarse` of 4 and of 8 devices, with 130 phits in a frame."""
+"""Cycles from the last phit of an entry to the first phit of its sum, measured: one chunk alone
+takes 395 cycles more for each hop on `sim:coarse` of 4 and of 8 devices, with frames of 130
+phits."""
 
 MEMORY_LATENCY = 303
-"""Cycles to read the first entry and to write the last one. Measured: as above, without hops."""
+"""Cycles to read the first entry and to write the last one; the same measurement without hops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """Devices and what joins them.
+    """Devices and their links.
 
     Parameters
     ----------
-    devices : of a rack, in two rings of opposite directions.
-    racks : in two rings, too. A device exchanges with those at its place in the other racks.
-    uplinks : links of a rack to the next one, each as fast as a device's; its devices share them.
-    uplink_latency : cycles.
-    config : entries, and chunks that take turns.
-    link_latency, core_latency, memory_latency : cycles.
+    devices : number of devices of a rack, in two rings of opposite directions.
+    racks : number of racks, also in two rings; a device exchanges with the devices at its position
+        in the other racks.
+    uplinks : number of links from a rack to the next, each as fast as a device's; the rack's
+        devices share them.
+    uplink_latency, link_latency, core_latency, memory_latency : cycles.
+    config : size of an entry, and number of chunks in flight.
     """
 
     devices: int
@@ -62,44 +64,46 @@ class Fabric:
 
     @property
     def members(self) -> int:
-        """Devices of all racks."""
+        """Number of devices of all racks."""
         return self.devices * self.racks
 
     @property
     def frame(self) -> int:
-        """Cycles of a full entry on a link."""
+        """Cycles of a frame with a full entry on a link."""
         return self.config.entry_phits + FRAME_PHITS
 
     @property
     def chunk_bytes(self) -> int:
-        """Of a tensor, an entry for each device."""
+        """Bytes of a chunk: an entry for each device."""
         return self.members * self.config.entry_bytes
 
     def bound(self, nbytes: int) -> float:
-        """Cycles that payload alone takes on the busiest link, in both directions of all."""
+        """Return the cycles that payload alone takes on the busiest link, with both directions in
+        use."""
         within = self._share(self.devices) * nbytes
         between = self._share(self.racks) * nbytes / self.uplinks
         return max(within, between) / PHIT_BYTES
 
     @staticmethod
     def _share(members: int) -> float:
-        """Of a tensor, what goes over a link each way: half of 2 (N - 1) / N; two have one link."""
+        """Return the share of a tensor sent over a link each way: half of 2 (N - 1) / N; two
+        devices have one link."""
         return 1.0 if members == 2 else (members - 1) / members
 
 
 def all_reduce_cycles(fabric: Fabric, nbytes: int) -> int:
-    """Cycles of the sum of a tensor of this size, fp32 on the links.
+    """Return the cycles of the sum of a tensor of `nbytes` bytes, fp32 on the links.
 
-    Half of it is on the ring of either direction. What is not whole chunks is rounded up: a device
-    sends shorter entries there, and is faster. Of one rack it is a ring: reduce-scatter and
-    all-gather, 2 (N - 1) steps. Of several, a chunk is reduce-scattered in the rack, then each
-    device's part is summed with those of the other racks, 2 (G - 1) steps on uplinks that the
-    devices of a rack share, then it is all-gathered in the rack. Chunks take turns, so that both
-    kinds of links are busy at once.
+    The ring of each direction sums half of the tensor. The size is rounded up to whole chunks; a
+    device sends shorter entries in the last one and is faster. One rack is a ring: reduce-scatter
+    and all-gather, 2 (N - 1) steps. With several racks, a chunk is reduce-scattered in the rack,
+    each device's part is summed with those of the other racks in 2 (G - 1) steps on the shared
+    uplinks, and the chunk is all-gathered in the rack. Chunks take turns, so that links and uplinks
+    are busy at once.
 
     Raises
     ------
-    ArgumentError : there are fewer than two devices, or `nbytes` is no integer from 1.
+    ArgumentError : fewer than two devices, or `nbytes` is no integer from 1.
     """
     check_whole("nbytes", nbytes, 1)
     if fabric.members < 2:
@@ -115,13 +119,14 @@ def all_reduce_cycles(fabric: Fabric, nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class _Hop:
-    """A way of entries to the next device.
+    """A hop of entries to the next device.
 
     Attributes
     ----------
-    cycles : of an entry.
-    latency : cycles, with the next core's.
-    entries : that go one after the other.
+    lane : lane of the link in the graph.
+    cycles : cycles of an entry on the link.
+    latency : cycles, including those of the next core.
+    entries : number of entries sent one after the other.
     """
 
     lane: str
@@ -131,13 +136,13 @@ class _Hop:
 
 
 class _Ring:
-    """The chunks of one direction, as one device sees them."""
+    """The chunks of one direction, seen from one device."""
 
     def __init__(self, fabric: Fabric, graph: Graph, direction: int) -> None:
         self.graph = graph
         self.name = f"ring {direction}"
         self.turns = fabric.config.chunks_ahead
-        # two members have one link, and each way both directions' frames
+        # two members share one link for the frames of both directions
         link = "link" if fabric.devices == 2 else f"link {direction}"
         uplink = "uplink" if fabric.racks == 2 else f"uplink {direction}"
         shared = fabric.devices * fabric.frame / fabric.uplinks
@@ -148,9 +153,11 @@ class _Ring:
         self.hops = [*half, *[outside] * (2 * (fabric.racks - 1)), *half]
 
     def add(self, chunks: int) -> None:
-        """As many chunks as take turns at once: one begins when the one before it has been sent.
+        """Add chunks, `turns` of them in flight: one starts when the last frame of the one `turns`
+        before it has been sent.
 
-        The older one goes first, so that on its way between racks the next one is within them.
+        Older chunks are added first, so that the next chunk uses the rack's links while the older
+        one uses the uplinks.
         """
         sent: list[list[Operation]] = [[] for _ in range(self.turns)]
         for chunk in range(chunks):
@@ -163,11 +170,12 @@ class _Ring:
     def _send(
         self, hop: _Hop, name: str, before: list[Operation]
     ) -> tuple[list[Operation], list[Operation]]:
-        """Send entries over a hop, each when it has come; where there were others, when all have.
+        """Send entries over a hop, each when it has arrived; after a hop of another number of
+        entries, when all have arrived.
 
         Returns
         -------
-        tuple[list[Operation], list[Operation]] : what they are on the link, and their arrivals.
+        tuple[list[Operation], list[Operation]] : the frames on the link, and their arrivals.
         """
         frames: list[Operation] = []
         arrived: list[Operation] = []

@@ -1,4 +1,4 @@
-"""Which ring sums which elements of a tensor."""
+"""Parts of a tensor, one for each ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nearstep_spec.coarse.config import CoarseConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Elements [start, stop) of a tensor, which one ring sums.
+    """Elements [start, stop) of a tensor that one ring reduces.
 
     Attributes
     ----------
@@ -27,18 +27,18 @@ class Part:
 
     @property
     def reverse(self) -> bool:
-        """Whether the ring runs from device 1 to device 0: that of an odd group."""
+        """Whether the ring runs from device 1 to device 0, as those of odd groups do."""
         return bool(self.group % 2)
 
 
 def split(
     config: CoarseConfig, elements: int, wire: str, groups: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Parts of a tensor for the rings of `groups`.
+    """Return the parts of a tensor for the rings of `groups`.
 
-    Whole entries (`CoarseConfig.entry_elements`) are dealt out in order, as many to each
-    group as to the others, the first ones one more where they do not come out even. Groups that get
-    none are left out; of a tensor without elements, the first has a part without elements.
+    Whole entries (`CoarseConfig.entry_elements`) are dealt out in order and evenly; the first
+    groups get one more where needed. Groups without elements are left out, but an empty tensor has
+    one empty part.
     """
     size = config.entry_elements(wire)
     entries = -(-elements // size)

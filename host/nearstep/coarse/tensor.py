@@ -19,16 +19,16 @@ from nearstep.scalars import is_whole
 class PoolTensor:
     """A float32 array on each device of a pool, made by `CoarsePool.tensor`.
 
-    There are two buffers for it on each device. A job reads the front one and writes the back one;
-    the two change places when the job has succeeded on every device. Until then, and for good if
-    it fails, all devices have the values from before the job. A tensor that is not `reduced` is
-    stored alone, and has one buffer.
+    A reduced tensor has two buffers on each device. A job reads the front buffer and writes the
+    back buffer; the two are swapped when the job has succeeded on every device. Until then, or if
+    the job fails, all devices keep the values from before it. A tensor without `reduced` has one
+    buffer and is only stored.
 
     Attributes
     ----------
-    rings : of its pool.
-    size : elements, on each device.
-    reduced : whether jobs can sum it.
+    rings : rings of the tensor's pool.
+    size : number of elements on each device.
+    reduced : whether jobs can reduce the tensor.
     """
 
     def __init__(self, rings: Rings, shape: tuple[int, ...], *, reduced: bool = True) -> None:
@@ -62,7 +62,7 @@ class PoolTensor:
 
     @property
     def event(self) -> Pending | None:
-        """The job in work or in a queue; None without one."""
+        """The job that is running or queued, or None."""
         if self._event is not None and self._event.ended:
             return None
         return self._event
@@ -72,13 +72,13 @@ class PoolTensor:
 
         Parameters
         ----------
-        array : of the tensor's shape: numpy's, or one that numpy takes without a copy, such as a
+        array : of the tensor's shape; of numpy, or readable by numpy without a copy, such as a
             tensor of torch.
 
         Raises
         ------
-        ArgumentError : there is no such device, or it is no such array (ShapeError, DtypeError).
-        BusyError : a job that has not ended reads the tensor.
+        ArgumentError : no such device, or another shape or dtype (ShapeError, DtypeError).
+        BusyError : a job or transfer that has not ended uses the tensor.
         """
         self.check_idle("write")
         values = self._given(device, array)
@@ -89,12 +89,12 @@ class PoolTensor:
     def read(self, device: int, out: Any = None) -> NDArray[np.float32]:
         """Copy the array of a device to `out`, or to a new array, and return it.
 
-        While a job is in work these are the values from before it.
+        While a job is running, these are the values from before it.
 
         Raises
         ------
-        ArgumentError : there is no such device, or `out` is no array of the tensor's shape
-            (ShapeError, DtypeError), contiguous and writable.
+        ArgumentError : no such device, or `out` has another shape or dtype (ShapeError,
+            DtypeError), or is not contiguous and writable.
         """
         self.check_usable("read")
         values = self._taking(device, out)
@@ -104,9 +104,10 @@ class PoolTensor:
         return values
 
     def submit_write(self, device: int, array: Any) -> Completion:
-        """Begin `write`: what the client of a device pushes.
+        """Begin `write`: a client's push to its device.
 
-        `array` must live, and not change, and the tensor not be reduced, until it has ended.
+        `array` must exist unchanged, and the tensor must not be reduced, until the transfer has
+        ended.
         """
         self.check_usable("write")
         values = np.ascontiguousarray(self._given(device, array)).reshape(-1)
@@ -115,13 +116,13 @@ class PoolTensor:
             return self._under_way(self.front(device).submit_write(values))
 
     def submit_read(self, device: int, out: Any) -> Completion:
-        """Begin `read` into `out`: what the client of a device pulls.
+        """Begin `read` into `out`: a client's pull from its device.
 
-        The tensor must not be reduced nor written until it has ended.
+        The tensor must be neither reduced nor written until the transfer has ended.
 
         Raises
         ------
-        BusyError : a job that has not ended reads the tensor.
+        BusyError : a job that has not ended uses the tensor.
         """
         self.check_usable("read")
         values = self._taking(device, out).reshape(-1)
@@ -136,7 +137,7 @@ class PoolTensor:
         return transfer
 
     def _given(self, device: int, array: Any) -> NDArray[np.float32]:
-        """An array that can be written to a device."""
+        """Return `array` for numpy, checked so that it can be written to `device`."""
         self.rings.check_device(device)
         values = as_array(array)
         if values.dtype != np.float32:
@@ -146,7 +147,7 @@ class PoolTensor:
         return values
 
     def _taking(self, device: int, out: Any) -> NDArray[np.float32]:
-        """An array that takes what is read from a device."""
+        """Return `out`, checked, or a new array, as the destination of a read."""
         self.rings.check_device(device)
         values = np.empty(self.shape, np.float32) if out is None else as_array(out)
         if values.dtype != np.float32:
@@ -160,11 +161,11 @@ class PoolTensor:
         return values
 
     def free(self) -> None:
-        """Give the memory back.
+        """Free the memory on all devices.
 
         Raises
         ------
-        BusyError : a job that has not ended uses the tensor.
+        BusyError : a job or transfer that has not ended uses the tensor.
         """
         with self.rings.lock:
             self.check_idle("free")
@@ -172,11 +173,11 @@ class PoolTensor:
             self._freed = True
 
     def abandon(self) -> None:
-        """`free`, when what uses it has ended: a transfer now, a job when it ends, or by a reset.
+        """Abort transfers and free the memory, at once or when the current job ends or is aborted.
 
         Raises
         ------
-        Exception : of a transfer that does not end; the memory is not given back.
+        Exception : a transfer could not be aborted; the memory is not freed.
         """
         with self.rings.lock:
             self._abandoned = True
@@ -187,19 +188,19 @@ class PoolTensor:
                 self._freed = True
 
     def front(self, device: int) -> Buffer:
-        """Where the values of a device lie now."""
+        """Return the buffer with the current values on a device."""
         return self._buffers[self._front][device]
 
     def back(self, device: int) -> Buffer:
-        """Where the next result on a device goes."""
+        """Return the buffer for the next result on a device."""
         return self._buffers[1 - self._front][device]
 
     def begin(self, event: Pending) -> None:
-        """A job has the tensor; called by the pool."""
+        """Record the job that uses the tensor; called by the pool."""
         self._event = event
 
     def end(self, *, succeeded: bool) -> None:
-        """The job has ended on every device; called by the pool."""
+        """Swap the buffers if the job succeeded on every device; called by the pool."""
         self._event = None
         if succeeded:
             self._front = 1 - self._front
@@ -208,13 +209,13 @@ class PoolTensor:
             self._freed = True
 
     def check_usable(self, action: str) -> None:
-        """Raise if it was freed or the pool is closed; `action` is what was to be done."""
+        """Raise, naming `action`, if the tensor was freed or the pool is closed."""
         self.rings.device.check_open(f"{action} {self!r}")
         if self._freed:
             raise FreedBufferError(repr(self), action)
 
     def check_idle(self, action: str) -> None:
-        """Raise `BusyError` if a job or a transfer has it, and as `check_usable`."""
+        """Raise as `check_usable`, or `BusyError` if a job or a transfer uses the tensor."""
         self._check_no_job(action)
         if not all(each.ended for each in self._transfers):
             raise BusyError(f"cannot {action} {self!r}: a transfer that has not ended uses it")
@@ -234,11 +235,11 @@ class PoolTensor:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """`value` as numpy's array, without a copy.
+    """Return `value` as an array of numpy, without a copy.
 
     Raises
     ------
-    ArgumentError : it cannot be had without one.
+    ArgumentError : numpy needs a copy.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -253,7 +254,7 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def is_shape(value: Any) -> bool:
-    """Whether `value` is a shape rather than arrays."""
+    """Return whether `value` is a shape, and not arrays."""
     if is_whole(value):
         return True
     if not isinstance(value, Sequence) or not (value or isinstance(value, tuple)):

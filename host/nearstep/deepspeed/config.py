@@ -31,12 +31,13 @@ class LossScaling:
 
     Attributes
     ----------
-    scale : the first one.
-    dynamic : whether it changes.
-    window : steps without overflow until it is doubled.
-    hysteresis : overflows until it is halved.
-    consecutive : whether these have to be in a row; else they count since the last change.
-    least : the least scale.
+    scale : initial scale.
+    dynamic : whether the scale changes.
+    window : steps without overflow until the scale is doubled.
+    hysteresis : overflows until the scale is halved.
+    consecutive : whether these overflows must be in consecutive steps; else all since the last
+        change count.
+    least : smallest scale.
     """
 
     scale: float
@@ -56,7 +57,7 @@ class Nvme:
     path : folder of the drives' files.
     buffers : in memory, of `elements` fp32 numbers each.
     elements : of a subgroup.
-    stated : whether the configuration gives them.
+    stated : whether the configuration gives `elements`.
     """
 
     path: Path

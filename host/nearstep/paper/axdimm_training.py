@@ -215,7 +215,7 @@ class AxdimmCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Make a row of the table, beside the printed one."""
+    """A modelled row of the table beside the printed one."""
 
     model: str
     printed: Printed

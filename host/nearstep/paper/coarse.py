@@ -269,7 +269,7 @@ PARTS: Mapping[str, Callable[[Evaluation], Iterator[Row]]] = {
 
 
 def both_ways(machine: str, one: str, other: str, nbytes: int = 1 << 30) -> float:
-    """Measure bytes a second of concurrent transfers each way, on the timeline of a platform."""
+    """Return the modelled bytes a second of concurrent transfers both ways between two parts."""
     graph = Graph()
     for start, stop in ((one, other), (other, one)):
         graph.add(

@@ -37,8 +37,8 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """Difference from the printed figure of `%` and `M`, else as a fraction of that; None of
-        bounds, and where nothing is found."""
+        """For `%` and `M` the difference from the printed figure, else the difference as a fraction
+        of it; None for bounds and without a figure from here."""
         if self.found is None or self.relation != "=":
             return None
         difference = self.found - self.paper
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def holds(self) -> bool | None:
-        """Whether a bound holds; None of other figures."""
+        """Whether a bound holds; None for other figures."""
         if self.found is None or self.relation == "=":
             return None
         return self.found > self.paper if self.relation == ">" else self.found < self.paper

@@ -22,8 +22,8 @@ class Layer:
     Attributes
     ----------
     parameters : elements of each.
-    borrowed : parameters of earlier layers that it also uses: index of the layer, and of the
-        parameter in it.
+    borrowed : parameters of earlier layers that this layer also uses: index of the layer, and of
+        the parameter in it.
     forward_s, backward_s : of the computation alone.
     """
 

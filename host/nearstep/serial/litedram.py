@@ -36,7 +36,8 @@ def initialise_sdr(board: BoardAccess) -> None:
 
     Raises
     ------
-    MemoryNotReadyError : it does not: the error has the first address, and its contents.
+    MemoryNotReadyError : memory does not hold data: the error has the first address, and its
+        contents.
     """
     _do_steps(board)
     check_memory(board)

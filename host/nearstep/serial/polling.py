@@ -38,7 +38,7 @@ class PollingBackend(Backend):
                 looked, between = 0, min(2 * between, MOST_POLLS)
                 if self.now - begun < max_cycles:
                     continue
-                # It may have happened between the poll and the look at the clock.
+                # The condition may have become true between the poll and the read of the clock.
                 if any(poll.holds(self.read_register(poll.address)) for poll in polls):
                     return
                 raise WaitTimeoutError(

@@ -23,7 +23,7 @@ class BoardRing(PollingBackend):
     of two boards only the first to the second.
 
     Registers of board d begin at d * `register_bytes`, its memory at d * `memory_bytes`. Time is
-    that of the first board. The boards are closed with this, and if this fails.
+    that of the first board. `close`, or an error of the constructor, closes all boards.
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ class SerialPort:
 
     Raises
     ------
-    PortError : it is no serial port, or does not have the baud rate.
+    PortError : the path is no serial port, or the port does not support the baud rate.
     """
 
     def __init__(self, port: str, baud: int) -> None:

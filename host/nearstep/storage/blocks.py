@@ -252,7 +252,7 @@ def _check_kind(name: str, mode: int) -> None:
 def _check_device(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
     there = os.lseek(fd, 0, os.SEEK_END)
     if not overwrite:
-        raise NotADriveError(name, "a block device is taken with overwrite=True alone")
+        raise NotADriveError(name, "a block device needs overwrite=True")
     if there < nbytes:
         raise DriveSizeError(name, nbytes, there)
 
@@ -290,7 +290,7 @@ def _open(name: str, *, direct: bool, read_only: bool) -> int:
         raise DriveVanishedError(name, "there is no such file") from error
     except OSError as error:
         if error.errno == errno.EINVAL and direct:
-            raise DirectIOError(name, "its filesystem does not take O_DIRECT") from error
+            raise DirectIOError(name, "its filesystem does not support O_DIRECT") from error
         if error.errno == errno.EBUSY:  # a block device
             raise locked(name, os.stat(name)) from error
         raise DriveAccessError(name, f"cannot be opened: {error.strerror}", error.errno) from error
@@ -301,7 +301,7 @@ def _check_direct(name: str, fd: int) -> None:
         return  # only the device's name is in memory
     kind = filesystem(fd)
     if kind in MEMORY:
-        raise DirectIOError(name, f"it lies on a {kind}, which is memory and no drive")
+        raise DirectIOError(name, f"it is on a {kind}, a filesystem in memory")
 
 
 def _probe(name: str, fd: int, calls: Calls) -> None:

@@ -88,7 +88,7 @@ def unpack_index(
             raise IndexFormatError(f"{name!r} must have {blocks_of(nbytes)} blocks")
         first = first_drive % len(blocks)
         if pinned and ((table.rows["drive"] != first) & (table.rows["drive"] != HOLE)).any():
-            raise IndexFormatError(f"{name!r} must lie on drive {first} alone")
+            raise IndexFormatError(f"{name!r} must be on drive {first} alone")
         tensors[name] = Tensor(name, nbytes, attributes, table, first, pinned)
     if len(tensors) != len(fields):
         raise IndexFormatError("it names a tensor twice")
@@ -99,11 +99,11 @@ def _check_extents(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run]
     """Raise `IndexFormatError` if an extent is on no drive or overlaps another one."""
     real = np.concatenate([rows[rows["drive"] != HOLE], rows_of(own)])
     if (real["drive"] >= len(blocks)).any() or (rows["blocks"] == 0).any():
-        raise IndexFormatError("an extent lies on no drive of the set")
+        raise IndexFormatError("an extent is on no drive of the set")
     starts = real["block"].astype(np.int64)
     limits = np.array([end_of(each) for each in blocks])[real["drive"]]
     if (starts < FIRST_FREE).any() or (starts + real["blocks"] > limits).any():
-        raise IndexFormatError("an extent lies outside its drive")
+        raise IndexFormatError("an extent is outside its drive")
     if overlap(real):
         raise IndexFormatError("two extents have the same block")
 

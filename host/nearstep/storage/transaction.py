@@ -82,7 +82,7 @@ class Transaction:
             failed = InterruptedWriteError(self.changing)
         if failed is not None:
             raise FailedGenerationError(
-                f"cannot {action}: a write of this generation failed; abort() goes back to "
+                f"cannot {action}: a write of this generation failed; abort() rolls back to "
                 f"generation {self.current.number}"
             ) from failed
 

@@ -198,7 +198,7 @@ def adds_to_the_optimizer(model: Model, optimizer: Optimizer) -> None:
     [
         (adds, "4.weight was added"),
         (replaces, "2.weight was replaced"),
-        (takes, "3.weight was taken"),
+        (takes, "3.weight was removed"),
         (adds_to_the_optimizer, "parameter 0 of group 1 was added"),
     ],
 )

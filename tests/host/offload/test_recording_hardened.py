@@ -231,7 +231,7 @@ def test_a_machine_without_a_way_is_refused_before_anything_is_recorded() -> Non
     platform = replace(platform, processors={**platform.processors, "cpu": cpu})
     for machine in ({"compute": "cpu", "memory": "cpu"}, {"compute": "gpu", "memory": "cpu"}):
         there = machine["compute"] != machine["memory"]
-        same = r"cpu would compute and have the parameters.*name a machine"
+        same = r"cpu would compute and own the parameters.*name a machine"
         refused = nullcontext() if there else pytest.raises(ArgumentError, match=same)
         with refused, engine.record(platform, **machine):
             assert there

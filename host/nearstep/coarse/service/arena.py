@@ -1,4 +1,4 @@
-"""The memory of a client that it shares with the service."""
+"""Memory that a client shares with the service."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nearstep.coarse.service.replies import Replies
 from nearstep.coarse.service.segment import PAGE_BYTES, Segment
 
 SLAB_BYTES = 4 << 20
-"""Smaller places lie in segments of this size, many in each."""
+"""Size of the segments that smaller places are cut from."""
 
 KEPT_BYTES = 128 << 20
-"""At most, of larger places that nobody has."""
+"""Maximum total size of free places of at least `SLAB_BYTES` that stay attached."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +28,10 @@ class Place:
 
     Attributes
     ----------
-    segment : its number.
-    offset : bytes.
-    room : NDArray[np.uint8]. All that there is, a power of two.
-    size : what was asked for.
+    segment : number of the segment.
+    offset : offset in the segment, in bytes.
+    room : NDArray[np.uint8]. The whole place, of a power of two bytes.
+    size : requested size, in bytes.
     """
 
     segment: int
@@ -41,14 +41,12 @@ class Place:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """What was asked for."""
+        """The requested bytes of the place."""
         return self.room[: self.size]
 
 
 class Arena:
-    """Memory that a client shares with the service, in places; those that are given back are used
-    again.
-    """
+    """Allocator of places in memory that a client shares with the service."""
 
     def __init__(self, replies: Replies) -> None:
         self._replies = replies
@@ -57,7 +55,7 @@ class Arena:
         self._segments = 0
 
     def take(self, size: int) -> Place:
-        """A place of at least so many bytes."""
+        """Allocate a place of `size` bytes, a free one if there is one."""
         nbytes = max(PAGE_BYTES, 1 << max(0, size - 1).bit_length())
         with self._lock:
             free = self._free.setdefault(nbytes, [])
@@ -67,7 +65,7 @@ class Arena:
         return Place(found.segment, found.offset, found.room, size)
 
     def give(self, place: Place) -> None:
-        """Give a place back, that neither side uses any more."""
+        """Free a place that neither side uses any more."""
         with self._lock:
             self._free[place.room.size].append(place)
             large = [size for size in sorted(self._free, reverse=True) if size >= SLAB_BYTES]
@@ -79,7 +77,8 @@ class Arena:
 
     @contextlib.contextmanager
     def borrow(self, size: int) -> Iterator[Place]:
-        """A place for one request; after an error the service may still use it."""
+        """Allocate a place for one request; after an error other than a refusal the place is not
+        reused, as the service may still access it."""
         place = self.take(size)
         try:
             yield place
@@ -89,7 +88,7 @@ class Arena:
         self.give(place)
 
     def _attach(self, nbytes: int) -> list[Place]:
-        """A new segment, of one place or of many."""
+        """Attach a new segment, and return its places of `nbytes` bytes."""
         segment = Segment(max(nbytes, SLAB_BYTES))
         number, self._segments = self._segments, self._segments + 1
         try:

@@ -1,4 +1,4 @@
-"""A client of the service: pushes tensors, and pulls what they are summed to."""
+"""A client of the service: pushes tensors, and pulls their sums."""
 
 from __future__ import annotations
 
@@ -53,34 +53,32 @@ PROFILED_BYTES = tuple(1 << power for power in range(12, 25, 2))
 
 
 class Client:
-    """One of the clients of a job.
-
-    It returns when all clients of the job are there.
+    """One client of a job; the constructor waits for all clients of the job.
 
     Parameters
     ----------
-    address : of the service, `unix:PATH`, `tcp:HOST:PORT` or `tcp:[HOST]:PORT`.
-    token : what both ends show to know; it does not cross the wire.
-    job : name; clients of one name belong together.
-    rank : of this client, from 0.
-    clients : of the job.
-    timeout_s : bound of each wait, seconds.
-    silence_s : seconds without a sign of life after which the service is gone.
+    address : address of the service: `unix:PATH`, `tcp:HOST:PORT` or `tcp:[HOST]:PORT`.
+    token : shared secret; both ends prove that they know it, and it is never sent.
+    job : name shared by all clients of the job.
+    rank : number of this client, from 0.
+    clients : number of clients of the job.
+    timeout_s : limit of each wait, in seconds.
+    silence_s : seconds without a sign of life after which the service counts as lost.
 
     Attributes
     ----------
     device : URL of the memory devices.
-    devices : their number.
-    shard_bytes : of the shards of tensors.
-    queue_shards : that may have been pushed and not have come back.
-    routing : where exchanges that are made from here on push to, by their size; None: the device
-        of this client's rank. It decides the order of additions.
+    devices : number of memory devices.
+    shard_bytes : default of the least size of a shard, in bytes.
+    queue_shards : maximum number of pushed shards that have not come back.
+    routing : chooses the device, by size, for exchanges made from now on; None: the device of this
+        client's rank. The choice determines the order of additions.
 
     Raises
     ------
     HandshakeError : wrong token, version, rank or number of clients.
-    ServiceLostError : no service there, or it ended.
-    JobError : not all clients came in time.
+    ServiceLostError : no service at the address, or it ended.
+    JobError : not all clients connected in time.
 
     Ref: COARSE paper, sections III-D and IV-B.
     """
@@ -113,7 +111,7 @@ class Client:
         self.queue_shards: int = found.queue_shards
 
     def _introduce(self, address: str, token: str, timeout_s: float, silence_s: float) -> Replies:
-        """Connect, and wait for all clients; from TCP go on to a Unix socket on this machine."""
+        """Connect, and wait for all clients; over TCP, switch to a Unix socket on this machine."""
         replies = Replies(address, timeout_s=timeout_s, silence_s=silence_s)
         others = f"all {self.clients} clients of job {self.job!r}"
         try:
@@ -139,7 +137,7 @@ class Client:
 
     @property
     def timeout_s(self) -> float:
-        """Bound of each wait, seconds."""
+        """Limit of each wait, in seconds."""
         return self._replies.timeout_s
 
     @timeout_s.setter
@@ -162,26 +160,27 @@ class Client:
         kind: str = "",
         turn: int = 0,
     ) -> Exchange:
-        """A tensor that all clients sum; they open it in the same order.
+        """Open a tensor that all clients sum; all clients open exchanges in the same order.
 
-        This client pushes it to the device of its rank, or where `routing` says.
+        This client pushes its array to the device of its rank, or the one chosen by `routing`.
 
         Parameters
         ----------
-        elements : float32.
+        elements : number of float32 elements.
         operation : `sum`, `average` or `max`.
         wire : format on the links of the devices.
-        shard_bytes : least of a shard, a multiple of 2048; the service's by default.
-        update : what the devices do with the average, of which the clients get the parameters.
-        kind : of what is summed, such as a dtype: all clients say the same.
-        turn : as of `Exchange.begin`.
+        shard_bytes : least size of a shard, a multiple of 2048; None: the service's.
+        update : optimizer step that the devices do with the average; the clients get the
+            parameters.
+        kind : description of the tensor, such as its dtype; equal on all clients.
+        turn : as in `Exchange.begin`.
 
         Raises
         ------
-        ArgumentError : `shard_bytes` is none, or there are no elements.
-        UnlikeError : the clients do not open the same; says who opens what.
+        ArgumentError : `shard_bytes` is not such a multiple, or there are no elements.
+        UnlikeError : the clients open different tensors; names the clients of each.
         DeviceMemoryError : the devices have no memory for it.
-        OrderError : other clients sum something else in this turn.
+        OrderError : another client sums a different tensor in this turn.
         """
         chosen = self.shard_bytes if shard_bytes is None else shard_bytes
         if not is_whole(chosen) or chosen < 1 or chosen % SHARD_ALIGNMENT:
@@ -236,11 +235,11 @@ class Client:
         return exchange
 
     def get(self, key: str, out: NDArray[np.uint8]) -> None:
-        """Copy what is kept under a name to `out`, when it is there.
+        """Copy the value of a name to `out`; waits until the value exists.
 
         Raises
         ------
-        UnlikeError : there are more or fewer bytes.
+        UnlikeError : the value and `out` differ in size.
         """
         with self._arena.borrow(out.size) as place:
             self._replies.ask(
@@ -251,11 +250,11 @@ class Client:
             out[...] = place.data
 
     def keep(self, key: str, data: NDArray[np.uint8]) -> None:
-        """Keep bytes under a name, in the memory of all devices: a new version of the value.
+        """Store bytes under a name, in the memory of all devices, as a new version of the value.
 
         Raises
         ------
-        DeviceMemoryError : the version before it is still there.
+        DeviceMemoryError : no memory for the value; the version before it is kept.
         """
         with self._arena.borrow(data.size) as place:
             place.data[:] = data
@@ -266,54 +265,54 @@ class Client:
             )
 
     def save(self, path: str, keys: Sequence[str]) -> str:
-        """Write what is kept under these names now to the next generation of `path`.
+        """Write the current values of these names to the next generation of `path`.
 
-        The devices keep that version in copies of the pages that change meanwhile.
+        The devices preserve this version by copying pages that change during the write.
 
         Returns
         -------
-        str : path of the file, on the service's machine; it is whole and on the disk.
+        str : path, on the service's machine, of the complete file, flushed to disk.
 
         Raises
         ------
-        RefusedError : `kind` says why: no such value, no space for the copies, a full disk, a step
-            of an optimizer that is under way.
+        RefusedError : `kind` tells the reason: no such value, no memory for the copies, a full
+            disk, or an optimizer step in progress.
 
         Ref: COARSE paper, section IV-A.
         """
         return self._replies.ask(f"a snapshot in {path}", lambda n: Save(n, list(keys), path))
 
     def load(self, path: str) -> dict[str, int]:
-        """Keep again what a snapshot has: a file, or the newest generation of `path`.
+        """Store the values of a snapshot again: a file, or the newest generation of `path`.
 
         Returns
         -------
-        dict[str, int] : bytes of each value that is kept now, by name.
+        dict[str, int] : size in bytes of each stored value, by name.
 
         Raises
         ------
-        RefusedError : torn, or not there; names the last good one. Nothing was changed.
+        RefusedError : the file is torn (names the last good one) or missing. Nothing was changed.
         """
         text = self._replies.ask(f"the snapshot in {path}", lambda n: Load(n, path))
         found: dict[str, int] = json.loads(text)
         return found
 
     def profile(self, sizes: Sequence[int] = PROFILED_BYTES, *, repeats: int = 3) -> Profile:
-        """Measure how long bytes take to the memory of each device and back.
+        """Measure the time to write bytes to the memory of each device and to read them back.
 
         Parameters
         ----------
-        sizes : bytes; two or more.
-        repeats : of each measurement; the shortest counts.
+        sizes : two or more sizes in bytes, ascending.
+        repeats : repetitions of each measurement; the shortest time counts.
 
         Returns
         -------
-        Profile : of all devices; `routing_table` and `shard_bytes` make something of it.
+        Profile : for all devices; input of `routing_table` and `shard_bytes`.
 
         Raises
         ------
-        ArgumentError : fewer than one repeat.
-        ProfileError : sizes that are none.
+        ArgumentError : fewer than one repetition.
+        ProfileError : invalid sizes.
 
         Ref: COARSE paper, section III-E.
         """
@@ -338,16 +337,16 @@ class Client:
         return Profile.of(seconds)
 
     def check_step(self, exchange: Exchange, step: int, hyper: str) -> None:
-        """Ask whether a step of an exchange that updates can have these hyper-parameters.
+        """Ask the service whether a step of an updating exchange can have these hyper-parameters.
 
         Parameters
         ----------
-        step : t, from 1.
-        hyper : JSON; what is not there is as it was given in the beginning.
+        step : step number t, from 1.
+        hyper : JSON object; missing hyper-parameters keep the values given at `Client.exchange`.
 
         Raises
         ------
-        RefusedError : it cannot; nothing was done, and the job goes on.
+        RefusedError : the step is invalid; nothing was changed, and the job continues.
         """
         self._replies.ask(
             "hyper-parameters to be checked",
@@ -355,11 +354,11 @@ class Client:
         )
 
     def barrier(self) -> None:
-        """Wait for all clients. Raises `JobError` if one is gone."""
+        """Wait for all clients, or raise `JobError` if one is lost."""
         self._replies.ask("all clients at a barrier", Barrier)
 
     def close(self, *, leave: bool = True) -> None:
-        """End, and tell the service so. Closing twice does nothing."""
+        """Close the connection, after a message to the service with `leave`; again: do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -378,6 +377,6 @@ class Client:
 
 
 def _check_service(found: Welcome | Nearby, digest: bytes) -> None:
-    """Raise `HandshakeError` unless the service has shown that it knows the token."""
+    """Raise `HandshakeError` unless the service has proved that it knows the token."""
     if not hmac.compare_digest(found.digest, digest):
         raise HandshakeError("the service does not know the token")

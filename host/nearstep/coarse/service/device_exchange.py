@@ -1,4 +1,4 @@
-"""A tensor that the clients of a job sum, in the memory of the devices."""
+"""An exchange in the memory of the devices."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from nearstep.errors import ArgumentError
 
 
 class DeviceExchange:
-    """A tensor of the same length at all clients, summed shard by shard.
+    """The service's state of an exchange: a tensor of all clients, summed shard by shard.
 
     Parameters
     ----------
-    opened : what each client said, by rank; alike but for its segment.
-    sessions : of the clients, by rank.
-    stored : what is updated with the average; the clients get the parameters then.
+    opened : each client's message, by rank; they differ only in segment, offset and device.
+    sessions : sessions of the clients, by rank.
+    stored : parameters to update with the average; the clients then get the parameters.
 
     Attributes
     ----------
@@ -34,7 +34,9 @@ class DeviceExchange:
 
     Raises
     ------
-    ArgumentError : nothing is updated, and one device sums nothing.
+    ArgumentError : without an update, a single device; with one, an operation other than `average`,
+        or several clients on a single device without the rule that adds their arrays.
+    OutOfDeviceMemoryError : the places do not fit.
     """
 
     def __init__(
@@ -81,17 +83,17 @@ class DeviceExchange:
 
     @property
     def result(self) -> int:
-        """Number of the value that the clients get."""
+        """Number of the plan's value that the clients get."""
         return self.stages[-1][0].output
 
     @property
     def is_between_versions(self) -> bool:
-        """Whether every shard is of one version, and none is under way."""
+        """Whether all shards have one version and none is pushed, summed or updated."""
         versions = {shard.version for shard in self.shards}
         return len(versions) == 1 and not any(each.pushed or each.left for each in self.shards)
 
     def _make_identities(self, elements: int) -> None:
-        """Arrays that change nothing, on devices that have none to add in a job."""
+        """Allocate the identity of the operation on devices without an array in some job."""
         jobs = [job for stage in self.stages for job in stage]
         for device in range(self.pool.devices):
             if any(job.inputs[device] is None for job in jobs):
@@ -100,7 +102,7 @@ class DeviceExchange:
                 buffer.fill(float(IDENTITIES[self.operation]))
 
     def _furnish(self, place: int, room: Room) -> None:
-        """Memory of the devices for the shards of a place, or of the clients in its stead."""
+        """Allocate a place's buffers, or let the devices use the clients' memory instead."""
         device, devices, size = self.pool.device, self.pool.devices, self.layout.place_elements
         part = slice(place * self.layout.place_bytes, (place + 1) * self.layout.place_bytes)
         back = slice(*(each + self.layout.nbytes // 2 for each in (part.start, part.stop)))
@@ -131,7 +133,7 @@ class DeviceExchange:
         return found[: shard.stop - shard.start]
 
     def push(self, rank: int, shard: Shard) -> None:
-        """A client's part of a shard has come: bring it to the device if it is not there."""
+        """Record a pushed shard, and copy it to the client's device unless the memory is lent."""
         shard.room.holder = shard
         if rank not in shard.room.lent_in:
             data = self.layout.pushed(self._memory[rank], shard.number)
@@ -139,13 +141,13 @@ class DeviceExchange:
         shard.pushed.add(rank)
 
     def complete(self, shard: Shard) -> None:
-        """A shard has its next version; another one may have its place."""
+        """Count a shard's new version, and release its place."""
         shard.stage = 0
         shard.version += 1
         shard.room.holder = None
 
     def pull(self, rank: int, shard: Shard) -> NDArray[np.uint8]:
-        """Bring a shard's result to a client's memory, and return that."""
+        """Copy a shard's result to a client's memory unless that is lent, and return its bytes."""
         data = self.layout.pulled(self._memory[rank], shard.number)
         place = self.places[rank]
         if self.stored is not None:
@@ -156,7 +158,7 @@ class DeviceExchange:
         return data.view(np.uint8)
 
     def group(self, shard: Shard) -> int:
-        """The ring of a shard: adjacent shards take opposite directions."""
+        """Return the ring of a shard: adjacent shards use opposite directions."""
         return shard.number % self.pool.groups
 
     def submit(self, shard: Shard, job: Job) -> Pending:
@@ -169,7 +171,7 @@ class DeviceExchange:
         return pending
 
     def update(self, shard: Shard) -> AllOf:
-        """Start the update of a shard, whose gradients are summed, on all devices."""
+        """Start the update with a shard's summed gradients on all devices."""
         assert self.stored is not None  # otherwise nobody asks for it
         if self.pool.devices == 1:
             gradients = [[self._buffer(shard, rank, 0) for rank in sorted(self.sessions)]]
@@ -203,7 +205,7 @@ class DeviceExchange:
         )
 
     def free(self) -> None:
-        """Give the memory of the devices back; no job of it is under way."""
+        """Free the memory of the devices; no job of the exchange may be running."""
         for room in self._rooms:
             for places in room.buffers.values():
                 for buffer in places:

@@ -1,4 +1,4 @@
-"""What the service does: one thread has the devices, and does for the clients what they ask for."""
+"""Scheduler of the service: one thread owns the devices and carries out clients' requests."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ Scheduling = Literal["queues", "fcfs"]
 
 IDLE_S = 0.2
 LOOK_S = 0.05
-"""Seconds between looks for clients that are silent."""
+"""Seconds between checks for silent clients."""
 
 BEFORE = (Leave, Missing)
-"""That a client may say before all are there."""
+"""Messages allowed before all clients are connected."""
 
 OF_A_DEVICE = (Open, Probe)
 OF_VALUES = (Put, Get, Save, Loaded)
 JOBS_A_RING = 2
-"""That devices are given: one is in work, the next one waits."""
+"""Maximum number of jobs given to a ring: one is running, the next one waits."""
 
 
 class Event(NamedTuple):
-    """What a client says, or what became of it."""
+    """A client's message, the end of its connection, or a loaded file."""
 
     session: Session
     message: Message | Disconnected | Loaded
@@ -83,7 +83,7 @@ class Pushed(NamedTuple):
 
 @dataclass(eq=False)
 class Task:
-    """A job of the rings, or an update by the kernels of all devices, and what it is for."""
+    """A job of the rings, or an update on all devices if `job` is None, for a shard."""
 
     owner: TrainingJob
     exchange: DeviceExchange
@@ -94,23 +94,23 @@ class Task:
 
 
 class Engine:
-    """Does what the clients of all jobs ask for, in one thread.
+    """Carries out the requests of the clients of all jobs, in one thread.
 
     Parameters
     ----------
-    pool : it belongs to the engine's thread from `start` on.
-    shard_bytes : least of the shards of tensors, unless the clients choose.
-    queue_shards : that a client may have pushed and not got back.
+    pool : used only by the engine's thread from `start` on.
+    shard_bytes : least size of a shard, unless the client chooses.
+    queue_shards : maximum number of pushed shards of a client that have not come back.
     beat_s : seconds between signs of life.
-    silence_s : seconds without one after which a client is gone.
+    silence_s : seconds without one after which a client counts as lost.
     scheduler : `queues`: a shard is summed as soon as all its clients have pushed it. `fcfs`: a
-        proxy takes the shard that came to it first, and no other until that has been summed;
-        proxies can then wait for each other for ever, which ends the jobs whose shards they hold.
-    snapshots : folder of all files that it reads and writes; None: there are none.
+        proxy holds the first shard pushed to it until that shard has been summed; a deadlock of
+        proxies ends the jobs of the shards that they hold.
+    snapshots : folder of all files that clients read and write; None: no files.
 
     Attributes
     ----------
-    jobs : by name.
+    jobs : jobs by name.
     """
 
     def __init__(
@@ -145,27 +145,27 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="coarse engine", daemon=True)
 
     def start(self, turn: Callable[[float], None], wake: Callable[[], None]) -> None:
-        """Begin, in a thread.
+        """Start the engine's thread.
 
         Parameters
         ----------
-        turn : posts what clients say; waits so many seconds if they say nothing.
-        wake : ends that wait.
+        turn : receives clients' messages and posts them; waits at most so many seconds for one.
+        wake : ends the wait of `turn`.
         """
         self._turn, self._wake = turn, wake
         self._thread.start()
 
     def post(self, session: Session, message: Message | Disconnected | Loaded) -> None:
-        """Have a message carried out; within a turn."""
+        """Queue a message; only within `turn`."""
         self._inbox.append(Event(session, message))
 
     def post_from_thread(self, session: Session, message: Loaded) -> None:
-        """Have a message carried out; from any thread."""
+        """Queue a message; from any thread."""
         self.post(session, message)
         self._wake()
 
     def stop(self) -> None:
-        """End all jobs, and the thread."""
+        """End all jobs and the thread."""
         self._stopping = True
         self._wake()
         if self._thread.ident is not None:
@@ -184,7 +184,7 @@ class Engine:
         self._end_failing()
 
     def _end_all(self, error: Exception) -> None:
-        """Something is wrong with the service itself: end all jobs, so that nobody waits on."""
+        """End all jobs after an internal error of the service, so that no client waits for ever."""
         LOG.error("the service failed", exc_info=error)
         failure = JobError(f"the service failed: {type(error).__name__}: {error}")
         for job in list(self.jobs.values()):
@@ -203,9 +203,9 @@ class Engine:
             self._order = ArrivalOrder(self.pool.devices)
 
     def _take(self) -> None:
-        """Carry out what was asked for; wait a while if there is nothing to do.
+        """Carry out the queued messages; wait for one if there is nothing else to do.
 
-        What is asked for meanwhile has its turn when the devices have had theirs.
+        Messages queued in the meantime are handled after the devices' next turn.
         """
         busy = self._running or self._ready or self._updates or self._inbox
         self._turn(0.0 if busy else IDLE_S)
@@ -231,7 +231,7 @@ class Engine:
             self._join(session)
             return
         if job is None or job.sessions.get(session.rank) is not session:
-            return session.close()  # of a job that has ended
+            return session.close()  # its job has ended
         if isinstance(message, Disconnected):
             if not session.left:
                 return self._lose(job, session.rank, message.reason)
@@ -244,8 +244,8 @@ class Engine:
     def _try(
         self, job: TrainingJob, ranks: Sequence[int], action: Callable[..., object], *given: Any
     ) -> None:
-        """Do something for clients of these ranks: what fails ends this job alone, but for devices
-        that fail."""
+        """Run an action for clients of these ranks; an error, except one of the devices, ends only
+        this job."""
         try:
             action(*given)
         except JobError as error:
@@ -254,7 +254,7 @@ class Engine:
             self._lose(job, ranks[0], f"broke the protocol: {error}")
         except RingError as error:
             self._device_failed(error)
-        except QueueFullError:  # it has its turn later
+        except QueueFullError:  # the caller tries again later
             raise
         except Exception as error:
             if not isinstance(error, NearstepError):
@@ -326,15 +326,14 @@ class Engine:
         return None
 
     def _sum(self, pushed: Pushed) -> None:
-        """Begin with a shard that all clients have pushed, unless that was done."""
+        """Start to sum a shard that all clients have pushed, unless it has been started."""
         shard = pushed.exchange.shards[pushed.shard]
         if not shard.left:
             shard.pushed.clear()
             self._begin(pushed.job, pushed.exchange, shard)
 
     def _go_on(self, order: ArrivalOrder[Pushed], ready: Sequence[Pushed]) -> None:
-        """Sum shards that their proxies have taken; end the jobs of those whose proxies wait for
-        each other."""
+        """Start to sum shards that their proxies hold; end the jobs of proxies in a deadlock."""
         for each in ready:
             self._sum(each)
         circle, held = order.deadlock()
@@ -352,14 +351,14 @@ class Engine:
         self._failing += [(job, error) for job in dict.fromkeys(each.job for each in held)]
 
     def _settle(self) -> None:
-        """What is kept may be what the kernels update: let them end."""
-        # Where an update fails, that is found when it is looked at, and is not this client's.
+        """Wait for the current update, which may write stored values."""
+        # `_look_at_update` reports the error of an update: this client did not cause the error.
         if self._updates and self._updates[0].pending is not None:
             with contextlib.suppress(NearstepError):
                 self._updates[0].pending.wait()
 
     def _begin(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
-        """Queue the jobs of the stage of a shard, or its update behind the last one."""
+        """Queue the jobs of a shard's stage, or its update after the last stage."""
         if shard.stage == len(exchange.stages):
             shard.left = 1
             self._updates.append(Task(owner, exchange, shard))
@@ -369,14 +368,14 @@ class Engine:
         self._ready.extend(Task(owner, exchange, shard, job) for job in stage)
 
     def _advance(self) -> None:
-        """Give jobs to the devices while they have places, and let them run for a while."""
+        """Give queued jobs to the devices, run the devices for a while, and handle ended tasks."""
         while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
             task = self._ready[0]
             try:
                 self._try(task.owner, (), self._start, task)
             except QueueFullError:
                 break
-            if self._ready:  # it is empty when the devices have failed
+            if self._ready:  # empty after a failure of the devices
                 self._ready.popleft()
         if self._updates and self._updates[0].pending is None:
             first = self._updates[0]
@@ -393,7 +392,7 @@ class Engine:
             self._device_failed(error)
 
     def _start(self, task: Task) -> None:
-        """Give a job, or an update, to the devices."""
+        """Start a job or an update on the devices."""
         if task.job is None:
             task.pending = task.exchange.update(task.shard)
         else:
@@ -401,7 +400,7 @@ class Engine:
             self._running.append(task)
 
     def _wait(self) -> None:
-        """Let the devices run until something has ended, or for a while."""
+        """Run the devices until a task ends, at most for `SLICE_CYCLES`."""
         updates = [each for each in self._updates if each.pending is not None]
         under_way: list[Task] = [*self._running[:1], *updates]
         pending = [each.pending for each in under_way if each.pending is not None]
@@ -417,7 +416,7 @@ class Engine:
                     raise
 
     def _look(self, task: Task) -> None:
-        """Go on with what a job that has ended was for."""
+        """Start the next stage of a shard if its job has ended."""
         pending = task.pending
         if not isinstance(pending, Pending) or not pending.found_ended:
             return
@@ -435,7 +434,7 @@ class Engine:
             self._complete(task.owner, exchange, shard)
 
     def _look_at_update(self) -> None:
-        """Go on with what an update that has ended was for."""
+        """Complete a shard if its update has ended."""
         if not self._updates or (pending := self._updates[0].pending) is None or not pending.ended:
             return
         if pending.error is not None:
@@ -445,7 +444,7 @@ class Engine:
         self._complete(task.owner, task.exchange, task.shard)
 
     def _complete(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
-        """Give the clients what a shard has become."""
+        """Send the result of a shard to all clients."""
         exchange.complete(shard)
         if self._order is not None:
             done = Pushed(owner, exchange, shard.number)
@@ -464,7 +463,8 @@ class Engine:
         self._failing.append((job, error))
 
     def _device_failed(self, error: NearstepError) -> None:
-        """All jobs on the devices were ended: so are those of the clients that had some there."""
+        """End the jobs with tasks on the devices, after an error of the devices, and reset the
+        pool."""
         device = getattr(error, "device", None)
         if isinstance(error, SilentLinkError):
             device = error.peer
@@ -488,7 +488,7 @@ class Engine:
             self.pool.reset()
 
     def _end_failing(self) -> None:
-        """End jobs of clients that failed, when no device works for them any more."""
+        """End the jobs that failed, after their tasks on the devices."""
         while self._failing:
             job, error = self._failing.pop(0)
             if self.jobs.get(job.name) is not job:
@@ -496,14 +496,14 @@ class Engine:
             self._end(job, error)
 
     def _end(self, job: TrainingJob, error: JobError | None = None) -> None:
-        """End a job, when no device works for it any more."""
+        """End a job, after its tasks on the devices."""
         self._drain(job)
         if error is not None:
             job.fail(error)
         self._forget(job)
 
     def _drain(self, job: TrainingJob) -> None:
-        """Wait for what the devices do for a job: it reads and writes the clients' memory."""
+        """Wait for the devices' tasks of a job, which access the clients' memory."""
         self._ready = deque(each for each in self._ready if each.owner is not job)
         all_tasks: list[Task] = [*self._running, *self._updates]
         mine = [task for task in all_tasks if task.owner is job and task.pending is not None]

@@ -1,4 +1,4 @@
-"""What can go wrong between clients and the service of the memory devices."""
+"""Errors between clients and the service of the memory devices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from nearstep.errors import Fielded, NearstepError
 
 
 class ServiceError(NearstepError, RuntimeError):
-    """Base: something between clients and the service; what fails in torch's collectives is a
-    RuntimeError, too."""
+    """Base of errors between clients and the service; a RuntimeError, as torch's collectives
+    raise."""
 
 
 class FrameError(Fielded, ServiceError):
-    """What came over a connection is not the protocol. The connection is closed."""
+    """Received bytes or messages break the protocol. The connection is closed."""
 
     template = "expected {expected}, found {found}"
     expected: str
@@ -21,22 +21,22 @@ class FrameError(Fielded, ServiceError):
 
 
 class StalledError(Fielded, ServiceError):
-    """The other end stopped in the middle of a frame, for the limit of `silence_s` seconds."""
+    """The other end made no progress within a frame for `silence_s` seconds."""
 
     template = "a frame stood still for more than {silence_s} s"
     silence_s: float
 
 
 class HandshakeError(ServiceError):
-    """The service does not take the client: token, version, job, rank or number of clients."""
+    """The handshake failed: token, version, job, rank or number of clients."""
 
 
 class RefusedError(Fielded, ServiceError):
-    """The service refused a request; nothing was changed, and the job goes on.
+    """The service refused a request; nothing was changed, and the job continues.
 
     Attributes
     ----------
-    kind : name of the error in the service.
+    kind : name of the error's class in the service.
     """
 
     template = "{kind}: {detail}"
@@ -45,24 +45,24 @@ class RefusedError(Fielded, ServiceError):
 
 
 class UnlikeError(RefusedError):
-    """Clients of a job opened unlike tensors, or in another order."""
+    """Clients of a job opened different tensors, or a value has another size."""
 
 
 class DeviceMemoryError(RefusedError):
-    """The devices have no memory for that. What was there before is untouched."""
+    """The devices have no memory for a value or an exchange; nothing was changed."""
 
 
 class FullError(RefusedError):
-    """The client's queue at its proxy is full."""
+    """The client's queue, or the place of a shard, is taken."""
 
 
 class JobError(Fielded, ServiceError):
-    """The job has ended, for all of its clients: connect again, all together.
+    """The job has ended for all of its clients, which may connect again together.
 
     Attributes
     ----------
-    ranks : clients that are gone; empty if it was no client.
-    devices : memory devices that failed; empty if it was none.
+    ranks : clients that caused the end; may be empty.
+    devices : memory devices that caused the end; may be empty.
     """
 
     template = "{detail}"
@@ -72,7 +72,7 @@ class JobError(Fielded, ServiceError):
 
 
 class ClientLostError(JobError):
-    """A client died, left, fell silent or broke the protocol."""
+    """A client died, left, was silent for too long or broke the protocol."""
 
 
 class DeviceLostError(JobError):
@@ -80,16 +80,16 @@ class DeviceLostError(JobError):
 
 
 class OrderError(JobError):
-    """Clients that make the same sums one after the other do not: `ranks` differ."""
+    """Two clients, `ranks`, that must make the same sums in one order did not."""
 
 
 class ProxyDeadlockError(JobError):
-    """Proxies that serve what came first wait for each other: `devices`, each for the next one, and
-    the last for the first."""
+    """Proxies, `devices`, that hold the first pushed shard each wait for the next, the last for the
+    first."""
 
 
 class ServiceLostError(JobError):
-    """The service died, or fell silent."""
+    """The service died, or was silent for too long."""
 
 
 JOB_ERRORS: Mapping[str, type[JobError]] = {
@@ -106,9 +106,9 @@ JOB_ERRORS: Mapping[str, type[JobError]] = {
 REFUSALS: Mapping[str, type[RefusedError]] = {
     each.__name__: each for each in (DeviceMemoryError, FullError, RefusedError, UnlikeError)
 }
-"""Errors that have a name on the wire."""
+"""Classes of refusals by their names on the wire."""
 
 
 def refusal(kind: str, detail: str) -> RefusedError:
-    """The error of a refusal that came over the wire."""
+    """Return the error of a refusal received from the service."""
     return REFUSALS.get(kind, RefusedError)(kind, detail)

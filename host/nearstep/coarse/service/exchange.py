@@ -1,4 +1,4 @@
-"""A tensor that all clients of a job sum: a client's side."""
+"""The client's side of an exchange."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from nearstep.scalars import is_whole
 
 
 class Exchange:
-    """A tensor that all clients of a job sum, as often as they like; `Client.exchange` makes it.
+    """A tensor that all clients of a job sum repeatedly; made by `Client.exchange`.
 
     Each client pushes every shard, in any order, and pulls it when it has been summed. The bits
-    depend on the numbers of clients, devices and rings, the size of shards and the wire alone.
+    depend only on the numbers of clients, devices and rings, the clients' devices, the size of
+    shards and the wire format.
 
     Attributes
     ----------
     shards : elements [start, stop) of each.
-    version : how often it was pushed.
+    version : number of `begin` calls.
     """
 
     def __init__(
@@ -53,34 +54,36 @@ class Exchange:
         self._sums = replies.sums[number] = Sums(places)
 
     def pushed(self, shard: int) -> NDArray[np.float32]:
-        """What goes to the devices of a shard.
+        """Return the memory to fill before `push` of a shard; float32.
 
-        A shard has the place of one before it, whose array it changes: see `Layout`.
+        Shards share places: filling one overwrites an earlier shard (see `Layout`).
         """
         return self._layout.pushed(self._memory, shard)
 
     def pulled(self, shard: int) -> NDArray[np.float32]:
-        """What has come back of a shard; another one, that is pushed behind it, has its place."""
+        """Return the memory of a shard's result; a later shard that shares its place overwrites
+        it."""
         return self._layout.pulled(self._memory, shard)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of the parameters and states that it updates."""
+        """Names of the parameters and states that the exchange updates."""
         return self._sums.kept
 
     def begin(self, step: int = 0, hyper: str = "", turn: int = 0) -> None:
-        """The next version: all shards are to be pushed once.
+        """Start the next version: each shard must then be pushed once.
 
         Parameters
         ----------
-        step, hyper : of an update: t, from 1, and hyper-parameters as JSON.
-        turn : number of this sum, from 1, if all clients make the same sums one after the other: if
-            one sums something else, the job ends at once (`OrderError`). 0: they do not.
+        step, hyper : of an update: step number t, from 1, and hyper-parameters as JSON.
+        turn : number of this sum, from 1, if all clients make the same sums one after the other: a
+            client that sums a different tensor ends the job at once (`OrderError`). 0: no such
+            check.
 
         Raises
         ------
-        ArgumentError : shards of the version before were not pushed, or have not come back: other
-            clients wait for them. Nothing was sent.
+        ArgumentError : shards of the version before were not pushed, which other clients wait for,
+            or have not come back. Nothing was sent.
         """
         if self._missing():
             self._replies.poll()
@@ -99,13 +102,13 @@ class Exchange:
         return [each for each in shards if not (each in self._sent and self._is_back(each))]
 
     def push(self, shard: int) -> None:
-        """Have the service take a shard that is in `pushed`.
+        """Send a shard, which is in `pushed`, to the service.
 
         Raises
         ------
-        ArgumentError : no version was begun, there is no such shard, or it was pushed before.
-        FullError : the client's queue at the proxy is full, or the shard before it in its place has
-            not come back; nothing was sent.
+        ArgumentError : `begin` was not called, no such shard, or the shard was pushed before.
+        FullError : the client's queue is full, or the earlier shard in the same place has not come
+            back. Nothing was sent.
         """
         if not is_whole(shard) or not 0 <= shard < len(self.shards):
             raise ArgumentError(f"shard must be from 0 to {len(self.shards) - 1}, not {shard!r}")
@@ -133,7 +136,7 @@ class Exchange:
         self._replies.send(said, data)
 
     def ready(self, shard: int) -> bool:
-        """Whether a shard of this version is in `pulled`."""
+        """Return whether the result of a shard of this version is in `pulled`."""
         self._replies.poll()
         return self._is_back(shard)
 
@@ -141,11 +144,11 @@ class Exchange:
         return self._sums.versions[shard] == self.version
 
     def wait(self, shard: int) -> None:
-        """Wait until it is."""
+        """Wait until the result of a shard is in `pulled`."""
         self._wait(lambda: self._is_back(shard), f"shard {shard} of exchange {self.number}")
 
     def wait_opened(self) -> None:
-        """Wait until all clients have opened it."""
+        """Wait until all clients have opened the exchange."""
         self._wait(lambda: self._sums.opened, f"all clients to open exchange {self.number}")
 
     def _wait(self, found: Callable[[], bool], what: str) -> None:
@@ -156,15 +159,15 @@ class Exchange:
             raise refusal(message.kind, message.detail)
 
     def reduce(self, array: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """Push an array, and pull what all clients' arrays are summed to.
+        """Push an array, and pull the sum of all clients' arrays.
 
         Parameters
         ----------
-        array, out : float32, of `elements` elements, contiguous; they may be one.
+        array, out : float32, of shape (elements,), contiguous; may be the same array.
 
         Raises
         ------
-        ShapeError
+        ShapeError : another shape or dtype.
         """
         for each in (array, out):
             if each.shape != (self.elements,) or each.dtype != np.float32:
@@ -183,16 +186,16 @@ class Exchange:
         hyper: str = "",
         turn: int = 0,
     ) -> None:
-        """One version, shard by shard: what has come back is taken while others are on their way.
+        """Sum one version shard by shard: results are taken while later shards are in flight.
 
-        Where there is no place, it waits for one. What `take` raises it raises at the
-        end: other clients wait for the shards behind.
+        The call waits for places and for space in the queue. An error of `take` is raised at the
+        end, because other clients wait for the remaining shards.
 
         Parameters
         ----------
-        fill : puts elements [start, stop) into an array.
-        take : takes them from one.
-        step, hyper, turn : as of `begin`.
+        fill : writes elements [start, stop) to an array: `fill(array, start, stop)`.
+        take : reads the results [start, stop) from an array.
+        step, hyper, turn : as in `begin`.
         """
         self.begin(step, hyper, turn)
         taken, failed = 0, None
@@ -223,5 +226,5 @@ class Exchange:
             raise failed
 
     def close(self) -> None:
-        """Give its memory back, here and, when all clients have, on the devices."""
+        """Free the memory, here and, once all clients have closed the exchange, on the devices."""
         self._release()

@@ -1,4 +1,4 @@
-"""Folders that last as long as a process."""
+"""Temporary folders that are removed with their process, even after a kill."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PREFIX = "nearstep-service-"
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder of this process; those of processes that were killed are removed.
+    """Create a folder of this process, and remove it at the end.
 
-    A process has a lock on its folder as long as it lives.
+    Folders of killed processes are removed first: a process locks its folder while it runs.
     """
     for each in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), _locked(each):
@@ -25,7 +25,7 @@ def temporary_folder() -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         while True:
             made = Path(tempfile.mkdtemp(prefix=PREFIX))
-            with contextlib.suppress(OSError):  # another process has taken it for one that is left
+            with contextlib.suppress(OSError):  # another process removed it before it was locked
                 stack.enter_context(_locked(made))
                 break
         try:
@@ -36,7 +36,7 @@ def temporary_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder. Raises `OSError` if it is another user's or process's, or not there."""
+    """Lock a folder, or raise `OSError` if it belongs to another user or process, or is missing."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():

@@ -1,4 +1,4 @@
-"""Both ends show that they know the token, which does not cross the wire."""
+"""Proof of both ends that they know the token, which is never sent."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NONCE_BYTES = 32
 
 
 def nonce() -> bytes:
-    """What nobody has seen before."""
+    """Return 32 random bytes."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def proof(token: str, side: Literal["client", "service"], hello: Hello, nonce: bytes) -> bytes:
-    """What only who knows the token can say.
+    """Return the HMAC-SHA256, keyed by the token, of side, nonce and `hello`.
 
     Parameters
     ----------
-    side : who says it.
-    hello : of the client, with a nonce of its own.
-    nonce : of the service.
+    side : the end that proves its knowledge.
+    hello : the client's first message, with its own nonce.
+    nonce : the service's nonce.
     """
     said = side.encode() + nonce + msgspec.msgpack.encode(hello)
     return hmac.digest(token.encode(), said, "sha256")

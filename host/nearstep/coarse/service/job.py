@@ -1,4 +1,4 @@
-"""A job of clients: who belongs to it, what it has open, and what it keeps in the devices."""
+"""A job: its clients, their exchanges, and its values in the devices."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.snapshot_file import Arrays
 
 UNREADABLE = (NearstepError, OSError, ValueError, KeyError, TypeError, RuntimeError)
-"""Of paths, and of files of something else."""
+"""Errors of invalid paths, and of files that are no snapshots."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file has that a client asked for, or why it cannot be had."""
+    """The contents of a file that a client loads, or the error of reading it."""
 
     request: int
     found: Arrays | Exception
 
 
 class Turn(NamedTuple):
-    """The sum that a client makes, or made last: its number, and the exchange, if it is open."""
+    """Number of a client's current or last sum, and its exchange if that is open."""
 
     number: int
     exchange: int | None
@@ -63,12 +63,12 @@ class TrainingJob:
 
     Parameters
     ----------
-    clients : that belong to it.
-    snapshots : folder of all files; None: there are none.
+    clients : number of clients.
+    snapshots : folder of all files; None: no files.
 
     Attributes
     ----------
-    sessions : of those that are there, by rank.
+    sessions : sessions of the connected clients, by rank.
     """
 
     name: str
@@ -90,7 +90,7 @@ class TrainingJob:
         self._values = KeyValueStore(self.pool, self.snapshots)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
-        """Take a client in, or refuse it; when all are there they begin."""
+        """Add or refuse a client; welcome all clients when the last one is added."""
         rank = session.rank
         reason = None
         if session.clients != self.clients:
@@ -114,18 +114,18 @@ class TrainingJob:
         return None
 
     def check_device(self, session: Session, device: int) -> None:
-        """Raise `ClientLostError` for a client that names a device that is not there."""
+        """Raise `ClientLostError` if the client names a device that does not exist."""
         if device >= self.pool.devices:
             raise self._broken(session.rank, f"asked for device {device} of {self.pool.devices}")
 
     def open(self, session: Session, message: Open) -> None:
-        """A client opens an exchange; when all have, it is made."""
+        """Record that a client opens an exchange; make the exchange when all clients have."""
         said = self._opening.setdefault(message.exchange, {})
         if session.rank in said or message.exchange in self._exchanges:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
         said[session.rank] = message
         self._check_turn(session.rank, message)
-        self.check_gone()  # who has left may have opened it before
+        self.check_gone()  # a client may have opened the exchange and left
         if len(said) < self.clients:
             return
         del self._opening[message.exchange]
@@ -160,7 +160,7 @@ class TrainingJob:
 
     def _refuse_all(self, exchange: int, kind: str, detail: str) -> None:
         for rank, turn in self._turns.items():
-            if turn.exchange == exchange:  # another one may be opened in its place
+            if turn.exchange == exchange:  # the clients may open another one in this turn
                 self._turns[rank] = turn._replace(exchange=None)
         for session in self.sessions.values():
             session.send(Refused(None, exchange, kind, detail))
@@ -171,7 +171,7 @@ class TrainingJob:
         )
 
     def exchange(self, session: Session, message: Push) -> DeviceExchange:
-        """The exchange that a client pushes a shard of."""
+        """Return the exchange of a pushed shard."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or message.shard >= len(exchange.shards):
             what = f"pushed shard {message.shard} of exchange {message.exchange}"
@@ -179,7 +179,7 @@ class TrainingJob:
         return exchange
 
     def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
-        """The shard that a client pushes, and its exchange."""
+        """Check a push, and return its exchange and shard."""
         exchange = self.exchange(session, message)
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
@@ -195,11 +195,11 @@ class TrainingJob:
         return exchange, shard
 
     def _check_turn(self, rank: int, message: Open | Push) -> None:
-        """Clients that count their turns sum the same in each of them.
+        """Record a client's turn, and compare it with the turns of the others.
 
         Raises
         ------
-        OrderError
+        OrderError : another client sums a different exchange in this turn.
         """
         turn = Turn(message.turn, message.exchange)
         if not turn.number or turn == self._turns.get(rank):
@@ -215,7 +215,7 @@ class TrainingJob:
                 )
 
     def _told(self, turn: Turn) -> str:
-        """An exchange, in words."""
+        """Return a description of a turn's exchange."""
         if turn.exchange is None:
             return "none"
         found = self._exchanges.get(turn.exchange)
@@ -227,11 +227,11 @@ class TrainingJob:
         return f"exchange {turn.exchange} ({first.operation} of {first.elements} elements{kind})"
 
     def _check_step(self, stored: StoredParameters, shard: Shard, message: Push) -> None:
-        """The first client of a shard says which step it is; the others have to say the same.
+        """Record the step of a shard's first push, and compare those of later pushes with it.
 
         Raises
         ------
-        JobError : the clients do not say the same.
+        JobError : the clients' steps or hyper-parameters differ.
         """
         said = message.step, message.hyper
         if not shard.pushed:
@@ -245,7 +245,7 @@ class TrainingJob:
             )
 
     def check(self, session: Session, message: Check) -> None:
-        """A client asks whether a step can have its hyper-parameters."""
+        """Answer whether a step can have the hyper-parameters of a client's message."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or exchange.stored is None:
             what = f"asked for a step of exchange {message.exchange}, which updates nothing"
@@ -257,12 +257,12 @@ class TrainingJob:
         return session.send(Done(message.request))
 
     def refuse_push(self, session: Session, message: Push, places: int) -> None:
-        """A client's queue is full."""
+        """Refuse a push because the client's queue is full."""
         detail = f"all {places} places of the queue of client {session.rank} are taken"
         session.send(Refused(None, message.exchange, FullError.__name__, detail))
 
     def close(self, session: Session, message: Close) -> None:
-        """A client needs an exchange no more; when none does, its memory is free."""
+        """Record that a client closed an exchange; free the exchange when all clients have."""
         if message.exchange not in self._exchanges:
             what = f"closed exchange {message.exchange}, which is not there"
             raise self._broken(session.rank, what)
@@ -277,7 +277,7 @@ class TrainingJob:
             exchange.free()
 
     def _check_closed(self, exchange: DeviceExchange) -> None:
-        """Raise `ClientLostError` if clients closed an exchange that others push."""
+        """Raise `ClientLostError` if clients have closed an exchange that others push to."""
         ranks = sorted(self._closing.get(exchange.number, ()))
         if ranks:
             raise ClientLostError(
@@ -286,7 +286,7 @@ class TrainingJob:
             )
 
     def put(self, session: Session, message: Put) -> None:
-        """Keep bytes of a client; who waits for them gets them."""
+        """Store a client's bytes, and answer the clients that wait for them."""
         try:
             self._values.put(message.key, session.memory(message, message.nbytes))
         except OutOfDeviceMemoryError as error:
@@ -297,7 +297,7 @@ class TrainingJob:
         return None
 
     def probe(self, session: Session, message: Probe) -> None:
-        """Write bytes of a client to the memory of a device, and read them back."""
+        """Write a client's bytes to the memory of a device, and read them back."""
         data = session.memory(message, message.nbytes)
         try:
             nbytes = max(1, message.nbytes)
@@ -311,7 +311,7 @@ class TrainingJob:
         return session.send(Value(message.request, session.inline(message.nbytes)), data)
 
     def save(self, session: Session, message: Save) -> None:
-        """What is kept goes to a file, in a thread, which then answers the client."""
+        """Save values to a file in a thread, which then answers the client."""
         if (refusal := self._in_a_step(message.request)) is not None:
             return session.send(refusal)
 
@@ -328,7 +328,8 @@ class TrainingJob:
         return None
 
     def _in_a_step(self, request: int) -> Refused | None:
-        """What is said to who saves or loads while some shards are updated and others are not."""
+        """Return the refusal of a snapshot while some shards of an update have been updated and
+        others not; otherwise None."""
         for exchange in self._exchanges.values():
             if exchange.stored is not None and not exchange.is_between_versions:
                 error = ArgumentError(
@@ -340,7 +341,7 @@ class TrainingJob:
     def load(
         self, session: Session, message: Load, post: Callable[[Session, Loaded], None]
     ) -> None:
-        """A file is read, in a thread, which then posts what it has."""
+        """Read a file in a thread, which then posts its contents."""
 
         def done(found: Arrays | Exception) -> None:
             post(session, Loaded(message.request, found))
@@ -351,7 +352,7 @@ class TrainingJob:
             session.send(_refused(message.request, error))
 
     def loaded(self, session: Session, message: Loaded) -> None:
-        """What a file has is kept again; the client gets names and bytes."""
+        """Store the values of a loaded file; answer with the names and sizes of all values."""
         if (refusal := self._in_a_step(message.request)) is not None:
             return session.send(refusal)
         try:
@@ -363,7 +364,7 @@ class TrainingJob:
         return session.send(Done(message.request, json.dumps(self._values.sizes)))
 
     def get(self, session: Session, message: Get) -> None:
-        """Bytes go to a client, when they are there."""
+        """Answer with the bytes of a value, now or once the value is stored."""
         if message.key not in self._values:
             self._waiting.setdefault(message.key, []).append((session, message))
             return None
@@ -376,7 +377,7 @@ class TrainingJob:
         return session.send(Value(message.request, session.inline(nbytes)), out)
 
     def barrier(self, session: Session, message: Barrier) -> None:
-        """A client waits for all others."""
+        """Record that a client is at the barrier; answer all clients when the last one is."""
         self._arrived.append((session, message))
         first: dict[int, tuple[Session, Barrier]] = {}
         for each in self._arrived:
@@ -387,7 +388,7 @@ class TrainingJob:
                 arrived[0].send(Done(arrived[1].request))
 
     def missing(self, session: Session, message: Missing) -> None:
-        """A client has waited for too long: which others have not done what it has."""
+        """Answer with the clients that the sender waits for."""
         rank, ranks = session.rank, set(range(self.clients))
         missing = ranks - set(self.sessions) | self._gone
         for said in self._opening.values():
@@ -403,12 +404,12 @@ class TrainingJob:
         session.send(Done(message.request, " ".join(map(str, sorted(missing)))))
 
     def leave(self, session: Session) -> None:
-        """A client ends well. What others still want of it they will not get."""
+        """Record that a client leaves."""
         self._gone.add(session.rank)
 
     def check_gone(self) -> None:
-        """Raise `ClientLostError` if somebody waits for all, and one has left; or if a client waits
-        for a value, and all others have left."""
+        """Raise `ClientLostError` if a client waits for all others and one has left, or waits for a
+        value and all others have left."""
         if not self._gone:
             return
         waits = bool(self._arrived or self._opening) or not self.began
@@ -423,12 +424,12 @@ class TrainingJob:
             raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
 
     def part(self, session: Session) -> None:
-        """A client that left has closed its connection."""
+        """Remove a client that left and closed its connection."""
         self.sessions.pop(session.rank, None)
         session.close()
 
     def fail(self, error: JobError) -> None:
-        """Tell all clients what the job ended with."""
+        """Send the error that ended the job to all clients."""
         message = Failed(
             type(error).__name__, str(error)[:8000], list(error.ranks), list(error.devices)
         )
@@ -436,7 +437,7 @@ class TrainingJob:
             session.send(message)
 
     def free(self) -> None:
-        """Give back what the job has, and end its connections."""
+        """Free the job's memory, and end its connections."""
         for exchange in self._exchanges.values():
             exchange.free()
         self._exchanges.clear()

@@ -1,4 +1,4 @@
-"""What a job keeps in the memory devices: bytes under names, and snapshots of them."""
+"""Values that a job stores in the memory devices, and their snapshots."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from nearstep.storage.snapshot_file import Arrays, as_path, load, save
 
 
 class KeyValueStore:
-    """Bytes under names, on every device. A value that is written again is another version of it.
+    """Named values of bytes, on every device; writing a name again makes a new version.
 
     Parameters
     ----------
-    snapshots : folder of all files; None: there are none.
+    snapshots : folder of all files; None: no files.
     """
 
     def __init__(self, pool: CoarsePool, snapshots: Path | None) -> None:
@@ -45,7 +45,7 @@ class KeyValueStore:
         return dict(self._bytes)
 
     def put(self, key: str, data: NDArray[np.uint8]) -> None:
-        """Keep bytes. While a snapshot is written, its version stays in copies."""
+        """Store bytes under a name; a snapshot being written keeps the version before."""
         words = _words(data.tobytes())
         tensor = self._tensors.get(key)
         if tensor is None or tensor.size != words.size:
@@ -60,12 +60,13 @@ class KeyValueStore:
         self._bytes[key] = data.size
 
     def parameters(self, update: Update, elements: int) -> StoredParameters:
-        """The parameters of an optimizer and its states, which begin anew where none are kept.
+        """Return the stored parameters and states of an optimizer; missing states get initial
+        values.
 
         Raises
         ------
-        ArgumentError : there are no such parameters, the devices do not have the rule, or a
-            hyper-parameter is wrong.
+        ArgumentError : no such parameters, an array of another size, a rule that the devices do not
+            have, or a wrong hyper-parameter.
         """
         device, hyper = self.pool.device, hyper_of(update.hyper)
         optimizer = device.optimizer(update.optimizer)
@@ -83,19 +84,20 @@ class KeyValueStore:
         return StoredParameters(self.pool, optimizer, tensors, hyper)
 
     def read(self, key: str, device: int, out: NDArray[np.uint8]) -> None:
-        """Copy a value, from the memory of one device."""
+        """Copy a value from the memory of one device to `out`."""
         out[...] = self._tensors[key].read(device).view(np.uint8)[: out.size]
 
     def save(
         self, path: str, keys: Sequence[str], done: Callable[[Path | NearstepError], None]
     ) -> None:
-        """Write the version that is here now to the next generation of `path`, in a thread.
+        """Write the current version to the next generation of `path`, in a thread.
 
-        `done` is called there, with the file or an error. What is here goes on and may change.
+        The thread calls `done` with the file or an error. Values may change meanwhile.
 
         Raises
         ------
-        ArgumentError : there is no such value.
+        ArgumentError : no such value, or a path outside the folder.
+        SnapshotError : another snapshot is open, or there is no memory for the copies.
         """
         missing = [key for key in keys if key not in self._tensors]
         if missing or not keys:
@@ -126,13 +128,14 @@ class KeyValueStore:
         self._saving.start()
 
     def load(self, path: str, done: Callable[[Arrays | Exception], None]) -> None:
-        """Read a snapshot, that of any number of devices, in a thread.
+        """Read a snapshot, of any number of devices, in a thread.
 
-        `done` is called there, with what `restore` takes or an error.
+        The thread calls `done` with the arrays for `restore`, or an error.
 
         Raises
         ------
-        SnapshotError : it is something else than a file.
+        ArgumentError : a path outside the folder.
+        SnapshotError : `path` is neither a file nor a folder.
         """
         place = self._place(path)
         if place.exists() and not (place.is_file() or place.is_dir()):
@@ -147,14 +150,14 @@ class KeyValueStore:
         threading.Thread(target=read, name="coarse snapshot", daemon=True).start()
 
     def restore(self, arrays: Arrays) -> None:
-        """Keep again what a snapshot has."""
+        """Store the values of a snapshot."""
         first, *values = arrays
         sizes = json.loads(first[0].tobytes().rstrip(b"\0"))
         for (key, nbytes), each in zip(sizes.items(), values, strict=True):
             self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8)[:nbytes])
 
     def _place(self, path: str) -> Path:
-        """A path, if it is in the folder. Raises `ArgumentError` if not."""
+        """Return the path, or raise `ArgumentError` if it is outside the folder."""
         if self.snapshots is None:
             raise ArgumentError(
                 "the service must have a folder for snapshots, and has none: --snapshots"
@@ -165,7 +168,7 @@ class KeyValueStore:
         return place
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory of all values."""
         self._wait()
         for tensor in self._tensors.values():
             tensor.free()
@@ -173,18 +176,18 @@ class KeyValueStore:
         self._bytes.clear()
 
     def _wait(self) -> None:
-        """One snapshot after the other."""
+        """Wait for the snapshot that is being written."""
         if self._saving is not None:
             self._saving.join()
             self._saving = None
 
 
 def hyper_of(text: str) -> dict[str, Any]:
-    """Hyper-parameters of a JSON object; none of an empty text.
+    """Return the hyper-parameters of a JSON object; none for an empty text.
 
     Raises
     ------
-    ArgumentError : it is none.
+    ArgumentError : `text` is no JSON object.
     """
     try:
         found = json.loads(text) if text else {}
@@ -196,5 +199,5 @@ def hyper_of(text: str) -> dict[str, Any]:
 
 
 def _words(data: bytes) -> NDArray[np.float32]:
-    """Bytes as whole words, with zeros at the end."""
+    """Return bytes as float32 words, padded with zeros to at least one word."""
     return np.frombuffer(data + b"\0" * (-len(data) % 4 or 4 * (not data)), np.float32).copy()

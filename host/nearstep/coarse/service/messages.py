@@ -1,7 +1,7 @@
-"""What clients and the service say to each other: typed, and checked when decoded.
+"""Messages between clients and the service: typed, and checked when decoded.
 
-A client describes memory of its own, *segments*, that arrays go through; then it opens *exchanges*,
-tensors that are summed over all clients of its job, shard by shard.
+A client attaches *segments*, memory that arrays pass through; then it opens *exchanges*, tensors
+that all clients of its job sum shard by shard.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 VERSION = 6
-"""Of the protocol: both sides must have the same."""
+"""Version of the protocol: equal on both sides."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
@@ -21,13 +21,13 @@ Operation = Literal["sum", "average", "max"]
 
 
 class Message(Struct, tag=True, forbid_unknown_fields=True):
-    """Base of all messages. Those with `nbytes` may be followed by as many bytes of payload."""
+    """Base of all messages; `nbytes` is the size of the payload, if there may be one."""
 
 
 class Hello(Message, forbid_unknown_fields=False):
-    """The first of a client: it wants to join a job of `clients` clients as number `rank`.
+    """First message of a client: join a job of `clients` clients as number `rank`.
 
-    One of another version may have other fields: it is to be told of the version.
+    Unknown fields are allowed, so that a client of another version is told the version.
     """
 
     version: Number
@@ -38,22 +38,22 @@ class Hello(Message, forbid_unknown_fields=False):
 
 
 class Challenge(Message):
-    """What the client has to show that it knows the token with: see `handshake.proof`."""
+    """Nonce that the client must answer with `Proof`: see `handshake.proof`."""
 
     nonce: Secret
 
 
 class Proof(Message):
-    """It knows the token."""
+    """Proof that the client knows the token."""
 
     digest: Secret
 
 
 class Nearby(Message):
-    """A Unix socket of the service, for clients of TCP on its machine.
+    """Unix socket of the service, for TCP clients on the same machine.
 
-    Who can connect to that goes on there, with a new handshake, and shares memory. The service
-    shows that it knows the token.
+    A client that can connect there starts again with a new handshake, and shares memory. `digest`
+    proves that the service knows the token.
     """
 
     name: Name
@@ -61,11 +61,11 @@ class Nearby(Message):
 
 
 class Stay(Message):
-    """The client cannot: it goes on here."""
+    """The client cannot connect to the socket of `Nearby`, and keeps this connection."""
 
 
 class Welcome(Message):
-    """All clients of the job are there. The service, too, shows that it knows the token."""
+    """All clients of the job are connected; `digest` proves that the service knows the token."""
 
     device: Text
     devices: Number
@@ -76,23 +76,23 @@ class Welcome(Message):
 
 
 class Attach(Message):
-    """Memory of the client: shared, as a file descriptor beside the message, or, on a connection
-    without descriptors, as large as that on the side of the service, too."""
+    """A segment of the client's memory: a file descriptor beside the message shares it, or, on a
+    connection without descriptors, the service allocates a copy of the same size."""
 
     segment: Number
     size: Number
 
 
 class Detach(Message):
-    """A segment is not used any more."""
+    """The client no longer uses a segment."""
 
     segment: Number
 
 
 class Update(Struct, forbid_unknown_fields=True, frozen=True):
-    """A step of an optimizer on parameters that are kept as `key`/p, its states beside them.
+    """An optimizer step on the parameters stored as `key`/p, with states beside them.
 
-    `hyper` are hyper-parameters, as a JSON object.
+    `hyper` is a JSON object of hyper-parameters.
     """
 
     key: Name
@@ -101,12 +101,12 @@ class Update(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Open(Message):
-    """A tensor of `elements` float32 that all clients sum.
+    """Open an exchange: a tensor of `elements` float32 that all clients sum.
 
-    In the segment, at `offset`, are places for shards that the client pushes, and behind them as
-    many for what comes back (`plan.Layout`): the sum, or with `update` the parameters after a step
-    with the average of the gradients. `kind` says what the client has there, such as a dtype.
-    `turn` is as of `Push`.
+    The segment holds, from `offset` on, places for pushed shards, and behind them as many for
+    results (`plan.Layout`): the sum, or with `update` the parameters after a step with the average
+    of the gradients. `kind` describes the client's tensor, such as its dtype. `turn` is as in
+    `Push`.
     """
 
     exchange: Number
@@ -123,9 +123,9 @@ class Open(Message):
 
 
 class Opened(Message):
-    """All clients have opened it, and the devices have memory for it.
+    """All clients have opened the exchange, and the devices have memory for it.
 
-    `kept` are the names of the parameters and states that it updates.
+    `kept` names the parameters and states that the exchange updates.
     """
 
     exchange: Number
@@ -133,11 +133,11 @@ class Opened(Message):
 
 
 class Push(Message):
-    """A shard of an exchange is in its segment; of one that updates, for this step.
+    """Push a shard of an exchange, which is in the segment.
 
-    `hyper`, a JSON object or empty, are hyper-parameters of the step. All clients say the same.
-    `turn`, if it is not 0, counts the sums of a client that makes one after the other, in the same
-    order as all others.
+    `step` and `hyper`, a JSON object or empty, belong to an update and are the same on all clients.
+    `turn`, unless 0, numbers the sums of a client that makes the same sums, one after the other, as
+    all other clients.
     """
 
     exchange: Number
@@ -150,7 +150,8 @@ class Push(Message):
 
 
 class Check(Message):
-    """Could this step of an exchange that updates have these hyper-parameters? Nothing is done."""
+    """Ask whether a step of an updating exchange can have these hyper-parameters; changes
+    nothing."""
 
     request: Number
     exchange: Number
@@ -159,7 +160,7 @@ class Check(Message):
 
 
 class Summed(Message):
-    """A shard has been summed, or updated: it is in the segment, or comes as payload."""
+    """The result of a shard is in the segment, or follows as payload."""
 
     exchange: Number
     version: Number
@@ -168,13 +169,13 @@ class Summed(Message):
 
 
 class Close(Message):
-    """An exchange is not used any more."""
+    """The client no longer uses an exchange."""
 
     exchange: Number
 
 
 class Put(Message):
-    """Bytes to be kept under a name in the memory of all devices, until another value comes."""
+    """Store bytes under a name in the memory of all devices, replacing an earlier value."""
 
     request: Number
     key: Name
@@ -184,7 +185,7 @@ class Put(Message):
 
 
 class Probe(Message):
-    """Bytes to be written to the memory of a device and read from there, to measure the time."""
+    """Write bytes to the memory of a device and read them back, for measurements of time."""
 
     request: Number
     segment: Number
@@ -194,7 +195,7 @@ class Probe(Message):
 
 
 class Get(Message):
-    """Bytes under a name, when they are there."""
+    """Request the bytes stored under a name; answered once they exist."""
 
     request: Number
     key: Name
@@ -204,20 +205,20 @@ class Get(Message):
 
 
 class Value(Message):
-    """They are in the segment, or come as payload."""
+    """The requested bytes are in the segment, or follow as payload."""
 
     request: Number
     nbytes: Number
 
 
 class Barrier(Message):
-    """The client waits for all others; `Done` when they have come."""
+    """Request a `Done` once all clients have sent a `Barrier`."""
 
     request: Number
 
 
 class Save(Message):
-    """Write what is kept under these names to a snapshot, as one version."""
+    """Write the values of these names to a snapshot, as one version."""
 
     request: Number
     keys: Annotated[list[Name], Meta(max_length=4096)]
@@ -225,21 +226,22 @@ class Save(Message):
 
 
 class Load(Message):
-    """Bring what a snapshot has back under its names."""
+    """Store the values of a snapshot again under their names."""
 
     request: Number
     path: Text
 
 
 class Done(Message):
-    """A request was carried out; what it has to tell."""
+    """A request was carried out; `text` is its result."""
 
     request: Number
     text: Text = ""
 
 
 class Missing(Message):
-    """Which clients has the sender waited for? `Done` has their ranks, between spaces."""
+    """Ask for the clients that the sender waits for; `Done` has their ranks, separated by
+    spaces."""
 
     request: Number
 
@@ -249,7 +251,7 @@ class Beat(Message):
 
 
 class Leave(Message):
-    """The client ends well."""
+    """The client ends normally."""
 
 
 class Refused(Message):
@@ -262,7 +264,7 @@ class Refused(Message):
 
 
 class Failed(Message):
-    """The job has ended: who is gone, or what failed."""
+    """The job has ended with an error, caused by clients (`ranks`) or `devices`."""
 
     kind: Name
     detail: Text

@@ -1,4 +1,4 @@
-"""First come, first served: proxies of a service that can wait for each other for ever."""
+"""First come, first served: a scheduler whose proxies can deadlock."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class ArrivalOrder(Generic[Key]):
-    """Each proxy takes the shard that came to it first, and no other until that has been summed.
+    """Each proxy holds the first shard of its queue until that shard has been summed.
 
     A shard can be summed when all its clients have pushed it and every proxy that they push it to
-    has taken it. What other clients push of a shard that a proxy has taken does not wait there.
+    holds it. Later pushes of a held shard are accepted at once.
 
     Parameters
     ----------
-    proxies : how many there are.
+    proxies : number of proxies.
 
     Ref: COARSE paper, section III-F and figure 10.
     """
@@ -29,11 +29,11 @@ class ArrivalOrder(Generic[Key]):
         self._missing: dict[Key, int] = {}
 
     def push(self, shard: Key, client: int, places: Sequence[int]) -> list[Key]:
-        """A client pushes a shard; return the shards that can be summed now.
+        """Queue a client's push of a shard; return the shards that can be summed now.
 
         Parameters
         ----------
-        client : number of one of those that push it.
+        client : index of the client in `places`.
         places : proxy of each client of the shard.
         """
         self._places.setdefault(shard, places)
@@ -44,11 +44,11 @@ class ArrivalOrder(Generic[Key]):
         return self._start()
 
     def complete(self, shard: Key) -> list[Key]:
-        """A shard has been summed: its proxies take the next ones. Return as `push`."""
+        """Release a summed shard's proxies; return as `push`."""
         return self.drop(lambda each: each == shard)
 
     def drop(self, belongs: Callable[[Key], bool]) -> list[Key]:
-        """Forget shards, wherever they are. Return as `push`."""
+        """Drop shards from proxies and queues; return as `push`."""
         for shard in [each for each in self._places if belongs(each)]:
             del self._places[shard], self._missing[shard]
         known = self._places.keys()
@@ -58,7 +58,7 @@ class ArrivalOrder(Generic[Key]):
 
     @property
     def waits(self) -> Mapping[int, tuple[int, ...]]:
-        """For each proxy that has taken a shard, the proxies that have to take it and hold another
+        """For each proxy with a held shard, the proxies that need the shard and hold another
         one."""
         held = self._held
         return {
@@ -69,10 +69,10 @@ class ArrivalOrder(Generic[Key]):
         }
 
     def deadlock(self) -> tuple[tuple[int, ...], tuple[Key, ...]]:
-        """Proxies of which each waits for the next, and the shards that they hold.
+        """Return proxies of which each waits for the next, and the shards that they hold.
 
-        The last one waits for the first. Nothing without a deadlock; of several circles one of the
-        shortest.
+        The last proxy waits for the first. Empty without a deadlock; of several circles, one of the
+        shortest is returned.
         """
         waits = self.waits
         circles = (circle for proxy in sorted(waits) if (circle := _circle(waits, proxy)))
@@ -80,7 +80,8 @@ class ArrivalOrder(Generic[Key]):
         return shortest, tuple(self._held[proxy] for proxy in shortest)
 
     def _start(self) -> list[Key]:
-        """Let idle proxies take what is first in their queues."""
+        """Assign each idle proxy the first shard of its queue; return the shards that can be
+        summed."""
         for proxy, queue in enumerate(self._queues):
             if queue and proxy not in self._held:
                 self._held[proxy] = queue.pop(0)
@@ -93,7 +94,7 @@ class ArrivalOrder(Generic[Key]):
 
 
 def _circle(waits: Mapping[int, tuple[int, ...]], first: int) -> tuple[int, ...]:
-    """The shortest way from a proxy over those that each waits for back to it; empty without."""
+    """Return the shortest circle of waiting proxies through `first`, or nothing."""
     before: dict[int, int] = {}
     waiting = deque([first])
     while waiting:

@@ -1,11 +1,11 @@
-"""Which jobs of the rings sum a tensor of any number of clients on any number of devices.
+"""Plan of the ring jobs that sum a tensor of any number of clients on any number of devices.
 
-Each client pushes to one device. A round takes one client of each device, in the order of their
-ranks; a ring sums one array of each device, and where a round has no client, the array is the
-identity of the operation (-0 of a sum, -inf of a maximum), which changes no bit. What the rounds
-gave is summed once more, in the same way. So the order of all additions follows from the number of
-devices and the clients' places alone. One device has no ring: its update kernel adds what the
-clients pushed, in their order.
+Each client pushes to one device. A round takes one client of each device, in the order of ranks; a
+ring sums one array of each device, and a device without a client in the round adds the identity of
+the operation (-0 of a sum, -inf of a maximum), which changes no bit. The rounds' results are summed
+in the same way. So the order of all additions depends only on the number of devices and the
+clients' devices. A single device has no ring: its update kernel adds the clients' arrays in the
+order of ranks.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from nearstep.coarse.routing import partition
 from nearstep.coarse.service.segment import PAGE_BYTES
 
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
-"""What changes nothing, whatever it is combined with."""
+"""Identity of each operation."""
 
 WINDOW_BYTES = 16 << 20
-"""Of the shards of a tensor that are on their way at the same time; what stays in a cache is
-faster."""
+"""Size of the window of a tensor's shards in flight, unless `LEAST_PLACES` needs more; a small
+window stays in the processor's caches."""
 
 LEAST_PLACES = 4
-"""One is filled, one is summed, one waits, and one is taken."""
+"""One place is filled, one summed, one waits, and one is read."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One array of each device, summed in a ring.
+    """One array of each device, summed by a ring.
 
     Attributes
     ----------
-    inputs : for each device, what it adds: the number of a value, or None for the identity.
-    output : number of the value that it gives, on all devices.
+    inputs : for each device, the number of the value that it adds, or None for the identity.
+    output : number of the result, a value on all devices.
     """
 
     inputs: tuple[int | None, ...]
@@ -47,18 +47,18 @@ class Job:
 
 
 def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
-    """Stages of jobs; those of a stage need nothing of each other. The last one has one job.
+    """Return stages of independent jobs; the last stage has one job.
 
-    There is no stage with one device.
+    A single device has no stage.
 
     Parameters
     ----------
-    places : device of each client, by rank. Value r is what client r pushed, and lies there; all
-        others, counted from the number of clients on, lie on all devices.
+    places : device of each client, by rank. Value r is the array of client r, on its device only;
+        the jobs' results, numbered from the number of clients on, are on all devices.
 
     Raises
     ------
-    ValueError : there is no client or no device, or a place is none of them.
+    ValueError : no client, no device, or a place that is not a device.
     """
     if not places or devices < 1 or not all(0 <= place < devices for place in places):
         raise ValueError(f"clients need places on at least 1 device, not {places} on {devices}")
@@ -85,15 +85,15 @@ def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the shards of a tensor lie in the memory of a client: they take turns in its places.
+    """Layout of a tensor's shards in the memory of a client: they share places in turn.
 
-    A shard is pushed when the one before it in its place has come back.
+    A shard may be pushed when the earlier shard in its place has come back.
 
     Attributes
     ----------
     shards : elements [start, stop) of each.
-    places : how many there are, for what is pushed and for what comes back each.
-    place_bytes : of each; whole pages.
+    places : number of places for pushed shards, and of places for results.
+    place_bytes : size of a place, in whole pages.
     """
 
     shards: Sequence[tuple[int, int]]
@@ -102,7 +102,7 @@ class Layout:
 
     @classmethod
     def of(cls, elements: int, shard_bytes: int) -> Self:
-        """That of a tensor of float32; for the shards see `routing.partition`."""
+        """Return the layout of a tensor of float32, cut by `routing.partition`."""
         cut = partition(4 * elements, shard_bytes)
         longest = max(each.nbytes for each in cut)
         place_bytes = -(-longest // PAGE_BYTES) * PAGE_BYTES
@@ -112,20 +112,20 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Of the memory of a client."""
+        """Bytes of a client's memory for all places."""
         return 2 * self.places * self.place_bytes
 
     @property
     def place_elements(self) -> int:
-        """That a place has room for."""
+        """Capacity of a place, in float32 elements."""
         return self.place_bytes // 4
 
     def pushed(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
-        """What a client pushes of a shard, in its memory."""
+        """Return a shard's pushed array in a client's memory."""
         return self._part(memory, shard, shard % self.places)
 
     def pulled(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
-        """What comes back of a shard."""
+        """Return a shard's result in a client's memory."""
         return self._part(memory, shard, self.places + shard % self.places)
 
     def _part(self, memory: NDArray[np.uint8], shard: int, place: int) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""A client's connection: what it sends, and what the service says."""
+"""A client's connection: requests, and the service's replies."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from nearstep.coarse.service.messages import (
 from nearstep.coarse.service.wire import SLICE_S, Address, Connection
 
 ANSWER_S = 5.0
-"""At most, until the service has said who is missing."""
+"""Limit of the wait for the service's answer to `Missing`."""
 
 
 @dataclass(eq=False)
 class Sums:
-    """What has come back of an exchange.
+    """The results of an exchange that have arrived.
 
     Attributes
     ----------
-    places : of each shard, the bytes that it comes back to.
-    versions : of each shard, the last one that came back.
-    opened : whether all clients have.
-    kept : names of what it updates.
+    places : destination of each shard's result.
+    versions : last version that has arrived, of each shard.
+    opened : whether all clients have opened the exchange.
+    kept : names of the parameters and states that the exchange updates.
     """
 
     places: list[NDArray[np.uint8]]
@@ -66,28 +66,28 @@ class Sums:
 
 
 class Replies:
-    """One end of a connection to the service: threads that wait take what comes, one at a time.
+    """The client's end of a connection: one waiting thread at a time receives for all.
 
-    A thread of its own gives signs of life, and takes what comes while nobody waits.
+    A background thread sends signs of life, and receives while no other thread waits.
 
     Parameters
     ----------
-    address : of the service.
-    timeout_s : bound of each wait, seconds.
-    silence_s : seconds without a sign of life after which the service is gone.
+    address : address of the service.
+    timeout_s : limit of each wait, in seconds.
+    silence_s : seconds without a sign of life after which the service counts as lost.
 
     Attributes
     ----------
-    challenge : what the service wants to know first.
-    nearby : where it is, for a client on its machine.
-    welcome : what it said of itself.
-    sums : of exchanges, by number.
-    refused : exchanges of which the service refused something.
-    pushed : shards that were pushed and have not come back.
+    challenge : the service's challenge, once received.
+    nearby : the service's Unix socket, if this client is on its machine.
+    welcome : the service's settings, once all clients are connected.
+    sums : results of each exchange, by its number.
+    refused : refusals by the number of the exchange.
+    pushed : number of pushed shards that have not come back.
 
     Raises
     ------
-    ServiceLostError : no service there.
+    ServiceLostError : no service at the address.
     """
 
     def __init__(self, address: str, *, timeout_s: float, silence_s: float) -> None:
@@ -118,7 +118,7 @@ class Replies:
 
     @property
     def is_shared(self) -> bool:
-        """Whether payloads go through shared memory."""
+        """Whether payloads are in shared memory."""
         return self.connection.is_shared
 
     def send(
@@ -127,24 +127,24 @@ class Replies:
         payload: NDArray[np.uint8] | None = None,
         descriptors: list[int] | None = None,
     ) -> None:
-        """Send a message; the payload only where memory is not shared."""
+        """Send a message, with its payload unless memory is shared."""
         try:
             self.connection.send(message, None if self.is_shared else payload, descriptors or [])
         except (OSError, StalledError) as error:
-            if isinstance(error, OSError):  # what it said before it ended
+            if isinstance(error, OSError):  # receive the service's last messages
                 with contextlib.suppress(ServiceError):
                     self._wait(lambda: False, self.silence_s)
             self._end(ServiceLostError(f"the service is gone: {error}"))
             raise self._failure() from error
 
     def request(self) -> int:
-        """Number of a new request."""
+        """Return the number of a new request."""
         with self._arrived:
             self._requests += 1
             return self._requests
 
     def take_place(self, places: int) -> bool:
-        """Count a shard that is about to be pushed, unless so many have not come back."""
+        """Count a shard to be pushed; return False if `places` shards have not come back."""
         with self._arrived:
             if self.pushed >= places:
                 return False
@@ -158,14 +158,14 @@ class Replies:
         payload: NDArray[np.uint8] | None = None,
         into: NDArray[np.uint8] | None = None,
     ) -> str:
-        """Send a request, and return what the answer tells.
+        """Send a request, and return the text of the answer.
 
         Parameters
         ----------
-        what : that is waited for, for errors.
-        make : gives the request its number.
-        payload : beside the request.
-        into : where the payload of the answer goes.
+        what : what the request waits for, in error messages.
+        make : builds the message from the number of the request.
+        payload : payload of the request.
+        into : destination of the answer's payload.
         """
         request = self.request()
         if into is not None:
@@ -178,18 +178,18 @@ class Replies:
         return answer.text if isinstance(answer, Done) else ""
 
     def answer(self, request: int, what: str) -> Message:
-        """The answer to a request."""
+        """Wait for the answer to a request; raise the error of a refusal."""
         message: Message = self.wait(lambda: self._answers.pop(request, None), what)
         if isinstance(message, Refused):
             raise refusal(message.kind, message.detail)
         return message
 
     def wait(self, found: Callable[[], Any], what: str) -> Any:
-        """Wait until `found` finds something.
+        """Wait until `found` returns a true value, and return it.
 
         Raises
         ------
-        JobError : the job ended, or the time is over; names the clients that have not come.
+        JobError : the job ended, or the limit was exceeded; names the clients that are waited for.
         """
         result = self._wait(found, self.timeout_s)
         if result:
@@ -204,7 +204,7 @@ class Replies:
         raise JobError(f"{text}; clients {ranks} have not come" if ranks else text, ranks)
 
     def _wait(self, found: Callable[[], Any], seconds: float) -> Any:
-        """What `found` finds within so many seconds, or what it found last."""
+        """Return the first true value of `found` within a time, or else its last value."""
         deadline = time.monotonic() + seconds
         with self._arrived:
             while not (result := found()):
@@ -222,13 +222,14 @@ class Replies:
         return result
 
     def poll(self) -> None:
-        """Take what has come, if no other thread does."""
+        """Receive available messages, unless another thread is receiving."""
         with self._arrived:
             if not self._reading and self._error is None:
                 self._read(0.0)
 
     def _read(self, seconds: float) -> None:
-        """Take what comes within a time, as the only thread that does; it holds `_arrived`."""
+        """Receive messages for at most `seconds`, as the only thread; the caller holds
+        `_arrived`."""
         self._reading = True
         self._arrived.release()
         try:
@@ -249,7 +250,7 @@ class Replies:
             self._arrived.notify_all()
 
     def _receive(self, seconds: float) -> None:
-        """Take the messages that are there; wait so long for the first one."""
+        """Handle available messages; wait at most `seconds` for the first one."""
         connection = self.connection
         message = connection.take(self._landing) if connection.has_ahead else None
         if message is None and connection.await_input(seconds):
@@ -259,7 +260,7 @@ class Replies:
             message = connection.take(self._landing) if connection.has_ahead else None
 
     def close(self, *, leave: bool) -> None:
-        """End the connection, and say before that this client leaves."""
+        """End the connection; with `leave`, send `Leave` first."""
         self._closed = True
         self._ended.set()
         if leave and self._error is None:
@@ -272,7 +273,7 @@ class Replies:
         self.connection.close()
 
     def _failure(self) -> ServiceError:
-        """A new error like the one that ended the job: each thread raises its own."""
+        """Return a copy of the error that ended the job: each thread raises its own."""
         error = self._error
         if isinstance(error, JobError):
             return type(error)(str(error), error.ranks, error.devices)
@@ -286,11 +287,11 @@ class Replies:
         self.connection.end()
 
     def _live(self) -> None:
-        """Say from time to time that this client is alive, and look whether the service is."""
+        """Send signs of life, and check for those of the service, until the end."""
         try:
             while self._error is None and not self._ended.wait(self._beat_s / 2):
                 now = time.monotonic()
-                with contextlib.suppress(OSError):  # found when the last frames are received
+                with contextlib.suppress(OSError):  # reported when the last frames are received
                     self.connection.send_if_free(Beat())
                 self.poll()
                 if now - self.connection.heard > self.silence_s:

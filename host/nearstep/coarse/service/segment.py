@@ -1,4 +1,4 @@
-"""Memory that a client and the service share, or each has a copy of."""
+"""Memory that a client and the service share, or of which each has a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE_BYTES = 4096
 MAX_SEGMENT_BYTES = 1 << 36
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Of shared memory: an access behind the end of a file that became shorter kills the process."""
+"""Seals of shared memory: an access beyond the end of a truncated file kills the process."""
 
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -28,20 +28,19 @@ FAILED = ctypes.c_void_p(-1).value
 
 
 class SegmentError(NearstepError):
-    """Memory that cannot be had, or is not what was said of it."""
+    """Memory cannot be allocated or mapped, or is not as described."""
 
 
 class Segment:
-    """Bytes that arrays go through.
+    """Memory for the arrays of messages, shared by descriptor or private.
 
-    They are unmapped when nothing holds an array in them. A segment that is mapped holds no
-    descriptor.
+    The memory is unmapped when no array uses it. A mapped segment needs no descriptor.
 
     Parameters
     ----------
-    size : bytes, at least; whole pages are mapped.
-    descriptor : of memory that is shared already; it belongs to the segment from here on. None:
-        new memory, with a descriptor to be sent to the other end, and closed then.
+    size : bytes; the mapping has whole pages.
+    descriptor : descriptor of existing shared memory, owned and closed by the segment. None: new
+        memory is allocated, with a descriptor to send to the other end before `close`.
 
     Attributes
     ----------
@@ -50,7 +49,8 @@ class Segment:
 
     Raises
     ------
-    SegmentError : no such memory, or the descriptor is of less, or of some that could shrink.
+    SegmentError : no memory, an invalid size, or a descriptor of too few bytes or without a seal
+        against shrinking.
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
@@ -83,14 +83,14 @@ class Segment:
             self.close()
 
     def close(self) -> None:
-        """Close the descriptor; the memory stays as long as something holds an array in it."""
+        """Close the descriptor; the memory exists as long as an array uses it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 def _mapped(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
-    """Memory of a descriptor. `mmap.mmap` would hold a descriptor for each (until Python 3.13)."""
+    """Map a descriptor's memory; `mmap.mmap` would keep a descriptor open until Python 3.13."""
     place = LIBC.mmap(
         None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0
     )

@@ -25,7 +25,7 @@ QUEUE_SHARDS = 4096
 BEAT_S = 1.0
 SILENCE_S = 60.0
 FINISH_S = 5.0
-"""At most, for errors to reach the clients when the service is closed."""
+"""Limit of the time to send errors to the clients when the service is closed."""
 
 
 class Server:
@@ -33,22 +33,23 @@ class Server:
 
     Parameters
     ----------
-    pool : it belongs to the service from here on, which closes it.
-    address : `unix:PATH`, where payloads go through shared memory, `tcp:HOST:PORT`, or, of IPv6,
+    pool : owned, and closed, by the service from here on.
+    address : `unix:PATH`, with payloads in shared memory, `tcp:HOST:PORT` or, for IPv6,
         `tcp:[HOST]:PORT`.
-    token : what clients have to know; it does not cross the wire.
-    shard_bytes : least of shards, unless clients choose: a multiple of 2048. It decides the order
-        of additions.
-    queue_shards : that a client may have pushed and not got back.
+    token : shared secret of service and clients; it is never sent.
+    shard_bytes : least size of a shard, unless the client chooses; a multiple of 2048. The size
+        determines the order of additions.
+    queue_shards : maximum number of pushed shards of a client that have not come back.
     beat_s : seconds between signs of life of both sides.
-    silence_s : seconds without one after which the other side is gone.
+    silence_s : seconds without one after which a client counts as lost.
     scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Engine`.
-    snapshots : the folder where clients may save and load; None: nowhere.
-    share_memory : clients of TCP that are on this machine go on through shared memory.
+    snapshots : folder in which clients may save and load; None: they may not.
+    share_memory : whether TCP clients on this machine switch to shared memory.
 
     Raises
     ------
-    ArgumentError : a number is out of its range, the token is empty, or the address is none.
+    ArgumentError : a number is out of its range, the token is empty, or `address` or `scheduler` is
+        invalid.
 
     Ref: COARSE paper, section III-D.
     """
@@ -108,14 +109,14 @@ class Server:
 
     @property
     def bound(self) -> str:
-        """The address that it listens at; of port 0, the one that it got."""
+        """The address that the service listens at, with the actual port if 0 was given."""
         if self.address.is_shared:
             return self.address.text
         host, port = self._name[:2]
         return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
 
     def start(self) -> None:
-        """Begin to serve, in threads of its own."""
+        """Start to serve, in background threads."""
         self.engine.start(self._sockets.turn, self._sockets.wake)
         threading.Thread(
             target=self._sockets.live,
@@ -125,7 +126,7 @@ class Server:
         ).start()
 
     def close(self) -> None:
-        """End all jobs; their clients get an error. Closing twice does nothing."""
+        """End all jobs, with an error for their clients. A second call does nothing."""
         if self._stopped.is_set():
             return
         self._stopped.set()

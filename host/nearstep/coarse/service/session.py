@@ -1,4 +1,4 @@
-"""The service's side of one client, and a job: clients that belong together."""
+"""The service's state of one client, and of the shards on the devices."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ HANDSHAKE = (Hello, Proof, Stay)
 USES_MEMORY = (Put, Get, Probe)
 MAX_SEGMENTS = 4096
 MAX_SHARDS = 1 << 17
-"""Of a tensor."""
+"""Maximum number of shards of a tensor."""
 
 
 class Session:
-    """A client, as the service sees it.
+    """The service's state of a client.
 
-    Messages are read in a thread of the client's own; what they ask for is done in one thread for
-    all.
+    `Sockets` reads messages, checks them with `note` and finds their payloads' places; the thread
+    of `Engine` carries them out.
 
     Parameters
     ----------
-    digest : with which the service shows that it knows the token.
+    digest : the service's proof that it knows the token.
 
     Attributes
     ----------
-    segments : memory of the client, by number.
-    queued : shards that it pushed and that are not summed.
-    left : whether it said so.
+    segments : the client's memory, by number.
+    queued : number of pushed shards whose result was not sent back.
+    left : whether the client has sent `Leave`.
     """
 
     def __init__(self, connection: Connection, hello: Hello, digest: bytes) -> None:
@@ -68,11 +68,12 @@ class Session:
         self._closed = False
 
     def note(self, message: Message) -> None:
-        """What the thread that reads has to know of a message at once.
+        """Check a message when it is read, and record segments and exchanges.
 
         Raises
         ------
-        FrameError : a segment twice, or one that is too small.
+        FrameError : a second handshake, an invalid segment or number of shards, or stray
+            descriptors.
         """
         if isinstance(message, HANDSHAKE):
             raise FrameError("one handshake", "another one")
@@ -109,11 +110,11 @@ class Session:
         self.connection.check_descriptors()
 
     def landing(self, message: Message) -> NDArray[np.uint8] | None:
-        """Where the payload of a message goes; with shared memory there is none.
+        """Return the destination of a message's payload; None with shared memory.
 
         Raises
         ------
-        FrameError : no such segment, or the payload is not a shard.
+        FrameError : no such segment, or the payload has another size than the shard.
         """
         if self.connection.is_shared:
             return None
@@ -130,11 +131,11 @@ class Session:
         return None
 
     def memory(self, message: Open | Put | Get | Probe, nbytes: int) -> NDArray[np.uint8]:
-        """So many bytes of the client's memory, where a message says.
+        """Return the `nbytes` bytes of the client's memory that a message names.
 
         Raises
         ------
-        FrameError : it has no such segment, or that is too small.
+        FrameError : no such segment, the segment is too small, or the offset is not that of a page.
         """
         segment = self.segments.get(message.segment)
         if segment is None:
@@ -147,23 +148,23 @@ class Session:
         return segment.data[message.offset : message.offset + nbytes]
 
     def detach(self, message: Detach) -> None:
-        """Give a segment back."""
+        """Drop a segment."""
         with self._lock:
             self.segments.pop(message.segment, None)
 
     def inline(self, nbytes: int) -> int:
-        """Bytes of payload beside a message about so many: none where memory is shared."""
+        """Return the size of a message's payload: 0 where memory is shared."""
         return 0 if self.connection.is_shared else nbytes
 
     def send(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
-        """Send, with a payload only where memory is not shared; waits for nothing.
+        """Queue a message, with its payload unless memory is shared; does not wait.
 
-        A client that is gone is found by the thread that reads.
+        A lost client is detected when its connection is read.
         """
         self.connection.post(message, None if self.connection.is_shared else payload)
 
     def close(self) -> None:
-        """End the connection when all has been sent; give the memory back."""
+        """End the connection once all posts have been sent, and drop the segments."""
         self.connection.finish()
         with self._lock:
             self._closed = True
@@ -172,14 +173,14 @@ class Session:
 
 @dataclass(eq=False)
 class Room:
-    """Memory of the devices for the shards that take turns in a place.
+    """Device memory of a place, which shards use in turn.
 
     Attributes
     ----------
-    buffers : by the number of a value of the plan: where it lies on each device; None where not.
-    lent_in, lent_out : clients whose arrays are the memory of the device themselves: what they
-        push, and what they get.
-    holder : the shard whose turn it is.
+    buffers : for each value of the plan, its buffer on each device, or None.
+    lent_in, lent_out : clients whose pushed array, or result, is used as device memory without a
+        copy.
+    holder : the shard that uses the place now.
     """
 
     buffers: dict[int, list[Buffer | None]] = field(default_factory=dict)
@@ -194,13 +195,13 @@ class Shard:
 
     Attributes
     ----------
-    number : of the exchange's shards.
-    start, stop : elements of the tensor.
-    pushed : clients that have pushed it since it was summed.
-    version : how often it was summed.
-    stage : of the plan, that is under way.
-    left : jobs of the stage that have not ended, and updates.
-    step, hyper : of an update, as the clients said them.
+    number : index of the shard in its exchange.
+    start, stop : elements [start, stop) of the tensor.
+    pushed : clients that have pushed the next version.
+    version : number of completed sums.
+    stage : current stage of the plan.
+    left : jobs or updates of the stage that have not ended.
+    step, hyper : step and hyper-parameters of an update, as the clients sent them.
     """
 
     number: int

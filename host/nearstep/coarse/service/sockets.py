@@ -1,4 +1,4 @@
-"""The sockets of the service: one loop accepts clients, greets them and takes what they say."""
+"""Event loop of the service's sockets: accepts clients, does handshakes, receives messages."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from nearstep.coarse.service.session import Session
 from nearstep.coarse.service.wire import MAX_MESSAGE_BYTES, MAX_STRANGER_BYTES, Connection
 
 HANDSHAKE_S = 30.0
-"""At most, until a client has shown that it knows the token."""
+"""Limit of the time for a handshake."""
 
 MAX_STRANGERS = 64
-"""Connections of those who have not; others wait in the backlog."""
+"""Maximum number of connections without a finished handshake; others wait in the backlog."""
 
 PATIENCE_S = 2.0
-"""After which a stranger gives way to another one."""
+"""Age of an unfinished handshake that is ended for a new connection at the maximum."""
 
 BULK_BYTES = 1 << 18
-"""From which on the rest of a payload is moved in a thread, while the loop goes on."""
+"""Least remaining size of a payload that is received or sent in a thread of its own."""
 
 TICK_S = 0.1
-"""Seconds between looks for connections that stand still."""
+"""Seconds between checks for connections without progress."""
 
 Kind = TypeVar("Kind")
 Greeting = Generator[None, Message, Session]
@@ -61,15 +61,15 @@ class Disconnected:
 
 @dataclass(eq=False)
 class Peer:
-    """Who is at the other end of a connection.
+    """A connection, and its state in the loop.
 
     Attributes
     ----------
-    since : when the connection was accepted.
-    greeting : what is left of the handshake; takes messages, and returns the session.
-    session : None of a stranger.
+    since : time at which the connection was accepted.
+    greeting : the handshake: a generator that is sent messages and returns the session.
+    session : None before the end of the handshake.
     filling : whether a thread receives a payload.
-    waiting : whether the loop sends what was posted.
+    waiting : whether the loop waits until the socket accepts posted bytes.
     """
 
     connection: Connection
@@ -81,17 +81,17 @@ class Peer:
 
 
 class Sockets:
-    """Listeners and connections; whoever calls `turn` carries out what they are ready for.
+    """Listeners and connections; `turn` handles those that are ready.
 
-    One thread does while it has nothing else to do. While that is long with something, the thread
-    of `live` does, from time to time: clients get signs of life, and can send.
+    The engine's thread calls `turn` between its tasks. While a task takes long, the thread of
+    `live` takes turns, so that clients still get signs of life and can send.
 
     Parameters
     ----------
-    token : what clients have to know.
-    nearby : name of a Unix socket, among the listeners, for clients of TCP on this machine.
-    silence_s : seconds that a started frame may stand still.
-    heard : called with what a client says, at first its `Hello`, and with the end of it.
+    token : shared secret of service and clients.
+    nearby : name of the Unix socket, among the listeners, for TCP clients on this machine.
+    silence_s : limit of the seconds without progress of a started frame.
+    heard : called with each message of a client, first its `Hello`, and last a `Disconnected`.
     """
 
     def __init__(
@@ -121,22 +121,22 @@ class Sockets:
 
     @property
     def strangers(self) -> list[Peer]:
-        """Who has not shown that it knows the token, the oldest first."""
+        """Connections with an unfinished handshake, the oldest first."""
         return [each for each in list(self.peers.values()) if each.session is None]
 
     def wake(self) -> None:
-        """Let a turn that waits end; from any thread."""
+        """End a waiting turn; from any thread."""
         with self._changing:
             if not self._epoll.closed:
                 os.eventfd_write(self._wake, 1)
 
     def turn(self, seconds: float) -> None:
-        """Take what has come and send what was posted; wait so long if there is nothing."""
+        """Receive available input and send posted bytes; wait at most `seconds` for either."""
         with self._turning:
             self._turn(seconds)
 
     def live(self, stopped: threading.Event, beat_s: float) -> None:
-        """Take turns while no other thread does, until all is stopped."""
+        """Take turns while no other thread does, until `stopped` is set."""
         while not stopped.wait(beat_s / 2):
             if self._turning.acquire(blocking=False):
                 try:
@@ -165,7 +165,7 @@ class Sockets:
                 self._take(peer)
 
     def _arm(self, peer: Peer, *, filling: bool | None = None, waiting: bool | None = None) -> None:
-        """Change what the loop does with a connection; from any thread."""
+        """Change the events that the loop waits for on a connection; from any thread."""
         with self._changing:
             peer.filling = peer.filling if filling is None else filling
             peer.waiting = peer.waiting if waiting is None else waiting
@@ -175,7 +175,7 @@ class Sockets:
             )
 
     def _backlog(self, peer: Peer, waits: bool) -> None:
-        """Something that was posted has to wait, or need not any more."""
+        """Send a backlog of posted bytes, in the loop or in a thread, or stop doing so."""
         bulk = waits and peer.connection.left_bytes >= BULK_BYTES
         if not (bulk and _in_thread(peer.connection.drain)) and peer.waiting != waits:
             self._arm(peer, waiting=waits)
@@ -187,7 +187,7 @@ class Sockets:
         self.wake()
 
     def _tick(self) -> None:
-        """End connections that stand still; accept others while there is room for strangers."""
+        """End connections without progress; accept others up to the limit of strangers."""
         self._ticked = time.monotonic()
         for peer in list(self.peers.values()):
             try:
@@ -198,7 +198,7 @@ class Sockets:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Listen while there are few strangers; who has been one for long gives way."""
+        """Listen below the limit of strangers; at the limit, end the oldest one past its time."""
         strangers = self.strangers
         if full := len(strangers) >= MAX_STRANGERS:
             oldest = strangers[0]
@@ -222,13 +222,13 @@ class Sockets:
             sock, _ = listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # out of descriptors: others will end
+        except OSError:  # out of descriptors: listen again when a connection has ended
             return self._listen(False)
         try:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._epoll.register(sock, select.EPOLLIN)
-        except OSError:  # it is gone, or the kernel watches no more
+        except OSError:  # the client is gone, or the limit of epoll is reached
             return sock.close()
         connection = Connection(sock, FromClient, self.silence_s)
         connection.deadline = time.monotonic() + min(self.silence_s, HANDSHAKE_S)
@@ -240,7 +240,7 @@ class Sockets:
         return self._make_room()
 
     def _take(self, peer: Peer) -> None:
-        """Take the messages of a client that are there."""
+        """Receive and handle a client's available messages."""
         connection = peer.connection
         try:
             while True:
@@ -256,7 +256,7 @@ class Sockets:
                     session.note(message)
                 if isinstance(message, Beat):
                     if session is not None:
-                        with contextlib.suppress(OSError):  # a client that leaves has said so
+                        with contextlib.suppress(OSError):  # its end is reported elsewhere
                             connection.send_if_free(message)
                 elif session is not None:
                     self._heard(session, message)
@@ -274,7 +274,7 @@ class Sockets:
             self._drop(peer, f"sent what the service failed with: {type(error).__name__}: {error}")
 
     def _go_on(self, peer: Peer, message: Message) -> None:
-        """Go on with a handshake."""
+        """Continue a handshake."""
         try:
             peer.greeting.send(message)
         except StopIteration as ended:
@@ -285,11 +285,11 @@ class Sockets:
             self._make_room()
 
     def _greet(self, connection: Connection) -> Greeting:
-        """The first messages of a client, but for signs of life.
+        """Do the handshake with a client; signs of life are left out.
 
         Raises
         ------
-        HandshakeError : its version or token is wrong, or it says something else.
+        HandshakeError : wrong version or token, or an unexpected message.
         """
         hello = _expect(Hello, (yield))
         if hello.version != VERSION:
@@ -306,22 +306,22 @@ class Sockets:
         return Session(connection, hello, digest)
 
     def _refuse(self, peer: Peer, error: Exception) -> None:
-        """Tell a client what it did wrong, and end its connection."""
+        """Send a client the error that it caused, and end its connection."""
         kind = "HandshakeError" if peer.session is None else "RefusedError"
         peer.connection.post(Failed(kind, str(error)[:8000], [], []))
         self._drop(peer, f"broke the protocol: {error}")
 
     def _drop(self, peer: Peer, reason: str) -> None:
-        """A connection has ended, or has to."""
+        """Close a connection, and report its end."""
         if self.peers.pop(peer.connection.sock.fileno(), None) is None:
             return
-        peer.connection.close()  # which the kernel takes from the loop
+        peer.connection.close()  # the kernel removes a closed socket from epoll
         if peer.session is not None:
             self._heard(peer.session, Disconnected(reason))
         self._make_room()
 
     def close(self, seconds: float) -> None:
-        """Stop listening, send what was posted within a time, and end all connections."""
+        """Stop listening, send posted bytes for at most `seconds`, and end all connections."""
         with self._turning:
             self._listen(False)
             for each in self.listeners:
@@ -340,7 +340,7 @@ class Sockets:
 
 
 def _in_thread(action: Callable[[], None]) -> bool:
-    """Begin something in a thread, if there can be one more."""
+    """Run `action` in a new thread; return False if the thread cannot be started."""
     try:
         threading.Thread(target=action, name="coarse bulk", daemon=True).start()
     except RuntimeError:
@@ -349,11 +349,11 @@ def _in_thread(action: Callable[[], None]) -> bool:
 
 
 def _nowhere(_: Message) -> None:
-    """Where the payload of a stranger goes."""
+    """Allow no payload before the end of the handshake."""
 
 
 def _expect(kind: type[Kind], message: Message) -> Kind:
-    """The message, if it is of a kind. Raises `HandshakeError` if not."""
+    """Return the message, or raise `HandshakeError` if it is of another type."""
     if not isinstance(message, kind):
         raise HandshakeError(f"expected {kind.__name__}, found {type(message).__name__}")
     return message

@@ -1,4 +1,4 @@
-"""A service in a process of its own, for a program that needs one."""
+"""A service in a child process."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from nearstep.coarse.service.errors import ServiceLostError
 
 
 class Spawned:
-    """A service that ends when this process does, and not before its clients have left.
+    """A service in a child process, which ends when this process has and all clients have left.
 
     Parameters
     ----------
     device : URL of the memory devices.
-    options : more of the command line's, such as `--shard-bytes`.
+    options : more options of `nearstep coarse serve`, such as `--shard-bytes`.
 
     Attributes
     ----------
-    address, token : for clients.
+    address, token : arguments for clients.
+    pid : process of the service.
 
     Raises
     ------
-    ServiceLostError : it did not begin; says why.
+    ServiceLostError : the service did not start; the message has the reason.
     """
 
     def __init__(self, device: str, *options: str) -> None:
         self.token = secrets.token_hex(16)
         command = [sys.executable, "-m", "nearstep", "coarse", "serve", "--device", device]
         command += ["--listen", "unix:", "--until-eof"]
-        command += ["--snapshots", "/", *options]  # its clients may write there themselves
+        command += ["--snapshots", "/", *options]  # clients may write as this user anyway
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -56,9 +57,9 @@ class Spawned:
             raise ServiceLostError(f"no service of {device}: {errors.strip()[-2000:]}") from None
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Let it end when its clients have left; wait for that, but not long.
+        """Ask the service to end when its clients have left; wait at most `timeout_s` seconds.
 
-        Closing twice does nothing.
+        A second call does nothing.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -77,11 +78,11 @@ class Spawned:
 
 
 def token_of(path: Path) -> str:
-    """The token in a file that its owner alone can read.
+    """Return the token in a file that only its owner can read.
 
     Raises
     ------
-    PermissionError : others can read it, too.
+    PermissionError : group or others have permissions on the file.
     """
     if path.stat().st_mode & 0o077:
         raise PermissionError(f"{path} can be read by others: chmod 600")

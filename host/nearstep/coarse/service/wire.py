@@ -1,7 +1,7 @@
 """Frames on a socket: messages, payloads and, on Unix sockets, file descriptors.
 
-A frame is four bytes `NSC1`, the bytes of the message and of the payload (both little endian, of 4
-and 8 bytes), the message in MessagePack, and the payload.
+A frame is the four bytes `NSC1`, the sizes of the message (4 bytes) and of the payload (8 bytes),
+both little endian, the message in MessagePack, and the payload.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ MAGIC = b"NSC1"
 HEADER = struct.Struct("<4sIQ")
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_STRANGER_BYTES = 1 << 12
-"""Of a message, until it is known who sends it."""
+"""Maximum size of a message before the sender has proved that it knows the token."""
 
 AHEAD_BYTES = 1 << 12
-"""That are received at once where a frame begins."""
+"""Minimum size of a receive at the start of a frame."""
 
 MAX_DESCRIPTORS = 8
 BACKLOG = 256
 MAX_PARTS = 64
-"""Of frames, that are given to a socket at once."""
+"""Maximum number of buffers in a call of `sendmsg`."""
 
 MAX_LEFT = 1 << 16
-"""Parts of frames that may wait for a connection that takes nothing."""
+"""Maximum number of buffers queued for a peer that receives nothing."""
 
 SLICE_S = 0.2
-"""A wait looks this often whether the connection was closed meanwhile."""
+"""Interval at which a wait checks whether the connection was closed."""
 
 Landing = Callable[[Any], "NDArray[np.uint8] | None"]
-"""Where the payload of a message goes; None if it must have none."""
+"""Returns the buffer for the payload of a message; None if it must have no payload."""
 
 
 class Address:
-    """A place to listen at: `unix:PATH` or `tcp:HOST:PORT`, of IPv6 `tcp:[HOST]:PORT`.
+    """An address to listen at: `unix:PATH`, `tcp:HOST:PORT` or, for IPv6, `tcp:[HOST]:PORT`.
 
     `unix:@NAME` is a socket without a file.
 
     Raises
     ------
-    ArgumentError : it is neither.
+    ArgumentError : `text` is none of them.
     """
 
     def __init__(self, text: str) -> None:
@@ -90,7 +90,7 @@ class Address:
 
     @property
     def is_reached(self) -> bool:
-        """Whether something listens there, as far as this machine sees."""
+        """Whether this machine can connect to the address."""
         try:
             self.connect().close()
         except OSError:
@@ -98,7 +98,7 @@ class Address:
         return True
 
     def listen(self) -> socket.socket:
-        """A socket that listens there; that of a process that was killed is removed."""
+        """Return a listening socket; a socket file left by a killed process is removed first."""
         if not isinstance(self.place, str):
             family, _, _, _, place = socket.getaddrinfo(
                 *self.place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -123,7 +123,7 @@ class Address:
 
     @staticmethod
     def _remove_stale(place: str) -> None:
-        """Remove a socket that nobody listens at."""
+        """Remove a socket file that no process listens at."""
         if os.path.exists(place) and stat.S_ISSOCK(os.stat(place).st_mode):
             with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(BlockingIOError):
                 probe.setblocking(False)
@@ -133,7 +133,7 @@ class Address:
                     os.unlink(place)
 
     def connect(self) -> socket.socket:
-        """A socket that is connected to there."""
+        """Return a socket connected to the address."""
         if not isinstance(self.place, str):
             made = socket.create_connection(self.place)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -151,24 +151,26 @@ class Address:
 
 
 class Connection:
-    """One end of a connection. Any thread may send or `end` it; one at a time receives.
+    """One end of a connection; any thread may send or `end` it, one at a time receives.
 
-    An end either sends, and waits for the socket, or posts, and has a loop that calls `flush`.
+    An end either uses `send`, which waits for the socket, or `post`, with a loop that calls
+    `flush`.
 
     Parameters
     ----------
-    sock : connected; it belongs to the connection from here on.
-    expected : union of the messages that the other end sends.
-    silence_s : seconds that a started frame, in either direction, may stand still.
+    sock : connected socket, owned by the connection from here on.
+    expected : union of the types of message that the peer sends.
+    silence_s : limit of the seconds without progress of a started frame, in either direction.
 
     Attributes
     ----------
     is_shared : whether both ends are on this machine and can share memory.
-    deadline : of all that is received, if there is one.
-    heard : when the last message came.
-    missing : bytes of the payload that is being received.
-    meanwhile : called while `send` waits, and when there is something to receive.
-    on_backlog : called when posts begin to wait for the socket, and when they no longer do.
+    deadline : time (`time.monotonic`) after which receiving fails; None: no limit.
+    heard : time of the last message.
+    missing : bytes of the current payload that are not received yet.
+    meanwhile : called while `send` waits, also when there is something to receive.
+    on_backlog : called with True when posted frames start to wait for the socket, and with False
+        when all have been sent.
     """
 
     def __init__(self, sock: socket.socket, expected: Any, silence_s: float) -> None:
@@ -188,13 +190,13 @@ class Connection:
         self._landing: Landing = lambda message: None
         self._ahead = bytearray()
         self._incoming = self._messages()
-        self._begun: float | None = None  # when something of an unfinished frame came
+        self._begun: float | None = None  # time of the last bytes of an unfinished frame
         self._decoder = msgspec.msgpack.Decoder(expected)
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
         self._left: deque[memoryview] = deque()
-        self._rights: Sequence[int] = ()  # descriptors beside the first byte of what is left
-        self._taken = time.monotonic()  # when the socket last took something that was posted
+        self._rights: Sequence[int] = ()  # descriptors sent with the first byte of `_left`
+        self._taken = time.monotonic()  # time at which the socket last accepted bytes
         self._finishing = False
         self._closed = False
         sock.setblocking(False)
@@ -205,17 +207,17 @@ class Connection:
         payload: NDArray[np.uint8] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send a frame, and wait until the socket has taken all of it."""
+        """Send a frame, and wait until the socket has accepted all of it."""
         with self._lock:
             if self._closed:
                 raise ConnectionResetError("closed")
-            self._send_left()  # so that descriptors are beside their own message
+            self._send_left()  # so that descriptors accompany their own message
             self._left.extend(self._frame(message, payload))
             self._rights = descriptors
             self._send_left()
 
     def _send_left(self) -> None:
-        """Wait until the socket has taken all that is left."""
+        """Wait until the socket has accepted all queued bytes."""
         self._taken = time.monotonic()
         self._flush()
         while self._left:
@@ -228,9 +230,10 @@ class Connection:
             self._flush()
 
     def post(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
-        """Send a frame without waiting; `flush` sends what the socket does not take at once.
+        """Queue a frame and send what the socket accepts at once; `flush` sends the rest.
 
-        The payload must not change until then. A connection that is gone is ended.
+        The payload must not change until it has been sent. An error of the socket ends the
+        connection.
         """
         with self._lock:
             if self._closed or self._finishing:
@@ -246,7 +249,7 @@ class Connection:
                     self.on_backlog(True)
 
     def flush(self) -> None:
-        """Send what was posted, as far as the socket takes it; a loop or `drain` calls it."""
+        """Send as many posted bytes as the socket accepts; called by a loop or `drain`."""
         with self._lock:
             self._flush_or_end()
             if not self._left:
@@ -255,7 +258,7 @@ class Connection:
                     self.end()
 
     def finish(self) -> None:
-        """`end` when all that was posted has been sent."""
+        """End the connection once all posted frames have been sent."""
         with self._lock:
             self._finishing = True
             if not self._left:
@@ -263,25 +266,25 @@ class Connection:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the connection has ended."""
         return self._closed
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that were posted and that the socket has not taken."""
+        """Posted bytes that the socket has not accepted."""
         return sum(map(len, self._left))
 
     def drain(self) -> None:
-        """Send all that was posted, and wait for the socket; in a thread."""
+        """Send all posted frames, waiting for the socket; runs in a thread of its own."""
         while self._left and not self._closed:
             with contextlib.suppress(ConnectionResetError, ValueError):  # ended meanwhile
                 if self._await(select.POLLOUT, None):
                     self.flush()
 
     def fill(self) -> None:
-        """Receive until a payload that has begun is whole: `take` gives its message, or raises.
+        """Receive the rest of the current payload; `take` then returns its message, or raises.
 
-        In a thread, while no other receives.
+        Runs in a thread of its own, while no other thread receives.
         """
         try:
             while self.missing:
@@ -293,12 +296,12 @@ class Connection:
 
     @property
     def has_ahead(self) -> bool:
-        """Whether bytes of the next message have been received."""
+        """Whether bytes of the next message are already buffered."""
         return bool(self._ahead)
 
     def check_moving(self) -> None:
-        """Raise `StalledError` if a frame stands still, or the deadline is over; end a connection
-        that takes nothing of what was posted."""
+        """Raise `StalledError` if a frame makes no progress or the deadline has passed; end the
+        connection if the peer accepts no posted bytes."""
         now = time.monotonic()
         late = self.deadline is not None and now > self.deadline
         if late or (self._begun is not None and now - self._begun > self.silence_s):
@@ -313,7 +316,7 @@ class Connection:
         return [head] if not size or payload is None else [head, payload.data]
 
     def _flush(self) -> None:
-        """Send what the socket takes at once."""
+        """Send as many queued bytes as the socket accepts without waiting."""
         with contextlib.suppress(BlockingIOError):
             while self._left:
                 sent = self._sendmsg([*islice(self._left, MAX_PARTS)], self._rights)
@@ -331,13 +334,13 @@ class Connection:
             self.end()
 
     def _sendmsg(self, parts: Sequence[memoryview], descriptors: Sequence[int] = ()) -> int:
-        """Send what the socket takes at once, in one call."""
+        """Call `sendmsg` once; return the number of bytes that the socket accepted."""
         rights = array.array("i", descriptors)
         control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
         return self.sock.sendmsg(parts, control)
 
     def send_if_free(self, message: Message) -> None:
-        """Send a frame unless that would block: what is on its way is a sign of life, too."""
+        """Send a message, such as a sign of life, unless the connection is busy sending."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -354,13 +357,13 @@ class Connection:
             self._lock.release()
 
     def receive(self, landing: Landing) -> Any:
-        """Wait for the next message; its payload lies where `landing` says."""
+        """Wait for the next message; the payload is received into the buffer from `landing`."""
         while (message := self.take(landing)) is None:
             self.await_input(SLICE_S)
         return message
 
     def take(self, landing: Landing) -> Any:
-        """Return the next message, or None while not all of it is there; raises as `receive`."""
+        """Return the next message, or None while it is incomplete; raises as `receive`."""
         self._landing = landing
         if (message := self._whole) is None:
             message = self._next()
@@ -368,7 +371,7 @@ class Connection:
         return message
 
     def _next(self) -> Any:
-        """Receive what is there; what fails once fails again."""
+        """Receive available bytes; after an error, raise the same error again."""
         if self._failure is None:
             try:
                 return next(self._incoming)
@@ -378,11 +381,11 @@ class Connection:
         raise self._failure
 
     def await_input(self, seconds: float) -> bool:
-        """Wait so long for something to receive; whether there is something."""
+        """Wait at most `seconds` for input; return whether there is some."""
         return self._await(select.POLLIN, self._begun, seconds)
 
     def _messages(self) -> Iterator[Any]:
-        """What comes, message by message; None whenever there is nothing to receive."""
+        """Yield received messages, and None whenever the socket has no more bytes."""
         while True:
             yield from self._get_ahead(HEADER.size)
             magic, length, size = HEADER.unpack_from(self._ahead)
@@ -410,7 +413,7 @@ class Connection:
             yield message
 
     def _get_ahead(self, nbytes: int) -> Iterator[None]:
-        """Receive until so many bytes are there; more may be."""
+        """Receive until at least `nbytes` bytes are buffered."""
         while len(self._ahead) < nbytes:
             room = bytearray(max(AHEAD_BYTES, nbytes - len(self._ahead)))
             count = yield from self._receive_into(memoryview(room))
@@ -426,7 +429,7 @@ class Connection:
             self.missing -= yield from self._receive_into(room[-self.missing :])
 
     def _receive_into(self, room: memoryview) -> Generator[None, None, int]:
-        """Receive some bytes, when there are any."""
+        """Receive some bytes; return their number."""
         while True:
             if self.deadline is not None and time.monotonic() > self.deadline:
                 raise StalledError(self.silence_s)
@@ -445,12 +448,12 @@ class Connection:
         return count
 
     def _await(self, event: int, since: float | None, seconds: float = SLICE_S) -> bool:
-        """Wait a while for a socket that can go on; whether it can."""
+        """Wait at most `seconds` for `event` on the socket; return whether it occurred."""
         if self._closed:
             raise ConnectionResetError("closed")
         poll = select.poll()
         poll.register(self.sock, event)
-        # A process that was stopped meanwhile looks again: what came then is there.
+        # A process that was stopped during the wait polls again: input may have arrived.
         if poll.poll(1000 * seconds) or poll.poll(0):
             return True
         if since is not None and time.monotonic() - since > self.silence_s:
@@ -458,29 +461,29 @@ class Connection:
         return False
 
     def take_descriptor(self) -> int:
-        """The descriptor that came beside the last message; it belongs to the caller."""
+        """Return the descriptor received with the last message; the caller owns it."""
         if not self.descriptors:
             raise FrameError("1 file descriptors beside the message", "0")
         return self.descriptors.pop(0)
 
     def check_descriptors(self) -> None:
-        """Raise `FrameError` if descriptors are left over, that belong to no message."""
+        """Raise `FrameError` if a descriptor belongs to no message."""
         if self.descriptors and not self._ahead:
             raise FrameError("0 file descriptors more", f"{len(self.descriptors)}")
 
     def end(self) -> None:
-        """End the connection, in both directions, from any thread: what waits for it goes on.
+        """Shut both directions down, from any thread; all waits on the connection end.
 
-        The socket stays open: its number must not be another's while a thread uses it.
+        The socket is not closed: its number must not be reused while a thread uses it.
         """
         self._closed = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """`end`, and give the socket back, in the thread that receives, or when that has ended.
+        """End the connection and close the socket; only in the receiving thread, or after its end.
 
-        Closing twice does nothing.
+        A second call does nothing.
         """
         self.end()
         with self._lock:

@@ -1,4 +1,4 @@
-"""`torch.distributed` over COARSE's memory devices: `init_process_group("coarse")`.
+"""`torch.distributed` with COARSE's memory devices: `init_process_group("coarse")`.
 
     import nearstep.torch.distributed
     torch.distributed.init_process_group("coarse")

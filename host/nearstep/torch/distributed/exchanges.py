@@ -1,4 +1,4 @@
-"""The exchanges of a process group: kept for the next tensor of that size, and where they go."""
+"""A cache of a process group's exchanges, and their routing to devices."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ KEPT_BYTES = 1 << 29
 
 
 class Exchanges:
-    """The exchanges of one process of a group. All processes call the same methods in one order.
+    """The exchanges of one process of a group; all processes call the same methods in one order.
 
     Parameters
     ----------
-    client : gives the client.
+    client : returns the client.
     wire : format on the links of the devices.
 
     Attributes
     ----------
     wire : format on the links of the devices.
-    shard_bytes : least of shards; None: the service's.
+    shard_bytes : least size of a shard, in bytes; None: the service's.
     measure_every : sums after which routing is measured again; 0: never.
-    measure_bytes : sizes that are measured.
+    measure_bytes : sizes to measure, in bytes.
     measured : number of measurements.
 
     Ref: COARSE paper, section III-E.
@@ -62,7 +62,7 @@ class Exchanges:
 
         Parameters
         ----------
-        kind : dtype of what is summed.
+        kind : dtype of the tensor.
         turn : number of this sum, from 1.
         """
         if self.measure_every and self._sums % self.measure_every == 0:
@@ -105,19 +105,19 @@ class Exchanges:
         self._kept.clear()
 
     def route(self, table: RoutingTable | None, shard_bytes: int | None = None) -> None:
-        """Push by a table from here on, in shards of at least so many bytes; None: as at first.
+        """Push by a routing table from now on, in shards of at least `shard_bytes`; None: the
+        defaults.
 
-        Tables may differ between processes, `shard_bytes` must not.
+        Tables may differ between processes; `shard_bytes` must not.
         """
         self.close()
         self.client.routing = table
         self.shard_bytes = shard_bytes
 
     def measure(self) -> None:
-        """Measure the ways to all devices, one process after the other, and push by the result.
+        """Measure transfers to all devices, one process after the other, and route by the result.
 
-        Each process has a table of its own; shards are those of the process that needs the longest
-        ones for its full rate (S').
+        Each process has its own table; the size of shards is the largest S' of all processes.
         """
         for rank in range(self.client.clients):
             if rank == self.client.rank:

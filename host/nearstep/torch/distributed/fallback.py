@@ -1,4 +1,4 @@
-"""Gloo, which moves bytes, and sums what the memory devices have no ring for."""
+"""Gloo, which moves bytes, and does reductions that the memory devices' rings cannot."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SLICE_S = 0.2
 
 
 class GlooFallbackWarning(UserWarning):
-    """A collective has no ring on the devices: gloo carries it out."""
+    """The devices' rings cannot do a reduction; gloo does it."""
 
 
 def connection_of_its_own(store: Any) -> Store:
-    """The same store for another thread: a thread that waits in a store keeps all others out."""
+    """Return a connection of its own to a store, because a waiting thread blocks all others."""
     made: Store = store.clone()
     return made
 
@@ -36,8 +36,8 @@ class Gloo:
 
     Parameters
     ----------
-    store : of that group.
-    timeout : of each collective.
+    store : store of that group.
+    timeout : limit of each collective.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -53,7 +53,7 @@ class Gloo:
 
     @property
     def group(self) -> Any:
-        """The group that moves bytes, and sums what has no ring."""
+        """The group for bytes, and for reductions without a ring; waits until it is connected."""
         return self._own.result()
 
     def _connect(self) -> None:
@@ -64,7 +64,7 @@ class Gloo:
                 self._own.set_exception(error)
 
     def make(self) -> Any:
-        """One more group; all processes make theirs in the same order."""
+        """Make another group; all processes make theirs in the same order."""
         self._groups += 1
         return self._make(f"gloo/{self._groups}")
 
@@ -75,13 +75,13 @@ class Gloo:
         return made
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Bound of collectives of all groups from here on."""
+        """Set the timeout of later collectives of all groups."""
         self.timeout = timeout
         for each in list(self._made):
             each._set_default_timeout(timeout)
 
     def all_reduce(self, what: str, tensor: Tensor, operation: Any) -> None:
-        """Carry out a reduction that has no ring; warn once of each kind."""
+        """Do a reduction that the rings cannot; warn once of each kind."""
         reason = f"{what} of {tensor.dtype}, {operation_name(operation)}"
         if reason not in self._warned and self.size > 1:
             self._warned.add(reason)
@@ -93,7 +93,7 @@ class Gloo:
         self.wait([self.group.allreduce([tensor], options_of(operation))])
 
     def wait(self, works: Sequence[Any]) -> None:
-        """Wait for collectives of `group`, unless it is closed meanwhile."""
+        """Wait for collectives of `group`; raise if the group is closed meanwhile."""
         for work in works:
             ended = threading.Event()
             work.get_future().add_done_callback(lambda _, ended=ended: ended.set())
@@ -102,10 +102,10 @@ class Gloo:
             work.wait()
 
     def close(self, reason: JobError) -> None:
-        """Drop the group: processes that wait for this one get an error of gloo's."""
+        """Drop the group; processes that wait for this one get an error from gloo."""
         own, self._own = self._own, Future()
         self._own.set_exception(reason)
         if not own.done():
             own.set_exception(reason)
-        # Another thread lets the last reference go, which waits for collectives under way.
+        # The last reference is dropped in another thread: that waits for running collectives.
         threading.Thread(target=own.exception, daemon=True).start()

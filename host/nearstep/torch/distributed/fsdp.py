@@ -1,4 +1,4 @@
-"""The reduce-scatter of FSDP2 through COARSE's memory devices, for a model of another group."""
+"""FSDP2's reduce-scatter on COARSE's memory devices, for a model sharded over another group."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nearstep.torch.distributed.work import CoarseWork
 
 
 class CoarseReduceScatter(ReduceScatter):
-    """Gradients go through the devices' rings; the group that FSDP names is not used.
+    """Reduces gradients on the devices' rings; the group given by FSDP is not used.
 
     Attributes
     ----------
-    state : the group.
+    state : group of the memory devices.
     """
 
     def __init__(self, state: CoarseProcessGroup) -> None:
@@ -53,18 +53,19 @@ class CoarseReduceScatter(ReduceScatter):
 def fsdp_reduce_scatter(
     group: dist.ProcessGroup | None = None, *, wire: str = "fp32", timeout_s: float = TIMEOUT_S
 ) -> CoarseReduceScatter:
-    """A reduce-scatter for modules that are fully sharded.
+    """Return a reduce-scatter for fully sharded modules.
 
         scatter = fsdp_reduce_scatter()
         for module in sharded:
             module.set_custom_reduce_scatter(scatter)
 
-    All processes of the group call it. A model whose group is of the memory devices needs none.
+    All processes of the group call this function. A model sharded over a group of the memory
+    devices does not need it.
 
     Parameters
     ----------
-    group : that the model is sharded over; None is the default one.
+    group : group that the model is sharded over; None: the default group.
     wire : format on the links of the devices: `fp32`, `fp16`, `bf16`.
-    timeout_s : of each wait.
+    timeout_s : limit of each wait, in seconds.
     """
     return CoarseReduceScatter(group_beside(group, wire, timeout_s))

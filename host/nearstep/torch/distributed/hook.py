@@ -18,17 +18,17 @@ Hook = Callable[[CoarseProcessGroup, GradBucket], Future[Tensor]]
 def ddp_hook(
     group: dist.ProcessGroup | None = None, *, wire: str = "fp32", timeout_s: float = TIMEOUT_S
 ) -> tuple[CoarseProcessGroup, Hook]:
-    """State and hook, for `model.register_comm_hook(*ddp_hook())`.
+    """Return state and hook for `model.register_comm_hook(*ddp_hook())`.
 
-    All processes of the group call it. The average is the sum times float32(1 / processes), in the
-    order of the rings; where there is no hook, DDP divides each gradient before the sum.
+    All processes of the group call this function. The average is the sum, in the order of the
+    rings, times float32(1 / processes); DDP without a hook divides each gradient before the sum.
 
     Parameters
     ----------
-    group : the model's; None is the default one. If it is no group of the memory devices, such as
-        one of gloo, one with the same processes is made beside it.
+    group : the model's group; None: the default group. For a group of another backend, such as
+        gloo, a group of the memory devices with the same processes is made.
     wire : format on the links of the devices: `fp32`, `fp16`, `bf16`.
-    timeout_s : of each wait.
+    timeout_s : limit of each wait, in seconds.
     """
     return group_beside(group, wire, timeout_s), average
 
@@ -36,7 +36,7 @@ def ddp_hook(
 def group_beside(
     group: dist.ProcessGroup | None, wire: str, timeout_s: float
 ) -> CoarseProcessGroup:
-    """A group of the memory devices with the same processes: the given one, or one more."""
+    """Return a group of the memory devices with the same processes: the given one or a new one."""
     chosen = dist.distributed_c10d._get_default_group() if group is None else group
     if isinstance(chosen, CoarseProcessGroup):
         return chosen
@@ -50,7 +50,7 @@ def group_beside(
 
 
 def average(state: CoarseProcessGroup, bucket: GradBucket) -> Future[Tensor]:
-    """The average of a bucket's gradients, when it has come back."""
+    """Return the future of the average of a bucket's gradients."""
     options = AllreduceOptions()
     options.reduceOp = ReduceOp(ReduceOp.AVG)
     work = state.allreduce([bucket.buffer()], options)

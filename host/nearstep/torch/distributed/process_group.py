@@ -1,4 +1,4 @@
-"""A process group of `torch.distributed` whose collectives go through COARSE's memory devices."""
+"""A process group of `torch.distributed` that reduces on COARSE's memory devices."""
 
 from __future__ import annotations
 
@@ -50,25 +50,24 @@ OPEN: weakref.WeakSet[CoarseProcessGroup] = weakref.WeakSet()
 class CoarseProcessGroup(dist.ProcessGroup):
     """Collectives of one group of processes.
 
-    Sums, averages and maxima of float32, bfloat16 and float16 go through the rings of the devices.
-    Gloo moves bytes (broadcast, gathers, scatters, all-to-all, send and recv), and sums what has no
-    ring, other types and other operations, with a `GlooFallbackWarning`.
+    Sums, averages and maxima of float32, bfloat16 and float16 use the rings of the devices. Gloo
+    moves bytes (broadcast, gathers, scatters, all-to-all, send and recv), and does other reductions
+    with a `GlooFallbackWarning`.
 
     Parameters
     ----------
-    connect : makes the client of the service, in a thread of its own; the client belongs to the
-        group from there on.
+    connect : makes the client of the service, in a background thread; the group closes it.
     job : name of the group's job at the service.
-    store : of the group, for gloo.
-    timeout : of each collective.
+    store : the group's store, for gloo.
+    timeout : limit of each collective.
     wire : format on the links of the devices.
-    release : called when the group is gone.
+    release : called when the group has ended.
 
     Attributes
     ----------
-    exchanges : where and how tensors go to the devices.
-    gloo : groups of the same processes.
-    ring_bytes : of tensors that were summed in the rings.
+    exchanges : cache and routing of the group's exchanges.
+    gloo : gloo's groups of the same processes.
+    ring_bytes : bytes summed by the rings, in float32.
 
     Ref: COARSE paper, sections III-D and IV-B.
     """
@@ -111,12 +110,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Devices of the tensors that it takes; torch looks here, as in `async_save`."""
+        """Devices of the group's tensors; read by torch, as in `async_save`."""
         return [torch.device("cpu")]
 
     @property
     def group_name(self) -> str:
-        """torch's name of the group; one that torch does not know has the name of its job."""
+        """torch's name of the group, or the name of its job if torch does not know the group."""
         name: str = dist.distributed_c10d._world.pg_names.get(self, self.job)
         return name
 
@@ -140,8 +139,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     set_timeout = setTimeout
 
-    # torch has some collectives twice: with lists and options, and with one tensor, where the
-    # options are a reduction or a root. Of a group written in Python both come to one method.
+    # torch has two forms of some collectives: with lists and options, and with one tensor, where
+    # the options are a reduction or a root. A group written in Python gets both in one method.
 
     def allreduce(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, timeout: Any = None
@@ -242,7 +241,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> CoarseWork:
-        # Here it is one list of outputs for each rank, not for each input.
+        # Here there is one list of outputs for each rank, not for each input.
         places = [list(each) for each in zip(*outputs, strict=True)]
         return self.allgather(places, inputs, opts)
 
@@ -287,22 +286,24 @@ class CoarseProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def route(self, table: RoutingTable | None, shard_bytes: int | None = None) -> CoarseWork:
-        """Push by a table from here on; see `Exchanges.route`. All processes call it.
+        """Push by a routing table from now on; see `Exchanges.route`; all processes call it.
 
-        Where a process pushes to decides the order of additions, so bits change with tables.
+        The routing determines the order of additions, so results change with tables.
         """
         return self._submit("route", [], lambda: self.exchanges.route(table, shard_bytes))
 
     def measure_routing(self, every: int = 0, sizes: Sequence[int] = PROFILED_BYTES) -> CoarseWork:
-        """Measure the ways to all devices now, push by the result, and so again after `every` sums.
+        """Measure transfers to all devices, route by the result, and repeat after every `every`
+        sums.
 
-        All processes call it. What was measured is `client.routing` and `exchanges.shard_bytes`;
-        given to `route`, these make the same bits again.
+        All processes call this method. The results are `client.routing` and
+        `exchanges.shard_bytes`; `route` with them reproduces the same bits.
 
         Parameters
         ----------
-        every : 0: only now.
-        sizes : bytes that are measured, as for `Client.profile`.
+        every : sums between measurements, of which the first is before the next sum; 0: measure
+            once, now.
+        sizes : sizes in bytes, as for `Client.profile`.
 
         Ref: COARSE paper, section III-E.
         """
@@ -332,7 +333,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._receive(tensors, lambda given: self.gloo.group.recv_anysource(given, tag))
 
     def _receive(self, tensors: Sequence[Tensor], begin: Callable[[list[Tensor]], Any]) -> Any:
-        """Gloo's own work, unless a tensor is strided: then one that copies it at the end."""
+        """Return gloo's work; for a strided tensor, a work that copies the received data into
+        it."""
         (place,) = tensors_of(tensors)
         given = dense(place)
         received = begin([given])
@@ -392,15 +394,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def _submit(
         self, what: str, result: Any, action: Callable[[], None], opts: Any = None
     ) -> CoarseWork:
-        """Carry out in the order of the program; of a call with these options."""
+        """Queue an action after all earlier ones; `opts` tells whether the caller waits at once."""
         work = self._hold(CoarseWork(what, result, self._lane))
         awaited = getattr(opts, "asyncOp", True) is False  # torch waits at once
         self._lane.submit(work, partial(self._carry_out, action), awaited=awaited)
         return work
 
     def _carry_out(self, action: Callable[[], None]) -> None:
-        """A collective that has failed, or was not waited for to its end, is the last one: the
-        processes would not be at the same one any more."""
+        """Run a collective; after a `JobError` or an interruption all later ones fail, because
+        processes could be at different collectives."""
         if self._failure is not None:
             kind = type(self._failure)
             raise kind(str(self._failure), self._failure.ranks, self._failure.devices)
@@ -426,9 +428,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
         Parameters
         ----------
-        method : of gloo's.
-        calls : outputs and inputs of each call, tensors in lists; None where it has no inputs.
-        options : of each call.
+        method : name of gloo's method.
+        calls : outputs and inputs of each call, tensors in lists; inputs are None if the method has
+            none.
+        options : options of each call.
         """
 
         def action() -> None:
@@ -447,7 +450,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._submit(method, result, action)
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
-        """Keep it until it is over: if torch alone had it, it would be no work of Python's.
+        """Keep a reference to a work until it is over: torch alone would drop its Python object.
 
         Raises
         ------
@@ -460,7 +463,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return work
 
     def _reduce(self, given: Tensor, out: Tensor | None, operation: Any) -> None:
-        """All clients' tensors, to `out` where there is one."""
+        """Reduce the tensors of all processes, into `out` if it is given."""
         name = ring_operation(given, operation) if self._size > 1 else None
         if name is None:
             taken = given if given is out else given.clone()
@@ -504,7 +507,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def _sum(
         self, source: Tensor, operation: Operation, take: Callable[[int, int, Tensor], None]
     ) -> None:
-        """Reduce through the rings of the devices."""
+        """Reduce with the rings of the devices."""
         if not source.numel():
             return
         self._sums += 1
@@ -519,7 +522,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
 
 def _connect(connect: Callable[[], Client], connected: Future[Client]) -> None:
-    """Make a client for a group, unless that has ended meanwhile."""
+    """Make a client for a group; close it if the group has ended meanwhile."""
     try:
         client = connect()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""How the processes of `init_process_group("coarse")` find the service of the memory devices."""
+"""Rendezvous of the processes of `init_process_group("coarse")` with the service."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Place = tuple[str, str]
 
 
 class Found:
-    """The service of this process's groups: the first one's; rank 0 of a later one offers it, too.
+    """The service shared by this process's groups; rank 0 offers it to later groups, too.
 
     Attributes
     ----------
-    place : of the service, when it is known.
-    spawned : if this process started it.
-    users : groups that use it.
+    place : future of the service's address and token.
+    spawned : the service, if this process started it.
+    users : number of groups that use the service.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Found:
         self.users = 0
 
     def take(self) -> tuple[Future[Place], bool]:
-        """Count a group; where the place is or will be, and whether this group has to find it."""
+        """Count a group; return the future of the place, and whether this group must resolve it."""
         with self.lock:
             self.users += 1
             if self.place is not None:
@@ -59,7 +59,7 @@ class Found:
             return self.place, True
 
     def release(self) -> None:
-        """A group is gone; with the last one, the service that was started."""
+        """Count a group's end; the last one closes a service started by this process."""
         with self.lock:
             self.users -= 1
             if self.users:
@@ -69,7 +69,12 @@ class Found:
             spawned.close()
 
     def spawn(self, place: Future[Place], device: str) -> Place:
-        """Start a service, unless the groups that wait for it end meanwhile."""
+        """Start a service, unless all groups that wait for it have ended meanwhile.
+
+        Raises
+        ------
+        ServiceLostError : the service did not start, or the groups have ended.
+        """
         made = Spawned(device)
         with self.lock:
             if self.place is place:
@@ -81,15 +86,16 @@ class Found:
 
 FOUND = Found()
 ACCEPTED = set[str]()
-"""Answers to this process's offers so far."""
+"""Answers to this process's earlier offers."""
 
 
 def standing() -> Place | None:
-    """The service that the environment names.
+    """Return the service named by `NEARSTEP_COARSE` in the environment, or None.
 
     Raises
     ------
-    ArgumentError : an address without the file of its token.
+    ArgumentError : an address without `NEARSTEP_COARSE_TOKEN_FILE`.
+    PermissionError : others can read the file of the token.
     """
     address = os.environ.get(ADDRESS)
     if not address:
@@ -101,11 +107,11 @@ def standing() -> Place | None:
 
 
 def agree(store: Store, rank: int, size: int, timeout_s: float) -> str:
-    """A name that rank 0 makes up, in all processes.
+    """Agree on a random name chosen by rank 0, and return it.
 
-    The store may hold keys of processes that are gone, as when torchrun starts them again, so
-    neither side believes a key whose name it has not made up or answered: rank 0 offers a name, the
-    others answer it with names of their own, and rank 0 accepts each answer under that answer.
+    The store may hold keys of processes that have ended, as when torchrun restarts them. So rank 0
+    offers a name, each other rank answers with a name of its own, and rank 0 accepts each answer
+    under a key of that answer: each side trusts only keys that contain its own random name.
 
     Raises
     ------
@@ -117,7 +123,7 @@ def agree(store: Store, rank: int, size: int, timeout_s: float) -> str:
         store.set(offer, mine)
         for peer in range(1, size):
             while (answer := store.get(f"{KEY}/{mine}/{peer}").decode()) in ACCEPTED:
-                time.sleep(POLL_S)  # it has not seen yet that an earlier offer was settled
+                time.sleep(POLL_S)  # the peer has not read the acceptance of an earlier offer
             ACCEPTED.add(answer)
             store.set(f"{KEY}/{answer}", mine)
         return mine
@@ -134,12 +140,12 @@ def agree(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
 
 def default_device(size: int) -> str:
-    """A memory device for each process, golden."""
+    """Return the URL of golden memory devices, one for each process: from 2 to 64."""
     return f"golden:coarse?devices={min(64, max(2, size))}&groups=2&memory_bytes=1GiB"
 
 
 def _find(store: Store, place: Future[Place], is_first: bool, rank: int, size: int) -> Place:
-    """The service that rank 0 offers. The first group of a process sets the process's `place`."""
+    """Return the service that rank 0 offers; the first group of a process sets `place`."""
     try:
         if rank == 0:
             device = os.environ.get(DEVICE) or default_device(size)
@@ -162,10 +168,10 @@ def _find(store: Store, place: Future[Place], is_first: bool, rank: int, size: i
 
 
 def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProcessGroup:
-    """A process group, for `torch.distributed`.
+    """Make a process group for `torch.distributed`.
 
-    A service that the environment names is there when it returns. One that is started begins
-    meanwhile: what it fails with, the first collective raises.
+    The group is connected on return if the environment names the service. A service that rank 0
+    starts is connected in the background: the first collective raises an error of the start.
     """
     known = standing()
     timeout_s = timeout.total_seconds()
@@ -200,7 +206,7 @@ _registered: list[bool] = []
 
 
 def register() -> None:
-    """Make `coarse` a backend of `torch.distributed`, for tensors of the CPU."""
+    """Register `coarse` as a backend of `torch.distributed`, for tensors on the CPU."""
     dist.Backend.register_backend("coarse", create, devices=["cpu"])
     if not _registered:
         # `atexit` would be too late: Python waits for the threads of executors before.

@@ -1,4 +1,4 @@
-"""Snapshots of tensors that the memory devices keep."""
+"""Snapshots of tensors stored in the memory devices."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.tensors import bytes_of
 
 INDEX = "tensors"
-"""Name of what says names, dtypes and shapes of the tensors of a snapshot, in JSON."""
+"""Key of the names, dtypes and shapes of a snapshot's tensors, in JSON."""
 
 OUTCOME_BYTES = 1024
 
 
 def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Tensor]) -> str:
-    """Keep tensors of rank 0 in the devices, and write them to a file; all ranks call it.
+    """Store tensors of rank 0 in the devices, and write them to a file; all ranks call it.
 
     Parameters
     ----------
-    path : the file is this and the number of its generation, on the service's machine.
-    tensors : by name; of rank 0. Those of others are not looked at.
+    path : prefix of the file on the service's machine; a dot and the generation are appended.
+    tensors : tensors by name, used at rank 0 only.
 
     Returns
     -------
-    str : path of the file, at rank 0.
+    str : path of the file at rank 0; empty at other ranks.
 
     Ref: COARSE paper, section IV-A.
     """
@@ -52,15 +52,15 @@ def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Te
 
 
 def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
-    """Tensors of a snapshot, at all ranks, of any number; all ranks call it.
+    """Return the tensors of a snapshot at all ranks, of any number; all ranks call it.
 
     Parameters
     ----------
-    path : of a file, or as it was given to `save_snapshot`: then the newest generation.
+    path : a file, or the `path` given to `save_snapshot`: then its newest generation.
 
     Raises
     ------
-    RefusedError : the file is torn or not there, as `kind` says; at all ranks.
+    RefusedError : the file is torn or missing, as `kind` tells; raised at all ranks.
     """
     client = group.client
     room = torch.zeros(1, dtype=torch.int64)
@@ -90,11 +90,11 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
 
 
 def first_does(group: CoarseProcessGroup, action: Callable[[], None]) -> None:
-    """Let rank 0 do something when all have come here, while the others wait for its outcome.
+    """Run an action at rank 0 when all ranks have called this; the others wait for its outcome.
 
     Raises
     ------
-    RefusedError : `action` was refused; all ranks raise it, and none waits.
+    RefusedError : `action` was refused; raised at all ranks.
     """
     group.client.barrier()
     refused: RefusedError | None = None

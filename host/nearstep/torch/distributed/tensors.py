@@ -1,4 +1,4 @@
-"""Tensors as bytes and in one dimension, and the names of what is done to them."""
+"""Conversions of tensors, and options and checks of collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
 
 RING_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Summed by the devices, in float32; 16 bits are rounded once, when they come back."""
+"""Dtypes that the devices sum, in float32; results of 16 bits are rounded once, at the end."""
 
 RING_OPERATIONS: dict[Any, Operation] = {
     ReduceOp.SUM: "sum",
@@ -26,34 +26,34 @@ RING_OPERATIONS: dict[Any, Operation] = {
 
 
 def tensors_of(given: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """The values of a call's tensors, which are one tensor or several.
+    """Return the values of a call's tensors, which are one tensor or several, as a list.
 
-    Autograd sees no use of them, as it sees none of gloo's. Sparse ones are given as they are: a
-    sum may have other indices.
+    Autograd records no use of them, as with gloo. Sparse tensors are returned unchanged: a sum may
+    have other indices.
     """
     listed = [given] if isinstance(given, Tensor) else given
     return [each.data if each.layout == torch.strided else each for each in listed]
 
 
 def lists_of(given: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    """As `tensors_of`, for a call that has one list or several."""
+    """Return lists as of `tensors_of`, for a call with one list or several."""
     if given and isinstance(given[0], Tensor):
         return [tensors_of(given)]  # type: ignore[arg-type]
     return [tensors_of(each) for each in given]
 
 
 def operation_of(options: Any) -> Any:
-    """The reduction of a call: of its options, given by itself, or a sum."""
+    """Return the reduction of a call: of its options, or the argument itself; a sum by default."""
     return ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
 
 
 def root_of(options: Any) -> int:
-    """The root of a call: of its options, or given by itself."""
+    """Return the root of a call: of its options, or the argument itself."""
     return int(getattr(options, "rootRank", options))
 
 
 def with_root(options: Any, given: Any) -> Any:
-    """Options with the root of a call."""
+    """Set the root of a call in `options`, and return them."""
     options.rootRank = root_of(given)
     return options
 
@@ -70,15 +70,15 @@ def options_of(operation: Any) -> Any:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The elements in one dimension: the tensor's own where it is contiguous, else a copy."""
+    """Return a view in one dimension of a contiguous tensor, else a copy."""
     whole = dense(tensor)
     return whole if whole.dim() == 1 else whole.view(-1)
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The tensor where it is contiguous, else a copy that is; without strides of its own.
+    """Return the tensor, or a copy, contiguous and with standard strides.
 
-    A contiguous dimension of one element may have any stride, and gloo would use it.
+    A contiguous tensor may have any stride in a dimension of one element, and gloo would use it.
     """
     if tensor.layout != torch.strided:
         return tensor
@@ -90,27 +90,27 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor.
+    """Return a contiguous tensor's memory as bytes, without a copy.
 
-    `Tensor.numpy()` would make its storage one that can never be resized, as FSDP1 resizes it.
+    `Tensor.numpy()` would make the storage non-resizable, and FSDP1 resizes it.
     """
     found: NDArray[np.uint8] = np.from_dlpack(flat(tensor.detach()).view(torch.uint8))  # type: ignore[assignment]
     return found
 
 
 def ring_operation(tensor: Tensor, operation: Any) -> Operation | None:
-    """What the rings of the devices do for a reduction; None: they cannot."""
+    """Return the rings' operation for a reduction; None if they have none."""
     if tensor.dtype not in RING_DTYPES or tensor.layout != torch.strided:
         return None
     return next((name for op, name in RING_OPERATIONS.items() if operation == op), None)
 
 
 class TensorsError(ArgumentError, RuntimeError):
-    """Tensors of a call that do not fit together. Nothing was sent; gloo raises a RuntimeError."""
+    """A call's tensors differ in size or dtype, and nothing was sent; a RuntimeError, as gloo's."""
 
 
 def check_parts(part: Tensor, whole: Tensor, parts: int) -> None:
-    """Refuse a tensor that is not as large as all parts, or of another dtype.
+    """Check that a tensor has the elements of all parts, and their dtype.
 
     Raises
     ------
@@ -125,11 +125,11 @@ def check_parts(part: Tensor, whole: Tensor, parts: int) -> None:
 
 
 def check_list(tensors: Sequence[Tensor], size: int, like: Tensor) -> None:
-    """Refuse a list that has not one tensor for each process, or unlike ones.
+    """Check that a list has one tensor for each process, all like `like`.
 
     Raises
     ------
-    TensorsError : says which.
+    TensorsError : another number of tensors; or a tensor of another size or dtype, by its index.
     """
     if len(tensors) != size:
         raise TensorsError(f"list must have {size} tensors, not {len(tensors)}")

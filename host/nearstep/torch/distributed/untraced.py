@@ -1,4 +1,4 @@
-"""What torch.compile must not look into."""
+"""Classes that torch.compile must not trace."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Class = TypeVar("Class", bound=type)
 
 
 def untraced(kind: Class) -> Class:
-    """Have torch.compile call the methods of a class, and what they call, as they are.
+    """Exclude the methods of a class, and the functions that they call, from torch.compile.
 
-    A model that is compiled calls its process group from C++, and the methods of one written in
-    Python would be traced; `torch.compiler.disable` does that only for calls from traced code, and
-    takes two seconds to import.
+    A compiled model calls its process group from C++, and methods written in Python would be
+    traced. `torch.compiler.disable` excludes only calls from traced code, and takes two seconds to
+    import.
     """
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for member in vars(kind).values():

@@ -68,7 +68,7 @@ class CoarseWork(Work):
         return self._result
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for its end. Raises what it failed with; `TimeoutError` after a `timeout`."""
+        """Wait for the end; raise the work's error, or `TimeoutError` after a `timeout` above 0."""
         self._asked = True
         if self._lane is not None:
             self._lane.wake() if timeout else self._lane.help(self)
@@ -95,7 +95,7 @@ class CoarseWork(Work):
         return self._error
 
     def _source_rank(self) -> int:
-        """Rank that a message of any source came from. Raises `ArgumentError` of other works."""
+        """Return the source rank of a `recv` from any source, or raise `ArgumentError`."""
         if self._source is None:
             raise ArgumentError(f"{self._what} has no source, or has not ended")
         return self._source
@@ -119,11 +119,11 @@ class CoarseWork(Work):
 
 
 class Lane:
-    """Carries out works in order: in a thread of its own, or in one that waits for the next work.
+    """Runs works in order: in a thread of its own, or in the caller that waits for the next work.
 
     Parameters
     ----------
-    name : of the thread.
+    name : name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -147,7 +147,7 @@ class Lane:
             self._changed.notify_all()
 
     def help(self, work: CoarseWork) -> None:
-        """Run a work in this thread, if it is the next one and not begun."""
+        """Run a work in this thread, if it is the next one and has not started."""
         with self._changed:
             if self._busy or not self._queue or self._queue[0][0] is not work:
                 return

@@ -38,21 +38,22 @@ pass."""
 class Attribution(TorchDispatchMode):
     """Adds up the times of operations while it is entered, by layer and pass.
 
-    An operation that gets a parameter is of its layer: of several ones with that parameter the
-    innermost that runs. Others are of the module that runs, if it is a layer with no modules
-    inside; else they are between the layers. Operations of backward are where those of forward were
-    that they belong to, unless they get a parameter, or a module runs again (checkpointing).
+    An operation with a parameter as an operand belongs to the parameter's layer; if several layers
+    have the parameter, to the innermost running one. Other operations belong to the running module
+    if that is a layer without submodules, or else are between layers. An operation of backward
+    belongs to the layer of its operation of forward, unless a parameter is an operand or a module
+    runs again (checkpointing).
 
     Parameters
     ----------
-    access : for what is read of parameters.
-    key : number of a parameter by a tensor in its memory. None: by storage, if parameters are not
-        moved.
+    access : model of direct host access, for the bytes read of parameters.
+    key : returns the number of the parameter whose memory a tensor uses. None: by storage, if
+        parameters are not moved.
 
     Attributes
     ----------
     running : layers whose modules are running, the innermost last.
-    order : layers as they were first used.
+    order : layers in the order of first use.
     forward, backward : seconds by label.
     reads_forward, reads_backward : bytes of parameters that operations would read by direct host
         access, by layer.
@@ -129,7 +130,7 @@ class Attribution(TorchDispatchMode):
             self._use(label, in_backward)
         if torch.is_grad_enabled():
             self._nodes.setdefault(before, label)
-        elif touched and not in_backward:  # in a function of the user's, whose node is the last one
+        elif touched and not in_backward:  # in a user's autograd function: the last node
             self._nodes[before] = label
         result, seconds = self._timed(func, args, kwargs)
         if not func.is_view and func._overloadpacket not in FREE:

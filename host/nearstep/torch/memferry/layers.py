@@ -15,11 +15,13 @@ ROOT = "(model)"
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Of a model's parameters, in their order: name, shape and dtype. A tied one has one name.
+    """Return the fingerprint of a model's parameters: name, shape and dtype, in order.
+
+    A tied parameter has one name.
 
     Returns
     -------
-    str : as of `nearstep.memferry.profile.fingerprint`.
+    str : as `nearstep.memferry.profile.fingerprint` returns.
     """
     return fingerprint(
         (name, tuple(each.shape), str(each.dtype).removeprefix("torch."))
@@ -33,8 +35,8 @@ class ModuleLayer:
 
     Attributes
     ----------
-    name : the first that the module has in the model; `ROOT` of the model itself.
-    parameters : its own.
+    name : first name of the module in the model; `ROOT` for the model itself.
+    parameters : parameters of the module itself, not of submodules.
     """
 
     name: str

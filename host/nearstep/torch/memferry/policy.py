@@ -27,15 +27,16 @@ def plan_for(
 
     Parameters
     ----------
-    budget : in bytes, for a new plan.
-    plan : None: the planner's default, for the profile.
+    budget : bytes of device memory, for a new plan.
+    plan : plan to check; None: make one with the planner from the profile.
     profile : if given with a plan, the plan is checked against it.
 
     Raises
     ------
     ArgumentError : the plan or the profile has another type.
     FingerprintError : the plan or the profile is of another model.
-    PlanError : the plan names a layer that the model has not, or takes more than it allows itself.
+    PlanError : the plan names an unknown layer, differs from the profile, or exceeds its own
+        budget.
     PlanBudgetError : no plan fits the budget.
     """
     if plan is None and (profile is None or isinstance(profile, Profiling)):
@@ -68,7 +69,7 @@ def plan_for(
 def in_place(model: nn.Module, plan: Plan) -> Mapping[Tensor, InPlace]:
     """Return the in-place accesses of each parameter in a plan, in the order of the plan.
 
-    A parameter of several layers is in place where all these layers say so; its gradient is of the
+    A parameter of several layers is in place if all these layers are; its gradient follows the
     first layer. A parameter of no layer in the plan is fetched on use.
     """
     known = layers_of(model)

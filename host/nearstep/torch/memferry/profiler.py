@@ -39,31 +39,30 @@ def profile(
     runs: int = 5,
     host_params_per_s: float = 1e9,
 ) -> Profile:
-    """What the planner needs to know of a model, found out by running it.
+    """Profile a model for the planner by running it.
 
-    A layer is a module with parameters of its own, in the order of first use. One called twice, or
-    shared, is one layer, with the times of all calls; one that is never used is none. A tied
-    parameter is loaded by each layer that has it, and its gradient is of the first. Computation
-    before the first layer and after the last is theirs, and does not depend on where parameters
-    are. Gradients, buffers and random numbers are afterwards what they were.
+    A layer is a module with parameters of its own; layers are in the order of first use. A module
+    that is called twice or shared is one layer, with the times of all calls; an unused module is no
+    layer. A tied parameter is loaded by each layer that has it, and its gradient belongs to the
+    first. Computation before the first and after the last layer is added to that layer, and does
+    not depend on where parameters are. Gradients, buffers and random state are restored.
 
     Parameters
     ----------
-    model : on the CPU.
+    model : a module whose parameters are on the CPU.
     run : one forward and backward pass of the model; no step of an optimizer.
-    platform : a shipped machine by name, or a file, as of `nearstep_spec.platform.load`; for
-        transfers, direct host access, and modelled computation.
-    source : `modelled`: each operation of torch takes what `computation.Computation` says;
-        `measured`: what it takes here, on the CPU, the median of several runs after one that is
-        not counted.
-    gpu, host : names of processors; or a channel of a DIMM, for `host`.
+    platform : name of a shipped machine, or a file, as for `nearstep_spec.platform.load`; models
+        transfers, direct host access, and computation.
+    source : `modelled`: the time of each operation is that of `computation.Computation`;
+        `measured`: the time on this CPU, the median of several runs after a warm-up run.
+    gpu, host : names of processors of the machine; `host` may be a channel of a DIMM.
     reads : how often direct host access reads a matrix (`nearstep.memferry.access`).
-    runs : that are measured.
-    host_params_per_s : that the optimizer on the host updates.
+    runs : number of measured runs.
+    host_params_per_s : parameters a second that the optimizer on the host updates.
 
     Raises
     ------
-    ArgumentError, PlatformError : an argument is none that can be, or the machine lacks a figure.
+    ArgumentError, PlatformError : an argument is invalid, or the machine lacks a figure.
     ParameterError : a parameter is not on the CPU, or offloaded.
     ProfileError : `run` makes no gradients, changes parameters, or uses other layers each time.
     """
@@ -110,7 +109,7 @@ def _check(model: nn.Module, source: str, runs: int) -> None:
 
 
 def check_rate(params_per_s: float) -> None:
-    """Raise `ArgumentError` unless an optimizer can have this rate."""
+    """Raise `ArgumentError` unless the rate is above 0."""
     if not params_per_s > 0:
         raise ArgumentError(f"host_params_per_s must be above 0, not {params_per_s!r}")
 
@@ -126,11 +125,11 @@ def _measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
 
 
 def modelled_on(platform: Platform, gpu: str) -> Timed:
-    """What operations take on a processor.
+    """Return a function that runs operations and models their time on a processor.
 
     Raises
     ------
-    ArgumentError : nobody knows what it computes in a second.
+    ArgumentError : the machine has no `flops.fp32` of the processor.
     """
     processor = platform.processors[gpu]
     if "fp32" not in processor.flops:
@@ -146,7 +145,7 @@ def modelled_on(platform: Platform, gpu: str) -> Timed:
 
 @contextmanager
 def _as_before(model: nn.Module) -> Iterator[None]:
-    """Put back gradients and buffers, whatever happens."""
+    """Restore gradients and buffers at the end of a `with` statement, even after an error."""
     gradients = [(each, each.grad) for each in model.parameters()]
     buffers = [
         (module, name, buffer, None if buffer is None else buffer.detach().clone())
@@ -172,7 +171,7 @@ def _one(
     timed: Timed,
     access: Access,
 ) -> Attribution:
-    """One pass with new gradients, and the random numbers of every other one."""
+    """Run one pass with cleared gradients and the same random state as every other pass."""
     for each in model.parameters():
         each.grad = None
     found = Attribution(layers, timed, access)
@@ -182,11 +181,11 @@ def _one(
 
 
 class _Saved:
-    """The first pass: warms up, and sees what autograd saves.
+    """The first pass: warms up, and records what autograd saves.
 
     Attributes
     ----------
-    nbytes : of activations that autograd saves, parameters aside.
+    nbytes : bytes of activations saved by autograd, without parameters.
     """
 
     def __init__(self, layers: Sequence[ModuleLayer], access: Access) -> None:
@@ -198,11 +197,11 @@ class _Saved:
         }
 
     def run(self, model: nn.Module, run: Callable[[], object]) -> Mapping[Tensor, int]:
-        """Bytes of the gradients that are made.
+        """Run the pass, and return the bytes of each gradient.
 
         Raises
         ------
-        ProfileError : there are none, or a parameter was changed.
+        ProfileError : no gradient was made, or a parameter was changed.
         """
         versions = {name: each._version for name, each in model.named_parameters()}
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept):
@@ -255,14 +254,14 @@ def layer_profiles(
     *,
     apart: bool = False,
 ) -> Iterator[LayerProfile]:
-    """Layers that were used, in the order of first use.
+    """Yield the profiles of used layers, in the order of first use.
 
     Parameters
     ----------
-    passes : of the same layers.
-    gradients : bytes of those that were made.
-    apart : gradients are written to the host when backward has made them, as the engine does on an
-        accelerator; else while it makes them.
+    passes : passes with the same order of layers.
+    gradients : bytes of each gradient.
+    apart : True: gradients are written to the host after a layer's backward, as the engine does on
+        an accelerator; False: during it.
     """
     times, first = _Times(passes), passes[0]
     counted: set[Tensor] = set()
@@ -273,7 +272,7 @@ def layer_profiles(
         trained = [each for each in layer.parameters if each in gradients and each not in counted]
         counted.update(trained)
         gradient = sum(gradients[each] for each in trained)
-        around = [0.0, 0.0]  # what is before the first layer, and after the last
+        around = [0.0, 0.0]  # computation before the first layer, and after the last
         for label in ([-1] if not place else []) + ([-2 - place] if place == last else []):
             around[0] += times.forward(label)
             around[1] += times.backward(label)
@@ -300,5 +299,5 @@ def layer_profiles(
 
 
 def _both(one: float, other: float, apart: bool) -> float:
-    """Seconds of two things, one after the other or at once."""
+    """Return the time, in seconds, of two activities, one after the other or overlapped."""
     return one + other if apart else max(one, other)

@@ -36,7 +36,7 @@ class Profiling:
 
     Attributes
     ----------
-    platform, gpu, host, reads, host_params_per_s : as of `nearstep.torch.memferry.profile`.
+    platform, gpu, host, reads, host_params_per_s : as for `nearstep.torch.memferry.profile`.
     """
 
     platform: str | Platform = "memferry-a100"
@@ -47,18 +47,18 @@ class Profiling:
 
 
 class ModelTracer(TorchDispatchMode):
-    """Profiles a model from the first forward that autograd records until it is asked.
+    """Profiles a model from the first forward with autograd until `take`.
 
-    What counts is what modules of the model compute in such a forward, functions of torch that get
-    a parameter elsewhere, and the backward of both. Passes add up. A pass that fails is none, and
-    neither are those before it.
+    Traced are the model's modules in such forwards, functions of torch that get a parameter outside
+    of modules, and the backward of both. Times of passes add up. An error in a pass discards the
+    trace so far.
 
-    The mode is among those of a thread only while a module of the model runs, or such a function,
-    or a node of their graph: torch drops what a node has entered when it ends, and when it raises.
+    The mode is on the thread's stack only while a traced module, function or node runs: torch pops
+    what a node has pushed when the node ends or raises.
 
     Parameters
     ----------
-    key : of parameters, and of what is in their memory.
+    key : returns the number of the parameter whose memory a tensor uses.
 
     Raises
     ------
@@ -97,11 +97,11 @@ class ModelTracer(TorchDispatchMode):
 
     @contextmanager
     def seeing(self) -> Iterator[bool]:
-        """Trace this thread's computation in this `with` statement, in training only.
+        """Trace this thread's computation in a `with` statement, in training only.
 
         Yields
         ------
-        bool : whether the tracer was entered here, so is outermost.
+        bool : whether the tracer was entered here, and so is the outermost.
         """
         if self._is_entered or not (torch.is_grad_enabled() or is_in_backward()):
             yield False
@@ -110,12 +110,12 @@ class ModelTracer(TorchDispatchMode):
             yield True
 
     def see_node(self, *_: Any) -> None:
-        """Trace the node of autograd about to run: a prehook of nodes."""
+        """Trace the node of autograd that is about to run; a prehook of nodes."""
         if not (self._is_entered or self._is_closed):
             _push_mode(self)
 
     def follow(self, results: Any, first: int) -> None:
-        """Trace the backward of results.
+        """Register prehooks that trace the backward of results.
 
         Parameters
         ----------
@@ -135,7 +135,8 @@ class ModelTracer(TorchDispatchMode):
             todo += [each for each, _ in node.next_functions]
 
     def run(self, number: int | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a module: a layer by number, or the model, with number None if it is no layer."""
+        """Call a module and trace it; `number` is that of its layer, or None for a model
+        without."""
         first = sequence_number()
         running = self._found.running
         depth = len(running)
@@ -160,7 +161,7 @@ class ModelTracer(TorchDispatchMode):
 
         Parameters
         ----------
-        gradients : bytes of the gradients made, by parameter.
+        gradients : bytes of each parameter's gradient.
         """
         if not self._found.order or not gradients:
             return None
@@ -203,13 +204,13 @@ class ModelTracer(TorchDispatchMode):
 class Call:
     """Calls a module in place of its class, and reports to a tracer.
 
-    Torch's name for what calls a module in place of its class is that of `Module.compile`: it is
-    left out of copies, and of what is pickled.
+    The hook is `_compiled_call_impl`, the attribute of `Module.compile`: torch leaves it out of
+    copies and pickles.
 
     Parameters
     ----------
     watch : returns the tracer; None once it is collected.
-    number : of the layer.
+    number : number of the layer; None: the model is no layer.
     """
 
     def __init__(

@@ -345,7 +345,8 @@ class ParameterCache:
         self._reserve = max(self._reserve, self._new_gradients)
 
     def release(self, copy: ComputeCopy) -> None:
-        """Have a parameter go."""
+        """Free a present parameter, whether or not `can_go`; send it to the owner first if it was
+        changed."""
         cdata = copy.storage._cdata if copy.storage is not None else 0
         copy.release()
         self.counts.releases += 1

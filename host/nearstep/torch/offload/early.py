@@ -41,7 +41,7 @@ class EarlyUpdates:
             raise UnsupportedOptionError(
                 "updates",
                 "in-backward",
-                "what lies on drives is whole again after a step, use updates='at-step'",
+                "drives are consistent only after a whole step, use updates='at-step'",
             )
         self.copies: Sequence[ComputeCopy] = ()
         self._optimizer = optimizer

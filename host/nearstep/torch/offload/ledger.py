@@ -47,7 +47,7 @@ class Ledger:
         BudgetError : more than the budget is in use.
         """
         if self.used > budget:
-            raise BudgetError("what cannot go", self.used, budget)
+            raise BudgetError("memory that cannot be freed", self.used, budget)
         self.budget = budget
         self.peak = self.parameters_peak = self.gradients_peak = 0
         self._look()

@@ -74,9 +74,9 @@ class Machine:
         memory = _one("memory", memory, keeping, f"that updates parameters in {found.name}")
         if memory == compute:
             raise ArgumentError(
-                f"{found.name}: {compute} would compute and have the parameters, too, so that "
-                "nothing goes over a link, and there is nothing to record: name a machine in which "
-                "they are two, such as 'axdimm' or 'memferry-a100' (nearstep platform list)"
+                f"{found.name}: {compute} would compute and own the parameters, so there are no "
+                "transfers to record: name a machine with a part for each, such as 'axdimm' or "
+                "'memferry-a100' (nearstep platform list)"
             )
         if memory in found.dimms:
             dimm = found.dimms[memory]

@@ -67,7 +67,7 @@ class Names:
         if count != len(self._by_name):
             now = dict(named(self._model, self._optimizer))
             raise ChangedModelError(
-                next(each for each in self._by_name if each not in now), "taken"
+                next(each for each in self._by_name if each not in now), "removed"
             )
 
 

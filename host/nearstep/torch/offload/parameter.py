@@ -94,8 +94,8 @@ class OffloadedParameter(Parameter):
 
     @classmethod
     def make(cls, copy: ComputeCopy, hooks: AccessHooks) -> Self:
-        """Make the parameter of a copy one, which does not keep the copy alive: through it autograd
-        refers to the parameter, and that is no reference that a garbage collector sees."""
+        """Make a copy's parameter an `OffloadedParameter` that refers to the copy weakly: the
+        garbage collector does not see autograd's reference to the parameter."""
         copy.hooks = hooks
         parameter = copy.parameter
         parameter.__class__ = cls
@@ -257,7 +257,7 @@ class ParameterView(Tensor):
 
     @classmethod
     def of(cls, tensor: Tensor, uses: AccessHooks, copy: ComputeCopy, use: object) -> Self:
-        """Make a tensor one."""
+        """Make a tensor on a parameter's memory a `ParameterView`."""
         tensor.__class__ = cls
         assert isinstance(tensor, cls)
         tensor._uses, tensor._of, tensor._use = uses, copy, use

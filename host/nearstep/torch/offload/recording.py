@@ -130,7 +130,7 @@ class Recording:
         """Times of all computations, transfers and updates, up to the last step or the end of the
         recording.
 
-        `nearstep.work.trace` draws it, and writes it as a Chrome trace.
+        `nearstep.work.trace` draws a timeline, and writes it as a Chrome trace.
         """
         if not self._timelines:
             return Timeline([], self._clock.hertz, self._clock.unit)
