@@ -102,24 +102,23 @@ class KeyValueStore:
             raise ArgumentError(f"keys must be of {sorted(self._tensors)}, not {list(keys)}")
         self._wait()
         place = self._place(path)
-        said = json.dumps({key: self._bytes[key] for key in keys}).encode()
-        index = self.pool.tensor([_words(said)] * self.pool.devices, reduced=False)
+        sizes = {key: self._bytes[key] for key in keys}
+        shapes = {key: (size,) for key, size in sizes.items()}
         open_files = contextlib.ExitStack()
-        try:
-            tensors = [index, *(self._tensors[key] for key in keys)]
-            frozen = open_files.enter_context(self.pool.freeze(tensors))
-        except BaseException:
-            index.free()
-            raise
+        tensors = [self._tensors[key] for key in sizes]
+        frozen = open_files.enter_context(self.pool.freeze(tensors))
+        limits = [*sizes.values()]
+
+        def read(number: int, device: int) -> NDArray[np.uint8]:
+            return frozen.read(number, device).view(np.uint8)[: limits[number]]
 
         def write() -> None:
             found: Path | NearstepError
             try:
                 with open_files:
-                    found = save(place, frozen)
+                    found = save(place, shapes, frozen.devices, read, dtype="U8")
             except NearstepError as error:
                 found = error
-            index.free()
             done(found)
 
         self._saving = threading.Thread(target=write, name="coarse snapshot")
@@ -140,18 +139,16 @@ class KeyValueStore:
 
         def read() -> None:
             try:
-                done(load(place, None, None))
+                done(load(place))
             except Exception as error:
                 done(error)
 
         threading.Thread(target=read, name="coarse snapshot", daemon=True).start()
 
     def restore(self, arrays: Arrays) -> None:
-        """Keep again what a snapshot has."""
-        first, *values = arrays
-        sizes = json.loads(first[0].tobytes().rstrip(b"\0"))
-        for (key, nbytes), each in zip(sizes.items(), values, strict=True):
-            self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8)[:nbytes])
+        """Store the values of a snapshot under their names."""
+        for key, each in arrays.items():
+            self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8))
 
     def _place(self, path: str) -> Path:
         """A path, if it is in the folder. Raises `ArgumentError` if not."""
