@@ -27,7 +27,7 @@ from nearstep.coarse.dual import DualInputs, best_split
 from nearstep.coarse.iteration import Block, Paths, iterate, pipeline
 from nearstep.coarse.pipeline import push_sync_pull
 from nearstep.coarse.service import Client, Server
-from nearstep.coarse.service.stored import StoredClient
+from nearstep.coarse.service.stored import ServiceStore
 from nearstep.torch import distributed
 from nearstep.torch.distributed import dual_hook
 from nearstep.torch.distributed.rendezvous import DEVICE
@@ -195,26 +195,20 @@ def service_stored(clients: int, devices: int, behind: int, name: str) -> dict[s
     first = drawn(1, size, 9)[0]
 
     def action(path: str, resumed: bool, client: Client) -> list[np.ndarray]:
-        one = StoredClient(client, "model", first, name, HYPER[name])
-        out, results = np.empty_like(first), []
+        one = StorageOptimizer(ServiceStore(client, "model"), first, name, **HYPER[name])
+        results = []
         if resumed:
             if client.rank == 0:
                 client.load(path)
             client.barrier()
-            one.loaded(out)
-            results.append(out.copy())
+            one.restore()
+            results.append(one.read())
         for step in range(one.steps, STEPS):
-            given = drawn(clients, size, step)[client.rank]
-            one.step(
-                lambda part, start, stop, given=given: np.copyto(part, given[start:stop]),
-                lambda part, start, stop: np.copyto(out[start:stop], part),
-                {"lr": 0.5 ** (step + 3)},
-            )
-            results.append(out.copy())
+            one.step([drawn(clients, size, step)[client.rank]], lr=0.5 ** (step + 3))
+            results.append(one.read())
             client.barrier()
             if not resumed and step == 0 and client.rank == 0:
-                one.keep_steps()
-                client.save(path, one.saved())
+                one.snapshot(path)
             client.barrier()
         return results
 
