@@ -1,27 +1,36 @@
-"""A job of clients: who belongs to it, what it has open, and what it keeps in the devices."""
+"""A job: its clients, their exchanges, and the values that it stores in the devices."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
-from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
+from nearstep.coarse.service.errors import (
+    ClientLostError,
+    DeviceMemoryError,
+    FullError,
+    JobError,
+    OrderError,
+)
 from nearstep.coarse.service.key_value import KeyValueStore, hyper_of
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,
     Close,
+    Detach,
     Done,
     Failed,
     Get,
+    Leave,
     Load,
+    Message,
     Missing,
     Open,
     Opened,
@@ -39,19 +48,19 @@ from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.snapshot_file import Arrays
 
 UNREADABLE = (NearstepError, OSError, ValueError, KeyError, TypeError, RuntimeError)
-"""Of paths, and of files of something else."""
+"""Errors of paths, and of files of other formats."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file has that a client asked for, or why it cannot be had."""
+    """The contents of a file that a client asked for, or the error."""
 
     request: int
     found: Arrays | Exception
 
 
 class Turn(NamedTuple):
-    """The sum that a client makes, or made last: its number, and the exchange, if it is open."""
+    """The current or last sum of a client: its number, and the exchange, if it is open."""
 
     number: int
     exchange: int | None
@@ -63,17 +72,19 @@ class TrainingJob:
 
     Parameters
     ----------
-    clients : that belong to it.
-    snapshots : folder of all files; None: there are none.
+    clients : number of clients.
+    post : queues what a thread has loaded; called from that thread.
+    snapshots : folder of all files; None: clients cannot save or load.
 
     Attributes
     ----------
-    sessions : of those that are there, by rank.
+    sessions : of the clients that have joined, by rank.
     """
 
     name: str
     clients: int
     pool: CoarsePool
+    post: Callable[[Session, Loaded], None]
     snapshots: Path | None = None
     sessions: dict[int, Session] = field(default_factory=dict)
     began: bool = False
@@ -90,7 +101,7 @@ class TrainingJob:
         self._values = KeyValueStore(self.pool, self.snapshots)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
-        """Take a client in, or refuse it; when all are there they begin."""
+        """Add a client, or refuse it; welcome all when the last one has joined."""
         rank = session.rank
         reason = None
         if session.clients != self.clients:
@@ -119,7 +130,7 @@ class TrainingJob:
             raise self._broken(session.rank, f"asked for device {device} of {self.pool.devices}")
 
     def open(self, session: Session, message: Open) -> None:
-        """A client opens an exchange; when all have, it is made."""
+        """Note that a client opens an exchange; make it when all clients have."""
         said = self._opening.setdefault(message.exchange, {})
         if session.rank in said or message.exchange in self._exchanges:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
@@ -171,7 +182,7 @@ class TrainingJob:
         )
 
     def exchange(self, session: Session, message: Push) -> DeviceExchange:
-        """The exchange that a client pushes a shard of."""
+        """Return the exchange of a pushed shard."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or message.shard >= len(exchange.shards):
             what = f"pushed shard {message.shard} of exchange {message.exchange}"
@@ -179,7 +190,7 @@ class TrainingJob:
         return exchange
 
     def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
-        """The shard that a client pushes, and its exchange."""
+        """Return the shard that a client pushes, and its exchange."""
         exchange = self.exchange(session, message)
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
@@ -195,7 +206,7 @@ class TrainingJob:
         return exchange, shard
 
     def _check_turn(self, rank: int, message: Open | Push) -> None:
-        """Clients that count their turns sum the same in each of them.
+        """Check that clients that count their turns sum the same in each turn.
 
         Raises
         ------
@@ -215,7 +226,7 @@ class TrainingJob:
                 )
 
     def _told(self, turn: Turn) -> str:
-        """An exchange, in words."""
+        """Describe an exchange."""
         if turn.exchange is None:
             return "none"
         found = self._exchanges.get(turn.exchange)
@@ -227,11 +238,11 @@ class TrainingJob:
         return f"exchange {turn.exchange} ({first.operation} of {first.elements} elements{kind})"
 
     def _check_step(self, stored: StoredParameters, shard: Shard, message: Push) -> None:
-        """The first client of a shard says which step it is; the others have to say the same.
+        """Note the step that the first client of a shard gives; check that others give the same.
 
         Raises
         ------
-        JobError : the clients do not say the same.
+        JobError : the clients give different steps or hyper-parameters.
         """
         said = message.step, message.hyper
         if not shard.pushed:
@@ -245,7 +256,7 @@ class TrainingJob:
             )
 
     def check(self, session: Session, message: Check) -> None:
-        """A client asks whether a step can have its hyper-parameters."""
+        """Answer whether a step can have these hyper-parameters."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or exchange.stored is None:
             what = f"asked for a step of exchange {message.exchange}, which updates nothing"
@@ -257,12 +268,12 @@ class TrainingJob:
         return session.send(Done(message.request))
 
     def refuse_push(self, session: Session, message: Push, places: int) -> None:
-        """A client's queue is full."""
+        """Refuse a push to a full queue."""
         detail = f"all {places} places of the queue of client {session.rank} are taken"
         session.send(Refused(None, message.exchange, FullError.__name__, detail))
 
     def close(self, session: Session, message: Close) -> None:
-        """A client needs an exchange no more; when none does, its memory is free."""
+        """Note that a client closes an exchange; free its memory when all have."""
         if message.exchange not in self._exchanges:
             what = f"closed exchange {message.exchange}, which is not there"
             raise self._broken(session.rank, what)
@@ -286,11 +297,11 @@ class TrainingJob:
             )
 
     def put(self, session: Session, message: Put) -> None:
-        """Keep bytes of a client; who waits for them gets them."""
+        """Store bytes of a client, and send them to clients that wait for them."""
         try:
             self._values.put(message.key, session.memory(message, message.nbytes))
         except OutOfDeviceMemoryError as error:
-            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+            return session.send(_refused(message.request, error))
         session.send(Done(message.request))
         for waiting, get in self._waiting.pop(message.key, []):
             self.get(waiting, get)
@@ -303,7 +314,7 @@ class TrainingJob:
             nbytes = max(1, message.nbytes)
             buffer = self.pool.device.alloc(nbytes, np.uint8, channel=message.device)
         except OutOfDeviceMemoryError as error:
-            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+            return session.send(_refused(message.request, error))
         if message.nbytes:
             buffer.write(data)
             buffer.read(data)
@@ -311,7 +322,7 @@ class TrainingJob:
         return session.send(Value(message.request, session.inline(message.nbytes)), data)
 
     def save(self, session: Session, message: Save) -> None:
-        """What is kept goes to a file, in a thread, which then answers the client."""
+        """Save stored values in a thread, which then answers the client."""
         if (refusal := self._in_a_step(message.request)) is not None:
             return session.send(refusal)
 
@@ -328,7 +339,7 @@ class TrainingJob:
         return None
 
     def _in_a_step(self, request: int) -> Refused | None:
-        """What is said to who saves or loads while some shards are updated and others are not."""
+        """Return the refusal to save or load while only some shards of a step are updated."""
         for exchange in self._exchanges.values():
             if exchange.stored is not None and not exchange.is_between_versions:
                 error = ArgumentError(
@@ -337,13 +348,11 @@ class TrainingJob:
                 return _refused(request, error)
         return None
 
-    def load(
-        self, session: Session, message: Load, post: Callable[[Session, Loaded], None]
-    ) -> None:
-        """A file is read, in a thread, which then posts what it has."""
+    def load(self, session: Session, message: Load) -> None:
+        """Read a file in a thread, which then posts the contents."""
 
         def done(found: Arrays | Exception) -> None:
-            post(session, Loaded(message.request, found))
+            self.post(session, Loaded(message.request, found))
 
         try:
             self._values.load(message.path, done)
@@ -351,7 +360,7 @@ class TrainingJob:
             session.send(_refused(message.request, error))
 
     def loaded(self, session: Session, message: Loaded) -> None:
-        """What a file has is kept again; the client gets names and bytes."""
+        """Store the contents of a file; send their names and sizes to the client."""
         if (refusal := self._in_a_step(message.request)) is not None:
             return session.send(refusal)
         try:
@@ -363,7 +372,7 @@ class TrainingJob:
         return session.send(Done(message.request, json.dumps(self._values.sizes)))
 
     def get(self, session: Session, message: Get) -> None:
-        """Bytes go to a client, when they are there."""
+        """Send bytes to a client, when they are stored."""
         if message.key not in self._values:
             self._waiting.setdefault(message.key, []).append((session, message))
             return None
@@ -376,7 +385,7 @@ class TrainingJob:
         return session.send(Value(message.request, session.inline(nbytes)), out)
 
     def barrier(self, session: Session, message: Barrier) -> None:
-        """A client waits for all others."""
+        """Answer all clients when each has reached the barrier."""
         self._arrived.append((session, message))
         first: dict[int, tuple[Session, Barrier]] = {}
         for each in self._arrived:
@@ -387,7 +396,7 @@ class TrainingJob:
                 arrived[0].send(Done(arrived[1].request))
 
     def missing(self, session: Session, message: Missing) -> None:
-        """A client has waited for too long: which others have not done what it has."""
+        """Answer which other clients a client that has waited for too long waits for."""
         rank, ranks = session.rank, set(range(self.clients))
         missing = ranks - set(self.sessions) | self._gone
         for said in self._opening.values():
@@ -402,13 +411,20 @@ class TrainingJob:
             missing |= ranks - arrived
         session.send(Done(message.request, " ".join(map(str, sorted(missing)))))
 
-    def leave(self, session: Session) -> None:
-        """A client ends well. What others still want of it they will not get."""
+    def detach(self, session: Session, message: Detach) -> None:
+        """Unmap a segment of a client."""
+        session.detach(message)
+
+    def leave(self, session: Session, message: Leave) -> None:
+        """Note that a client ends well; others that wait for it get an error."""
+        session.left = True
         self._gone.add(session.rank)
 
     def check_gone(self) -> None:
-        """Raise `ClientLostError` if somebody waits for all, and one has left; or if a client waits
-        for a value, and all others have left."""
+        """Raise `ClientLostError` if a client waits for clients that have left.
+
+        It waits for all and one has left, or it waits for a value and all others have left.
+        """
         if not self._gone:
             return
         waits = bool(self._arrived or self._opening) or not self.began
@@ -423,12 +439,12 @@ class TrainingJob:
             raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
 
     def part(self, session: Session) -> None:
-        """A client that left has closed its connection."""
+        """Remove a client that left and has closed its connection."""
         self.sessions.pop(session.rank, None)
         session.close()
 
     def fail(self, error: JobError) -> None:
-        """Tell all clients what the job ended with."""
+        """Send the error of the job to all clients."""
         message = Failed(
             type(error).__name__, str(error)[:8000], list(error.ranks), list(error.devices)
         )
@@ -436,7 +452,7 @@ class TrainingJob:
             session.send(message)
 
     def free(self) -> None:
-        """Give back what the job has, and end its connections."""
+        """Free the memory of the job, and end its connections."""
         for exchange in self._exchanges.values():
             exchange.free()
         self._exchanges.clear()
@@ -447,4 +463,23 @@ class TrainingJob:
 
 
 def _refused(request: int, error: Exception) -> Refused:
-    return Refused(request, None, type(error).__name__, str(error)[:8000])
+    kind = DeviceMemoryError if isinstance(error, OutOfDeviceMemoryError) else type(error)
+    return Refused(request, None, kind.__name__, str(error)[:8000])
+
+
+REQUESTS: Mapping[type[Message | Loaded], Callable[[TrainingJob, Session, Any], object]] = {
+    Open: TrainingJob.open,
+    Check: TrainingJob.check,
+    Close: TrainingJob.close,
+    Detach: TrainingJob.detach,
+    Put: TrainingJob.put,
+    Get: TrainingJob.get,
+    Probe: TrainingJob.probe,
+    Barrier: TrainingJob.barrier,
+    Save: TrainingJob.save,
+    Load: TrainingJob.load,
+    Loaded: TrainingJob.loaded,
+    Missing: TrainingJob.missing,
+    Leave: TrainingJob.leave,
+}
+"""What a job does for each message, but for `Push`, which the engine schedules."""

@@ -1,4 +1,4 @@
-"""What a job keeps in the memory devices: bytes under names, and snapshots of them."""
+"""Named values of a job in the memory devices, and snapshots of them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from nearstep.storage.snapshot_file import Arrays, as_path, load, save
 
 
 class KeyValueStore:
-    """Bytes under names, on every device. A value that is written again is another version of it.
+    """Named values of bytes, on every device.
 
     Parameters
     ----------
-    snapshots : folder of all files; None: there are none.
+    snapshots : folder of all files; None: nothing can be saved or loaded.
     """
 
     def __init__(self, pool: CoarsePool, snapshots: Path | None) -> None:
@@ -41,11 +41,11 @@ class KeyValueStore:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of each value, by name."""
+        """Number of bytes of each value, by name."""
         return dict(self._bytes)
 
     def put(self, key: str, data: NDArray[np.uint8]) -> None:
-        """Keep bytes. While a snapshot is written, its version stays in copies."""
+        """Store a value. A snapshot that is being written keeps the old value in copies."""
         words = _words(data.tobytes())
         tensor = self._tensors.get(key)
         if tensor is None or tensor.size != words.size:
@@ -60,12 +60,11 @@ class KeyValueStore:
         self._bytes[key] = data.size
 
     def parameters(self, update: Update, elements: int) -> StoredParameters:
-        """The parameters of an optimizer and its states, which begin anew where none are kept.
+        """Return the parameters and states of an optimizer; states that are missing are created.
 
         Raises
         ------
-        ArgumentError : there are no such parameters, the devices do not have the rule, or a
-            hyper-parameter is wrong.
+        ArgumentError : the parameters are not stored, or a value has another size.
         """
         device, hyper = self.pool.device, hyper_of(update.hyper)
         optimizer = device.optimizer(update.optimizer)
@@ -83,19 +82,19 @@ class KeyValueStore:
         return StoredParameters(self.pool, optimizer, tensors, hyper)
 
     def read(self, key: str, device: int, out: NDArray[np.uint8]) -> None:
-        """Copy a value, from the memory of one device."""
+        """Copy a value from the memory of a device."""
         out[...] = self._tensors[key].read(device).view(np.uint8)[: out.size]
 
     def save(
         self, path: str, keys: Sequence[str], done: Callable[[Path | NearstepError], None]
     ) -> None:
-        """Write the version that is here now to the next generation of `path`, in a thread.
+        """Write the current values to the next generation of `path`, in a thread.
 
-        `done` is called there, with the file or an error. What is here goes on and may change.
+        The thread calls `done` with the file or an error. The values may change meanwhile.
 
         Raises
         ------
-        ArgumentError : there is no such value.
+        ArgumentError : a value is not stored.
         """
         missing = [key for key in keys if key not in self._tensors]
         if missing or not keys:
@@ -125,17 +124,17 @@ class KeyValueStore:
         self._saving.start()
 
     def load(self, path: str, done: Callable[[Arrays | Exception], None]) -> None:
-        """Read a snapshot, that of any number of devices, in a thread.
+        """Read a snapshot of any number of devices, in a thread.
 
-        `done` is called there, with what `restore` takes or an error.
+        The thread calls `done` with the argument of `restore` or an error.
 
         Raises
         ------
-        SnapshotError : it is something else than a file.
+        SnapshotError : the path names no file.
         """
         place = self._place(path)
         if place.exists() and not (place.is_file() or place.is_dir()):
-            raise SnapshotError(f"{place} must be a file, and is another thing")
+            raise SnapshotError(f"{place} must be a regular file or a folder")
 
         def read() -> None:
             try:
@@ -151,7 +150,7 @@ class KeyValueStore:
             self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8))
 
     def _place(self, path: str) -> Path:
-        """A path, if it is in the folder. Raises `ArgumentError` if not."""
+        """Return a path in the folder. Raise `ArgumentError` for another one."""
         if self.snapshots is None:
             raise ArgumentError(
                 "the service must have a folder for snapshots, and has none: --snapshots"
@@ -162,7 +161,7 @@ class KeyValueStore:
         return place
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._wait()
         for tensor in self._tensors.values():
             tensor.free()
@@ -170,18 +169,18 @@ class KeyValueStore:
         self._bytes.clear()
 
     def _wait(self) -> None:
-        """One snapshot after the other."""
+        """Wait for the snapshot that is being written."""
         if self._saving is not None:
             self._saving.join()
             self._saving = None
 
 
 def hyper_of(text: str) -> dict[str, Any]:
-    """Hyper-parameters of a JSON object; none of an empty text.
+    """Return the hyper-parameters of a JSON object; none of an empty text.
 
     Raises
     ------
-    ArgumentError : it is none.
+    ArgumentError : the text is no JSON object.
     """
     try:
         found = json.loads(text) if text else {}
@@ -193,5 +192,5 @@ def hyper_of(text: str) -> dict[str, Any]:
 
 
 def _words(data: bytes) -> NDArray[np.float32]:
-    """Bytes as whole words, with zeros at the end."""
+    """Return bytes as whole words, padded with zeros."""
     return np.frombuffer(data + b"\0" * (-len(data) % 4 or 4 * (not data)), np.float32).copy()

@@ -1,4 +1,4 @@
-"""Snapshots of tensors that the memory devices keep."""
+"""Snapshots of tensors through the memory devices."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.tensors import bytes_of
 
 INDEX = "tensors"
-"""Name of what says names, dtypes and shapes of the tensors of a snapshot, in JSON."""
+"""Name of the value with names, dtypes and shapes of a snapshot's tensors, in JSON."""
 
 OUTCOME_BYTES = 1024
 
 
 def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Tensor]) -> str:
-    """Keep tensors of rank 0 in the devices, and write them to a file; all ranks call it.
+    """Store tensors of rank 0 in the devices, and write them to a file; all ranks call it.
 
     Parameters
     ----------
-    path : the file is this and the number of its generation, on the service's machine.
-    tensors : by name; of rank 0. Those of others are not looked at.
+    path : on the service's machine; the number of the generation follows it.
+    tensors : of rank 0, by name; those of other ranks are ignored.
 
     Returns
     -------
@@ -52,15 +52,15 @@ def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Te
 
 
 def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
-    """Tensors of a snapshot, at all ranks, of any number; all ranks call it.
+    """Return the tensors of a snapshot at all ranks, of any number; all ranks call it.
 
     Parameters
     ----------
-    path : of a file, or as it was given to `save_snapshot`: then the newest generation.
+    path : a file, or the argument of `save_snapshot`: then the newest generation.
 
     Raises
     ------
-    RefusedError : the file is torn or not there, as `kind` says; at all ranks.
+    RefusedError : at all ranks; `kind` is the error of the file, such as `TornSnapshotError`.
     """
     client = group.client
     room = torch.zeros(1, dtype=torch.int64)
@@ -90,11 +90,11 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
 
 
 def first_does(group: CoarseProcessGroup, action: Callable[[], None]) -> None:
-    """Let rank 0 do something when all have come here, while the others wait for its outcome.
+    """Run an action at rank 0 after a barrier; the other ranks wait for its outcome.
 
     Raises
     ------
-    RefusedError : `action` was refused; all ranks raise it, and none waits.
+    RefusedError : the service refused the action; all ranks raise the error.
     """
     group.client.barrier()
     refused: RefusedError | None = None
