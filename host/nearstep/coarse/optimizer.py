@@ -26,6 +26,7 @@ STEPS = "steps"
 """Name of the number of steps in a snapshot."""
 
 Floats = NDArray[np.float32]
+Hyper = Mapping[str, Any]
 Fill = Callable[[Floats, int, int], object]
 """Copy gradients [start, stop) to an array."""
 
@@ -36,40 +37,20 @@ Take = Callable[[Floats, int, int], object]
 class Store(Protocol):
     """Where parameters and states are stored: the devices of a pool or of a service.
 
-    Attributes
-    ----------
-    clients : whose gradients one call of `update` takes.
-    names : of the parameters and states.
+    `begin` stores one-dimensional parameters and the first states; `update` takes the gradients of
+    `clients` clients; `load` returns the number of steps of a snapshot.
     """
 
     @property
     def clients(self) -> int: ...
-
     @property
     def names(self) -> Sequence[str]: ...
-
-    def begin(self, values: Floats, optimizer: str | Optimizer, hyper: Mapping[str, Any]) -> None:
-        """Store parameters, one-dimensional, and the first states of an optimizer."""
-        ...
-
-    def check(self, step: int, hyper: Mapping[str, Any]) -> None:
-        """Raise unless a step can have these hyper-parameters."""
-        ...
-
-    def update(
-        self, fills: Sequence[Fill], take: Take | None, step: int, hyper: Mapping[str, Any]
-    ) -> None:
-        """Update with the average of all clients' gradients."""
-        ...
-
+    def begin(self, values: Floats, optimizer: str | Optimizer, hyper: Hyper) -> None: ...
+    def check(self, step: int, hyper: Hyper) -> None: ...
+    def update(self, fills: Sequence[Fill], take: Take | None, step: int, hyper: Hyper) -> None: ...
     def read(self, name: str, device: int | None) -> Floats: ...
-
     def save(self, path: str | Path, steps: int) -> Path: ...
-
-    def load(self, path: str | Path | None) -> int:
-        """Load a snapshot, and return its number of steps."""
-        ...
-
+    def load(self, path: str | Path | None) -> int: ...
     def free(self) -> None: ...
 
 
@@ -234,7 +215,7 @@ class PoolStore:
     def names(self) -> Sequence[str]:
         return [*self._stored.tensors]
 
-    def begin(self, values: Floats, optimizer: str | Optimizer, hyper: Mapping[str, Any]) -> None:
+    def begin(self, values: Floats, optimizer: str | Optimizer, hyper: Hyper) -> None:
         pool = self.pool
         if self.clients > 1 and pool.devices == 1:
             pool.device.check_rule(ADDING_RULE)
@@ -253,12 +234,10 @@ class PoolStore:
             self.free()
             raise
 
-    def check(self, step: int, hyper: Mapping[str, Any]) -> None:
+    def check(self, step: int, hyper: Hyper) -> None:
         self._stored.check(step, hyper)
 
-    def update(
-        self, fills: Sequence[Fill], take: Take | None, step: int, hyper: Mapping[str, Any]
-    ) -> None:
+    def update(self, fills: Sequence[Fill], take: Take | None, step: int, hyper: Hyper) -> None:
         scale = float(np.float32(1 / self.clients))
         self._stored.start(self._sum(fills), step=step, scale=scale, hyper=hyper).wait()
         if take is not None:

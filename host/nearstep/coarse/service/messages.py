@@ -1,7 +1,7 @@
-"""What clients and the service say to each other: typed, and checked when decoded.
+"""Messages between clients and the service: typed, and checked when decoded.
 
-A client describes memory of its own, *segments*, that arrays go through; then it opens *exchanges*,
-tensors that are summed over all clients of its job, shard by shard.
+A client attaches memory of its own, *segments*, for arrays; then it opens *exchanges*, tensors that
+are summed over all clients of its job, shard by shard.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 VERSION = 6
-"""Of the protocol: both sides must have the same."""
+"""Version of the protocol; both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
@@ -21,13 +21,13 @@ Operation = Literal["sum", "average", "max"]
 
 
 class Message(Struct, tag=True, forbid_unknown_fields=True):
-    """Base of all messages. Those with `nbytes` may be followed by as many bytes of payload."""
+    """Base of all messages. As many bytes as `nbytes` of payload may follow a message."""
 
 
 class Hello(Message, forbid_unknown_fields=False):
-    """The first of a client: it wants to join a job of `clients` clients as number `rank`.
+    """Join a job of `clients` clients as number `rank`; the first message of a client.
 
-    One of another version may have other fields: it is to be told of the version.
+    A client of another version, with other fields, is refused by its version.
     """
 
     version: Number
@@ -38,22 +38,22 @@ class Hello(Message, forbid_unknown_fields=False):
 
 
 class Challenge(Message):
-    """What the client has to show that it knows the token with: see `handshake.proof`."""
+    """Ask for a proof of the token: see `handshake.proof`."""
 
     nonce: Secret
 
 
 class Proof(Message):
-    """It knows the token."""
+    """Prove knowledge of the token."""
 
     digest: Secret
 
 
 class Nearby(Message):
-    """A Unix socket of the service, for clients of TCP on its machine.
+    """Name a Unix socket of the service, for clients of TCP on its machine.
 
-    Who can connect to that goes on there, with a new handshake, and shares memory. The service
-    shows that it knows the token.
+    A client that can connect there does so, with a new handshake, and shares memory. The digest
+    proves that the service knows the token.
     """
 
     name: Name
@@ -61,11 +61,11 @@ class Nearby(Message):
 
 
 class Stay(Message):
-    """The client cannot: it goes on here."""
+    """Decline `Nearby`, and go on with this connection."""
 
 
 class Welcome(Message):
-    """All clients of the job are there. The service, too, shows that it knows the token."""
+    """All clients have joined; the digest proves that the service knows the token."""
 
     device: Text
     devices: Number
@@ -76,21 +76,21 @@ class Welcome(Message):
 
 
 class Attach(Message):
-    """Memory of the client: shared, as a file descriptor beside the message, or, on a connection
-    without descriptors, as large as that on the side of the service, too."""
+    """Attach memory of the client: shared, as a file descriptor beside the message, or, without
+    descriptors, copied to memory of the service of that size."""
 
     segment: Number
     size: Number
 
 
 class Detach(Message):
-    """A segment is not used any more."""
+    """Detach a segment."""
 
     segment: Number
 
 
 class Update(Struct, forbid_unknown_fields=True, frozen=True):
-    """A step of an optimizer on parameters that are kept as `key`/p, its states beside them.
+    """An optimizer of the parameters that are stored as `key`/p, beside their states.
 
     `hyper` are hyper-parameters, as a JSON object.
     """
@@ -101,12 +101,11 @@ class Update(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Open(Message):
-    """A tensor of `elements` float32 that all clients sum.
+    """Open a tensor of `elements` float32 that all clients sum.
 
-    In the segment, at `offset`, are places for shards that the client pushes, and behind them as
-    many for what comes back (`plan.Layout`): the sum, or with `update` the parameters after a step
-    with the average of the gradients. `kind` says what the client has there, such as a dtype.
-    `turn` is as of `Push`.
+    The segment has, from `offset` on, slots for shards that the client pushes, and then as many for
+    the results (`plan.Layout`): the sum, or with `update` the parameters after a step with the
+    average of the gradients. `kind` describes the tensor, such as its dtype. `turn`: see `Push`.
     """
 
     exchange: Number
@@ -123,21 +122,17 @@ class Open(Message):
 
 
 class Opened(Message):
-    """All clients have opened it, and the devices have memory for it.
-
-    `kept` are the names of the parameters and states that it updates.
-    """
+    """All clients have opened the exchange, which updates the values of the names `kept`."""
 
     exchange: Number
     kept: list[Name] = []
 
 
 class Push(Message):
-    """A shard of an exchange is in its segment; of one that updates, for this step.
+    """Push a shard of an exchange, which is in the segment.
 
-    `hyper`, a JSON object or empty, are hyper-parameters of the step. All clients say the same.
-    `turn`, if it is not 0, counts the sums of a client that makes one after the other, in the same
-    order as all others.
+    `step` and `hyper`, hyper-parameters as a JSON object or empty, are of an update; all clients
+    give the same. `turn`, if not 0, counts the sums of a client, which all make in one order.
     """
 
     exchange: Number
@@ -150,7 +145,7 @@ class Push(Message):
 
 
 class Check(Message):
-    """Could this step of an exchange that updates have these hyper-parameters? Nothing is done."""
+    """Ask whether a step of an update can have these hyper-parameters."""
 
     request: Number
     exchange: Number
@@ -159,7 +154,7 @@ class Check(Message):
 
 
 class Summed(Message):
-    """A shard has been summed, or updated: it is in the segment, or comes as payload."""
+    """The result of a shard is in the segment, or follows as payload."""
 
     exchange: Number
     version: Number
@@ -168,13 +163,13 @@ class Summed(Message):
 
 
 class Close(Message):
-    """An exchange is not used any more."""
+    """Close an exchange."""
 
     exchange: Number
 
 
-class Put(Message):
-    """Bytes to be kept under a name in the memory of all devices, until another value comes."""
+class Access(Message):
+    """Base of requests for stored bytes, with their place in a segment of the client."""
 
     request: Number
     key: Name
@@ -183,8 +178,16 @@ class Put(Message):
     offset: Number = 0
 
 
+class Put(Access):
+    """Store bytes under a name in the memory of all devices."""
+
+
+class Get(Access):
+    """Read the bytes under a name, when they are stored."""
+
+
 class Probe(Message):
-    """Bytes to be written to the memory of a device and read from there, to measure the time."""
+    """Write bytes to the memory of a device and read them, to measure the time."""
 
     request: Number
     segment: Number
@@ -193,31 +196,21 @@ class Probe(Message):
     offset: Number = 0
 
 
-class Get(Message):
-    """Bytes under a name, when they are there."""
-
-    request: Number
-    key: Name
-    segment: Number
-    nbytes: Number
-    offset: Number = 0
-
-
 class Value(Message):
-    """They are in the segment, or come as payload."""
+    """The bytes asked for are in the segment, or follow as payload."""
 
     request: Number
     nbytes: Number
 
 
 class Barrier(Message):
-    """The client waits for all others; `Done` when they have come."""
+    """Wait for all clients; `Done` when each has sent one."""
 
     request: Number
 
 
 class Save(Message):
-    """Write what is kept under these names to a snapshot, as one version."""
+    """Write the values of these names to a snapshot, as one version."""
 
     request: Number
     keys: Annotated[list[Name], Meta(max_length=4096)]
@@ -225,31 +218,31 @@ class Save(Message):
 
 
 class Load(Message):
-    """Bring what a snapshot has back under its names."""
+    """Store the values of a snapshot under their names."""
 
     request: Number
     path: Text
 
 
 class Done(Message):
-    """A request was carried out; what it has to tell."""
+    """A request has succeeded, with this result."""
 
     request: Number
     text: Text = ""
 
 
 class Missing(Message):
-    """Which clients has the sender waited for? `Done` has their ranks, between spaces."""
+    """Ask which clients the sender waits for; `Done` has their ranks, separated by spaces."""
 
     request: Number
 
 
 class Beat(Message):
-    """The sender is alive."""
+    """Show that the sender is alive."""
 
 
 class Leave(Message):
-    """The client ends well."""
+    """Leave the job without an error."""
 
 
 class Refused(Message):
@@ -262,7 +255,7 @@ class Refused(Message):
 
 
 class Failed(Message):
-    """The job has ended: who is gone, or what failed."""
+    """The job has ended with this error."""
 
     kind: Name
     detail: Text

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.coarse.optimizer import STEPS, Fill, Floats, Take
+from nearstep.coarse.optimizer import STEPS, Fill, Floats, Hyper, Take
 from nearstep.coarse.service.client import Client
 from nearstep.coarse.service.messages import Update
 from nearstep.errors import ArgumentError
@@ -42,7 +41,7 @@ class ServiceStore:
     def names(self) -> Sequence[str]:
         return [each.removeprefix(f"{self.key}/") for each in self._exchange.kept]
 
-    def begin(self, values: Floats, optimizer: str | Optimizer, hyper: Mapping[str, Any]) -> None:
+    def begin(self, values: Floats, optimizer: str | Optimizer, hyper: Hyper) -> None:
         if not isinstance(optimizer, str):
             raise ArgumentError("optimizer must be a name, which the service knows")
         self._size = values.size
@@ -53,16 +52,14 @@ class ServiceStore:
         update = Update(self.key, optimizer, self._checked)
         self._exchange = self.client.exchange(values.size, "average", self.wire, update=update)
 
-    def check(self, step: int, hyper: Mapping[str, Any]) -> None:
+    def check(self, step: int, hyper: Hyper) -> None:
         """Ask the service, unless the hyper-parameters are those of the last question."""
         text = _text(hyper)
         if text != self._checked:
             self.client.check_step(self._exchange, step, text)
             self._checked = text
 
-    def update(
-        self, fills: Sequence[Fill], take: Take | None, step: int, hyper: Mapping[str, Any]
-    ) -> None:
+    def update(self, fills: Sequence[Fill], take: Take | None, step: int, hyper: Hyper) -> None:
         (fill,) = fills
         self._exchange.run(fill, take or (lambda *_: None), step=step, hyper=_text(hyper))
 
@@ -94,7 +91,7 @@ class ServiceStore:
         self._exchange.close()
 
 
-def _text(hyper: Mapping[str, Any]) -> str:
+def _text(hyper: Hyper) -> str:
     """Return hyper-parameters as a JSON object."""
     try:
         return json.dumps(dict(hyper), sort_keys=True)
