@@ -419,7 +419,7 @@ class CoarsePool:
         made: list[PoolTensor] = []
         try:
             for each in arrays:
-                made.append(self.tensor(each))
+                made.append(self.tensor([*each]))
         except BaseException:
             if not self.device.closed:
                 for tensor in made:
