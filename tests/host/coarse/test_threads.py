@@ -36,7 +36,7 @@ def beside(
 ) -> Iterator[Callable[[Callable[[], bool]], None]]:
     """An action again and again in threads of their own, whose errors are raised at the end.
 
-    Yields a function that waits until the threads have made its argument true, however the
+    The yielded function waits until the threads have made its argument true, however the
     scheduler orders them.
     """
     stop = threading.Event()

@@ -265,8 +265,8 @@ class Engine:
             self._settle()
         if isinstance(message, Push):
             self._push(job, session, message)
-        elif (action := REQUESTS.get(type(message))) is not None:  # `Session.note` has the others
-            action(job, session, message)
+        elif isinstance(message, REQUESTS):  # `Session.note` has handled the others
+            getattr(job, type(message).__name__.lower())(session, message)
         job.check_gone()
 
     def _join(self, session: Session) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from nearstep.coarse.service.messages import (
     Get,
     Leave,
     Load,
-    Message,
     Missing,
     Open,
     Opened,
@@ -467,19 +466,19 @@ def _refused(request: int, error: Exception) -> Refused:
     return Refused(request, None, kind.__name__, str(error)[:8000])
 
 
-REQUESTS: Mapping[type[Message | Loaded], Callable[[TrainingJob, Session, Any], object]] = {
-    Open: TrainingJob.open,
-    Check: TrainingJob.check,
-    Close: TrainingJob.close,
-    Detach: TrainingJob.detach,
-    Put: TrainingJob.put,
-    Get: TrainingJob.get,
-    Probe: TrainingJob.probe,
-    Barrier: TrainingJob.barrier,
-    Save: TrainingJob.save,
-    Load: TrainingJob.load,
-    Loaded: TrainingJob.loaded,
-    Missing: TrainingJob.missing,
-    Leave: TrainingJob.leave,
-}
-"""What a job does for each message, but for `Push`, which the engine schedules."""
+REQUESTS = (
+    Open,
+    Check,
+    Close,
+    Detach,
+    Put,
+    Get,
+    Probe,
+    Barrier,
+    Save,
+    Load,
+    Missing,
+    Leave,
+    Loaded,
+)
+"""Messages for the method of a job of that name; the engine schedules `Push`."""
