@@ -10,15 +10,30 @@ import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.progress import track
 
-from .rows import Row, rows, run
+from . import rows as of_optimizers
+from .coarse import CoarseRow, coarse_rows
+from .rows import Row
 
+AnyRow = Row | CoarseRow
 FILE = Path(__file__).with_name("journal.json")
 VERILOG = Path(__file__).with_name("verilog.json")
+
+
+def rows() -> Iterator[AnyRow]:
+    """The whole table."""
+    yield from of_optimizers.rows()
+    yield from coarse_rows()
+
+
+def run(row: AnyRow) -> dict[str, Any]:
+    """What a row leaves."""
+    return row.run() if isinstance(row, CoarseRow) else of_optimizers.run(row)
 
 
 def recorded() -> dict[str, Any]:
@@ -27,7 +42,7 @@ def recorded() -> dict[str, Any]:
     return found
 
 
-def differences(table: list[Row], known: dict[str, Any]) -> list[str]:
+def differences(table: Sequence[AnyRow], known: dict[str, Any]) -> list[str]:
     """A line for each row that is not as it was."""
     wrong = []
     for row in track(table, "journal"):
@@ -58,7 +73,7 @@ def compare_verilog(folder: Path, *, write: bool) -> int:
     return 1 if wrong or not found else 0
 
 
-def write_rows(table: list[Row], kept: set[str]) -> None:
+def write_rows(table: Sequence[AnyRow], kept: set[str]) -> None:
     """Record rows beside those named."""
     known = {name: each for name, each in recorded().items() if name in kept} if kept else {}
     known |= {row.name: run(row) for row in track(table, "journal")}

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from .__main__ import differences, recorded
-from .rows import rows
+from .__main__ import differences, recorded, rows
+from .coarse import coarse_rows
+from .rows import rows as optimizer_rows
 
 EVERY = 9
 """Of the rows of emulated devices without a clock, the share that a quick test has."""
@@ -20,7 +21,7 @@ def test_every_row_has_a_record_and_a_name_of_its_own() -> None:
 
 
 def test_a_row_that_differs_is_named() -> None:
-    first = next(rows())
+    first = next(optimizer_rows())
     known = recorded()
     known[first.name] = {**known[first.name], "sha256": "0"}
     (line,) = differences([first], known)
@@ -28,19 +29,25 @@ def test_a_row_that_differs_is_named() -> None:
 
 
 def test_rows_on_golden_devices_are_as_recorded() -> None:
-    table = [row for row in rows() if not row.device.startswith("rtl")][::EVERY]
+    table = [row for row in optimizer_rows() if not row.device.startswith("rtl")][::EVERY]
     assert len(table) > 30
     assert differences(table, recorded()) == []
 
 
 def test_rows_without_a_device_have_the_bits_of_those_on_one() -> None:
     known, compared = recorded(), 0
-    for row in rows():
+    for row in optimizer_rows():
         if row.device == "host":
             twin = replace(row, device="kernel").name
             assert known[row.name]["sha256"] == known[twin]["sha256"], row.name
             compared += 1
     assert compared > 12
+
+
+def test_rows_of_memory_devices_are_as_recorded() -> None:
+    table = [row for row in coarse_rows() if not row.is_slow]
+    assert len(table) > 15
+    assert differences(table, recorded()) == []
 
 
 @pytest.mark.deep

@@ -18,6 +18,7 @@ from nearstep.errors import (
 from nearstep.errors import ResetNeededError as ResetNeededError
 from nearstep.storage.errors import SnapshotError as SnapshotError
 from nearstep.storage.errors import SnapshotSaveError as SnapshotSaveError
+from nearstep.storage.errors import SnapshotVersionError as SnapshotVersionError
 from nearstep.storage.errors import TornSnapshotError as TornSnapshotError
 
 

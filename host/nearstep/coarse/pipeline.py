@@ -1,15 +1,14 @@
 """Push, sync and pull of an array on the devices of a pool, shard by shard.
 
-A client for each device pushes its array over a link of its own and pulls the result over the same
-one, the other way. While a shard goes up, those before it are summed, and those before these come
-down.
+Each device has a client with a link of its own, which carries pushes one way and pulls the other.
+While a shard is pushed, the one before is summed and the one before that is pulled.
 
 Ref: COARSE paper, section III-E and figure 9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.routing import Shard, partition
+from nearstep.coarse.schedule import Lanes, add_shards
 from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError
 from nearstep.work.clock import Clock
@@ -29,22 +29,20 @@ from nearstep.work.timeline import Entry, Timeline
 Floats = NDArray[np.float32]
 
 QUEUED = 2
-"""Shards that the rings have at a time: one is summed, and the next one follows without a gap."""
+"""Shards in the rings at a time: one is summed, and the next one follows without a gap."""
 
 
 @dataclass(frozen=True)
 class LinkUse:
-    """Where the cycles of one direction of a client's link went, in all that was under way.
-
-    They add up to the makespan.
+    """Cycles of the makespan by what one direction of a client's link did.
 
     Attributes
     ----------
-    moving : that the bytes take at the rate of the link.
-    before : until the first transfer: for pulls, the first shard's push and sync.
-    between : no transfer was under way, and there was one to come.
-    within : of transfers, beyond their bytes: latency of the link, and waits for the memory.
-    after : from the last transfer's end: for pushes, the last shard's sync and pull.
+    moving : transfer of the bytes at the rate of the link.
+    before : idle until the first transfer: for pulls, the first shard's push and sync.
+    between : idle between transfers.
+    within : transfers beyond their bytes: latency of the link, and waits for the memory.
+    after : idle from the last transfer's end: for pushes, the last shard's sync and pull.
     """
 
     moving: int
@@ -59,30 +57,24 @@ class LinkUse:
 
     @property
     def busy(self) -> float:
-        """Share of the cycles in which the link moved bytes; 0 of no cycles."""
+        """Share of the cycles in which the link moved bytes; 0 without cycles."""
         return self.moving / self.cycles if self.cycles else 0.0
 
 
 @dataclass(frozen=True)
 class Pipelined:
-    """What became of `push_sync_pull`.
+    """Result of `push_sync_pull`.
 
     Attributes
     ----------
-    timeline : lanes `up 0`, `down 0` and so on of each client, and `rings 0`, `rings 1`, in turn,
-        for shards that the rings have.
+    timeline : lanes `up 0`, `down 0` and so on of each client; `rings 0` and `rings 1`, in turn.
     """
 
     timeline: Timeline
     shards: Sequence[Shard]
 
     def uses(self, direction: str, client: int, cycles_per_byte: float) -> LinkUse:
-        """Where the cycles of a direction, `up` or `down`, of a client's link went.
-
-        Raises
-        ------
-        ArgumentError : there is no such client or direction.
-        """
+        """Return the use of a direction, `up` or `down`, of a client's link."""
         lane = self.timeline.lanes.get(f"{direction} {client}")
         if lane is None:
             raise ArgumentError(f"no link {direction!r} of a client {client!r}")
@@ -116,18 +108,18 @@ def push_sync_pull(
 ) -> Pipelined:
     """Reduce the arrays of clients, one for each device.
 
-    A shard is summed by all rings, when every client has pushed it; each client pulls it when it
-    has been summed. A direction of a link carries one shard at a time, in the order of the array.
-    If anything fails, or Ctrl-C ends it, the results that had not been pulled are undefined, and
-    the memory is given back. A failed sum asks for `CoarsePool.reset`, as ever, and so does Ctrl-C
-    while a sum is given to the devices (`ResetNeededError`): its memory is given back by that.
+    All rings sum a shard when every client has pushed the shard; then each client pulls the result.
+    A direction of a link carries one shard at a time, in the order of the array. After an error or
+    Ctrl-C, results that had not been pulled are undefined, and the memory is freed. A failed sum,
+    or Ctrl-C while a sum is submitted to the devices, needs `CoarsePool.reset`, which frees its
+    memory.
 
     Parameters
     ----------
-    pool : all shards have a place in its memory, twice.
+    pool : its memory has space for all shards, twice.
     arrays : of each client, float32, of one size, one-dimensional and contiguous.
-    results : as the arrays, or the arrays themselves; they have the reduced values at the end.
-    shard_bytes : least size of a shard; None: the array goes whole.
+    results : as the arrays, or the arrays themselves; get the reduced values.
+    shard_bytes : least size of a shard; None: the array is one shard.
     op, wire : as in `CoarsePool.submit`.
     hertz : cycles in a second, for the timeline.
     """
@@ -141,7 +133,26 @@ def push_sync_pull(
     try:
         for shard in shards:
             tensors.append(PoolTensor(pool.rings, (shard.nbytes // 4,)))
-        graph = _graph(pool, tensors, shards, arrays, results, op, wire)
+
+        def parts(arrays: Sequence[Floats], shard: Shard) -> Iterator[tuple[int, Floats]]:
+            part = slice(shard.offset // 4, (shard.offset + shard.nbytes) // 4)
+            return ((client, array[part]) for client, array in enumerate(arrays))
+
+        def push(number: int, shard: Shard) -> Lanes:
+            write = tensors[number].submit_write
+            return {f"up {c}": {"action": partial(write, c, a)} for c, a in parts(arrays, shard)}
+
+        def sync(number: int, shard: Shard) -> Lanes:
+            # Its commands take time, those of a transfer do not: hence the priority.
+            action = partial(pool.submit, tensors[number], op, wire)
+            return {f"rings {number % QUEUED}": {"action": action, "priority": 1}}
+
+        def pull(number: int, shard: Shard) -> Lanes:
+            read = tensors[number].submit_read
+            return {f"down {c}": {"action": partial(read, c, a)} for c, a in parts(results, shard)}
+
+        graph = Graph()
+        add_shards(graph, shards, {"push": push, "sync": sync, "pull": pull}, str)
         return Pipelined(execute(graph, Clock([pool.device.backend], hertz)), shards)
     finally:
         if not pool.device.closed:
@@ -149,45 +160,8 @@ def push_sync_pull(
                 tensor.abandon()
 
 
-def _graph(
-    pool: CoarsePool,
-    tensors: Sequence[PoolTensor],
-    shards: Sequence[Shard],
-    arrays: Sequence[Floats],
-    results: Sequence[Floats],
-    op: str,
-    wire: str,
-) -> Graph:
-    graph = Graph()
-    for number, (tensor, shard) in enumerate(zip(tensors, shards, strict=True)):
-        part = slice(shard.offset // 4, (shard.offset + shard.nbytes) // 4)
-        pushes = [
-            graph.add(
-                f"push {number}",
-                f"up {client}",
-                action=partial(tensor.submit_write, client, array[part]),
-            )
-            for client, array in enumerate(arrays)
-        ]
-        sync = graph.add(
-            f"sync {number}",
-            f"rings {number % QUEUED}",
-            after=pushes,
-            action=partial(pool.submit, tensor, op, wire),
-            priority=1,  # its commands take time, those of a transfer do not
-        )
-        for client, result in enumerate(results):
-            graph.add(
-                f"pull {number}",
-                f"down {client}",
-                after=[sync],
-                action=partial(tensor.submit_read, client, result[part]),
-            )
-    return graph
-
-
 def _size(pool: CoarsePool, arrays: Sequence[Floats], results: Sequence[Floats]) -> int:
-    """Elements of each array, when all are as they must be."""
+    """Return the number of elements of each array, after checks of all."""
     size = arrays[0].size if len(arrays) else 0
     for what, given in (("arrays", arrays), ("results", results)):
         if len(given) != pool.devices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, overload
@@ -22,7 +22,8 @@ from nearstep.device import open_device
 from nearstep.errors import ArgumentError, DtypeError
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
-from nearstep.storage.snapshot_file import Arrays, as_path, load, open_file, save
+from nearstep.storage.errors import SnapshotError
+from nearstep.storage.snapshot_file import as_path, load, open_file, save
 from nearstep_spec.coarse.registers import Operation, Wire
 
 OPERATIONS = {each.name.lower(): each for each in Operation}
@@ -347,70 +348,84 @@ class CoarsePool:
     def snapshot(
         self,
         path: str | Path,
-        tensors: Sequence[PoolTensor],
+        tensors: Sequence[PoolTensor] | Mapping[str, PoolTensor],
         *,
         opener: Callable[[Path], BinaryIO] = open_file,
     ) -> Path:
-        """Save the current values of tensors to a file; reductions may continue meanwhile.
+        """Save the current values of tensors while reductions go on.
 
         Parameters
         ----------
-        path : prefix of the file name; a dot and the number of the generation, one above the
-            highest existing one, are appended.
+        path : the file has this name, a dot, and the number of its generation: one above the
+            highest in the folder.
+        tensors : by name; the names of a sequence are the numbers from 0.
         opener : opens the temporary file for writing.
 
         Returns
         -------
-        Path : path of the complete file, flushed to disk.
-
-        Raises
-        ------
-        SnapshotSaveError : writing failed, for example on a full disk. No file was added.
+        Path : of the complete file, whose data has been flushed.
         """
-        place = as_path(path)
-        with self.freeze(tensors) as frozen:
-            return save(place, frozen, opener)
+        place, named = as_path(path), self._named(tensors)
+        with self.freeze([*named.values()]) as frozen:
+            shapes = {name: each.shape for name, each in named.items()}
+            return save(place, shapes, self.devices, frozen.read, opener=opener)
 
     def restore(
-        self, path: str | Path, tensors: Sequence[PoolTensor] | None = None
+        self,
+        path: str | Path,
+        tensors: Sequence[PoolTensor] | Mapping[str, PoolTensor] | None = None,
     ) -> tuple[PoolTensor, ...]:
-        """Return tensors with the values of a file of `snapshot`.
+        """Load tensors from a file of `snapshot`.
 
         Parameters
         ----------
-        path : a file, or the `path` given to `snapshot`: then its newest generation is read.
-        tensors : overwritten with the values; of the shapes of the saved tensors, in their order.
-            None: new tensors are allocated.
+        path : a file, or the argument of `snapshot`: then the newest generation.
+        tensors : the tensors to write, of the saved names and shapes. None: new tensors are made.
 
         Raises
         ------
-        TornSnapshotError : the file is torn or corrupted; names the last good one. Nothing was
-            changed.
-        SnapshotError : no such file, or its shapes or number of devices differ.
+        SnapshotError : the file has other names, shapes, dtypes or another number of devices.
+            Nothing was changed.
         """
         self.device.check_open("restore")
-        if tensors is not None:
-            tensors = self.check_tensors(tensors)
-            for tensor in tensors:
+        named = None if tensors is None else self._named(tensors)
+        for tensor in (named or {}).values():
+            tensor.check_idle("restore")
+        arrays = load(as_path(path))
+        devices = len(next(iter(arrays.values())))
+        if devices != self.devices:
+            raise SnapshotError(f"{path} must be of {self.devices} devices, not {devices}")
+        saved = {name: (str(each.dtype), each.shape[1:]) for name, each in arrays.items()}
+        expected = {name: ("float32", saved[name][1]) for name in saved}
+        if named is not None:
+            expected = {name: ("float32", each.shape) for name, each in named.items()}
+        if saved != expected:
+            raise SnapshotError(f"{path} must have tensors of shapes {expected}, not {saved}")
+        if named is None:
+            return self._made([arrays[name] for name in sorted(arrays, key=lambda n: (len(n), n))])
+        with self.rings.lock:  # so that no job starts in between
+            for tensor in named.values():
                 tensor.check_idle("restore")
-        shapes = None if tensors is None else [tensor.shape for tensor in tensors]
-        arrays = load(as_path(path), self.devices, shapes)
-        if tensors is None:
-            return self._made(arrays)
-        with self.rings.lock:  # no job may be given out meanwhile
-            for tensor in tensors:
-                tensor.check_idle("restore")
-            for tensor, each in zip(tensors, arrays, strict=True):
-                for device, values in enumerate(each):
+            for name, tensor in named.items():
+                for device, values in enumerate(arrays[name]):
                     tensor.write(device, values)
-        return tensors
+        return tuple(named.values())
 
-    def _made(self, arrays: Arrays) -> tuple[PoolTensor, ...]:
-        """Allocate tensors with these values: all or none."""
+    def _named(
+        self, tensors: Sequence[PoolTensor] | Mapping[str, PoolTensor]
+    ) -> dict[str, PoolTensor]:
+        """Return usable tensors of this pool by name."""
+        if not isinstance(tensors, Mapping):
+            return {str(i): each for i, each in enumerate(self.check_tensors(tensors))}
+        self.check_tensors([*tensors.values()])
+        return dict(tensors)
+
+    def _made(self, arrays: Sequence[NDArray[Any]]) -> tuple[PoolTensor, ...]:
+        """Return new tensors of these values; after an error there are none."""
         made: list[PoolTensor] = []
         try:
             for each in arrays:
-                made.append(self.tensor(each))
+                made.append(self.tensor([*each]))
         except BaseException:
             if not self.device.closed:
                 for tensor in made:

@@ -1,4 +1,4 @@
-"""Parameters that live in the memory devices, and what updates them there."""
+"""Parameters in the memory devices, and their updates by the devices' kernels."""
 
 from __future__ import annotations
 
@@ -24,19 +24,14 @@ from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.operands import operands
 
 PARAMETERS = "p"
-"""The array of a rule that holds the parameters."""
+"""Name of a rule's array of parameters."""
 
 ADDING_RULE = "sgd"
-"""With a learning rate of 1, and gradients times -1, it adds as binary32 does."""
+"""Adds in binary32, with a learning rate of 1 and gradients times -1."""
 
 
 class AllOf(Completion):
-    """What every device was given, one piece each; it ends when the last one has.
-
-    Parameters
-    ----------
-    parts : at least one.
-    """
+    """Completions of all devices, of one each; ends with the last of them."""
 
     def __init__(self, parts: Sequence[Completion]) -> None:
         self.parts = tuple(parts)
@@ -44,7 +39,7 @@ class AllOf(Completion):
 
     @property
     def ended(self) -> bool:
-        ended = [each.ended for each in self.parts]  # every one: looking is what starts the next
+        ended = [each.ended for each in self.parts]  # a check of each starts its next run
         return all(ended)
 
     @property
@@ -53,7 +48,7 @@ class AllOf(Completion):
 
     @property
     def cycles(self) -> int | None:
-        """Those of the slowest."""
+        """Cycles of the slowest part."""
         known = [each.cycles for each in self.parts]
         found = [cycles for cycles in known if cycles is not None]
         return max(found) if len(found) == len(known) else None
@@ -69,7 +64,7 @@ class AllOf(Completion):
         return max(known) if len(known) == len(bounds) else None
 
     def wait(self, max_cycles: int | None = None) -> Self:
-        """As that of each part; all are waited for, and the first error is raised."""
+        """Wait for all parts, then raise the first error."""
         failed: Exception | None = None
         for each in self.parts:
             try:
@@ -88,9 +83,9 @@ class AllOf(Completion):
 def accumulate(
     device: CoarseDevice, gradients: Sequence[Buffer], last: Callable[[Buffer], Run]
 ) -> Completion:
-    """Sum arrays into the first of them by its device's update kernel, then start `last` with that.
+    """Sum arrays into the first one by a device's update kernel, then start `last` with the sum.
 
-    The order of additions is that of the arrays, each rounded to binary32.
+    Arrays are added in order; each sum is rounded to binary32.
     """
     total, *others = gradients
     starts: list[Callable[[], Run]] = [
@@ -102,21 +97,20 @@ def accumulate(
 
 
 class StoredParameters:
-    """Parameters and the state of an optimizer on every device of a pool, all replicas alike.
+    """Parameters and optimizer state on every device of a pool, as equal copies.
 
-    A ring sum gives every device the same gradients, and each client has a device of its own that
-    it pulls from; so every device updates a copy of everything, and no parameters pass a link.
+    A ring sum gives every device the same gradients, and a client pulls from its own device; so
+    every device updates a copy of everything, and no parameters pass a link.
 
     Parameters
     ----------
-    optimizer : a name, or one itself, whose rule the devices have.
-    tensors : `p` and the states of its rule, by name; one-dimensional, of one size.
-    hyper : its hyper-parameters, where they are not the defaults.
+    optimizer : one whose rule the devices have, or its name.
+    tensors : `p` and the states of the rule, by name; one-dimensional, of one size.
+    hyper : hyper-parameters; the defaults of others.
 
     Raises
     ------
-    ArgumentError : there is no such optimizer, the devices do not have its rule, a hyper-parameter
-        is wrong, or tensors are missing, unknown or of different sizes.
+    ArgumentError : tensors are missing, unknown or of different sizes.
 
     Ref: COARSE paper, section III-D and figure 7.
     """
@@ -146,7 +140,7 @@ class StoredParameters:
     def make(
         cls, pool: CoarsePool, optimizer: str | Optimizer, values: NDArray[np.float32], **hyper: Any
     ) -> Self:
-        """New ones, with these parameters (float32, one dimension) on every device."""
+        """Store parameters (float32, one dimension) and first states on every device."""
         known = pool.device.optimizer(optimizer)
         tensors: dict[str, PoolTensor] = {}
         try:
@@ -166,7 +160,7 @@ class StoredParameters:
         Parameters
         ----------
         step : t, from 1.
-        hyper : that differ from those given before.
+        hyper : hyper-parameters that differ from those of the constructor.
         """
         changed = {**self.hyper, **hyper}
         self.pool.device.arguments(self.optimizer, step=step, first=step == 1, **changed)
@@ -187,17 +181,17 @@ class StoredParameters:
         stop: int | None = None,
         hyper: Mapping[str, Any] | None = None,
     ) -> AllOf:
-        """Start a step on elements [start, stop), on every device, and return at once.
+        """Start a step of elements [start, stop) on every device.
 
         Parameters
         ----------
-        gradients : of these elements, by device: one array, or several that its kernel sums first,
+        gradients : of these elements, by device: one array, or several that the kernel sums first,
             into the first one.
         step : t, from 1.
         scale : of the gradients, such as 1 / clients of a sum.
-        start : a multiple of 16, as elements of a memory beat.
-        stop : None: to the end.
-        hyper : that differ from those given before.
+        start : a multiple of 16, the elements of a memory beat.
+        stop : None: the end.
+        hyper : hyper-parameters that differ from those of the constructor.
         """
         part = slice(start, self.size if stop is None else stop)
         device = self.pool.device
@@ -219,7 +213,7 @@ class StoredParameters:
         return AllOf(begun)
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for tensor in self.tensors.values():
             tensor.free()
 
@@ -227,12 +221,11 @@ class StoredParameters:
 def initial_values(
     device: CoarseDevice, optimizer: Optimizer, hyper: Mapping[str, Any]
 ) -> dict[str, float]:
-    """What each array of an optimizer starts with, `p` among them, whose values are the user's.
+    """Return the first value of each array of an optimizer; that of `p` is unused.
 
     Raises
     ------
-    ArgumentError : a hyper-parameter is wrong, the devices do not have the rule, or a state of it
-        is not float32.
+    ArgumentError : a state of the rule is not float32.
     """
     config = device.kernel_config
     given = rule_arguments(optimizer, config.order, step=1, first=True, **hyper)

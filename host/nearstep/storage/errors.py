@@ -43,3 +43,12 @@ class TornSnapshotError(Fielded, SnapshotError):
         if self.last_good is None:
             return "there is no good one"
         return f"the last good one is {self.last_good}"
+
+
+class SnapshotVersionError(Fielded, SnapshotError):
+    """A snapshot file of another version of the format. Nothing was loaded."""
+
+    template = "{path} must have version {expected} of snapshot files, not version {found}"
+    path: Path
+    expected: int
+    found: str

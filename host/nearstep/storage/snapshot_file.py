@@ -1,9 +1,8 @@
 """Snapshot files.
 
-A file is a preamble (magic, version, length of the header), the header in JSON, the SHA-256 of
-both, and for each tensor and device the elements, little-endian float32, with their SHA-256. The
-file `name.000003` is generation 3 of `name`; the file is renamed to this once all data has been
-flushed.
+A file is one of safetensors: named tensors of the shape (devices, ...), and behind them the tensor
+`DIGEST`, the SHA-256 of all bytes of the file before it. The file `name.000003` is generation 3 of
+`name`; it gets this name once all data has been flushed.
 """
 
 from __future__ import annotations
@@ -16,53 +15,42 @@ import math
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal
 
-import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from nearstep.errors import ArgumentError
-from nearstep.scalars import is_whole
 from nearstep.storage.blocks import sync_folder
-from nearstep.storage.errors import SnapshotError, SnapshotSaveError, TornSnapshotError
+from nearstep.storage.errors import (
+    SnapshotError,
+    SnapshotSaveError,
+    SnapshotVersionError,
+    TornSnapshotError,
+)
 
-MAGIC = b"NSCOARSE"
-VERSION = 1
-PREAMBLE = struct.Struct("<8sII")
+VERSION = 2
+METADATA = "__metadata__"
+FORMAT = "nearstep.snapshot"
+"""Key of the version among the metadata, which are the first of a file."""
+
+DIGEST = "nearstep.sha256"
 DIGEST_BYTES = 32
+LENGTH = struct.Struct("<Q")
+START = f'{{"{METADATA}":{{"{FORMAT}":"'.encode()
+OLD_MAGIC = b"NSCOARSE"
+"""First bytes of a file of version 1."""
+
 GENERATION_DIGITS = 6
-LONGEST_HEADER = 1 << 24
+CHUNK_BYTES = 1 << 20
 
-FIXED = {"dtype": "<f4", "digest": "sha256"}
-"""Header fields with a fixed value."""
+DTYPES: Mapping[str, int] = {"F32": 4, "U8": 1}
+"""Bytes of an element, by the name that safetensors gives the dtype."""
 
-FLOAT_BYTES = 4
-DIMENSIONS = 32
-"""Most dimensions of a tensor, numpy 1's limit."""
-
-LONGEST = (1 << 63) - 1
-"""Most bytes of an array."""
-
-Arrays = list[list[NDArray[np.float32]]]
-"""The values of each tensor on each device."""
-
-
-class Snapshot(Protocol):
-    """Values of tensors on devices, which do not change during a save."""
-
-    @property
-    def devices(self) -> int: ...
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, ...]]:
-        """Shapes of the float32 tensors."""
-        ...
-
-    def read(self, tensor: int, device: int) -> NDArray[np.float32]:
-        """Read the values of tensor number `tensor` on a device."""
-        ...
+Arrays = dict[str, NDArray[Any]]
+"""The values of each tensor, by name; the first dimension is that of the devices."""
 
 
 class _TornError(Exception):
@@ -99,21 +87,40 @@ def generations(path: Path) -> list[Path]:
     return [each for _, each in sorted(found)]
 
 
-def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = open_file) -> Path:
-    """Write a snapshot to the next generation of `path`, and return its file.
+def save(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    devices: int,
+    read: Callable[[int, int], NDArray[Any]],
+    *,
+    dtype: Literal["F32", "U8"] = "F32",
+    opener: Callable[[Path], BinaryIO] = open_file,
+) -> Path:
+    """Write tensors to the next generation of `path`, and return its file.
+
+    Parameters
+    ----------
+    shapes : of the tensors on each device, by name.
+    read : returns the values of a tensor, by its number, on a device; they must not change.
 
     Raises
     ------
+    ArgumentError : a name is reserved.
     SnapshotSaveError : the write failed, and no file was added.
     """
+    if reserved := {METADATA, DIGEST} & shapes.keys():
+        raise ArgumentError(f"names of tensors must not be {sorted(reserved)}, which are reserved")
     try:
         older = generations(path)
         number = 1 + (int(older[-1].suffix[1:]) if older else 0)
         partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
         try:
             with opener(partial) as file:
-                for piece in _pieces(snapshot):
+                digest = hashlib.sha256()
+                for piece in _pieces(shapes, devices, read, dtype):
+                    digest.update(piece)
                     file.write(piece)
+                file.write(digest.digest())
                 file.flush()
                 os.fsync(file.fileno())
             final = _named(partial, path, number)
@@ -126,18 +133,14 @@ def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = op
     return final
 
 
-def load(path: Path, devices: int | None, shapes: Sequence[tuple[int, ...]] | None) -> Arrays:
-    """Load the values of each tensor on each device from a file or its newest generation.
-
-    Parameters
-    ----------
-    devices : expected number, if not None.
-    shapes : expected shapes of the tensors, if not None.
+def load(path: Path) -> Arrays:
+    """Load the tensors of a file, or of the newest generation of `path`.
 
     Raises
     ------
     TornSnapshotError : the file is damaged; the error names the newest older intact generation.
-    SnapshotError
+    SnapshotVersionError : the file has another version of the format.
+    SnapshotError : the file cannot be read.
     """
     if path.is_file() and (_begins(path) or not generations(path)):
         name = path.with_suffix("") if path.suffix[1:].isdecimal() else path
@@ -146,16 +149,11 @@ def load(path: Path, devices: int | None, shapes: Sequence[tuple[int, ...]] | No
     else:
         *older, path = generations(path) or [path]
     try:
-        found, saved, arrays = _read(path)
+        return _read(path)
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error
     except _TornError as torn:
         raise TornSnapshotError(path, str(torn), _last_good(older)) from None
-    if devices is not None and found != devices:
-        raise SnapshotError(f"{path} must be of {devices} devices, not {found}")
-    if shapes is not None and saved != list(shapes):
-        raise SnapshotError(f"{path} must be of tensors of shapes {list(shapes)}, not {saved}")
-    return arrays
 
 
 def _named(partial: Path, path: Path, number: int) -> Path:
@@ -176,110 +174,76 @@ def _begins(path: Path) -> bool:
     if path.suffix[1:].isdecimal():
         return True
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        start = file.read(LENGTH.size + len(START))
+    return start.startswith(OLD_MAGIC) or start.endswith(START)
 
 
-def _pieces(snapshot: Snapshot) -> Iterator[bytes]:
-    described = _described(snapshot.devices, snapshot.shapes)
-    text = json.dumps(described, sort_keys=True).encode()
-    head = PREAMBLE.pack(MAGIC, VERSION, len(text)) + text
-    yield head + hashlib.sha256(head).digest()
-    for tensor in range(len(snapshot.shapes)):
-        for device in range(snapshot.devices):
-            part = snapshot.read(tensor, device).astype("<f4", copy=False).tobytes()
-            yield part
-            yield hashlib.sha256(part).digest()
+def _pieces(
+    shapes: Mapping[str, Sequence[int]],
+    devices: int,
+    read: Callable[[int, int], NDArray[Any]],
+    dtype: str,
+) -> Iterator[bytes]:
+    """Yield the bytes of a file, but for its digest."""
+    header: dict[str, Any] = {METADATA: {FORMAT: str(VERSION)}}
+    end = 0
+    for name, shape in shapes.items():
+        whole = [devices, *shape]
+        start, end = end, end + DTYPES[dtype] * math.prod(whole)
+        header[name] = {"dtype": dtype, "shape": whole, "data_offsets": [start, end]}
+    limits = [end, end + DIGEST_BYTES]
+    header[DIGEST] = {"dtype": "U8", "shape": [DIGEST_BYTES], "data_offsets": limits}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH.size)  # so that the data is aligned
+    yield LENGTH.pack(len(text)) + text
+    for number in range(len(shapes)):
+        for device in range(devices):
+            yield read(number, device).tobytes()
 
 
-def _read(path: Path) -> tuple[int, list[tuple[int, ...]], Arrays]:
-    """Read the number of devices, the shapes and the arrays of a file.
+def _read(path: Path) -> Arrays:
+    """Read the tensors of a file.
 
     Raises
     ------
-    _TornError : the file is damaged.
+    SnapshotVersionError, _TornError
     """
     with path.open("rb") as file:
-        preamble = _take(file, PREAMBLE.size, "preamble")
-        magic, version, length = PREAMBLE.unpack(preamble)
-        if magic != MAGIC:
-            raise _TornError(f"it must begin with {MAGIC!r}, not {magic!r}")
-        if version != VERSION:
-            raise _TornError(f"its version must be {VERSION}, not {version}")
-        if length > LONGEST_HEADER:
-            raise _TornError(f"its header must be below {LONGEST_HEADER} bytes, not {length}")
-        text = _take(file, length, "header")
-        _check_digest(file, preamble + text, "header")
-        devices, shapes = _header(text)
-        sizes = [FLOAT_BYTES * math.prod(shape) for shape in shapes]
-        needed = file.tell() + devices * sum(size + DIGEST_BYTES for size in sizes)
-        found = os.fstat(file.fileno()).st_size
-        if found != needed:  # before the allocation of sizes that only the header claims
-            behind = "there is something behind its end: " if found > needed else ""
-            raise _TornError(f"{behind}it must have {needed} bytes, not {found}")
-        arrays: Arrays = []
-        for number, shape in enumerate(shapes):
-            arrays.append([])
-            for device in range(devices):
-                what = f"tensor {number} of device {device}"
-                part = _take(file, sizes[number], what)
-                _check_digest(file, part, what)
-                values = np.frombuffer(part, "<f4").astype(np.float32, copy=False)
-                arrays[-1].append(values.reshape(shape))
-    return devices, shapes, arrays
-
-
-def _header(text: bytes) -> tuple[int, list[tuple[int, ...]]]:
-    """Return the number of devices and the shapes in a header.
-
-    Raises
-    ------
-    _TornError : the header is malformed.
-    """
+        start = file.read(LENGTH.size)
+        if start == OLD_MAGIC:
+            raise SnapshotVersionError(path, VERSION, "1")
+        left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
+        if left < LENGTH.size:
+            raise _TornError(f"it must have a digest of {DIGEST_BYTES} bytes, and is shorter")
+        file.seek(0)
+        digest = hashlib.sha256()
+        while left and (piece := file.read(min(left, CHUNK_BYTES))):
+            digest.update(piece)
+            left -= len(piece)
+        expected = file.read()
+    if digest.digest() != expected:
+        raise _TornError(f"its SHA-256 must be {expected.hex()}, not {digest.hexdigest()}")
     try:
-        found = json.loads(text)
-        devices, shapes = found["devices"], [tuple(each["shape"]) for each in found["tensors"]]
-        good = found == _described(devices, shapes) and all(map(_is_shape, [(devices,), *shapes]))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        good = False
-    if not good or devices < 1:
-        expected = "JSON of devices, from 1, and tensors with a shape each"
-        raise _TornError(f"its header must be {expected}, with {FIXED}, not {text[:100]!r}")
-    return devices, shapes
-
-
-def _described(devices: int, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    """Return the fields of a header."""
-    return {"devices": devices, **FIXED, "tensors": [{"shape": list(each)} for each in shapes]}
-
-
-def _is_shape(shape: tuple[Any, ...]) -> bool:
-    """Return whether numpy supports an array of this shape."""
-    return (
-        len(shape) <= DIMENSIONS
-        and all(is_whole(dim) and 0 <= dim <= LONGEST for dim in shape)
-        and FLOAT_BYTES * math.prod(max(1, dim) for dim in shape) <= LONGEST
-    )
-
-
-def _take(file: BinaryIO, nbytes: int, what: str) -> bytes:
-    data = file.read(nbytes)
-    if len(data) != nbytes:
-        raise _TornError(f"{what} must have {nbytes} bytes, not {len(data)}")
-    return data
-
-
-def _check_digest(file: BinaryIO, data: bytes, what: str) -> None:
-    expected = _take(file, DIGEST_BYTES, f"SHA-256 of the {what}")
-    actual = hashlib.sha256(data).digest()
-    if actual != expected:
-        raise _TornError(f"SHA-256 of the {what} must be {expected.hex()}, not {actual.hex()}")
+        with safe_open(path, framework="np") as tensors:
+            version = (tensors.metadata() or {}).get(FORMAT)
+            if version is None:
+                raise _TornError(f"its metadata must have {FORMAT}")
+            if version != str(VERSION):
+                raise SnapshotVersionError(path, VERSION, version)
+            names = [name for name in tensors.keys() if name != DIGEST]  # noqa: SIM118 - no dict
+            arrays = {name: tensors.get_tensor(name) for name in names}
+    except (SafetensorError, ValueError, TypeError, AttributeError) as error:
+        raise _TornError(f"it must be a file of safetensors: {str(error)[:200]}") from error
+    if not arrays or len({each.shape[:1] for each in arrays.values()} | {()}) != 2:
+        raise _TornError("it must have tensors of one number of devices")
+    return arrays
 
 
 def _last_good(older: Sequence[Path]) -> Path | None:
     for path in reversed(older):
         try:
             _read(path)
-        except (_TornError, OSError):
+        except (_TornError, SnapshotVersionError, OSError):
             continue
         return path
     return None

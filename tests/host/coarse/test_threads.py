@@ -36,8 +36,8 @@ def beside(
 ) -> Iterator[Callable[[Callable[[], bool]], None]]:
     """An action again and again in threads of their own, whose errors are raised at the end.
 
-    The function given by the `with` statement waits until the threads have made its argument true,
-    however the scheduler orders them.
+    The yielded function waits until the threads have made its argument true, however the
+    scheduler orders them.
     """
     stop = threading.Event()
     errors: list[BaseException] = []

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nearstep.storage.snapshot_file import open_file, save
 
 Floats = NDArray[np.float32]
 
@@ -17,16 +21,13 @@ class HostSnapshot:
 
     values: Sequence[Sequence[Floats]]
 
-    @property
-    def devices(self) -> int:
-        return len(self.values[0])
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(each[0].shape for each in self.values)
-
     def read(self, tensor: int, device: int) -> Floats:
         return self.values[tensor][device]
+
+    def save(self, path: Path, opener: Callable[[Path], BinaryIO] = open_file) -> Path:
+        """Save the tensors under their numbers."""
+        shapes = {str(i): each[0].shape for i, each in enumerate(self.values)}
+        return save(path, shapes, len(self.values[0]), self.read, opener=opener)
 
 
 def random_snapshot(devices: int, shapes: Sequence[tuple[int, ...]], seed: int) -> HostSnapshot:

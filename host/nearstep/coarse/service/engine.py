@@ -1,4 +1,4 @@
-"""Scheduler of the service: one thread owns the devices and carries out clients' requests."""
+"""The engine of the service: one thread runs the devices and handles the clients' requests."""
 
 from __future__ import annotations
 
@@ -23,16 +23,11 @@ from nearstep.coarse.service.errors import (
     JobError,
     ProxyDeadlockError,
 )
-from nearstep.coarse.service.job import Loaded, TrainingJob
+from nearstep.coarse.service.job import REQUESTS, Loaded, TrainingJob
 from nearstep.coarse.service.messages import (
-    Barrier,
-    Check,
-    Close,
-    Detach,
     Get,
     Hello,
     Leave,
-    Load,
     Message,
     Missing,
     Open,
@@ -58,23 +53,23 @@ LOOK_S = 0.05
 """Seconds between checks for silent clients."""
 
 BEFORE = (Leave, Missing)
-"""Messages allowed before all clients are connected."""
+"""Messages of a client before all clients of the job have joined."""
 
 OF_A_DEVICE = (Open, Probe)
 OF_VALUES = (Put, Get, Save, Loaded)
 JOBS_A_RING = 2
-"""Maximum number of jobs given to a ring: one is running, the next one waits."""
+"""Jobs submitted to a ring: one runs, the next one waits."""
 
 
 class Event(NamedTuple):
-    """A client's message, the end of its connection, or a loaded file."""
+    """A message of a client, or the end of its connection."""
 
     session: Session
     message: Message | Disconnected | Loaded
 
 
 class Pushed(NamedTuple):
-    """A shard, by its number, that clients push."""
+    """A shard that clients push."""
 
     job: TrainingJob
     exchange: DeviceExchange
@@ -83,7 +78,7 @@ class Pushed(NamedTuple):
 
 @dataclass(eq=False)
 class Task:
-    """A job of the rings, or an update on all devices if `job` is None, for a shard."""
+    """A job of the rings, or an update by the kernels of all devices, for a shard."""
 
     owner: TrainingJob
     exchange: DeviceExchange
@@ -94,19 +89,19 @@ class Task:
 
 
 class Engine:
-    """Carries out the requests of the clients of all jobs, in one thread.
+    """Handles the requests of the clients of all jobs, in one thread.
 
     Parameters
     ----------
-    pool : used only by the engine's thread from `start` on.
-    shard_bytes : least size of a shard, unless the client chooses.
-    queue_shards : maximum number of pushed shards of a client that have not come back.
+    pool : used by the engine's thread alone from `start` on.
+    shard_bytes : least size of shards, unless the clients choose.
+    queue_shards : most shards that a client has pushed and not got back.
     beat_s : seconds between signs of life.
-    silence_s : seconds without one after which a client counts as lost.
+    silence_s : seconds without one after which a client is lost.
     scheduler : `queues`: a shard is summed as soon as all its clients have pushed it. `fcfs`: a
-        proxy holds the first shard pushed to it until that shard has been summed; a deadlock of
-        proxies ends the jobs of the shards that they hold.
-    snapshots : folder of all files that clients read and write; None: no files.
+        proxy serves the shard that arrived first until it has been summed; a deadlock of proxies
+        ends the jobs whose shards they hold.
+    snapshots : folder of all files; None: clients cannot save or load.
 
     Attributes
     ----------
@@ -145,22 +140,22 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="coarse engine", daemon=True)
 
     def start(self, turn: Callable[[float], None], wake: Callable[[], None]) -> None:
-        """Start the engine's thread.
+        """Start the thread.
 
         Parameters
         ----------
-        turn : receives clients' messages and posts them; waits at most so many seconds for one.
-        wake : ends the wait of `turn`.
+        turn : posts the clients' messages; waits at most so many seconds for one.
+        wake : ends that wait.
         """
         self._turn, self._wake = turn, wake
         self._thread.start()
 
     def post(self, session: Session, message: Message | Disconnected | Loaded) -> None:
-        """Queue a message; only within `turn`."""
+        """Queue a message; called within a turn."""
         self._inbox.append(Event(session, message))
 
     def post_from_thread(self, session: Session, message: Loaded) -> None:
-        """Queue a message; from any thread."""
+        """Queue a message; called from any thread."""
         self.post(session, message)
         self._wake()
 
@@ -184,7 +179,7 @@ class Engine:
         self._end_failing()
 
     def _end_all(self, error: Exception) -> None:
-        """End all jobs after an internal error of the service, so that no client waits for ever."""
+        """End all jobs after an error of the service itself, so that no client waits."""
         LOG.error("the service failed", exc_info=error)
         failure = JobError(f"the service failed: {type(error).__name__}: {error}")
         for job in list(self.jobs.values()):
@@ -203,9 +198,9 @@ class Engine:
             self._order = ArrivalOrder(self.pool.devices)
 
     def _take(self) -> None:
-        """Carry out the queued messages; wait for one if there is nothing else to do.
+        """Handle the queued messages; wait for one if there is nothing to do.
 
-        Messages queued in the meantime are handled after the devices' next turn.
+        Messages that arrive meanwhile are handled after the devices' next turn.
         """
         busy = self._running or self._ready or self._updates or self._inbox
         self._turn(0.0 if busy else IDLE_S)
@@ -244,8 +239,7 @@ class Engine:
     def _try(
         self, job: TrainingJob, ranks: Sequence[int], action: Callable[..., object], *given: Any
     ) -> None:
-        """Run an action for clients of these ranks; an error, except one of the devices, ends only
-        this job."""
+        """Act for clients of these ranks: an error ends this job alone, unless devices fail."""
         try:
             action(*given)
         except JobError as error:
@@ -269,43 +263,18 @@ class Engine:
             job.check_device(session, message.device)
         if isinstance(message, OF_VALUES):
             self._settle()
-        match message:
-            case Push():
-                self._push(job, session, message)
-            case Open():
-                job.open(session, message)
-            case Check():
-                job.check(session, message)
-            case Close():
-                job.close(session, message)
-            case Detach():
-                session.detach(message)
-            case Put():
-                job.put(session, message)
-            case Get():
-                job.get(session, message)
-            case Probe():
-                job.probe(session, message)
-            case Barrier():
-                job.barrier(session, message)
-            case Save():
-                job.save(session, message)
-            case Load():
-                job.load(session, message, self.post_from_thread)
-            case Loaded():
-                job.loaded(session, message)
-            case Missing():
-                job.missing(session, message)
-            case Leave():
-                session.left = True
-                job.leave(session)
+        if isinstance(message, Push):
+            self._push(job, session, message)
+        elif isinstance(message, REQUESTS):  # `Session.note` has handled the others
+            getattr(job, type(message).__name__.lower())(session, message)
         job.check_gone()
 
     def _join(self, session: Session) -> None:
         name = session.job
         job = self.jobs.get(name)
         if job is None:
-            job = TrainingJob(name, session.clients, self.pool, self.snapshots)
+            post = self.post_from_thread
+            job = TrainingJob(name, session.clients, self.pool, post, self.snapshots)
             self.jobs[name] = job
         job.join(session, self.shard_bytes, self.queue_shards, self.beat_s)
         if not job.sessions:
@@ -326,14 +295,14 @@ class Engine:
         return None
 
     def _sum(self, pushed: Pushed) -> None:
-        """Start to sum a shard that all clients have pushed, unless it has been started."""
+        """Begin with a shard that all clients have pushed, unless it has begun."""
         shard = pushed.exchange.shards[pushed.shard]
         if not shard.left:
             shard.pushed.clear()
             self._begin(pushed.job, pushed.exchange, shard)
 
     def _go_on(self, order: ArrivalOrder[Pushed], ready: Sequence[Pushed]) -> None:
-        """Start to sum shards that their proxies hold; end the jobs of proxies in a deadlock."""
+        """Sum shards that their proxies have taken; end the jobs of a deadlock of proxies."""
         for each in ready:
             self._sum(each)
         circle, held = order.deadlock()
@@ -351,14 +320,14 @@ class Engine:
         self._failing += [(job, error) for job in dict.fromkeys(each.job for each in held)]
 
     def _settle(self) -> None:
-        """Wait for the current update, which may write stored values."""
-        # `_look_at_update` reports the error of an update: this client did not cause the error.
+        """Wait for the running update, which may write stored values."""
+        # `_look_at_update` finds the error of an update, which is not this client's.
         if self._updates and self._updates[0].pending is not None:
             with contextlib.suppress(NearstepError):
                 self._updates[0].pending.wait()
 
     def _begin(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
-        """Queue the jobs of a shard's stage, or its update after the last stage."""
+        """Queue the jobs of the stage of a shard, or its update after the last stage."""
         if shard.stage == len(exchange.stages):
             shard.left = 1
             self._updates.append(Task(owner, exchange, shard))
@@ -368,7 +337,7 @@ class Engine:
         self._ready.extend(Task(owner, exchange, shard, job) for job in stage)
 
     def _advance(self) -> None:
-        """Give queued jobs to the devices, run the devices for a while, and handle ended tasks."""
+        """Submit jobs while the queues have space, and let the devices run for a while."""
         while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
             task = self._ready[0]
             try:
@@ -392,7 +361,7 @@ class Engine:
             self._device_failed(error)
 
     def _start(self, task: Task) -> None:
-        """Start a job or an update on the devices."""
+        """Submit a job or an update to the devices."""
         if task.job is None:
             task.pending = task.exchange.update(task.shard)
         else:
@@ -400,7 +369,7 @@ class Engine:
             self._running.append(task)
 
     def _wait(self) -> None:
-        """Run the devices until a task ends, at most for `SLICE_CYCLES`."""
+        """Let the devices run until a task has ended, or for a while."""
         updates = [each for each in self._updates if each.pending is not None]
         under_way: list[Task] = [*self._running[:1], *updates]
         pending = [each.pending for each in under_way if each.pending is not None]
@@ -416,7 +385,7 @@ class Engine:
                     raise
 
     def _look(self, task: Task) -> None:
-        """Start the next stage of a shard if its job has ended."""
+        """Go on with the shard of a job that has ended."""
         pending = task.pending
         if not isinstance(pending, Pending) or not pending.found_ended:
             return
@@ -434,7 +403,7 @@ class Engine:
             self._complete(task.owner, exchange, shard)
 
     def _look_at_update(self) -> None:
-        """Complete a shard if its update has ended."""
+        """Complete the shard of an update that has ended."""
         if not self._updates or (pending := self._updates[0].pending) is None or not pending.ended:
             return
         if pending.error is not None:
@@ -444,7 +413,7 @@ class Engine:
         self._complete(task.owner, task.exchange, task.shard)
 
     def _complete(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
-        """Send the result of a shard to all clients."""
+        """Send the result of a shard to the clients."""
         exchange.complete(shard)
         if self._order is not None:
             done = Pushed(owner, exchange, shard.number)
@@ -463,8 +432,7 @@ class Engine:
         self._failing.append((job, error))
 
     def _device_failed(self, error: NearstepError) -> None:
-        """End the jobs with tasks on the devices, after an error of the devices, and reset the
-        pool."""
+        """End the jobs of all clients with tasks on the devices, and reset the pool."""
         device = getattr(error, "device", None)
         if isinstance(error, SilentLinkError):
             device = error.peer
@@ -488,7 +456,7 @@ class Engine:
             self.pool.reset()
 
     def _end_failing(self) -> None:
-        """End the jobs that failed, after their tasks on the devices."""
+        """End the jobs of clients that failed."""
         while self._failing:
             job, error = self._failing.pop(0)
             if self.jobs.get(job.name) is not job:
@@ -503,7 +471,7 @@ class Engine:
         self._forget(job)
 
     def _drain(self, job: TrainingJob) -> None:
-        """Wait for the devices' tasks of a job, which access the clients' memory."""
+        """Wait for the tasks of a job, which read and write the clients' memory."""
         self._ready = deque(each for each in self._ready if each.owner is not job)
         all_tasks: list[Task] = [*self._running, *self._updates]
         mine = [task for task in all_tasks if task.owner is job and task.pending is not None]

@@ -1,4 +1,4 @@
-"""A job: its clients, their exchanges, and its values in the devices."""
+"""A job: its clients, their exchanges, and the values that it stores in the devices."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ import numpy as np
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
-from nearstep.coarse.service.errors import ClientLostError, FullError, JobError, OrderError
+from nearstep.coarse.service.errors import (
+    ClientLostError,
+    DeviceMemoryError,
+    FullError,
+    JobError,
+    OrderError,
+)
 from nearstep.coarse.service.key_value import KeyValueStore, hyper_of
 from nearstep.coarse.service.messages import (
     Barrier,
     Check,
     Close,
+    Detach,
     Done,
     Failed,
     Get,
+    Leave,
     Load,
     Missing,
     Open,
@@ -39,19 +47,19 @@ from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.snapshot_file import Arrays
 
 UNREADABLE = (NearstepError, OSError, ValueError, KeyError, TypeError, RuntimeError)
-"""Errors of invalid paths, and of files that are no snapshots."""
+"""Errors of paths, and of files of other formats."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The contents of a file that a client loads, or the error of reading it."""
+    """The contents of a file that a client asked for, or the error."""
 
     request: int
     found: Arrays | Exception
 
 
 class Turn(NamedTuple):
-    """Number of a client's current or last sum, and its exchange if that is open."""
+    """The current or last sum of a client: its number, and the exchange, if it is open."""
 
     number: int
     exchange: int | None
@@ -64,16 +72,18 @@ class TrainingJob:
     Parameters
     ----------
     clients : number of clients.
-    snapshots : folder of all files; None: no files.
+    post : queues what a thread has loaded; called from that thread.
+    snapshots : folder of all files; None: clients cannot save or load.
 
     Attributes
     ----------
-    sessions : sessions of the connected clients, by rank.
+    sessions : of the clients that have joined, by rank.
     """
 
     name: str
     clients: int
     pool: CoarsePool
+    post: Callable[[Session, Loaded], None]
     snapshots: Path | None = None
     sessions: dict[int, Session] = field(default_factory=dict)
     began: bool = False
@@ -90,7 +100,7 @@ class TrainingJob:
         self._values = KeyValueStore(self.pool, self.snapshots)
 
     def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
-        """Add or refuse a client; welcome all clients when the last one is added."""
+        """Add a client, or refuse it; welcome all when the last one has joined."""
         rank = session.rank
         reason = None
         if session.clients != self.clients:
@@ -119,7 +129,7 @@ class TrainingJob:
             raise self._broken(session.rank, f"asked for device {device} of {self.pool.devices}")
 
     def open(self, session: Session, message: Open) -> None:
-        """Record that a client opens an exchange; make the exchange when all clients have."""
+        """Note that a client opens an exchange; make it when all clients have."""
         said = self._opening.setdefault(message.exchange, {})
         if session.rank in said or message.exchange in self._exchanges:
             raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
@@ -179,7 +189,7 @@ class TrainingJob:
         return exchange
 
     def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
-        """Check a push, and return its exchange and shard."""
+        """Return the shard that a client pushes, and its exchange."""
         exchange = self.exchange(session, message)
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
@@ -195,7 +205,7 @@ class TrainingJob:
         return exchange, shard
 
     def _check_turn(self, rank: int, message: Open | Push) -> None:
-        """Record a client's turn, and compare it with the turns of the others.
+        """Check that clients that count their turns sum the same in each turn.
 
         Raises
         ------
@@ -215,7 +225,7 @@ class TrainingJob:
                 )
 
     def _told(self, turn: Turn) -> str:
-        """Return a description of a turn's exchange."""
+        """Describe an exchange."""
         if turn.exchange is None:
             return "none"
         found = self._exchanges.get(turn.exchange)
@@ -227,11 +237,11 @@ class TrainingJob:
         return f"exchange {turn.exchange} ({first.operation} of {first.elements} elements{kind})"
 
     def _check_step(self, stored: StoredParameters, shard: Shard, message: Push) -> None:
-        """Record the step of a shard's first push, and compare those of later pushes with it.
+        """Note the step that the first client of a shard gives; check that others give the same.
 
         Raises
         ------
-        JobError : the clients' steps or hyper-parameters differ.
+        JobError : the clients give different steps or hyper-parameters.
         """
         said = message.step, message.hyper
         if not shard.pushed:
@@ -245,7 +255,7 @@ class TrainingJob:
             )
 
     def check(self, session: Session, message: Check) -> None:
-        """Answer whether a step can have the hyper-parameters of a client's message."""
+        """Answer whether a step can have these hyper-parameters."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or exchange.stored is None:
             what = f"asked for a step of exchange {message.exchange}, which updates nothing"
@@ -257,12 +267,12 @@ class TrainingJob:
         return session.send(Done(message.request))
 
     def refuse_push(self, session: Session, message: Push, places: int) -> None:
-        """Refuse a push because the client's queue is full."""
+        """Refuse a push to a full queue."""
         detail = f"all {places} places of the queue of client {session.rank} are taken"
         session.send(Refused(None, message.exchange, FullError.__name__, detail))
 
     def close(self, session: Session, message: Close) -> None:
-        """Record that a client closed an exchange; free the exchange when all clients have."""
+        """Note that a client closes an exchange; free its memory when all have."""
         if message.exchange not in self._exchanges:
             what = f"closed exchange {message.exchange}, which is not there"
             raise self._broken(session.rank, what)
@@ -286,11 +296,11 @@ class TrainingJob:
             )
 
     def put(self, session: Session, message: Put) -> None:
-        """Store a client's bytes, and answer the clients that wait for them."""
+        """Store bytes of a client, and send them to clients that wait for them."""
         try:
             self._values.put(message.key, session.memory(message, message.nbytes))
         except OutOfDeviceMemoryError as error:
-            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+            return session.send(_refused(message.request, error))
         session.send(Done(message.request))
         for waiting, get in self._waiting.pop(message.key, []):
             self.get(waiting, get)
@@ -303,7 +313,7 @@ class TrainingJob:
             nbytes = max(1, message.nbytes)
             buffer = self.pool.device.alloc(nbytes, np.uint8, channel=message.device)
         except OutOfDeviceMemoryError as error:
-            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+            return session.send(_refused(message.request, error))
         if message.nbytes:
             buffer.write(data)
             buffer.read(data)
@@ -311,7 +321,7 @@ class TrainingJob:
         return session.send(Value(message.request, session.inline(message.nbytes)), data)
 
     def save(self, session: Session, message: Save) -> None:
-        """Save values to a file in a thread, which then answers the client."""
+        """Save stored values in a thread, which then answers the client."""
         if (refusal := self._in_a_step(message.request)) is not None:
             return session.send(refusal)
 
@@ -328,8 +338,7 @@ class TrainingJob:
         return None
 
     def _in_a_step(self, request: int) -> Refused | None:
-        """Return the refusal of a snapshot while some shards of an update have been updated and
-        others not; otherwise None."""
+        """Return the refusal to save or load while only some shards of a step are updated."""
         for exchange in self._exchanges.values():
             if exchange.stored is not None and not exchange.is_between_versions:
                 error = ArgumentError(
@@ -338,13 +347,11 @@ class TrainingJob:
                 return _refused(request, error)
         return None
 
-    def load(
-        self, session: Session, message: Load, post: Callable[[Session, Loaded], None]
-    ) -> None:
-        """Read a file in a thread, which then posts its contents."""
+    def load(self, session: Session, message: Load) -> None:
+        """Read a file in a thread, which then posts the contents."""
 
         def done(found: Arrays | Exception) -> None:
-            post(session, Loaded(message.request, found))
+            self.post(session, Loaded(message.request, found))
 
         try:
             self._values.load(message.path, done)
@@ -352,7 +359,7 @@ class TrainingJob:
             session.send(_refused(message.request, error))
 
     def loaded(self, session: Session, message: Loaded) -> None:
-        """Store the values of a loaded file; answer with the names and sizes of all values."""
+        """Store the contents of a file; send their names and sizes to the client."""
         if (refusal := self._in_a_step(message.request)) is not None:
             return session.send(refusal)
         try:
@@ -364,7 +371,7 @@ class TrainingJob:
         return session.send(Done(message.request, json.dumps(self._values.sizes)))
 
     def get(self, session: Session, message: Get) -> None:
-        """Answer with the bytes of a value, now or once the value is stored."""
+        """Send bytes to a client, when they are stored."""
         if message.key not in self._values:
             self._waiting.setdefault(message.key, []).append((session, message))
             return None
@@ -377,7 +384,7 @@ class TrainingJob:
         return session.send(Value(message.request, session.inline(nbytes)), out)
 
     def barrier(self, session: Session, message: Barrier) -> None:
-        """Record that a client is at the barrier; answer all clients when the last one is."""
+        """Answer all clients when each has reached the barrier."""
         self._arrived.append((session, message))
         first: dict[int, tuple[Session, Barrier]] = {}
         for each in self._arrived:
@@ -388,7 +395,7 @@ class TrainingJob:
                 arrived[0].send(Done(arrived[1].request))
 
     def missing(self, session: Session, message: Missing) -> None:
-        """Answer with the clients that the sender waits for."""
+        """Answer which other clients a client that has waited for too long waits for."""
         rank, ranks = session.rank, set(range(self.clients))
         missing = ranks - set(self.sessions) | self._gone
         for said in self._opening.values():
@@ -403,13 +410,20 @@ class TrainingJob:
             missing |= ranks - arrived
         session.send(Done(message.request, " ".join(map(str, sorted(missing)))))
 
-    def leave(self, session: Session) -> None:
-        """Record that a client leaves."""
+    def detach(self, session: Session, message: Detach) -> None:
+        """Unmap a segment of a client."""
+        session.detach(message)
+
+    def leave(self, session: Session, message: Leave) -> None:
+        """Note that a client ends well; others that wait for it get an error."""
+        session.left = True
         self._gone.add(session.rank)
 
     def check_gone(self) -> None:
-        """Raise `ClientLostError` if a client waits for all others and one has left, or waits for a
-        value and all others have left."""
+        """Raise `ClientLostError` if a client waits for clients that have left.
+
+        It waits for all and one has left, or it waits for a value and all others have left.
+        """
         if not self._gone:
             return
         waits = bool(self._arrived or self._opening) or not self.began
@@ -424,12 +438,12 @@ class TrainingJob:
             raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
 
     def part(self, session: Session) -> None:
-        """Remove a client that left and closed its connection."""
+        """Remove a client that left and has closed its connection."""
         self.sessions.pop(session.rank, None)
         session.close()
 
     def fail(self, error: JobError) -> None:
-        """Send the error that ended the job to all clients."""
+        """Send the error of the job to all clients."""
         message = Failed(
             type(error).__name__, str(error)[:8000], list(error.ranks), list(error.devices)
         )
@@ -437,7 +451,7 @@ class TrainingJob:
             session.send(message)
 
     def free(self) -> None:
-        """Free the job's memory, and end its connections."""
+        """Free the memory of the job, and end its connections."""
         for exchange in self._exchanges.values():
             exchange.free()
         self._exchanges.clear()
@@ -448,4 +462,23 @@ class TrainingJob:
 
 
 def _refused(request: int, error: Exception) -> Refused:
-    return Refused(request, None, type(error).__name__, str(error)[:8000])
+    kind = DeviceMemoryError if isinstance(error, OutOfDeviceMemoryError) else type(error)
+    return Refused(request, None, kind.__name__, str(error)[:8000])
+
+
+REQUESTS = (
+    Open,
+    Check,
+    Close,
+    Detach,
+    Put,
+    Get,
+    Probe,
+    Barrier,
+    Save,
+    Load,
+    Missing,
+    Leave,
+    Loaded,
+)
+"""Messages for the method of a job of that name; the engine schedules `Push`."""

@@ -1,4 +1,4 @@
-"""Values that a job stores in the memory devices, and their snapshots."""
+"""Named values of a job in the memory devices, and snapshots of them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from nearstep.storage.snapshot_file import Arrays, as_path, load, save
 
 
 class KeyValueStore:
-    """Named values of bytes, on every device; writing a name again makes a new version.
+    """Named values of bytes, on every device.
 
     Parameters
     ----------
-    snapshots : folder of all files; None: no files.
+    snapshots : folder of all files; None: nothing can be saved or loaded.
     """
 
     def __init__(self, pool: CoarsePool, snapshots: Path | None) -> None:
@@ -41,11 +41,11 @@ class KeyValueStore:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of each value, by name."""
+        """Number of bytes of each value, by name."""
         return dict(self._bytes)
 
     def put(self, key: str, data: NDArray[np.uint8]) -> None:
-        """Store bytes under a name; a snapshot being written keeps the version before."""
+        """Store a value. A snapshot that is being written keeps the old value in copies."""
         words = _words(data.tobytes())
         tensor = self._tensors.get(key)
         if tensor is None or tensor.size != words.size:
@@ -60,13 +60,11 @@ class KeyValueStore:
         self._bytes[key] = data.size
 
     def parameters(self, update: Update, elements: int) -> StoredParameters:
-        """Return the stored parameters and states of an optimizer; missing states get initial
-        values.
+        """Return the parameters and states of an optimizer; states that are missing are created.
 
         Raises
         ------
-        ArgumentError : no such parameters, an array of another size, a rule that the devices do not
-            have, or a wrong hyper-parameter.
+        ArgumentError : the parameters are not stored, or a value has another size.
         """
         device, hyper = self.pool.device, hyper_of(update.hyper)
         optimizer = device.optimizer(update.optimizer)
@@ -84,80 +82,75 @@ class KeyValueStore:
         return StoredParameters(self.pool, optimizer, tensors, hyper)
 
     def read(self, key: str, device: int, out: NDArray[np.uint8]) -> None:
-        """Copy a value from the memory of one device to `out`."""
+        """Copy a value from the memory of a device."""
         out[...] = self._tensors[key].read(device).view(np.uint8)[: out.size]
 
     def save(
         self, path: str, keys: Sequence[str], done: Callable[[Path | NearstepError], None]
     ) -> None:
-        """Write the current version to the next generation of `path`, in a thread.
+        """Write the current values to the next generation of `path`, in a thread.
 
-        The thread calls `done` with the file or an error. Values may change meanwhile.
+        The thread calls `done` with the file or an error. The values may change meanwhile.
 
         Raises
         ------
-        ArgumentError : no such value, or a path outside the folder.
-        SnapshotError : another snapshot is open, or there is no memory for the copies.
+        ArgumentError : a value is not stored.
         """
         missing = [key for key in keys if key not in self._tensors]
         if missing or not keys:
             raise ArgumentError(f"keys must be of {sorted(self._tensors)}, not {list(keys)}")
         self._wait()
         place = self._place(path)
-        said = json.dumps({key: self._bytes[key] for key in keys}).encode()
-        index = self.pool.tensor([_words(said)] * self.pool.devices, reduced=False)
+        sizes = {key: self._bytes[key] for key in keys}
+        shapes = {key: (size,) for key, size in sizes.items()}
         open_files = contextlib.ExitStack()
-        try:
-            tensors = [index, *(self._tensors[key] for key in keys)]
-            frozen = open_files.enter_context(self.pool.freeze(tensors))
-        except BaseException:
-            index.free()
-            raise
+        tensors = [self._tensors[key] for key in sizes]
+        frozen = open_files.enter_context(self.pool.freeze(tensors))
+        limits = [*sizes.values()]
+
+        def read(number: int, device: int) -> NDArray[np.uint8]:
+            return frozen.read(number, device).view(np.uint8)[: limits[number]]
 
         def write() -> None:
             found: Path | NearstepError
             try:
                 with open_files:
-                    found = save(place, frozen)
+                    found = save(place, shapes, frozen.devices, read, dtype="U8")
             except NearstepError as error:
                 found = error
-            index.free()
             done(found)
 
         self._saving = threading.Thread(target=write, name="coarse snapshot")
         self._saving.start()
 
     def load(self, path: str, done: Callable[[Arrays | Exception], None]) -> None:
-        """Read a snapshot, of any number of devices, in a thread.
+        """Read a snapshot of any number of devices, in a thread.
 
-        The thread calls `done` with the arrays for `restore`, or an error.
+        The thread calls `done` with the argument of `restore` or an error.
 
         Raises
         ------
-        ArgumentError : a path outside the folder.
-        SnapshotError : `path` is neither a file nor a folder.
+        SnapshotError : the path names no file.
         """
         place = self._place(path)
         if place.exists() and not (place.is_file() or place.is_dir()):
-            raise SnapshotError(f"{place} must be a file, and is another thing")
+            raise SnapshotError(f"{place} must be a regular file or a folder")
 
         def read() -> None:
             try:
-                done(load(place, None, None))
+                done(load(place))
             except Exception as error:
                 done(error)
 
         threading.Thread(target=read, name="coarse snapshot", daemon=True).start()
 
     def restore(self, arrays: Arrays) -> None:
-        """Store the values of a snapshot."""
-        first, *values = arrays
-        sizes = json.loads(first[0].tobytes().rstrip(b"\0"))
-        for (key, nbytes), each in zip(sizes.items(), values, strict=True):
-            self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8)[:nbytes])
+        """Store the values of a snapshot under their names."""
+        for key, each in arrays.items():
+            self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8))
 
     def _place(self, path: str) -> Path:
-        """Return the path, or raise `ArgumentError` if it is outside the folder."""
+        """Return a path in the folder. Raise `ArgumentError` for another one."""
         if self.snapshots is None:
             raise ArgumentError(
                 "the service must have a folder for snapshots, and has none: --snapshots"
@@ -168,7 +161,7 @@ class KeyValueStore:
         return place
 
     def free(self) -> None:
-        """Free the memory of all values."""
+        """Free the memory."""
         self._wait()
         for tensor in self._tensors.values():
             tensor.free()
@@ -183,11 +176,11 @@ class KeyValueStore:
 
 
 def hyper_of(text: str) -> dict[str, Any]:
-    """Return the hyper-parameters of a JSON object; none for an empty text.
+    """Return the hyper-parameters of a JSON object; none of an empty text.
 
     Raises
     ------
-    ArgumentError : `text` is no JSON object.
+    ArgumentError : the text is no JSON object.
     """
     try:
         found = json.loads(text) if text else {}
@@ -199,5 +192,5 @@ def hyper_of(text: str) -> dict[str, Any]:
 
 
 def _words(data: bytes) -> NDArray[np.float32]:
-    """Return bytes as float32 words, padded with zeros to at least one word."""
+    """Return bytes as whole words, padded with zeros."""
     return np.frombuffer(data + b"\0" * (-len(data) % 4 or 4 * (not data)), np.float32).copy()

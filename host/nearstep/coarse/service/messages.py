@@ -1,7 +1,7 @@
 """Messages between clients and the service: typed, and checked when decoded.
 
-A client attaches *segments*, memory that arrays pass through; then it opens *exchanges*, tensors
-that all clients of its job sum shard by shard.
+A client attaches memory of its own, *segments*, for arrays; then it opens *exchanges*, tensors that
+are summed over all clients of its job, shard by shard.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 VERSION = 6
-"""Version of the protocol: equal on both sides."""
+"""Version of the protocol; both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
@@ -21,13 +21,13 @@ Operation = Literal["sum", "average", "max"]
 
 
 class Message(Struct, tag=True, forbid_unknown_fields=True):
-    """Base of all messages; `nbytes` is the size of the payload, if there may be one."""
+    """Base of all messages. As many bytes as `nbytes` of payload may follow a message."""
 
 
 class Hello(Message, forbid_unknown_fields=False):
-    """First message of a client: join a job of `clients` clients as number `rank`.
+    """Join a job of `clients` clients as number `rank`; the first message of a client.
 
-    Unknown fields are allowed, so that a client of another version is told the version.
+    A client of another version, with other fields, is refused by its version.
     """
 
     version: Number
@@ -38,21 +38,21 @@ class Hello(Message, forbid_unknown_fields=False):
 
 
 class Challenge(Message):
-    """Nonce that the client must answer with `Proof`: see `handshake.proof`."""
+    """Ask for a proof of the token: see `handshake.proof`."""
 
     nonce: Secret
 
 
 class Proof(Message):
-    """Proof that the client knows the token."""
+    """Prove knowledge of the token."""
 
     digest: Secret
 
 
 class Nearby(Message):
-    """Unix socket of the service, for TCP clients on the same machine.
+    """Name a Unix socket of the service, for clients of TCP on its machine.
 
-    A client that can connect there starts again with a new handshake, and shares memory. `digest`
+    A client that can connect there does so, with a new handshake, and shares memory. The digest
     proves that the service knows the token.
     """
 
@@ -61,11 +61,11 @@ class Nearby(Message):
 
 
 class Stay(Message):
-    """The client cannot connect to the socket of `Nearby`, and keeps this connection."""
+    """Decline `Nearby`, and go on with this connection."""
 
 
 class Welcome(Message):
-    """All clients of the job are connected; `digest` proves that the service knows the token."""
+    """All clients have joined; the digest proves that the service knows the token."""
 
     device: Text
     devices: Number
@@ -76,21 +76,21 @@ class Welcome(Message):
 
 
 class Attach(Message):
-    """A segment of the client's memory: a file descriptor beside the message shares it, or, on a
-    connection without descriptors, the service allocates a copy of the same size."""
+    """Attach memory of the client: shared, as a file descriptor beside the message, or, without
+    descriptors, copied to memory of the service of that size."""
 
     segment: Number
     size: Number
 
 
 class Detach(Message):
-    """The client no longer uses a segment."""
+    """Detach a segment."""
 
     segment: Number
 
 
 class Update(Struct, forbid_unknown_fields=True, frozen=True):
-    """An optimizer step on the parameters stored as `key`/p, with states beside them.
+    """An optimizer of the parameters that are stored as `key`/p, beside their states.
 
     `hyper` is a JSON object of hyper-parameters.
     """
@@ -101,12 +101,11 @@ class Update(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Open(Message):
-    """Open an exchange: a tensor of `elements` float32 that all clients sum.
+    """Open a tensor of `elements` float32 that all clients sum.
 
-    The segment holds, from `offset` on, places for pushed shards, and behind them as many for
-    results (`plan.Layout`): the sum, or with `update` the parameters after a step with the average
-    of the gradients. `kind` describes the client's tensor, such as its dtype. `turn` is as in
-    `Push`.
+    The segment has, from `offset` on, slots for shards that the client pushes, and then as many for
+    the results (`plan.Layout`): the sum, or with `update` the parameters after a step with the
+    average of the gradients. `kind` describes the tensor, such as its dtype. `turn`: see `Push`.
     """
 
     exchange: Number
@@ -123,10 +122,7 @@ class Open(Message):
 
 
 class Opened(Message):
-    """All clients have opened the exchange, and the devices have memory for it.
-
-    `kept` names the parameters and states that the exchange updates.
-    """
+    """All clients have opened the exchange, which updates the values of the names `kept`."""
 
     exchange: Number
     kept: list[Name] = []
@@ -135,9 +131,8 @@ class Opened(Message):
 class Push(Message):
     """Push a shard of an exchange, which is in the segment.
 
-    `step` and `hyper`, a JSON object or empty, belong to an update and are the same on all clients.
-    `turn`, unless 0, numbers the sums of a client that makes the same sums, one after the other, as
-    all other clients.
+    `step` and `hyper`, hyper-parameters as a JSON object or empty, are of an update; all clients
+    give the same. `turn`, if not 0, counts the sums of a client, which all make in one order.
     """
 
     exchange: Number
@@ -150,8 +145,7 @@ class Push(Message):
 
 
 class Check(Message):
-    """Ask whether a step of an updating exchange can have these hyper-parameters; changes
-    nothing."""
+    """Ask whether a step of an update can have these hyper-parameters."""
 
     request: Number
     exchange: Number
@@ -169,13 +163,13 @@ class Summed(Message):
 
 
 class Close(Message):
-    """The client no longer uses an exchange."""
+    """Close an exchange."""
 
     exchange: Number
 
 
-class Put(Message):
-    """Store bytes under a name in the memory of all devices, replacing an earlier value."""
+class Access(Message):
+    """Base of requests for stored bytes, with their place in a segment of the client."""
 
     request: Number
     key: Name
@@ -184,8 +178,16 @@ class Put(Message):
     offset: Number = 0
 
 
+class Put(Access):
+    """Store bytes under a name in the memory of all devices."""
+
+
+class Get(Access):
+    """Read the bytes under a name, when they are stored."""
+
+
 class Probe(Message):
-    """Write bytes to the memory of a device and read them back, for measurements of time."""
+    """Write bytes to the memory of a device and read them, to measure the time."""
 
     request: Number
     segment: Number
@@ -194,25 +196,15 @@ class Probe(Message):
     offset: Number = 0
 
 
-class Get(Message):
-    """Request the bytes stored under a name; answered once they exist."""
-
-    request: Number
-    key: Name
-    segment: Number
-    nbytes: Number
-    offset: Number = 0
-
-
 class Value(Message):
-    """The requested bytes are in the segment, or follow as payload."""
+    """The bytes asked for are in the segment, or follow as payload."""
 
     request: Number
     nbytes: Number
 
 
 class Barrier(Message):
-    """Request a `Done` once all clients have sent a `Barrier`."""
+    """Wait for all clients; `Done` when each has sent one."""
 
     request: Number
 
@@ -226,32 +218,31 @@ class Save(Message):
 
 
 class Load(Message):
-    """Store the values of a snapshot again under their names."""
+    """Store the values of a snapshot under their names."""
 
     request: Number
     path: Text
 
 
 class Done(Message):
-    """A request was carried out; `text` is its result."""
+    """A request has succeeded, with this result."""
 
     request: Number
     text: Text = ""
 
 
 class Missing(Message):
-    """Ask for the clients that the sender waits for; `Done` has their ranks, separated by
-    spaces."""
+    """Ask which clients the sender waits for; `Done` has their ranks, separated by spaces."""
 
     request: Number
 
 
 class Beat(Message):
-    """The sender is alive."""
+    """Show that the sender is alive."""
 
 
 class Leave(Message):
-    """The client ends normally."""
+    """Leave the job without an error."""
 
 
 class Refused(Message):
@@ -264,7 +255,7 @@ class Refused(Message):
 
 
 class Failed(Message):
-    """The job has ended with an error, caused by clients (`ranks`) or `devices`."""
+    """The job has ended with this error."""
 
     kind: Name
     detail: Text

@@ -140,7 +140,8 @@ class Sockets:
         while not stopped.wait(beat_s / 2):
             if self._turning.acquire(blocking=False):
                 try:
-                    self._turn(0.0)
+                    if not stopped.is_set():  # `close` may have had its turn since the wait
+                        self._turn(0.0)
                 finally:
                     self._turning.release()
                 self.wake()  # the thread that was busy may be about to wait

@@ -1,4 +1,4 @@
-"""Dual synchronization: the memory devices sum what backward makes first, the workers the rest.
+"""Dual synchronization: the memory devices sum the first gradients, the workers the rest.
 
 Ref: COARSE paper, section III-F.
 """
@@ -15,25 +15,26 @@ from torch.futures import Future, collect_all
 
 from nearstep.coarse.dual import DualInputs
 from nearstep.coarse.routing import SHARD_ALIGNMENT
+from nearstep.coarse.schedule import taken_by_devices
 from nearstep.coarse.service.client import TIMEOUT_S
 from nearstep.scalars import check_whole
-from nearstep.torch.distributed.hook import group_beside
+from nearstep.torch.distributed.hook import averaged, group_beside
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
 
 PROBED_BYTES = 4 << 20
 
 
 class DualAverage:
-    """Where the gradients of a model go.
+    """State of the hook.
 
     Parameters
     ----------
-    m : bytes of float32 gradients that go to the devices, of those that backward makes first.
+    m : bytes of float32 gradients that the devices sum, the first ones of backward.
 
     Attributes
     ----------
     workers : the group that sums the rest.
-    device_bytes, worker_bytes : of gradients, as float32, that either have averaged.
+    device_bytes, worker_bytes : bytes of float32 gradients averaged by either.
     """
 
     def __init__(self, group: CoarseProcessGroup, m: int) -> None:
@@ -45,13 +46,14 @@ class DualAverage:
         self._before = 0
 
     def split(self, bucket: GradBucket) -> int:
-        """How many elements of a bucket go to the devices; called once for each bucket in turn."""
+        """Return the number of a bucket's elements for the devices; called once for each bucket in
+        turn."""
         if bucket.index() == 0:
             self._before = 0
-        size = bucket.buffer().numel()
-        left = max(0, self.m - self._before)
-        self._before += 4 * size
-        return size if left >= 4 * size else left // SHARD_ALIGNMENT * (SHARD_ALIGNMENT // 4)
+        nbytes = 4 * bucket.buffer().numel()
+        taken = taken_by_devices(self._before, nbytes, self.m)
+        self._before += nbytes
+        return (taken if taken == nbytes else taken // SHARD_ALIGNMENT * SHARD_ALIGNMENT) // 4
 
 
 Hook = Callable[[DualAverage, GradBucket], Future[Tensor]]
@@ -64,12 +66,12 @@ def dual_hook(
     wire: str = "fp32",
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[DualAverage, Hook]:
-    """State and hook, for `model.register_comm_hook(*dual_hook(m=...))`.
+    """Return state and hook, for `model.register_comm_hook(*dual_hook(m=...))`.
 
-    The first `m` bytes of the gradients go to the memory devices, as with `ddp_hook`; the workers
-    sum the rest in a ring of their own (gloo), at the same time. Each part has one order of
-    additions, so all workers have the same bits; both averages are the sum times float32(1 /
-    processes). Gradients of 16 bits are summed as float32.
+    The memory devices average the first `m` bytes of the gradients, as with `ddp_hook`; the workers
+    average the rest with gloo, at the same time. Each part has one order of additions, so all
+    workers have the same bits; both averages are the sum times float32(1 / processes). Gradients of
+    16 bits are summed as float32.
 
     Parameters
     ----------
@@ -86,14 +88,12 @@ def dual_hook(
 
 
 def average(state: DualAverage, bucket: GradBucket) -> Future[Tensor]:
-    """The average of a bucket's gradients, when both parts have come back."""
+    """Begin to average a bucket's gradients, in both parts."""
     whole = bucket.buffer()
     cut = state.split(bucket)
     parts: list[Future[Any]] = []
     if cut:
-        options = AllreduceOptions()
-        options.reduceOp = ReduceOp(ReduceOp.AVG)
-        parts.append(state.group.allreduce([whole[:cut]], options).get_future())
+        parts.append(averaged(state.group, whole[:cut]))
         state.device_bytes += 4 * cut
     if cut < whole.numel():
         parts.append(_by_workers(state, whole[cut:]))
@@ -124,10 +124,10 @@ def _by_workers(state: DualAverage, part: Tensor) -> Future[Any]:
 def measure_dual(
     group: CoarseProcessGroup, nbytes: int, *, forward_s: float, backward_s: float, repeats: int = 3
 ) -> DualInputs:
-    """What the closed form of m needs, the same in all processes, which all call it.
+    """Measure the inputs of the closed form of m; all processes call it and get the same.
 
-    Both ways sum 4 MiB, `repeats` times after once. Each process's shortest time counts, and of
-    these the longest.
+    The devices and the workers each sum 4 MiB, once and then `repeats` times. The shortest time of
+    a process counts, and of these the longest.
 
     Parameters
     ----------

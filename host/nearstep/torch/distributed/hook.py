@@ -49,9 +49,13 @@ def group_beside(
     return state
 
 
-def average(state: CoarseProcessGroup, bucket: GradBucket) -> Future[Tensor]:
-    """Return the future of the average of a bucket's gradients."""
+def averaged(group: CoarseProcessGroup, gradients: Tensor) -> Future[Tensor]:
+    """Begin to average gradients in the devices, in place."""
     options = AllreduceOptions()
     options.reduceOp = ReduceOp(ReduceOp.AVG)
-    work = state.allreduce([bucket.buffer()], options)
-    return work.get_future().then(lambda future: future.value()[0])
+    return group.allreduce([gradients], options).get_future().then(lambda each: each.value()[0])
+
+
+def average(state: CoarseProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    """Begin to average a bucket's gradients."""
+    return averaged(state, bucket.buffer())

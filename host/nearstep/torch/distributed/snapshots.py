@@ -1,4 +1,4 @@
-"""Snapshots of tensors stored in the memory devices."""
+"""Snapshots of tensors through the memory devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.tensors import bytes_of
 
 INDEX = "tensors"
-"""Key of the names, dtypes and shapes of a snapshot's tensors, in JSON."""
+"""Name of the value with names, dtypes and shapes of a snapshot's tensors, in JSON."""
 
 OUTCOME_BYTES = 1024
 
@@ -26,8 +26,8 @@ def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Te
 
     Parameters
     ----------
-    path : prefix of the file on the service's machine; a dot and the generation are appended.
-    tensors : tensors by name, used at rank 0 only.
+    path : on the service's machine; the number of the generation follows it.
+    tensors : of rank 0, by name; those of other ranks are ignored.
 
     Returns
     -------
@@ -56,11 +56,11 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
 
     Parameters
     ----------
-    path : a file, or the `path` given to `save_snapshot`: then its newest generation.
+    path : a file, or the argument of `save_snapshot`: then the newest generation.
 
     Raises
     ------
-    RefusedError : the file is torn or missing, as `kind` tells; raised at all ranks.
+    RefusedError : at all ranks; `kind` is the error of the file, such as `TornSnapshotError`.
     """
     client = group.client
     room = torch.zeros(1, dtype=torch.int64)
@@ -90,11 +90,11 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
 
 
 def first_does(group: CoarseProcessGroup, action: Callable[[], None]) -> None:
-    """Run an action at rank 0 when all ranks have called this; the others wait for its outcome.
+    """Run an action at rank 0 after a barrier; the other ranks wait for its outcome.
 
     Raises
     ------
-    RefusedError : `action` was refused; raised at all ranks.
+    RefusedError : the service refused the action; all ranks raise the error.
     """
     group.client.barrier()
     refused: RefusedError | None = None

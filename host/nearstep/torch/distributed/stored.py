@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from nearstep.coarse import optimizer as stored
 from nearstep.coarse.service.client import TIMEOUT_S
-from nearstep.coarse.service.stored import StoredClient
+from nearstep.coarse.service.stored import ServiceStore
 from nearstep.errors import ArgumentError, DtypeError
 from nearstep.torch.distributed.hook import group_beside
 from nearstep.torch.distributed.snapshots import first_does
@@ -27,17 +28,17 @@ class StorageOptimizer(torch.optim.Optimizer):
         ...
         optimizer.step()
 
-    Every process makes one, of a model without DDP: its step is the synchronization. The parameters
-    of rank 0 become everybody's. No process holds state of the optimizer: `state` is empty, and
-    `state_dict()` has hyper-parameters alone; `save` and `load` are for the rest. A parameter
-    without a gradient counts as if it were 0.
+    Each process makes one, of a model without DDP: its step is the synchronization. All processes
+    get the parameters of rank 0. The state of the optimizer is in the devices: `state` is empty,
+    and `state_dict()` has hyper-parameters alone; `save` and `load` are for the rest. A parameter
+    without a gradient has the gradient 0.
 
     Parameters
     ----------
     params : float32, on the CPU; groups of parameters may have hyper-parameters of their own.
     optimizer : `adamw`, `adam`, `sgd`, `adagrad` or another whose rule the devices have.
-    group : of processes; None is the default one. If it is no group of the memory devices, one with
-        the same processes is made beside it.
+    group : of processes; None is the default one. Beside a group of another backend, one of the
+        memory devices is made with the same processes.
     wire : format on the links of the devices.
     timeout_s : of each wait, if a group is made.
     key : name of the parameters at the service; another one for another optimizer.
@@ -47,9 +48,7 @@ class StorageOptimizer(torch.optim.Optimizer):
     Raises
     ------
     RefusedError : the devices do not have the rule, or a hyper-parameter is wrong.
-    UnlikeError : the processes do not say the same.
-    DtypeError : a parameter is not float32.
-    ArgumentError : a parameter is not contiguous, or not on the CPU.
+    UnlikeError : the processes call with different arguments.
 
     Ref: COARSE paper, section III-D.
     """
@@ -69,22 +68,18 @@ class StorageOptimizer(torch.optim.Optimizer):
         self._names = tuple(hyper)
         self._groups = [_Flat(each["params"]) for each in self.param_groups]
         self._processes = group_beside(group, wire, timeout_s)
-        self._stored: list[StoredClient] = []
+        self._stored: list[stored.StorageOptimizer] = []
+        self._stores = [
+            ServiceStore(self._processes.client, f"{key}/{number}", wire=wire)
+            for number in range(len(self._groups))
+        ]
 
         def make() -> None:
-            for number, flat in enumerate(self._groups):
-                self._stored.append(
-                    StoredClient(
-                        self._processes.client,
-                        f"{key}/{number}",
-                        flat.read(),
-                        optimizer,
-                        self._hyper(number),
-                        wire=wire,
-                    )
-                )
-                self._stored[-1].client.get(f"{key}/{number}/p", flat.room.view(np.uint8))
-                flat.write(flat.room, 0, flat.size)
+            for number, (store, flat) in enumerate(zip(self._stores, self._groups, strict=True)):
+                hyper = self._hyper(number)
+                made = stored.StorageOptimizer(store, flat.read(), optimizer, **hyper)
+                self._stored.append(made)
+                flat.write(made.read(), 0, flat.size)
 
         self._carry_out("begin a stored optimizer", make)
 
@@ -114,10 +109,11 @@ class StorageOptimizer(torch.optim.Optimizer):
                 loss = closure()
 
         def action() -> None:
-            for number, stored in enumerate(self._stored):
-                stored.check(self._hyper(number))  # of all groups, before the first one's step
-            for number, (stored, flat) in enumerate(zip(self._stored, self._groups, strict=True)):
-                stored.step(flat.gradients, flat.write, self._hyper(number))
+            hyper = [self._hyper(number) for number in range(len(self._stored))]
+            for each, given in zip(self._stored, hyper, strict=True):
+                each.check(**given)  # of all groups, before the step of the first one
+            for each, flat, given in zip(self._stored, self._groups, hyper, strict=True):
+                each.update([flat.gradients], flat.write, **given)
 
         self._carry_out("step a stored optimizer", action)
         return loss
@@ -139,9 +135,9 @@ class StorageOptimizer(torch.optim.Optimizer):
         client = self._processes.client
 
         def save() -> None:
-            for each in self._stored:
-                each.keep_steps()
-            found[0] = client.save(path, [key for each in self._stored for key in each.saved()])
+            pairs = zip(self._stores, self._stored, strict=True)
+            keys = [key for store, each in pairs for key in store.keep(each.steps)]
+            found[0] = client.save(path, keys)
 
         self._carry_out("save a stored optimizer", partial(first_does, self._processes, save))
         return found[0]
@@ -164,9 +160,9 @@ class StorageOptimizer(torch.optim.Optimizer):
 
         def action() -> None:
             first_does(self._processes, load)
-            for stored, flat in zip(self._stored, self._groups, strict=True):
-                stored.loaded(flat.room)
-                flat.write(flat.room, 0, flat.size)
+            for each, flat in zip(self._stored, self._groups, strict=True):
+                each.restore()
+                flat.write(each.read(), 0, flat.size)
             client.barrier()
 
         self._carry_out("load a stored optimizer", action)
@@ -193,43 +189,36 @@ class _Flat:
                     f"a parameter must be contiguous and on the CPU, not {each.stride()} on "
                     f"{each.device}"
                 )
-        self.ends = np.cumsum([0, *(each.numel() for each in parameters)]).tolist()
-        self.size: int = self.ends[-1]
-        self.room = np.empty(self.size, np.float32)
+        self.starts = np.cumsum([0, *(each.numel() for each in parameters)]).tolist()
+        self.size: int = self.starts[-1]
 
     def read(self) -> NDArray[np.float32]:
-        """A copy of the parameters."""
-        for each, start, place in self._parts(0, self.size):
-            place_in = self.room[place]
-            place_in[:] = each.detach().view(-1).numpy()[start : start + place_in.size]
-        return self.room.copy()
+        """Return a copy of the parameters."""
+        values: NDArray[np.float32] = torch.cat(
+            [each.detach().view(-1) for each in self.parameters]
+        ).numpy()
+        return values
 
     def gradients(self, out: NDArray[np.float32], start: int, stop: int) -> None:
         """Copy gradients [start, stop) to `out`."""
-        for each, first, place in self._parts(start, stop):
-            into = out[place.start - start : place.stop - start]
+        for each, own, place in self._parts(start, stop):
             if each.grad is None:
-                into[:] = 0.0
+                out[place] = 0.0
             else:
-                gradient = each.grad.detach().contiguous().view(-1).numpy()
-                into[:] = gradient[first : first + into.size]
+                out[place] = each.grad.detach().contiguous().view(-1).numpy()[own]
 
     def write(self, values: NDArray[np.float32], start: int, stop: int) -> None:
         """Copy values to parameters [start, stop)."""
-        with torch.no_grad():
-            for each, first, place in self._parts(start, stop):
-                given = values[place.start - start : place.stop - start]
-                each.detach().view(-1).numpy()[first : first + given.size] = given
+        for each, own, place in self._parts(start, stop):
+            each.detach().view(-1).numpy()[own] = values[place]
 
-    def _parts(self, start: int, stop: int) -> list[tuple[Tensor, int, slice]]:
-        """Parameters that have elements of [start, stop): each, the first one's place in it, and
-        where they are in all."""
-        found = []
-        for each, begin, end in zip(self.parameters, self.ends, self.ends[1:], strict=False):
-            low, high = max(begin, start), min(end, stop)
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[Tensor, slice, slice]]:
+        """Yield parameters with elements of [start, stop), and where these are in the parameter and
+        in [start, stop)."""
+        for each, begin in zip(self.parameters, self.starts, strict=False):
+            low, high = max(begin, start), min(begin + each.numel(), stop)
             if low < high:
-                found.append((each, low - begin, slice(low, high)))
-        return found
+                yield each, slice(low - begin, high - begin), slice(low - start, high - start)
 
 
 def _plain(value: Any) -> Any:

@@ -7,10 +7,9 @@ import pytest
 
 from nearstep.coarse.service import Client
 from nearstep.coarse.service.errors import ClientLostError, JobError
-from nearstep.coarse.service.stored import StoredClient
 
 from .dying import Deaths, Left, Moment, beside, check_left, expected, recorded
-from .test_stored import stepped, url
+from .test_stored import stepped, stored_by, url
 
 JOINED = 2
 """Frames each way after which a client is one of its job, or soon will be: nobody is told of one
@@ -45,15 +44,16 @@ def attack(
 def updates(client: Client) -> np.ndarray:
     """Two steps of an optimizer in the devices, and what a snapshot needs."""
     first = np.linspace(-1, 1, 2100, dtype=np.float32)
-    stored = StoredClient(client, "model", first, "adamw", {"lr": 0.1})
+    stored = stored_by(client, first, "adamw", {"lr": 0.1})
     for _ in range(2):
-        found = stepped(stored, first * (client.rank + 1))
+        stepped(stored, first * (client.rank + 1))
     client.barrier()
     if client.rank == 0:
-        stored.keep_steps()
+        stored.store.keep(stored.steps)
     client.barrier()
-    stored.loaded(found)
-    stored.close()
+    stored.restore()
+    found = stored.read()
+    stored.free()
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nearstep.backends.emulated import Injection
+from nearstep.coarse import StorageOptimizer
 from nearstep.coarse.service import Client
 from nearstep.coarse.service.errors import (
     DeviceLostError,
@@ -20,7 +21,7 @@ from nearstep.coarse.service.errors import (
     UnlikeError,
 )
 from nearstep.coarse.service.messages import Update
-from nearstep.coarse.service.stored import StoredClient
+from nearstep.coarse.service.stored import ServiceStore
 from nearstep.errors import ArgumentError
 
 from ..of_torch import OfTorch, same
@@ -66,7 +67,14 @@ def averaged(gradients: list[F32], devices: int, config: Any) -> F32:
     return total * np.float32(1 / len(gradients))
 
 
-def stepped(stored: StoredClient, gradient: F32, **hyper: Any) -> F32:
+def stored_by(
+    client: Client, values: F32, name: str, hyper: dict[str, Any], key: str = "model"
+) -> StorageOptimizer:
+    """A client's part of an optimizer in the devices."""
+    return StorageOptimizer(ServiceStore(client, key), values, name, **hyper)
+
+
+def stepped(stored: StorageOptimizer, gradient: F32, **hyper: Any) -> F32:
     """The parameters after a step."""
     out = np.empty_like(gradient)
 
@@ -76,7 +84,7 @@ def stepped(stored: StoredClient, gradient: F32, **hyper: Any) -> F32:
     def take(values: F32, start: int, stop: int) -> None:
         out[start:stop] = values
 
-    stored.step(fill, take, hyper)
+    stored.update([fill], take, **hyper)
     return out
 
 
@@ -99,9 +107,9 @@ def test_bits_are_those_of_torch_after_the_same_average(serve, clients, devices,
 
         def action(client: Client, name=name, hyper=hyper, first=first, gradients=gradients):
             mine = first if client.rank == 0 else first * 0  # those of client 0 count
-            stored = StoredClient(client, "model", mine, name, hyper)
+            stored = stored_by(client, mine, name, hyper)
             found = [stepped(stored, gradients[step][client.rank]) for step in range(STEPS)]
-            stored.close()
+            stored.free()
             return found
 
         results = service.run(clients, action)
@@ -123,7 +131,7 @@ def test_on_rtl(serve, rtl) -> None:
     first = np.linspace(-1, 1, 1500, dtype=np.float32)
 
     def action(client: Client) -> list[F32]:
-        stored = StoredClient(client, "model", first, "adamw", ADAMW)
+        stored = stored_by(client, first, "adamw", ADAMW)
         return [stepped(stored, gradients[step][client.rank]) for step in range(2)]
 
     results = service.run(2, action)
@@ -142,28 +150,29 @@ def test_a_job_resumes_bit_for_bit_from_a_snapshot(serve, tmp_path, before, behi
     first = np.ones(size, np.float32)
 
     def train(client: Client) -> list[F32]:
-        stored = StoredClient(client, "model", first, "adamw", ADAMW)
+        stored = stored_by(client, first, "adamw", ADAMW)
         found = []
         for step in range(STEPS):
             found.append(stepped(stored, gradients[step][client.rank]))
             client.barrier()
             if client.rank == 0 and step == 0:
-                stored.keep_steps()
-                client.save(path, stored.saved())
+                stored.snapshot(path)
             client.barrier()
         return found
 
     def resume(client: Client) -> list[F32]:
-        stored = StoredClient(client, "model", first * 5, "adamw", ADAMW)
+        stored = stored_by(client, first * 5, "adamw", ADAMW)
         stepped(stored, gradients[2][client.rank])
         client.barrier()
         if client.rank == 0:
-            assert set(client.load(path)) >= set(stored.saved())
+            stored.restore(path)
         client.barrier()
-        out = np.empty_like(first)
-        stored.loaded(out)
+        stored.restore()
         assert stored.steps == 1
-        return [out, *(stepped(stored, gradients[step][client.rank]) for step in (1, 2))]
+        assert (stored.state("m") != 0).any()
+        with pytest.raises(ArgumentError, match="must be None, the client's own, not 1"):
+            stored.read(device=1)
+        return [stored.read(), *(stepped(stored, gradients[step][client.rank]) for step in (1, 2))]
 
     expected = serve(url=url(before)).run(2, train)
     found = serve(url=url(behind)).run(2, resume)
@@ -178,7 +187,7 @@ def test_hyper_parameters_change_and_sums_go_on_beside(serve) -> None:
     gradients = drawn(8, 2, 2000)
 
     def action(client: Client) -> int:
-        stored = StoredClient(client, "model", np.ones(2000, np.float32), "sgd", {"lr": 1.0})
+        stored = stored_by(client, np.ones(2000, np.float32), "sgd", {"lr": 1.0})
         exchange = client.exchange(1000)
         expected, checked = np.ones(2000, np.float32), 0
         for step, each in enumerate(gradients):
@@ -207,7 +216,7 @@ def test_what_cannot_be_is_refused_and_the_job_goes_on(serve) -> None:
             (("adamw", {"lr": client.rank}), UnlikeError, "for adamw"),
         ):
             with pytest.raises(kind, match=text):
-                StoredClient(client, "model", first, *options)
+                stored_by(client, first, *options)
             client.barrier()
             found.append(text)
         with pytest.raises(RefusedError, match="kept as 'none/p' before"):
@@ -219,8 +228,8 @@ def test_what_cannot_be_is_refused_and_the_job_goes_on(serve) -> None:
         with pytest.raises(RefusedError, match="must be a JSON object"):
             client.exchange(100, "average", update=Update("model", "adamw", "[1]"))
         with pytest.raises(DeviceMemoryError):
-            StoredClient(client, "large", np.ones(800_000, np.float32), "adamw", {})
-        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+            stored_by(client, np.ones(800_000, np.float32), "adamw", {}, "large")
+        stored = stored_by(client, first, "sgd", {"lr": 0.5})
         found.append(str(stepped(stored, first)[0]))
         return found
 
@@ -242,7 +251,7 @@ def test_clients_that_do_not_agree_on_a_step_end_the_job(serve) -> None:
     service = serve(url=url(2))
 
     def action(client: Client) -> str:
-        stored = StoredClient(client, "model", np.ones(100, np.float32), "sgd", {"lr": 0.5})
+        stored = stored_by(client, np.ones(100, np.float32), "sgd", {"lr": 0.5})
         with pytest.raises(JobError) as caught:
             stepped(stored, np.ones(100, np.float32), lr=0.1 * (1 + client.rank))
         return str(caught.value)
@@ -252,7 +261,7 @@ def test_clients_that_do_not_agree_on_a_step_end_the_job(serve) -> None:
         assert "and another step 1" in said
 
     def well(client: Client) -> float:
-        stored = StoredClient(client, "model", np.ones(100, np.float32), "sgd", {"lr": 0.5})
+        stored = stored_by(client, np.ones(100, np.float32), "sgd", {"lr": 0.5})
         return float(stepped(stored, np.ones(100, np.float32))[99])
 
     assert service.run(2, well) == [0.5, 0.5]
@@ -264,8 +273,8 @@ def test_who_looks_at_parameters_while_they_are_updated_gets_old_or_new_ones(ser
     first = np.ones(60_000, np.float32)
 
     def action(client: Client) -> set[float]:
-        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5, "momentum": 0.5})
-        update = stored._exchange
+        stored = stored_by(client, first, "sgd", {"lr": 0.5, "momentum": 0.5})
+        update = stored.store._exchange
         update.begin(1)
         put_in(update, 1.0)
         update.push(0)
@@ -286,8 +295,8 @@ def test_no_snapshot_is_of_half_a_step(serve, tmp_path) -> None:
     first = np.ones(5000, np.float32)
 
     def action(client: Client) -> float:
-        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
-        update = stored._exchange
+        stored = stored_by(client, first, "sgd", {"lr": 0.5})
+        update = stored.store._exchange
         update.begin(1)
         put_in(update, 1.0)
         update.push(0)
@@ -317,7 +326,7 @@ def test_a_memory_that_fails_ends_the_job_and_not_the_service(serve, devices, ki
     pool = service.server.engine.pool
 
     def action(client: Client) -> str:
-        stored = StoredClient(client, "model", np.ones(100, np.float32), "adamw", {"lr": 0.5})
+        stored = stored_by(client, np.ones(100, np.float32), "adamw", {"lr": 0.5})
         client.barrier()
         if client.rank == 0:
             (job,) = service.server.engine.jobs.values()
@@ -336,7 +345,7 @@ def test_a_memory_that_fails_ends_the_job_and_not_the_service(serve, devices, ki
     service.wait_idle()
 
     def well(client: Client) -> float:
-        stored = StoredClient(client, "model", np.ones(100, np.float32), "sgd", {"lr": 0.5})
+        stored = stored_by(client, np.ones(100, np.float32), "sgd", {"lr": 0.5})
         return float(stepped(stored, np.ones(100, np.float32))[99])
 
     assert service.run(2, well) == [0.5, 0.5]
@@ -349,7 +358,7 @@ def test_a_client_that_leaves_in_a_step_is_named_and_other_jobs_go_on(serve, dev
     begun = threading.Barrier(2)
 
     def leaving(client: Client) -> tuple[int, ...]:
-        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+        stored = stored_by(client, first, "sgd", {"lr": 0.5})
         stepped(stored, first)
         client.barrier()
         if client.rank == 1:
@@ -359,7 +368,7 @@ def test_a_client_that_leaves_in_a_step_is_named_and_other_jobs_go_on(serve, dev
         return caught.value.ranks
 
     def other(client: Client) -> float:
-        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.125})
+        stored = stored_by(client, first, "sgd", {"lr": 0.125})
         begun.wait(60)
         for _ in range(4):
             last = stepped(stored, first)
@@ -378,7 +387,7 @@ def test_hyper_parameters_that_cannot_be_are_refused_before_anything_is_pushed(s
     first = np.ones(100, np.float32)
 
     def action(client: Client) -> list[float]:
-        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+        stored = stored_by(client, first, "sgd", {"lr": 0.5})
         found = [float(stepped(stored, first)[0])]
         for hyper, kind, text in (
             ({"lr": -1.0}, RefusedError, "lr must be finite and not negative"),

@@ -247,6 +247,24 @@ def test_a_file_that_is_slow_to_read_stops_no_other_job(serve, tmp_path, monkeyp
         assert found == [{"a": 9}]
 
 
+def test_signs_of_life_take_no_turn_after_the_end() -> None:
+    """The thread's wait may have ended just before all is stopped."""
+    sockets = module.Sockets([], TOKEN, None, BOUND_S, lambda *_: None)
+    waits = []
+
+    class Late(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            if len(waits) == 1:
+                self.set()
+                sockets.close(0.0)
+                return False
+            return True
+
+    sockets.live(Late(), 1.0)
+    assert len(waits) == 2
+
+
 def test_a_socket_that_is_left_is_taken_and_one_in_use_is_not(tmp_path) -> None:
     place = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as left:
