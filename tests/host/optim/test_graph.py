@@ -126,8 +126,7 @@ def test_graphs_have_the_bits_and_the_traffic_of_a_sequence(case, channels, as_g
     print(f"{compared} values compared, seed 99; {after}")
 
 
-@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.5}], ids=["plain", "norm"])
-def test_a_step_without_transfers_is_one_piece_and_takes_fewer_cycles(options, monkeypatch):
+def test_a_step_without_transfers_is_one_piece_and_takes_fewer_cycles(monkeypatch):
     seed = 21
     print(f"seed {seed}")
     monkeypatch.setattr(home, "FEWEST", 512)
@@ -140,9 +139,9 @@ def test_a_step_without_transfers_is_one_piece_and_takes_fewer_cycles(options, m
     for name, made in (("cut", cut), ("whole", pieces_of)):
         monkeypatch.setattr(DeviceHome, "pieces", made)
         generator = torch.Generator().manual_seed(seed)
-        with nearstep.open(f"{SIM}&{EVERYTHING}" if options else SIM) as device:
+        with nearstep.open(SIM) as device:
             ps = [torch.randn(n, generator=generator).requires_grad_() for n in (3000, 16, 2048)]
-            optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device, **options)
+            optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device)
             for p in ps:
                 resident = optimizer.resident(p)
                 resident.push()
