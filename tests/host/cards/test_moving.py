@@ -13,11 +13,7 @@ import pytest
 import torch
 
 import nearstep
-from nearstep.storage.drive_errors import (
-    DriveLockedError,
-    OwnerError,
-    StorageError,
-)
+from nearstep.storage.drive_errors import DriveLockedError, OwnerError, StorageError
 from nearstep.storage.store import Store
 from nearstep.torch.homes import generation, resume
 from nearstep.torch.homes.errors import NothingToResumeError, ResumeError

@@ -22,17 +22,7 @@ from nearstep.torch.offload.streams import Arrival, Download, Streams
 from . import accelerator
 from .models import WIDTH
 from .test_memferry import everywhere, places
-from .training import (
-    COMPUTE,
-    GOLDEN,
-    SEED,
-    Plan,
-    assert_equal,
-    bits,
-    made,
-    train,
-    train_in_least,
-)
+from .training import COMPUTE, GOLDEN, SEED, Plan, assert_equal, bits, made, train, train_in_least
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FORMATS = f"{GOLDEN}&gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16"

@@ -485,11 +485,7 @@ def check_program(seed: int, length: int = 8) -> Counter[str]:
 
 
 def _both(
-    does: Act,
-    number: int,
-    plain: Sequence[Trainee],
-    found: Sequence[Trainee],
-    counts: Counter[str],
+    does: Act, number: int, plain: Sequence[Trainee], found: Sequence[Trainee], counts: Counter[str]
 ) -> None:
     """Do the same with both; what is refused of the offloaded ones leaves them with what the plain
     ones had before."""

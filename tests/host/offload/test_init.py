@@ -19,11 +19,7 @@ from nearstep.allocator import LINE_BYTES
 from nearstep.errors import ArgumentError, OutOfDeviceMemoryError
 from nearstep.torch.errors import BudgetFormatError, ParameterError
 from nearstep.torch.offload import InitReport
-from nearstep.torch.offload.errors import (
-    BudgetError,
-    LostEngineError,
-    NestedInitError,
-)
+from nearstep.torch.offload.errors import BudgetError, LostEngineError, NestedInitError
 from nearstep.torch.offload.parameter import OffloadedParameter
 
 from .models import KINDS, WIDTH, Stack

@@ -112,10 +112,7 @@ def checked(engine: Engine, loads: int) -> Iterator[Addresses]:
         patch.object(torch, "empty_strided", addresses.counting(torch.empty_strided)),
     ):
         yield addresses
-    assert (shadow.loads, shadow.allocations, shadow.allocated) == (
-        before[0] + loads,
-        *before[1:],
-    )
+    assert (shadow.loads, shadow.allocations, shadow.allocated) == (before[0] + loads, *before[1:])
     assert addresses.made == 0
     sent = 4 // engine._space.copies[0].like.element_size()  # what has come is the fp32 master
     assert engine.report().parameters_up - copied == sent * (loads + shadow.host_nbytes)

@@ -13,10 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.checkpoint import (
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import nearstep
 from nearstep.torch.errors import ParameterError

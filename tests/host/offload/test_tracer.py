@@ -28,15 +28,7 @@ from nearstep.torch.offload.errors import BudgetError
 
 from .models import KINDS, WIDTH
 from .test_equality import random_plans
-from .training import (
-    Plan,
-    Result,
-    assert_equal,
-    bits,
-    made,
-    run,
-    train,
-)
+from .training import Plan, Result, assert_equal, bits, made, run, train
 
 DEVICE = "golden:axdimm?memory_bytes=2MiB&rules=adam,sgd,sgd_momentum,adagrad"
 SEED = 90217

@@ -14,12 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nearstep
 from nearstep.torch.errors import GradientError, ParameterError, UnsupportedOptionError
-from nearstep.torch.offload.errors import (
-    AveragingError,
-    BudgetError,
-    LostWorkerError,
-    WrapperError,
-)
+from nearstep.torch.offload.errors import AveragingError, BudgetError, LostWorkerError, WrapperError
 
 from .models import KINDS, WIDTH
 from .training import COMPUTE, GOLDEN, OPTIMIZERS, Plan, bits, computes

@@ -185,13 +185,7 @@ def on_workers(
 ) -> list[Any]:
     """What a function returns in each of several processes, which are of one group."""
     return on_processes(
-        count,
-        _checked,
-        function,
-        *args,
-        backend=_backend,
-        preloaded=PRELOADED,
-        timeout_s=timeout_s,
+        count, _checked, function, *args, backend=_backend, preloaded=PRELOADED, timeout_s=timeout_s
     )
 
 

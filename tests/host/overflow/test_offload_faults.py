@@ -110,8 +110,7 @@ def check(action: str, drive: int, number: int, code: int) -> bool | None:
 
 
 @pytest.mark.parametrize(
-    "action",
-    ["write", *(pytest.param(name, marks=pytest.mark.deep) for name in ("read", "flush"))],
+    "action", ["write", *(pytest.param(name, marks=pytest.mark.deep) for name in ("read", "flush"))]
 )
 def test_after_an_error_of_a_drive_the_iteration_can_be_made_again(action: str) -> None:
     counts = [each[action] for each in actions()]

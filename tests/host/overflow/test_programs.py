@@ -55,10 +55,7 @@ def campaign(name: str, episodes: int, number: int, folder: Path, point: FaultPo
 
     @seed(number)
     @settings(
-        max_examples=episodes,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=episodes, database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
     @given(homes(kind), st.lists(operations(kind), min_size=1, max_size=14))
     def episode(home: Home, program: list[Operation]) -> None:

@@ -15,14 +15,7 @@ from nearstep.storage.drive_set import create_set
 from nearstep.storage.extents import EXTENT as EXTENTS
 from nearstep.storage.store import Store
 from nearstep.storage.transaction import Transaction
-from nearstep_sim.models.drive import (
-    Journal,
-    MemoryBlocks,
-    Write,
-    after_cut,
-    every_cut,
-    unflushed,
-)
+from nearstep_sim.models.drive import Journal, MemoryBlocks, Write, after_cut, every_cut, unflushed
 
 from .drives import EXTENT, OWNER, Recorded, contents, memory_set, open_images, random_bytes
 

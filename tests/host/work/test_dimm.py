@@ -315,10 +315,7 @@ def test_ctrl_c_ends_what_is_under_way(simulated):
     work = chunks(simulated, 1)
     graph = plan(work)
     graph.add(
-        "press",
-        "finger",
-        after=[graph[0]],
-        action=lambda: signal.raise_signal(signal.SIGINT),
+        "press", "finger", after=[graph[0]], action=lambda: signal.raise_signal(signal.SIGINT)
     )
     with pytest.raises(KeyboardInterrupt) as caught:
         execute(graph, Clock([simulated.backend]))
