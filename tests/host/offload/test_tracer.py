@@ -24,11 +24,10 @@ from nearstep.memferry.planner import make
 from nearstep.memferry.profile import Profile
 from nearstep.torch.memferry import Profiling, profile
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.errors import BudgetError
 
 from .models import KINDS, WIDTH
 from .test_equality import random_plans
-from .training import Plan, Result, assert_equal, bits, made, run, train
+from .training import Plan, Result, assert_equal, bits, in_least, made, train, train_made
 
 DEVICE = "golden:axdimm?memory_bytes=2MiB&rules=adam,sgd,sgd_momentum,adagrad"
 SEED = 90217
@@ -42,27 +41,13 @@ def planned(
     """Train with a plan of the first step."""
     model, optimizer = made(plan)
     engine = nearstep.offload(model, optimizer, policy="memferry", budget=budget, **options)
-    with engine:
-        if platform is None:
-            losses = run(plan, model, optimizer)
-        else:
-            with engine.record(platform):
-                losses = run(plan, model, optimizer)
-        report = engine.report()
-        state, moments = model.state_dict(), optimizer.state_dict()
-    gradients = [p.grad for p in model.parameters()]
-    return Result(losses, state, moments, gradients, report), engine
+    return train_made(plan, model, optimizer, engine, platform), engine
 
 
-def in_least(plan: Plan, platform: str | None = None) -> tuple[Result, Engine]:
-    """Train with the smallest budget that the errors of smaller ones name."""
-    budget = 1
-    for _ in range(20):
-        try:
-            return planned(plan, budget, platform)
-        except BudgetError as error:
-            budget = max(error.expected, budget + 1)
-    raise AssertionError("no budget is enough")
+def planned_in_least(plan: Plan, platform: str | None = None) -> tuple[Result, Engine]:
+    """The same with the smallest budget there is."""
+    found: tuple[Result, Engine] = in_least(lambda budget: planned(plan, budget, platform))
+    return found
 
 
 def check_random_trainings(count: int, seed: int) -> None:
@@ -72,7 +57,7 @@ def check_random_trainings(count: int, seed: int) -> None:
         plan = replace(plan, device=DEVICE)
         plain = train(plan)
         platform = (None, "axdimm")[number % 2]
-        least = in_least(plan, platform)
+        least = planned_in_least(plan, platform)
         assert least[0].report is not None
         more = int(least[0].report.budget * share) + 1
         found = [least, planned(plan, more, platform)]
@@ -104,7 +89,7 @@ def test_many_random_trainings(seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_is_planned(kind: str) -> None:
     plan = Plan(kind=kind, device=DEVICE, steps=3)
-    result, engine = in_least(plan)
+    result, engine = planned_in_least(plan)
     assert_equal(result, train(plan))
     assert engine.plan is not None
 
