@@ -33,18 +33,14 @@ EACH: dict[str, Any] = {"bucket_cap_mb_list": [1e-6]}
 
 CASES = [
     Case(plan=Plan(kind="stack", evaluates=True, passes=2), wrapper=SMALL, share=1.3),
-    Case(
-        plan=Plan(kind="tied", optimizer="momentum", steps=3),
-        wrapper=LISTED,
-        places=5,
-        platform="axdimm",
-    ),
+    Case(plan=Plan(kind="tied", optimizer="momentum", steps=3), wrapper=LISTED, places=5,
+        platform="axdimm"),
     Case(plan=Plan(kind="branches", passes=2, keeps=True, steps=3), wrapper=SMALL, share=2.0),
     Case(plan=Plan(kind="frozen"), wrapper=LISTED, offload={"updates": "in-backward"}),
     Case(plan=Plan(kind="convolutions", evaluates=True), wrapper={}, places=6),
     Case(plan=Plan(kind="backwards", passes=2), wrapper={}),
     Case(plan=Plan(kind="checkpoint", steps=3), wrapper={"bucket_cap_mb": 0.001}, places=7),
-]
+]  # fmt: skip
 
 
 def check(count: int, cases: list[Case], timeout_s: float = 120.0) -> None:

@@ -174,40 +174,22 @@ def config(endpoint: Endpoint, **change: Any) -> dict[str, Any]:
 
 
 WRONG: dict[str, tuple[Callable[[Endpoint], dict[str, Any]], type[MismatchError], str]] = {
-    "family": (
-        lambda e: {"family": "abacus"},
-        WrongBoardError,
-        "must be one of axdimm, coarse, smartssd, not 'abacus'",
-    ),
-    "hash": (
-        lambda e: {"map_hashes": {**e.manifest.map_hashes, "updater0": 5}},
-        FirmwareError,
-        r"register map of updater0 of test on loopback, made by nearstep .* not 0x00000005",
-    ),
-    "board's hash": (
-        lambda e: {"map_hashes": {**e.manifest.map_hashes, "board": 5}},
-        FirmwareError,
-        "register map of board",
-    ),
-    "blocks": (
-        lambda e: {"map_hashes": {"updater0": 5}},
-        FirmwareError,
-        "must be board, updater0, not updater0",
-    ),
-    "unknown option": (
-        lambda e: config(e, turbo=True),
-        FirmwareError,
-        "turbo.*there is no such option",
-    ),
+    "family": (lambda e: {"family": "abacus"}, WrongBoardError,
+        "must be one of axdimm, coarse, smartssd, not 'abacus'"),
+    "hash": (lambda e: {"map_hashes": {**e.manifest.map_hashes, "updater0": 5}}, FirmwareError,
+        r"register map of updater0 of test on loopback, made by nearstep .* not 0x00000005"),
+    "board's hash": (lambda e: {"map_hashes": {**e.manifest.map_hashes, "board": 5}},
+        FirmwareError, "register map of board"),
+    "blocks": (lambda e: {"map_hashes": {"updater0": 5}}, FirmwareError,
+        "must be board, updater0, not updater0"),
+    "unknown option": (lambda e: config(e, turbo=True), FirmwareError,
+        "turbo.*there is no such option"),
     "value": (lambda e: config(e, lanes=3), FirmwareError, "lanes must be one of"),
     "another": (lambda e: config(e, lanes=8), FirmwareError, "hash of the register map"),
     "rules": (lambda e: {"digest": "0123"}, FirmwareError, "digest of the update rules.*0123"),
-    "controller": (
-        lambda e: {"controller": "new"},
-        FirmwareError,
-        "memory controller of test must be one of none.*, not 'new'",
-    ),
-}
+    "controller": (lambda e: {"controller": "new"}, FirmwareError,
+        "memory controller of test must be one of none.*, not 'new'"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

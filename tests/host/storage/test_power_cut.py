@@ -257,14 +257,10 @@ def over_the_last_generation(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        without_flushes,
-        without_flush_of_the_payload,
-        without_a_flush_when_it_is_opened,
-        over_the_last_superblock,
-        both_copies_at_once,
-        over_the_last_generation,
+        without_flushes, without_flush_of_the_payload, without_a_flush_when_it_is_opened,
+        over_the_last_superblock, both_copies_at_once, over_the_last_generation,
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_found(
     mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
