@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import nearstep
 from nearstep.errors import ArgumentError, ClosedDeviceError
@@ -26,10 +26,10 @@ from nearstep.torch.offload.errors import (
 from nearstep.updater.device import KernelDevice
 
 from . import training
+from .models import WIDTH, Unlucky
 from .training import alike, bits
 from .training import steps as train
 
-WIDTH = 16
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
 URL = "golden:axdimm?memory_bytes=2MiB"
 
@@ -37,28 +37,10 @@ Model = nn.Sequential
 Optimizer = nearstep.optim.AdamW
 
 
-class Failing(nn.Module):
-    """Raises, when it is told to, in forward or backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where = ""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.where == "forward":
-            raise ZeroDivisionError
-        if self.where == "backward":
-            x.register_hook(self._fail)
-        return x
-
-    def _fail(self, _: Tensor) -> None:
-        raise ZeroDivisionError
-
-
 def made(device: str | nearstep.Device = URL) -> tuple[Model, Optimizer]:
     torch.manual_seed(9)
     layers = (nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    model = nn.Sequential(layers[0], Failing(), layers[1], nn.Linear(WIDTH, WIDTH))
+    model = nn.Sequential(layers[0], Unlucky(ZeroDivisionError), layers[1], nn.Linear(WIDTH, WIDTH))
     return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device)
 
 
@@ -87,7 +69,7 @@ def test_an_exception_leaves_the_state_before_the_step(where: str, updates: str)
         with pytest.raises(ZeroDivisionError):
             train(model, optimizer)
     assert (bits(model.state_dict()), bits(optimizer.state_dict())) == before
-    failing.where = ""
+    failing.where = None
     train(model, optimizer)
     assert_like_plain(model, optimizer)
     assert engine.report().peak <= engine.budget
@@ -100,7 +82,7 @@ def test_an_exception_in_backward_after_updates_is_not_passed_over() -> None:
     model[1].where = "backward"
     with pytest.raises(ZeroDivisionError):
         train(model, optimizer)
-    model[1].where = ""
+    model[1].where = None
     with pytest.raises(nearstep.torch.offload.errors.EarlyUpdateError, match="before optim"):
         model(torch.ones(1, WIDTH))
     with pytest.raises(InterruptedStepError):

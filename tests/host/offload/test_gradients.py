@@ -15,7 +15,7 @@ from nearstep.torch.errors import InterruptedStepError, UnsupportedOptionError
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 
 from .models import WIDTH
-from .training import Made, alike, bits, loss_of, stack, step, steps
+from .training import CPU, Made, alike, bits, loss_of, stack, step, steps
 
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
 LAYERS = 4
@@ -23,7 +23,8 @@ URL = (
     "golden:axdimm?memory_bytes=2MiB&gradient_scale=yes&scan=yes"
     "&gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16"
 )
-made = partial(stack, LAYERS, device=URL)
+on_cpu = partial(stack, device=URL, on=CPU)
+made = partial(on_cpu, LAYERS)
 two_layers = partial(alike, make=made, budget=2 * LAYER)
 
 
@@ -117,7 +118,7 @@ def test_large_gradients_are_added_up_in_their_own_format(dtype: torch.dtype) ->
         assert all(p.grad is not None for p in model.parameters())
 
     wide = 160  # more elements than are added up at once
-    alike(use, partial(stack, 1, wide, device=URL, dtype=dtype), budget="200%")
+    alike(use, partial(on_cpu, 1, wide, dtype=dtype), budget="200%")
 
 
 def test_hooks_of_the_user_see_gradients() -> None:

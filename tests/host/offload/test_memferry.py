@@ -25,11 +25,12 @@ from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
 
 from . import training
-from .models import KINDS, WIDTH
+from .models import KINDS, WIDTH, Unlucky
 from .plans import drawn, everywhere, places
 from .test_equality import random_plans
 from .training import (
     COMPUTE,
+    CPU,
     Plan,
     alike,
     assert_all_equal,
@@ -114,7 +115,7 @@ COUNT = 6
 LAYER = 4 * WIDTH * WIDTH
 
 
-stack = partial(training.stack, COUNT, bias=False, device=ONE)
+stack = partial(training.stack, COUNT, bias=False, device=ONE, on=CPU)
 step = partial(training.step, seed=3, rows=64)
 
 
@@ -190,15 +191,12 @@ def test_what_is_in_place_stays_at_its_address() -> None:
 
 
 def test_an_exception_in_forward_changes_nothing() -> None:
-    class Unlucky(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise OSError("in the user's program")
-
     def use(model, optimizer, _):
         step(model, optimizer)
-        unlucky = nn.Sequential(*model[:4], Unlucky(), *model[4:])
+        unlucky = Unlucky()
+        unlucky.where = "forward"
         with pytest.raises(OSError, match="user's program"):
-            unlucky(torch.ones(2, WIDTH))
+            nn.Sequential(*model[:4], unlucky, *model[4:])(torch.ones(2, WIDTH))
         return step(model, optimizer)
 
     plan = places(stack()[0], {str(i): DECISIONS[i] for i in range(COUNT)})

@@ -82,16 +82,14 @@ def test_many_random_trainings_that_are_recorded(seed: int) -> None:
     check_random_plans(25, seed)
 
 
-@pytest.mark.parametrize("kind", ["stack", "tied", "reentrant"])
-def test_in_the_time_of_the_rtl(kind: str) -> None:
-    plan = Plan(kind=kind, device=DIMM)
-    found = train_in_least(plan, updates="in-backward", platform="axdimm")
-    assert_equal(found, train(plan))
+QUICK = [(kind, "in-backward") for kind in ("stack", "tied", "reentrant")]
+EVERY = [(kind, updates) for kind in KINDS for updates in ("at-step", "in-backward")]
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "updates"),
+    [pytest.param(*each, marks=[] if each in QUICK else pytest.mark.deep) for each in EVERY],
+)
 def test_every_kind_in_the_time_of_the_rtl(kind: str, updates: str) -> None:
     plan = Plan(kind=kind, device=DIMM)
     assert_equal(train_in_least(plan, updates=updates, platform="axdimm"), train(plan))

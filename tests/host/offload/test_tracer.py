@@ -25,7 +25,7 @@ from nearstep.memferry.profile import Profile
 from nearstep.torch.memferry import Profiling, profile
 from nearstep.torch.offload import Engine
 
-from .models import KINDS, WIDTH
+from .models import KINDS, WIDTH, Unlucky
 from .test_equality import random_plans
 from .training import Plan, Result, assert_equal, bits, in_least, made, train, train_made
 
@@ -223,26 +223,6 @@ def test_several_backwards_before_a_step_add_up() -> None:
     assert checked == 8
 
 
-class Unlucky(nn.Module):
-    """Fails once, in forward or in backward, as `where` says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where: str | None = None
-        self.kind: type[BaseException] = OSError
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.where == "forward":
-            raise self.kind("in forward")
-        if self.where == "backward":
-            x = x.clone()
-            x.register_hook(self._fail)
-        return x
-
-    def _fail(self, _: Tensor) -> None:
-        raise self.kind("in backward")
-
-
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
 def test_a_pass_that_fails_is_profiled_anew(where: str, kind: type[BaseException]) -> None:
@@ -250,14 +230,14 @@ def test_a_pass_that_fails_is_profiled_anew(where: str, kind: type[BaseException
     for offloaded, fails in ((False, True), (True, True), (True, False)):
         torch.manual_seed(SEED)
         layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
-        unlucky = Unlucky()
+        unlucky = Unlucky(kind)
         model = nn.Sequential(*layers[:2], unlucky, *layers[2:])
         optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
         engine = None
         if offloaded:
             engine = nearstep.offload(model, optimizer, policy="memferry", budget="80%")
         if fails:
-            unlucky.where, unlucky.kind = where, kind
+            unlucky.where = where
             with pytest.raises(kind):
                 loss_of(model, 999).backward()
             unlucky.where = None
@@ -355,7 +335,7 @@ def test_copies_of_a_model_that_is_profiled_are_plain() -> None:
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
 def test_no_mode_is_outside_of_the_model(where: str, kind: type[BaseException]) -> None:
     """Neither after forward nor after an exception; the program may have modes of its own."""
-    unlucky = Unlucky()
+    unlucky = Unlucky(kind)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), unlucky, nn.Linear(WIDTH, WIDTH))
     optimizer = nearstep.optim.AdamW(model.parameters(), device=DEVICE)
     engine = nearstep.offload(model, optimizer, policy="memferry", budget="200%")
@@ -365,12 +345,12 @@ def test_no_mode_is_outside_of_the_model(where: str, kind: type[BaseException]) 
         loss = loss_of(model)
         seen.append(_get_current_dispatch_mode_stack())
         if where == "loss":
-            loss.register_hook(unlucky._fail)
+            loss.register_hook(unlucky.fail)
         loss.backward()
 
     for mode in (None, Counting()):
         with nullcontext() if mode is None else mode:
-            unlucky.where, unlucky.kind = where, kind
+            unlucky.where = where
             with pytest.raises(kind):
                 fail()
             assert _get_current_dispatch_mode_stack() == ([] if mode is None else [mode])

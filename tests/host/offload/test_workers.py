@@ -19,7 +19,7 @@ from nearstep.torch.errors import GradientError, ParameterError, UnsupportedOpti
 from nearstep.torch.offload.errors import AveragingError, BudgetError, LostWorkerError, WrapperError
 
 from . import training
-from .models import KINDS, WIDTH
+from .models import KINDS, WIDTH, Unlucky
 from .training import COMPUTE, GOLDEN, OPTIMIZERS, Made, Plan, bits, computes, stack, state_of
 from .workers import Case, compare, on_workers
 
@@ -342,17 +342,6 @@ def a_gradient_in_a_graph_is_refused() -> None:
     engine.close()
 
 
-class Unlucky(nn.Module):
-    """Raises in its forward, if it is asked to."""
-
-    raises = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.raises:
-            raise OSError("in the user's program")
-        return x
-
-
 def unlucky() -> Made:
     model, optimizer = stack()
     model.append(Unlucky())
@@ -362,7 +351,7 @@ def unlucky() -> Made:
 def an_exception_in_every_workers_forward_changes_nothing() -> None:
     def use(model, ddp, optimizer, _):
         for number in range(3):
-            model[-1].raises = number == 1
+            model[-1].where = "forward" if number == 1 else None
             raised = pytest.raises(OSError, match="user's program")
             with raised if number == 1 else nullcontext():
                 step(ddp, optimizer, number)
@@ -376,8 +365,8 @@ def an_exception_in_one_workers_forward_leaves_state_as_it_was() -> None:
     engine = nearstep.offload(ddp, optimizer, budget="300%")
     step(ddp, optimizer)
     before = state_of(model, optimizer)
-    model[-1].raises = dist.get_rank() == 1
-    if model[-1].raises:
+    model[-1].where = "forward" if dist.get_rank() == 1 else None
+    if model[-1].where:
         with pytest.raises(OSError, match="user's program"):
             step(ddp, optimizer, 1)
         dist.destroy_process_group()

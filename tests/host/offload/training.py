@@ -28,6 +28,8 @@ if os.environ.get("NEARSTEP_TEST_COMPUTE") == "accel":
 COMPUTE = torch.device(os.environ.get("NEARSTEP_TEST_COMPUTE", "cpu"))
 """What layers compute on."""
 
+CPU = torch.device("cpu")
+
 NOT_ON_ACCEL = {"recurrent", "convolutions"}
 
 Make = Callable[[Any, str], torch.optim.Optimizer]
@@ -171,14 +173,21 @@ def train_in_least(plan: Plan, /, **offload: Any) -> Result:
     return in_least(lambda budget: train(plan, budget=budget, **offload))
 
 
-def stack(count: int = 4, width: int = WIDTH, *, bias: bool = True, **options: Any) -> Made:
-    """Equal layers and AdamW, whose options are given, or its URL."""
+def stack(
+    count: int = 4,
+    width: int = WIDTH,
+    *,
+    bias: bool = True,
+    dtype: torch.dtype = torch.float32,
+    on: torch.device = COMPUTE,
+    **options: Any,
+) -> Made:
+    """Equal layers and AdamW, with options of it."""
     torch.manual_seed(SEED)
     layers = (nn.Linear(width, width, bias=bias) for _ in range(count))
-    model = nn.Sequential(*layers).to(COMPUTE, options.pop("dtype", torch.float32))
-    return model, nearstep.optim.AdamW(
-        model.parameters(), **{"lr": 1e-2, "device": GOLDEN, **options}
-    )
+    model = nn.Sequential(*layers).to(on, dtype)
+    options = {"lr": 1e-2, "device": GOLDEN, **options}
+    return model, nearstep.optim.AdamW(model.parameters(), **options)
 
 
 def loss_of(model: nn.Module, seed: int = 0, rows: int = 4) -> Tensor:
