@@ -25,12 +25,7 @@ BLOCKS = 1200
 
 
 class Late:
-    """Checks that end only after the drives have written something.
-
-    Attributes
-    ----------
-    waited : looks that were late so.
-    """
+    """Checks that end only after the drives have written something; how many have waited so."""
 
     def __init__(self, on: Drives, patch: pytest.MonkeyPatch, parameters: Any) -> None:
         self.waited = 0

@@ -60,14 +60,7 @@ class Trainee:
 
 @dataclass(frozen=True)
 class Setting:
-    """How one model is trained.
-
-    Attributes
-    ----------
-    kind, optimizer, policy, updates
-    share : of the smallest budget.
-    seed
-    """
+    """How one model is trained, within a share of the smallest budget."""
 
     kind: str
     optimizer: str

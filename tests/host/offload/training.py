@@ -66,7 +66,6 @@ class Plan:
 
     Attributes
     ----------
-    kind, optimizer : names.
     passes : forward and backward passes for each step.
     evaluates : a forward without gradients between steps.
     keeps : gradients are not reset between steps.

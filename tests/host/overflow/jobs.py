@@ -80,8 +80,6 @@ class Job:
 
     Attributes
     ----------
-    shapes : of the parameters.
-    optimizer : name.
     skips : in step t, parameter i has no gradient if i + t is a multiple of it.
     """
 

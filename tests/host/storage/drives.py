@@ -68,7 +68,6 @@ class Commit:
 
     Attributes
     ----------
-    state, meta : what was committed.
     begun : events before its superblock was written, flushed, and written a second time.
     ended : events when it returned.
     """
@@ -85,7 +84,6 @@ class Recorded:
 
     Attributes
     ----------
-    commits : by generation.
     gone : events when a generation was given up before its time, by number.
     """
 

@@ -326,9 +326,7 @@ def test_a_drive_that_hangs_is_given_up() -> None:
 class Moves:
     """Calls of the system that do what they are told: a number of bytes, or an error.
 
-    Attributes
-    ----------
-    asked : offset and bytes of each.
+    What was `asked` for are offsets and numbers of bytes.
     """
 
     def __init__(self, *results: int | OSError) -> None:
