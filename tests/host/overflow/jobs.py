@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -161,20 +162,22 @@ def random_job(choose: np.random.Generator, optimizer: str, **more: Any) -> Job:
     return Job(shapes, optimizer, skips=int(choose.choice([0, 0, 3])), **more)
 
 
-def stack(device: Any, **more: Any) -> tuple[nn.Sequential, Any]:
+def stack(
+    device: Any, sizes: tuple[int, int, int, int] = (24, 40, 24, 8), **more: Any
+) -> tuple[nn.Sequential, Any]:
     """A small model with AdamW."""
     torch.manual_seed(5)
-    layers = nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 24), nn.Linear(24, 8)
-    model = nn.Sequential(*layers)
+    first, *others = (nn.Linear(*pair) for pair in pairwise(sizes))
+    model = nn.Sequential(first, nn.Tanh(), *others)
     return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device, **more)
 
 
-def iteration(model: nn.Module, optimizer: Any, number: int, passes: int = 1) -> list[float]:
+def iteration(model: nn.Sequential, optimizer: Any, number: int, passes: int = 1) -> list[float]:
     """Forward and backward, and a step; losses."""
     optimizer.zero_grad()
     generator, losses = torch.Generator().manual_seed(number), []
     for _ in range(passes):
-        loss = model(torch.randn(4, 24, generator=generator)).square().mean()
+        loss = model(torch.randn(4, model[0].in_features, generator=generator)).square().mean()
         loss.backward()
         losses.append(loss.item())
     optimizer.step()
