@@ -271,6 +271,8 @@ def test_a_stream_of_the_programs_own() -> None:
 
 
 def test_streams_that_use_parameters_without_waiting_for_each_other() -> None:
+    kept: list[Tensor] = []  # the program's own memory goes when all has ended
+
     def use(model, optimizer, engine):
         stream, losses = torch.Stream(device=COMPUTE), []
         for x in torch.ones(3, 4, WIDTH, device=COMPUTE):
@@ -285,6 +287,7 @@ def test_streams_that_use_parameters_without_waiting_for_each_other() -> None:
             (first * second).sum().backward()
             losses.append((first + second).sum().item())
             optimizer.step()
+        kept.extend((first, second))
         assert engine is None or engine.report().prefetches > 0
         return losses
 
