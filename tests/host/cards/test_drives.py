@@ -34,18 +34,13 @@ from nearstep.storage.drive_errors import (
 from nearstep.storage.store import Store
 from nearstep_sim.models.drive import MemoryBlocks
 
-from ..overflow.jobs import PLAIN, Job, card_url, drives, everything, images
-from ..overflow.test_equality import cards as cards_home
-from ..overflow.test_equality import compare
+from ..overflow.jobs import Job, card_url, everything, images
 from .test_faults import expected_after
-from .test_moving import expected, files, names, resumed, trained, url
+from .test_moving import closed, expected, files, names, resumed, small, trained, url
+
+__all__ = ["small"]
 
 JOB = Job([(40, 16), (16,), (30, 20)])
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearstep.torch.homes.opening.SPARE_BYTES", 1 << 17)
 
 
 def places(folder: Path, cards: int = 2) -> list[Path]:
@@ -71,8 +66,7 @@ def storage_check(folder: Path) -> tuple[int, Any]:
 
 
 def test_a_flipped_bit_is_named_and_the_step_before_is_there(tmp_path: Path) -> None:
-    _, optimizer = trained(url(tmp_path, 2), 3)
-    optimizer.store.close()
+    closed(url(tmp_path, 2), 3)
     assert storage_check(tmp_path)[0] == 0
     damaged = flip(tmp_path, "0.m@1")
     code, (report,) = storage_check(tmp_path)
@@ -98,8 +92,7 @@ def test_a_flipped_bit_is_named_and_the_step_before_is_there(tmp_path: Path) -> 
 
 def test_a_step_that_failed_does_not_keep_the_drives_from_its_own_process(tmp_path: Path) -> None:
     """Nobody has the optimizer any more but the error, which has itself."""
-    _, optimizer = trained(url(tmp_path, 2), 3)
-    optimizer.store.close()
+    closed(url(tmp_path, 2), 3)
     flip(tmp_path, "0.m@1")
     parameters, optimizer = resumed(url(tmp_path, 2))
     with contextlib.suppress(TornExtentError):
@@ -172,30 +165,6 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert files(tmp_path) == []
 
 
-def test_drives_that_are_too_small_for_another_step() -> None:
-    job = Job([(40, 16), (16,), (30, 20)])
-    refused = 0
-    for blocks in (16, 20, 24):
-        with drives(2, blocks) as on:
-            parameters = job.parameters()
-            try:
-                optimizer = job.make(parameters, card_url(2, 128), drives=on.store)
-            except DriveFullError:
-                continue
-            for step in range(3):
-                try:
-                    job.step(optimizer, parameters, step)
-                except StorageError:
-                    after = job.parameters()
-                    plain = job.make(after, PLAIN)
-                    for earlier in range(step):
-                        job.step(plain, after, earlier)
-                    assert everything(parameters, optimizer) == everything(after, plain)
-                    refused += 1
-                    break
-    assert refused >= 2
-
-
 @pytest.fixture
 def stuck() -> Iterator[threading.Event]:
     """What a drive waits for."""
@@ -207,9 +176,7 @@ def stuck() -> Iterator[threading.Event]:
 def test_a_drive_that_does_not_answer(stuck: threading.Event) -> None:
     blocks = [MemoryBlocks(each, at) for at, each in enumerate(images(2))]
     store = Store.open(blocks, owner=None, queue_depth=2)
-    parameters = JOB.parameters()
-    optimizer = JOB.make(parameters, card_url(2, 128), drives=store)
-    JOB.step(optimizer, parameters, 0)
+    parameters, optimizer = JOB.trained(card_url(2, 128), 1, drives=store)
     blocks[1].fault = lambda action, block: None if action == "look" else _wait(stuck)
     for drive in store.drives:
         drive.timeout_s = 0.15
@@ -235,8 +202,3 @@ def test_a_subgroup_that_a_card_has_no_room_for(tmp_path: Path) -> None:
     with pytest.raises(nearstep.errors.OptionError, match="memory_bytes must hold 2 subgroups"):
         trained(device, 0)
     assert files(tmp_path) == []
-
-
-@pytest.mark.parametrize("share", [1e-9, 1.0])
-def test_one_pair_of_each_parameter_or_all(share: float) -> None:
-    assert compare(Job([(40, 16), (0,), (7,)]), cards_home(2, 128), compression=share) > 10

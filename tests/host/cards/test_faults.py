@@ -60,11 +60,9 @@ def test_a_card_that_fails_in_mid_step(write: bool) -> None:
     "action", ["flush", *(pytest.param(each, marks=pytest.mark.deep) for each in ("read", "write"))]
 )
 def test_what_error_feedback_holds_back_is_as_before_the_step_too(action: str) -> None:
-    plain = JOB.parameters()
-    memory = JOB.make(plain, PLAIN, compression=0.1)
+    plain, memory = JOB.trained(PLAIN, compression=0.1)
     with drives() as on:
-        parameters = JOB.parameters()
-        optimizer = JOB.make(parameters, URL, drives=on.store, compression=0.1)
+        parameters, optimizer = JOB.trained(URL, drives=on.store, compression=0.1)
         for step in range(3):
             for number in (0,) if action == "flush" else (0, 3):
                 before = everything(parameters, optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,7 @@ def trained(
     options = {"compression": SHARE, "error_feedback": False, **more}
     runs = []
     with sent(change), drives(cards, 1200) as on:
-        parameters = job.parameters()
-        optimizer = job.make(parameters, url, drives=on.store, **options)
+        parameters, optimizer = job.trained(url, drives=on.store, **options)
         update = optimizer.device.run_rule
 
         def spy(*arguments: Any, **named: Any) -> Any:
@@ -129,15 +129,11 @@ def test_all_pairs_are_the_whole_gradient_and_one_pair_leaves_most_subgroups_non
     found, _, pairs = trained(url, cards, None, job, compression=1.0)
     whole, _, none = trained(url, cards, None, job, compression=None)
     assert (found, pairs, none) == (whole, STEPS * elements, 0)
-    for share, kept in ((1e-9, 4), (1.0, elements)):
-        options = {"compression": share, "error_feedback": False}
+    for (share, kept), feedback in product(((1e-9, 4), (1.0, elements)), (False, True)):
+        options = {"compression": share, "error_feedback": feedback}
         found, _, pairs = trained(url, cards, None, job, **options)
         assert pairs == STEPS * kept
-        parameters = job.parameters()
-        plain = job.make(parameters, PLAIN, **options)
-        for step in range(STEPS):
-            job.step(plain, parameters, step)
-        assert found == everything(parameters, plain)
+        assert found == job.after(PLAIN, STEPS, **options)
 
 
 @pytest.mark.parametrize(("cards", "beyond", "form"), [(2, 0, "scatter"), (3, 1 << 31, "fused")])
@@ -146,13 +142,11 @@ def test_an_index_out_of_range_leaves_everything_as_before_the_step(
 ) -> None:
     """The error has the pair, and names the card; the others' share is undone as well."""
     more = {"compression": SHARE, "compression_form": form}
-    steps = [everything(*_in_memory(count, **more)) for count in (1, 3)]
+    steps = [JOB.after(PLAIN, count, **more) for count in (1, 3)]
     refused = 0
     for wrong in (1, 4, 7):
         with drives(cards, 1200) as on:
-            parameters = JOB.parameters()
-            optimizer = JOB.make(parameters, card_url(cards, 128), drives=on.store, **more)
-            JOB.step(optimizer, parameters, 0)
+            parameters, optimizer = JOB.trained(card_url(cards, 128), 1, drives=on.store, **more)
             with sent(out_of_range(wrong, beyond)), pytest.raises(PairRangeError) as caught:
                 JOB.step(optimizer, parameters, 1)
             said = f"{caught.value} {getattr(caught.value, '__notes__', '')}"
@@ -168,14 +162,6 @@ def test_an_index_out_of_range_leaves_everything_as_before_the_step(
             assert everything(parameters, optimizer) == steps[1]
             refused += 1
     assert refused == 3
-
-
-def _in_memory(steps: int, **more: Any) -> tuple[Any, Any]:
-    parameters = JOB.parameters()
-    optimizer = JOB.make(parameters, PLAIN, **more)
-    for step in range(steps):
-        JOB.step(optimizer, parameters, step)
-    return parameters, optimizer
 
 
 @pytest.mark.deep

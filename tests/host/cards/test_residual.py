@@ -19,13 +19,14 @@ from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.homes.segments import HELD_BACK
 
-from ..overflow.jobs import PLAIN, Job, bits, card_url, drives, everything
+from ..overflow.jobs import PLAIN, Job, bits, card_url, drives, everything, iteration, stack
 from ..overflow.jobs import URL as DIMM
 from .test_drives import flip
 from .test_moving import (
     JOB,
     SHARE,
     check,
+    closed,
     expected,
     files,
     held_back,
@@ -45,8 +46,7 @@ def test_its_bytes_have_a_counter_of_their_own() -> None:
     elements = sum(convert.size(p) for p in JOB.parameters())
     job, padding = Job(JOB.shapes), 15 * len(JOB.shapes)
     with drives(2, 1200) as on:
-        parameters = job.parameters()
-        optimizer = job.make(parameters, card_url(2, 128), drives=on.store, **SHARE)
+        parameters, optimizer = job.trained(card_url(2, 128), drives=on.store, **SHARE)
         before = optimizer.traffic.as_dict()
         for step in range(3):
             job.step(optimizer, parameters, step)
@@ -57,8 +57,7 @@ def test_its_bytes_have_a_counter_of_their_own() -> None:
             assert 4 * elements <= written <= 4 * (elements + padding)
             before = after
         assert before["residuals_from_drives"] == 0
-        again = job.parameters()
-        found = job.make(again, card_url(2, 128), drives=on.store, resume=True, **SHARE)
+        _, found = job.trained(card_url(2, 128), drives=on.store, resume=True, **SHARE)
         assert found.traffic.residuals_from_drives == 4 * elements
         found.state_dict()
         assert found.traffic.residuals_to_drives == 0
@@ -67,18 +66,13 @@ def test_its_bytes_have_a_counter_of_their_own() -> None:
 def test_without_error_feedback_or_compression_nothing_of_it_is_there() -> None:
     for more in ({}, {"compression": 0.1, "error_feedback": False}, LEFT_OUT):
         with drives(2, 1200) as on:
-            parameters = JOB.parameters()
-            optimizer = JOB.make(parameters, card_url(2, 128), drives=on.store, **more)
-            for step in range(2):
-                JOB.step(optimizer, parameters, step)
+            _, optimizer = JOB.trained(card_url(2, 128), 2, drives=on.store, **more)
             assert optimizer.traffic.residuals_to_drives == 0
             assert not [name for name in on.store.tensors if HELD_BACK in name]
 
 
 def test_a_step_that_left_it_out_is_resumed_on_request_alone(tmp_path: Path) -> None:
-    parameters, optimizer = trained(url(tmp_path, 2), 2, **LEFT_OUT)
-    last = everything(parameters, optimizer)
-    optimizer.store.close()
+    last = closed(url(tmp_path, 2), 2, **LEFT_OUT)
     for cards in (2, 3):
         with pytest.raises(ResumeError, match="resume with save_residual=False") as caught:
             resumed(url(tmp_path, cards), **SHARE)
@@ -95,8 +89,7 @@ def test_a_step_that_left_it_out_is_resumed_on_request_alone(tmp_path: Path) -> 
 
 
 def test_it_is_left_out_from_a_step_on(tmp_path: Path) -> None:
-    _, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
-    optimizer.store.close()
+    closed(url(tmp_path, 2), 2, **SHARE)
     parameters, optimizer = resumed(url(tmp_path, 2), **LEFT_OUT)
     assert everything(parameters, optimizer) == expected(2, **SHARE)
     JOB.step(optimizer, parameters, 2)
@@ -110,8 +103,7 @@ def test_it_is_left_out_from_a_step_on(tmp_path: Path) -> None:
 def test_through_drives_of_the_host_and_back(tmp_path: Path) -> None:
     """Those have no compression: what is held back waits."""
     cards, host = tmp_path / "cards", [str(tmp_path / "a"), str(tmp_path / "b")]
-    _, optimizer = trained(url(cards, 2), 2, **SHARE)
-    optimizer.store.close()
+    closed(url(cards, 2), 2, **SHARE)
     on_host: dict[str, Any] = {"drives": host, "memory": 1 << 16}
     for resume in (cards, True):
         found = resumed(DIMM, resume, **on_host)
@@ -158,30 +150,23 @@ def test_what_the_user_changed_of_it_counts_from_the_next_generation_on(tmp_path
 
 
 def test_a_damaged_block_of_it_is_named(tmp_path: Path) -> None:
-    _, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
-    optimizer.store.close()
+    closed(url(tmp_path, 2), 2, **SHARE)
     damaged = flip(tmp_path, f"0.{HELD_BACK}@1")
     with pytest.raises(TornExtentError, match=HELD_BACK) as caught:
         resumed(url(tmp_path, 2), **SHARE)
     assert (caught.value.path, caught.value.whole) == (str(damaged), (2,))
 
 
-WIDTH, LAYERS = 32, 4
+LAYERS = 3
 
 
 def offloaded(device: str, steps: range, **more: Any) -> tuple[dict[str, bytes], Any]:
     """An offloaded model, whose backward leaves pairs alone of each gradient."""
-    torch.manual_seed(3)
-    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device, **SHARE, **more)
-    engine = nearstep.offload(model, optimizer, budget="60%")
-    for step in steps:
-        x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(step))
+    model, optimizer = stack(device, **SHARE, **more)
+    with nearstep.offload(model, optimizer, budget=8000):
+        for step in steps:
+            iteration(model, optimizer, step)
         optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    engine.close()
     return everything(list(model.parameters()), optimizer), optimizer
 
 

@@ -54,7 +54,7 @@ DIMMS = {
 WHOLE = {
     "sim-dimm-whole": (
         f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&top=whole&stall=0.3&seed=7"
-    ),
+    )
 }
 """The module as `nearstep rtl axdimm_module` writes it, all units in it, as one Verilated object:
 for deep tests. It has the shape of the others; `test_dimm_whole.py` has it as it is by default."""
@@ -62,7 +62,7 @@ for deep tests. It has the shape of the others; `test_dimm_whole.py` has it as i
 RANKS = {
     "sim-dimm-two-ranks": (
         f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&fu=native&ranks=2&interleave=4096"
-    ),
+    )
 }
 """Two ranks on each channel, by the page, so that longer arrays are cut: for deep tests."""
 
@@ -92,9 +92,7 @@ def chosen(names: Iterable[str], deep: Collection[str]) -> list[object]:
 
 
 everywhere = pytest.mark.parametrize(
-    "device",
-    chosen([*URLS, *DIMMS, *WHOLE, *RANKS], {*BUILDS, *WHOLE, *RANKS}),
-    indirect=True,
+    "device", chosen([*URLS, *DIMMS, *WHOLE, *RANKS], {*BUILDS, *WHOLE, *RANKS}), indirect=True
 )
 """For a test that holds on every device, DIMMs included."""
 

@@ -80,10 +80,7 @@ class Job:
 
     Parameters
     ----------
-    device
-    count, seed, channel
     gradient : format of g, whose elements then are of any kind; None is numbers in float32.
-    arrays
     optimizer : of the job's own step.
     odd : some elements of the states, and scales of those in 8 bits, are special.
     guarded : arrays and copies lie inside of larger ones, of which the rest must not change.

@@ -36,8 +36,6 @@ class Start:
 
     Parameters
     ----------
-    device
-    count, seed
     gradient : format of gradients that are no pairs; None: they are pairs if they can be.
 
     Attributes

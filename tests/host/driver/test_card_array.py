@@ -40,12 +40,7 @@ def trained(url: str, optimizer: str, **options: Any) -> tuple[list[bytes], Smar
 
 @pytest.mark.parametrize(
     ("optimizer", "options"),
-    [
-        ("AdamW", {}),
-        ("AdamW", {"compression": 0.1}),
-        ("SGD", {"momentum": 0.9}),
-        ("Adagrad", {}),
-    ],
+    [("AdamW", {}), ("AdamW", {"compression": 0.1}), ("SGD", {"momentum": 0.9}), ("Adagrad", {})],
 )
 def test_any_number_of_cards_has_the_bits_of_one(optimizer: str, options: dict[str, Any]) -> None:
     shape = "lanes=4&chunk_bytes=512&memory_bytes=1MiB"

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 import nearstep
-from nearstep.errors import (
-    ArgumentError,
-    MismatchError,
-    OutOfBoundsError,
-)
+from nearstep.errors import ArgumentError, MismatchError, OutOfBoundsError
 from nearstep_sim.axdimm.dimm import DimmBackend
 from nearstep_sim.models.dram.replay import replay
 from nearstep_sim.models.dram.trace import read_trace

@@ -77,12 +77,7 @@ def rows(arrays: dict[str, Any], names: dict[str, Any] = NAMES) -> pytest.MarkDe
 
 
 class Fault:
-    """A run of some blocks that something is to go wrong in.
-
-    Attributes
-    ----------
-    count : of elements, three more than whole blocks.
-    """
+    """A run of some blocks and three elements that something is to go wrong in."""
 
     def __init__(self, device: KernelDevice, kind: str, blocks: int = 40, seed: int = 1) -> None:
         self.device, self.kind = device, kind

@@ -54,11 +54,9 @@ LACKING = {
     "pairs among too many": {"count": 1 << 32},
     "too many pairs": {"pairs": 1 << 32},
     "no pairs among too many": {"count": 1 << 32, "pairs": 0},
-    "too many scattered pairs": {
-        "compression": {"form": Compression.SCATTER},
-        "pairs": (1 << 63) + 5,
-    },
-}
+    "too many scattered pairs": {"compression": {"form": Compression.SCATTER},
+        "pairs": (1 << 63) + 5},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -190,27 +188,17 @@ def test_a_window_is_clamped_to_the_address_space(any_start):
 
 
 ORDER = {
-    "alignment of the last, range of the first": (
-        {"copy_out": "beside", "p": "beyond"},
-        (ErrorCause.ALIGNMENT, Stream.COPY_OUT),
-    ),
-    "alignment of index and copy": (
-        {"index": "beside", "copy_out": "beside"},
-        (ErrorCause.ALIGNMENT, Stream.INDEX_READ),
-    ),
-    "range of index, overlap of m with p": (
-        {"index": "beyond", "m": "on p"},
-        (ErrorCause.ADDRESS_RANGE, Stream.INDEX_READ),
-    ),
-    "overlap of g, index and copy": (
-        {"copy_out": "on g", "index": "on g"},
-        (ErrorCause.OVERLAP, Stream.INDEX_READ),
-    ),
-    "overlap of copy with p, and of index with g": (
-        {"copy_out": "on p", "index": "on g"},
-        (ErrorCause.OVERLAP, Stream.COPY_OUT),
-    ),
-}
+    "alignment of the last, range of the first": ({"copy_out": "beside", "p": "beyond"},
+        (ErrorCause.ALIGNMENT, Stream.COPY_OUT)),
+    "alignment of index and copy": ({"index": "beside", "copy_out": "beside"},
+        (ErrorCause.ALIGNMENT, Stream.INDEX_READ)),
+    "range of index, overlap of m with p": ({"index": "beyond", "m": "on p"},
+        (ErrorCause.ADDRESS_RANGE, Stream.INDEX_READ)),
+    "overlap of g, index and copy": ({"copy_out": "on g", "index": "on g"},
+        (ErrorCause.OVERLAP, Stream.INDEX_READ)),
+    "overlap of copy with p, and of index with g": ({"copy_out": "on p", "index": "on g"},
+        (ErrorCause.OVERLAP, Stream.COPY_OUT)),
+}  # fmt: skip
 
 
 def test_the_first_fault_counts(start):

@@ -153,6 +153,26 @@ class Custom(nn.Module):
             return self.layer(torch.tanh(x))
 
 
+class Unlucky(nn.Module):
+    """Gives what it gets, and raises in forward or in backward if `where` says so."""
+
+    def __init__(self, kind: type[BaseException] = OSError) -> None:
+        super().__init__()
+        self.where: str | None = None
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "forward":
+            self.fail()
+        if self.where == "backward":
+            x = x.clone()
+            x.register_hook(self.fail)
+        return x
+
+    def fail(self, *_: Tensor) -> None:
+        raise self.kind("in the user's program")
+
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "stack": lambda: Stack(4),
     "tied": Tied,

@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,17 +20,19 @@ from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.offload.mapped import MAPPERS
 from nearstep.torch.offload.streams import Arrival, Download, Streams
 
-from . import accelerator
+from . import accelerator, training
 from .models import WIDTH
-from .test_memferry import everywhere, places
+from .plans import everywhere, places
 from .training import (
     COMPUTE,
     GOLDEN,
-    SEED,
     Plan,
+    alike,
     assert_equal,
     bits,
     made,
+    state_of,
+    steps,
     train,
     train_in_least,
 )
@@ -39,24 +42,12 @@ FORMATS = f"{GOLDEN}&gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16"
 is_fake = COMPUTE.type == "accel"
 
 
-def stack() -> nn.Module:
-    torch.manual_seed(SEED)
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+stack = partial(training.stack, 6)
 
 
-def steps(model: nn.Module, optimizer: Any, count: int = 3) -> list[Any]:
-    """Train; bits of losses, parameters and moments."""
-    first = next(model.parameters())
-    generator = torch.Generator().manual_seed(SEED)
-    losses = []
-    for _ in range(count):
-        x = torch.randn(4, WIDTH, generator=generator).to(first.device, first.dtype)
-        optimizer.zero_grad()
-        loss = model(x).float().square().mean()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-    return [losses, bits(model.state_dict()), bits(optimizer.state_dict())]
+def trained(model: nn.Module, optimizer: Any, count: int = 3) -> list[Any]:
+    """Train; losses, and bits of parameters and moments."""
+    return [steps(model, optimizer, count), state_of(model, optimizer)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -64,42 +55,37 @@ def steps(model: nn.Module, optimizer: Any, count: int = 3) -> list[Any]:
 def test_offloaded_parameters_of_every_dtype_have_the_bits_of_plain_ones(
     dtype: torch.dtype, url: str
 ) -> None:
-    model = stack().to(COMPUTE, dtype)
-    plain = steps(model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=url))
-    model = stack().to(COMPUTE, dtype)
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=url)
-    with nearstep.offload(model, optimizer, budget="60%") as engine:
-        assert steps(model, optimizer) == plain
-        assert engine.report().peak <= engine.report().budget
-        assert engine.report().prefetches > 0
+    def use(model, optimizer, engine):
+        found = trained(model, optimizer)
+        assert engine is None or engine.report().prefetches > 0
+        return found
+
+    alike(use, partial(stack, dtype=dtype, device=url), budget="60%")
     if is_fake:  # it computes as the CPU does
-        model = stack().to(dtype)
-        assert steps(model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=url)) == plain
+        on_cpu, there = stack(dtype=dtype, device=url)[0].cpu(), stack(dtype=dtype, device=url)
+        optimizer = nearstep.optim.AdamW(on_cpu.parameters(), lr=1e-2, device=url)
+        assert trained(on_cpu, optimizer) == trained(*there)
 
 
 def test_moments_are_where_their_parameter_is() -> None:
-    model = stack().to(COMPUTE)
-    optimizer = nearstep.optim.AdamW(model.parameters(), device=GOLDEN)
-    steps(model, optimizer, 1)
+    model, optimizer = stack()
+    trained(model, optimizer, 1)
     state = optimizer.state_dict()["state"]
     assert {state[index]["exp_avg"].device.type for index in state} == {COMPUTE.type}
     assert {state[index]["step"].device.type for index in state} == {"cpu"}
-    other = stack().to(COMPUTE)
-    again = nearstep.optim.AdamW(other.parameters(), device=GOLDEN)
+    other, again = stack()
     again.load_state_dict(optimizer.state_dict())
     other.load_state_dict(model.state_dict())
-    assert steps(model, optimizer) == steps(other, again)
+    assert trained(model, optimizer) == trained(other, again)
 
 
 def test_copies_go_beside_what_the_accelerator_computes() -> None:
-    model = stack().to(COMPUTE)
-    optimizer = nearstep.optim.AdamW(model.parameters(), device=GOLDEN)
-    x = torch.ones(4, WIDTH, device=COMPUTE)
+    model, optimizer = stack()
     with nearstep.offload(model, optimizer, budget="60%") as engine:
         before = accelerator.counts().late if is_fake else 0
         for _ in range(3):
             optimizer.zero_grad()
-            model(x).sum().backward()
+            model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
             optimizer.step()
         found = engine.report()
         assert found.prefetches > 0
@@ -130,9 +116,9 @@ def test_memory_of_the_accelerator_is_that_of_the_budget() -> None:
 
 
 def test_models_are_made_there_and_go_at_once() -> None:
-    whole = stack().to(COMPUTE)
+    whole, plain = stack()
     largest = max(each.numel() * 4 for each in whole.parameters())
-    torch.manual_seed(SEED)
+    torch.manual_seed(training.SEED)
     with nearstep.offload.init(device=GOLDEN) as init, torch.device(COMPUTE):
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
     assert init.report().peak == largest
@@ -140,58 +126,9 @@ def test_models_are_made_there_and_go_at_once() -> None:
     optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=init.device)
     state = {name: each.cpu() for name, each in model.state_dict().items()}
     with nearstep.offload(model, optimizer, budget="60%"):
-        found = steps(model, optimizer)
+        found = trained(model, optimizer)
     whole.load_state_dict(state)
-    assert found == steps(whole, nearstep.optim.AdamW(whole.parameters(), lr=1e-2, device=GOLDEN))
-
-
-def by_data(parameter: Tensor) -> None:
-    parameter.data.mul_(0.5)
-
-
-def by_data_of_a_view(parameter: Tensor) -> None:
-    parameter.view(-1).data.mul_(0.5)
-
-
-def by_data_of_a_view_without_gradients(parameter: Tensor) -> None:
-    with torch.no_grad():
-        parameter.view(-1).data.mul_(0.5)
-
-
-def by_data_of_what_is_detached(parameter: Tensor) -> None:
-    parameter.detach().data.mul_(0.5)
-
-
-def by_operator(parameter: Tensor) -> None:
-    torch.ops.nearstep_test.halve(parameter)
-
-
-def in_place(parameter: Tensor) -> None:
-    with torch.no_grad():
-        parameter.mul_(0.5)
-
-
-def by_storage(parameter: Tensor) -> None:
-    words = torch.empty(0, device=parameter.device, dtype=parameter.dtype)
-    words.set_(parameter.detach().untyped_storage(), 0, parameter.shape, parameter.stride()).mul_(
-        0.5
-    )
-
-
-def other_data(parameter: Tensor) -> None:
-    parameter.data = parameter.detach() * 0.5
-
-
-CHANGES = [
-    by_data,
-    by_data_of_a_view,
-    by_data_of_a_view_without_gradients,
-    by_data_of_what_is_detached,
-    by_operator,
-    by_storage,
-    in_place,
-    other_data,
-]
+    assert found == trained(whole, plain)
 
 
 @torch.library.custom_op("nearstep_test::halve", mutates_args=())
@@ -200,28 +137,36 @@ def halve(x: Tensor) -> None:
     x.data.mul_(0.5)
 
 
+def by_storage(p: Tensor) -> None:
+    words = torch.empty(0, device=p.device, dtype=p.dtype)
+    words.set_(p.detach().untyped_storage(), 0, p.shape, p.stride()).mul_(0.5)
+
+
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "data": lambda p: p.data.mul_(0.5),
+    "data of a view": lambda p: p.view(-1).data.mul_(0.5),
+    "data of a view without gradients": torch.no_grad()(lambda p: p.view(-1).data.mul_(0.5)),
+    "data of what is detached": lambda p: p.detach().data.mul_(0.5),
+    "an operator": lambda p: torch.ops.nearstep_test.halve(p),
+    "storage": by_storage,
+    "in place": torch.no_grad()(lambda p: p.mul_(0.5)),
+    "other data": lambda p: setattr(p, "data", p.detach() * 0.5),
+}
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_parameters_that_are_changed_there_are_sent(change: Callable[[Tensor], None]) -> None:
-    found = []
-    for budget in (None, "40%"):
-        model = stack().to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-        engine = budget and nearstep.offload(model, optimizer, budget=budget)
-        first = steps(model, optimizer, 1)
+def test_parameters_that_are_changed_there_are_sent(change: str) -> None:
+    def use(model, optimizer, _):
+        first = trained(model, optimizer, 1)
         for parameter in model.parameters():
-            change(parameter)
-        found.append((first, steps(model, optimizer)))
-        if engine:
-            engine.close()
-    assert found[0] == found[1]
+            CHANGES[change](parameter)
+        return first, steps(model, optimizer, 3)
+
+    alike(use, stack, budget="40%")
 
 
 def test_what_torch_does_not_tell_of_is_looked_for_where_it_is_still_there() -> None:
-    found = []
-    for budget in (None, "100%"):
-        model = stack().to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+    def use(model, optimizer, _):
         steps(model, optimizer, 1)
         weight = model[2].weight
         weight.sum()  # it is here
@@ -232,27 +177,20 @@ def test_what_torch_does_not_tell_of_is_looked_for_where_it_is_still_there() -> 
         optimizer.step()
         lent.mul_(0.5)
         del lent
-        found.append(steps(model, optimizer))
-        if engine:
-            engine.close()
-    assert found[0] == found[1]
+        return steps(model, optimizer, 3)
+
+    alike(use, stack, budget="100%")
 
 
 def test_a_layer_that_is_thawed_has_its_values_in_its_new_place() -> None:
-    results = []
-    for offloaded in (False, True):
-        model, optimizer = made(Plan(kind="frozen"))
-        engine = nearstep.offload(model, optimizer, budget="100%") if offloaded else None
+    def use(model, optimizer, _):
         for thawed in (False, True):
             model.first.bias.requires_grad_(thawed)
-            x = torch.ones(4, WIDTH, device=COMPUTE)
-            model(x).square().mean().backward()
+            model(torch.ones(4, WIDTH, device=COMPUTE)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        results.append(bits(model.state_dict()))
-        if engine is not None:
-            engine.close()
-    assert results[0] == results[1]
+
+    alike(use, lambda: made(Plan(kind="frozen")), budget="100%")
 
 
 def test_a_model_whose_engine_is_closed_is_in_the_memory_of_the_accelerator() -> None:
@@ -296,7 +234,7 @@ def test_a_plan_is_made_in_the_first_step() -> None:
     model, optimizer = made(plan)
     with nearstep.offload(model, optimizer, budget="100%", policy="memferry") as engine:
         assert engine.plan is None
-        steps(model, optimizer)
+        trained(model, optimizer)
         assert engine.plan is not None
         assert engine.shadow is not None
 
@@ -308,15 +246,10 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedOptionError, match="layers compute on the CPU while"):
         engine.record("axdimm").__enter__()
     engine.close()
+    direct = everywhere(plan, Decision(Mode.DHA))
     monkeypatch.delitem(MAPPERS, COMPUTE.type)
     with pytest.raises(UnsupportedOptionError, match=f"not on {COMPUTE.type}"):
-        nearstep.offload(
-            model,
-            optimizer,
-            budget="100%",
-            policy="memferry",
-            plan=everywhere(plan, Decision(Mode.DHA)),
-        )
+        nearstep.offload(model, optimizer, budget="100%", policy="memferry", plan=direct)
     mixed = nn.Sequential(nn.Linear(4, 4, device=COMPUTE), nn.Linear(4, 4))
     optimizer = nearstep.optim.AdamW(mixed.parameters(), device=GOLDEN)
     with pytest.raises(ParameterError, match="as the first one, not on cpu"):
@@ -327,27 +260,20 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_of_the_programs_own() -> None:
-    found = []
-    for budget in (None, "60%"):
-        model = stack().to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-        engine = budget and nearstep.offload(model, optimizer, budget=budget)
-        stream = torch.Stream(device=COMPUTE)
+    def use(model, optimizer, _):
         torch.accelerator.synchronize()
-        with stream:
-            found.append(steps(model, optimizer))
+        with torch.Stream(device=COMPUTE):
+            found = trained(model, optimizer)
         torch.accelerator.synchronize()
-        if engine:
-            engine.close()
-    assert found[0] == found[1]
+        return found
+
+    alike(use, stack, budget="60%")
 
 
 def test_streams_that_use_parameters_without_waiting_for_each_other() -> None:
-    found = []
-    for budget in (None, "60%"):
-        model = stack().to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+    kept: list[Tensor] = []  # the program's own memory goes when all has ended
+
+    def use(model, optimizer, engine):
         stream, losses = torch.Stream(device=COMPUTE), []
         for x in torch.ones(3, 4, WIDTH, device=COMPUTE):
             torch.accelerator.synchronize()
@@ -361,11 +287,11 @@ def test_streams_that_use_parameters_without_waiting_for_each_other() -> None:
             (first * second).sum().backward()
             losses.append((first + second).sum().item())
             optimizer.step()
-        found.append([losses, bits(model.state_dict())])
-        if engine:
-            assert engine.report().prefetches > 0
-            engine.close()
-    assert found[0] == found[1]
+        kept.extend((first, second))
+        assert engine is None or engine.report().prefetches > 0
+        return losses
+
+    alike(use, stack, budget="60%")
 
 
 def test_the_hosts_memory_stays_until_kernels_that_read_it_in_place_have_run() -> None:
@@ -381,23 +307,18 @@ def test_the_hosts_memory_stays_until_kernels_that_read_it_in_place_have_run() -
 
 
 def test_gradients_that_are_yet_to_be_negated() -> None:
-    found = []
-    for budget in (None, "60%"):
-        model = stack().to(COMPUTE)
+    def negated() -> training.Made:
+        model, optimizer = stack()
         for parameter in model.parameters():
             parameter.register_hook(torch._neg_view)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-        engine = budget and nearstep.offload(model, optimizer, budget=budget)
-        found.append(steps(model, optimizer))
-        if engine:
-            engine.close()
-    assert found[0] == found[1]
+        return model, optimizer
+
+    alike(lambda model, optimizer, _: trained(model, optimizer), negated, budget="60%")
 
 
 def under_way(budget: str) -> tuple[nn.Module, Any, Any, Tensor]:
     """A model, its optimizer, its engine, which has begun fetches, and what the model gave."""
-    model = stack().to(COMPUTE)
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+    model, optimizer = stack()
     engine = nearstep.offload(model, optimizer, budget=budget)
     model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
     optimizer.step()
@@ -408,17 +329,21 @@ def under_way(budget: str) -> tuple[nn.Module, Any, Any, Tensor]:
     return model, optimizer, engine, result
 
 
-def test_a_model_that_goes_while_copies_to_it_are_under_way() -> None:
-    model, optimizer, engine, result = under_way("80%")
-    result.sum().backward()
-    gone = weakref.ref(engine)
-    del model, optimizer, engine, result
+def assert_goes(gone: weakref.ref[Any]) -> None:
     for _ in range(100):  # a thread of torch's may have the last of backward yet
         gc.collect()
         if gone() is None:
             break
         time.sleep(0.05)
     assert gone() is None
+
+
+def test_a_model_that_goes_while_copies_to_it_are_under_way() -> None:
+    model, optimizer, engine, result = under_way("80%")
+    result.sum().backward()
+    gone = weakref.ref(engine)
+    del model, optimizer, engine, result
+    assert_goes(gone)
 
 
 def test_a_closed_model_is_there_for_every_stream() -> None:
@@ -444,12 +369,11 @@ def test_a_gradient_that_cannot_be_sent_is_not_counted_for_ever(
     def run() -> list[Any]:
         x = torch.ones(4, WIDTH, device=COMPUTE)
         model(x).sum().backward()
-        return bits([dict(model.state_dict()), optimizer.state_dict()])
+        return state_of(model, optimizer)
 
     found = []
     for fails in (False, True):
-        model = stack().to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        model, optimizer = stack()
         with nearstep.offload(model, optimizer, budget="300%") as engine:
             run()
             torch.accelerator.synchronize()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,9 +23,20 @@ from nearstep.torch.offload.streams import Download, Streams
 
 from . import accelerator, hosted
 from .models import WIDTH
-from .on_accelerator import DTYPES, FORMATS, is_fake, stack, steps
-from .test_memferry import everywhere, places
-from .training import COMPUTE, GOLDEN, Plan, assert_equal, bits, train, train_in_least
+from .on_accelerator import DTYPES, FORMATS, assert_goes, is_fake, stack, trained
+from .plans import everywhere, places
+from .training import (
+    COMPUTE,
+    GOLDEN,
+    Plan,
+    assert_equal,
+    bits,
+    loss_of,
+    state_of,
+    step,
+    train,
+    train_in_least,
+)
 
 WRITTEN = Decision(Mode.DHA, write=True)
 MODULE = 4 * WIDTH * (WIDTH + 1)
@@ -39,17 +49,11 @@ SPECIAL = [0x0000, 0x8000, 0x0001, 0x8001, 0x7F80, 0xFF80, 0x7FC1, 0xFFC1, 0x3F8
 def offloaded(
     decision: Decision, budget: str = "100%", dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, Any, Any]:
-    model = stack().to(COMPUTE, dtype)
     url = GOLDEN if dtype is torch.float32 else FORMATS
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=url)
+    model, optimizer = stack(dtype=dtype, device=url)
     plan = places(model, {str(i): decision for i in range(len(model))})
     options = {"policy": "memferry", "plan": plan}
     return model, optimizer, nearstep.offload(model, optimizer, budget=budget, **options)
-
-
-def loss_of(model: nn.Module) -> Tensor:
-    dtype = next(model.parameters()).dtype
-    return model(torch.ones(4, WIDTH, device=COMPUTE, dtype=dtype)).float().square().mean()
 
 
 # Gradients
@@ -78,7 +82,7 @@ def test_memory_of_a_gradient_that_is_written_is_free_when_its_kernel_is_launche
     held = []
     for write in (True, False):
         model, optimizer, engine = offloaded(Decision(Mode.DHA, write), "400%")
-        steps(model, optimizer, 1)
+        step(model, optimizer)
         torch.accelerator.synchronize()
         optimizer.zero_grad()
         loss = loss_of(model)
@@ -117,17 +121,14 @@ def test_every_bit_of_a_gradient_is_written(dtype: torch.dtype) -> None:
 def test_a_gradient_that_is_reset_while_it_is_written() -> None:
     found = []
     for offloads in (False, True):
-        model = stack().to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-        if offloads:
-            model, optimizer, _ = offloaded(WRITTEN)
+        model, optimizer = offloaded(WRITTEN)[:2] if offloads else stack()
         for _ in range(3):
             loss_of(model).backward()
             optimizer.zero_grad()
             loss_of(model).backward()
             loss_of(model).backward()  # added to the one before
             optimizer.step()
-        found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
+        found.append(state_of(model, optimizer))
     assert found[0] == found[1]
 
 
@@ -137,12 +138,7 @@ def test_a_model_that_goes_while_gradients_are_written() -> None:
     assert engine._space.streams._departures
     gone = weakref.ref(engine)
     del model, optimizer, engine
-    for _ in range(100):  # a thread of torch's may have the last of backward yet
-        gc.collect()
-        if gone() is None:
-            break
-        time.sleep(0.05)
-    assert gone() is None
+    assert_goes(gone)
 
 
 def before_the_kernel(self: Streams, gradient: Tensor) -> Download:
@@ -173,7 +169,7 @@ def test_a_wait_for_a_kernel_that_is_left_out_is_seen(monkeypatch: pytest.Monkey
 def test_a_profile_made_there_has_gradients_written_after_backward() -> None:
     times: list[dict[str, LayerProfile]] = []
     for device in (COMPUTE, torch.device("cpu")):
-        model = stack().to(device)
+        model = stack()[0].to(device)
         optimizer = nearstep.optim.AdamW(model.parameters(), device=GOLDEN)
         with nearstep.offload(model, optimizer, budget="400%", policy="memferry") as engine:
             model(torch.ones(4, WIDTH, device=device)).sum().backward()
@@ -207,12 +203,9 @@ def used_in_another_stream(decision: Decision) -> tuple[nn.Module, Any, Any, Ten
 def test_places_are_loaded_again_after_every_stream_that_used_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = stack().to(COMPUTE)
-    plain_optimizer = nearstep.optim.AdamW(plain.parameters(), lr=1e-2, device=GOLDEN)
+    plain, plain_optimizer = stack()
     for _ in range(2):
-        plain_optimizer.zero_grad()
-        loss_of(plain).backward()
-        plain_optimizer.step()
+        step(plain, plain_optimizer)
     for broken in (False, True):
         if broken:
             monkeypatch.setattr(Streams, "_used", lambda *_: None)
@@ -258,8 +251,7 @@ def test_what_is_captured_is_refused_before_anything_is_touched(
         module = torch.get_device_module(COMPUTE)
         monkeypatch.setattr(module, "is_current_stream_capturing", lambda: yes, raising=False)
 
-    plain = stack().to(COMPUTE)
-    found = steps(plain, nearstep.optim.AdamW(plain.parameters(), lr=1e-2, device=GOLDEN))
+    found = trained(*stack())
     model, optimizer, engine = offloaded(WRITTEN)
     loss = loss_of(model)
     before = engine.report()
@@ -270,7 +262,7 @@ def test_what_is_captured_is_refused_before_anything_is_touched(
     assert engine.report() == before
     captured(False)
     optimizer.zero_grad()
-    assert steps(model, optimizer) == found
+    assert trained(model, optimizer) == found
     engine.close()
     captured(True)
     loss_of(model).backward()  # a plain one
@@ -293,8 +285,7 @@ def group() -> Iterator[None]:
 
 
 def in_two_streams(engine_of: Callable[[nn.Module, Any], Any]) -> list[Any]:
-    model = stack().to(COMPUTE)
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+    model, optimizer = stack()
     found, engine = engine_of(model, optimizer)
     stream, losses = torch.Stream(device=COMPUTE), []
     model.forward = lambda x: first_and_second(model, x, stream)  # type: ignore[method-assign]

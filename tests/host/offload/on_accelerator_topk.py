@@ -20,16 +20,11 @@ from nearstep.torch.topk import BLOCK, kept_of
 
 from . import accelerator
 from .models import WIDTH
-from .training import COMPUTE, SEED, bits
+from .training import COMPUTE, SEED, stack, state_of
 
 CARD = "golden:smartssd?memory_bytes=8MiB"
 FORMATS = ("fp32", "fp16", "bf16")
 is_fake = COMPUTE.type == "accel"
-
-
-def stack(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(SEED)
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).to(dtype)
 
 
 def gradients(model: nn.Module, generator: torch.Generator) -> None:
@@ -43,7 +38,7 @@ def steps(model: nn.Module, optimizer: Any, generator: torch.Generator, count: i
     for _ in range(count):
         gradients(model, generator)
         optimizer.step()
-    return [bits(model.state_dict()), bits(optimizer.state_dict())]
+    return state_of(model, optimizer)
 
 
 @pytest.mark.parametrize("dtype", convert.FORMATS, ids=str)
@@ -53,7 +48,7 @@ def test_steps_have_the_bits_of_the_host(form: str, feedback: bool, dtype: torch
     options = {"compression": 0.1, "compression_format": form, "error_feedback": feedback}
     found, traffic = [], []
     for device in (torch.device("cpu"), COMPUTE):
-        model = stack(dtype).to(device)
+        model = stack(dtype=dtype)[0].to(device)
         optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=CARD, **options)
         generator = torch.Generator().manual_seed(SEED)
         found.append(steps(model, optimizer, generator))
@@ -115,9 +110,8 @@ def test_pairs_are_read_when_both_copies_have_ended() -> None:
 
 @pytest.mark.parametrize("feedback", [True, False])
 def test_an_offloaded_model_sends_pairs_where_nothing_stays(feedback: bool) -> None:
-    model = stack().to(COMPUTE)
     options = {"compression": 0.1, "error_feedback": feedback}
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=CARD, **options)
+    model, optimizer = stack(device=CARD, **options)
     before = accelerator.counts().late if is_fake else 0
     with nearstep.offload(model, optimizer, budget="100%") as engine:
         for _ in range(3):
@@ -138,8 +132,7 @@ def test_an_offloaded_model_sends_pairs_where_nothing_stays(feedback: bool) -> N
 
 
 def test_a_whole_gradient_is_counted_as_such() -> None:
-    model = stack().to(COMPUTE)
-    optimizer = nearstep.optim.AdamW(model.parameters(), device=CARD)
+    model, optimizer = stack(device=CARD)
     steps(model, optimizer, torch.Generator().manual_seed(SEED), 1)
     nbytes = sum(4 * p.numel() for p in model.parameters())
     assert optimizer.traffic.gradients_to_host == nbytes

@@ -60,14 +60,7 @@ class Trainee:
 
 @dataclass(frozen=True)
 class Setting:
-    """How one model is trained.
-
-    Attributes
-    ----------
-    kind, optimizer, policy, updates
-    share : of the smallest budget.
-    seed
-    """
+    """How one model is trained, within a share of the smallest budget."""
 
     kind: str
     optimizer: str
@@ -485,11 +478,7 @@ def check_program(seed: int, length: int = 8) -> Counter[str]:
 
 
 def _both(
-    does: Act,
-    number: int,
-    plain: Sequence[Trainee],
-    found: Sequence[Trainee],
-    counts: Counter[str],
+    does: Act, number: int, plain: Sequence[Trainee], found: Sequence[Trainee], counts: Counter[str]
 ) -> None:
     """Do the same with both; what is refused of the offloaded ones leaves them with what the plain
     ones had before."""

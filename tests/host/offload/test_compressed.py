@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,11 @@ from nearstep.errors import ArgumentError
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.device_gradient import SparseGradient
 from nearstep.torch.errors import GradientError, UnsupportedOptionError
-from nearstep.torch.offload.errors import BudgetError
 from nearstep_sim.models.drive import FailAt
 
 from ..overflow.jobs import drives
 from .models import KINDS, WIDTH
-from .training import COMPUTE, SEED, Plan, bits, computes, run
+from .training import COMPUTE, SEED, Plan, alike, bits, computes, in_least, run, stack, state_of
 
 RULES = "rules=adam,sgd,sgd_momentum,adagrad"
 CARD = f"golden:smartssd?{RULES}&memory_bytes=4MiB&chunk_bytes=512"
@@ -34,6 +34,7 @@ OPTIMIZERS: dict[str, Any] = {
     "sgd": nearstep.optim.SGD,
     "adagrad": nearstep.optim.Adagrad,
 }
+made = partial(stack, 3, device=CARD, compression=0.1)
 
 
 def trained(
@@ -59,15 +60,8 @@ def trained(
 
 
 def trained_in_least(*arguments: Any, **offload: Any) -> tuple[list[Any], Any]:
-    """The same with the smallest budget that the errors of smaller ones name."""
-    budget, tried = 1, []
-    while budget not in tried:
-        tried.append(budget)
-        try:
-            return trained(*arguments, budget=budget, **offload)
-        except BudgetError as error:
-            budget = error.expected
-    raise AssertionError(f"no budget is enough: {tried}")
+    """The same with the smallest budget there is."""
+    return in_least(lambda budget: trained(*arguments, budget=budget, **offload))
 
 
 def assert_equal(plan: Plan, options: dict[str, Any], cards: int = 0, **offload: Any) -> None:
@@ -121,53 +115,55 @@ def test_accumulated_gradients_are_compressed_by_the_step(
 
 
 def test_the_last_backward_may_be_outside_of_accumulate() -> None:
-    found = []
-    for offloads in (False, True):
-        model, optimizer = made()
-        engine = nearstep.offload(model, optimizer, budget="300%") if offloads else nullcontext()
-        with engine:
-            for _ in range(3):
-                optimizer.zero_grad()
-                with engine.accumulate() if offloads else nullcontext():
-                    backward(model)
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # whole gradients can be read
-                backward(model)
-                optimizer.step()
+    def use(model, optimizer, engine):
+        for _ in range(3):
             optimizer.zero_grad()
-            backward(model)  # compressed at once again
-            if offloads:
-                held = [optimizer.resident(p).held for p in model.parameters()]
-                assert all(isinstance(each, SparseGradient) for each in held)
+            with engine.accumulate() if engine else nullcontext():
+                backward(model)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # whole gradients can be read
+            backward(model)
             optimizer.step()
-            found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
+        optimizer.zero_grad()
+        backward(model)  # compressed at once again
+        if engine:
+            held = [optimizer.resident(p).held for p in model.parameters()]
+            assert all(isinstance(each, SparseGradient) for each in held)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    alike(use, made, budget="300%")
+
+
+def check_a_write_that_fails(number: int, passes: int, budget: str) -> None:
+    """A step that a drive fails is repeated."""
+    found = []
+    for fails in (False, True):
+        with drives(2, 1200) as on:
+            device = f"{CARDS}&cards=2&drive=unused"
+            model, optimizer = made(device=device, drives=on.store)
+            with nearstep.offload(model, optimizer, budget=budget) as engine:
+                for step in range(3):
+                    optimizer.zero_grad()
+                    with engine.accumulate() if passes > 1 else nullcontext():
+                        for _ in range(passes):
+                            backward(model)
+                        if fails and step == 1:
+                            on.places[1].fault = fault = FailAt("write", number, errno.EIO)
+                            with pytest.raises(StorageError):
+                                optimizer.step()
+                            assert fault.fired == 1
+                        optimizer.step()
+                found.append(state_of(model, optimizer))
     assert found[0] == found[1]
 
 
 def test_a_step_of_accumulated_gradients_that_a_drive_fails_is_repeated() -> None:
-    found = []
-    for fails in (False, True):
-        with drives(2, 1200) as on:
-            model, _ = made()
-            optimizer = nearstep.optim.AdamW(
-                model.parameters(),
-                lr=1e-2,
-                device=f"{CARDS}&cards=2&drive=unused",
-                drives=on.store,
-                compression=0.1,
-            )
-            with nearstep.offload(model, optimizer, budget="150%") as engine, engine.accumulate():
-                for step in range(3):
-                    optimizer.zero_grad()
-                    backward(model)
-                    backward(model)
-                    if fails and step == 1:
-                        on.places[1].fault = fault = FailAt("write", 3, errno.EIO)
-                        with pytest.raises(StorageError):
-                            optimizer.step()
-                        assert fault.fired == 1
-                    optimizer.step()
-                found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
-    assert found[0] == found[1]
+    check_a_write_that_fails(3, passes=2, budget="150%")
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_step_that_a_drive_fails_is_repeated_with_the_same_pairs(number: int) -> None:
+    check_a_write_that_fails(number, passes=1, budget="100%")
 
 
 def test_to_accumulate_where_backward_updates_is_refused() -> None:
@@ -178,13 +174,6 @@ def test_to_accumulate_where_backward_updates_is_refused() -> None:
         engine.accumulate().__enter__()
 
 
-def made(**options: Any) -> tuple[nn.Module, Any]:
-    torch.manual_seed(SEED)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3))).to(COMPUTE)
-    options = {"compression": 0.1, **options}
-    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=CARD, **options)
-
-
 def backward(model: nn.Module) -> None:
     dtype = next(model.parameters()).dtype
     model(torch.ones(2, WIDTH, device=COMPUTE, dtype=dtype)).square().sum().backward()
@@ -192,20 +181,15 @@ def backward(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("feedback", [True, False])
 def test_parameters_of_16_bits(feedback: bool) -> None:
-    found = []
-    for offloads in (False, True):
-        model, _ = made()
-        model.to(torch.bfloat16)
-        options = {"compression": 0.1, "error_feedback": feedback}
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=CARD, **options)
-        engine = nearstep.offload(model, optimizer, budget="100%") if offloads else nullcontext()
-        with engine:
-            for _ in range(3):
-                optimizer.zero_grad()
-                backward(model)
-                optimizer.step()
-            found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
-    assert found[0] == found[1]
+    def use(model, optimizer, _):
+        for _ in range(3):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+        optimizer.zero_grad()
+
+    make = partial(made, dtype=torch.bfloat16, error_feedback=feedback)
+    alike(use, make, budget="100%")
 
 
 def test_a_gradient_is_gone_when_backward_has_compressed_it() -> None:
@@ -236,7 +220,7 @@ def test_what_needs_a_whole_gradient_is_refused_and_changes_nothing() -> None:
         optimizer.step()
         optimizer.zero_grad()
         backward(model)
-        before = [bits(model.state_dict()), bits(optimizer.state_dict())]
+        before = state_of(model, optimizer)
         with pytest.raises(GradientError, match=r"2\.bias must be left unread"):
             print(model[2].bias.grad)
         with pytest.raises(GradientError, match=r"before another backward"):
@@ -249,18 +233,18 @@ def test_what_needs_a_whole_gradient_is_refused_and_changes_nothing() -> None:
         with pytest.raises(GradientError, match="compressed with the residual that the state has"):
             optimizer.step()
         optimizer.state[model[0].weight]["residual"] = residual
-        assert [bits(model.state_dict()), bits(optimizer.state_dict())] == before
+        assert state_of(model, optimizer) == before
         optimizer.step()
-        after = [bits(model.state_dict()), bits(optimizer.state_dict())]
+        after = state_of(model, optimizer)
         with pytest.raises(GradientError, match=r"reset \(zero_grad\) after the step"):
             optimizer.step()
-        assert [bits(model.state_dict()), bits(optimizer.state_dict())] == after != before
+        assert state_of(model, optimizer) == after != before
     plain, reference = made()
     for _ in range(2):
         reference.zero_grad()
         backward(plain)
         reference.step()
-    assert [bits(plain.state_dict()), bits(reference.state_dict())] == after
+    assert state_of(plain, reference) == after
 
 
 def test_a_closed_engine_leaves_the_next_step_what_it_is_to_send() -> None:
@@ -272,10 +256,10 @@ def test_a_closed_engine_leaves_the_next_step_what_it_is_to_send() -> None:
             backward(model)
         optimizer.step()
         optimizer.zero_grad()
-        found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
+        found.append(state_of(model, optimizer))
         backward(model)
         optimizer.step()
-        found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
+        found.append(state_of(model, optimizer))
     assert found[:2] == found[2:]
     assert found[0] != found[1]
 
@@ -293,33 +277,6 @@ def test_a_gradient_beside_a_compressed_one_is_refused() -> None:
     backward(model)
     optimizer.step()
     assert bits(model.state_dict()) != before
-
-
-@pytest.mark.parametrize("number", [0, 5])
-def test_a_step_that_a_drive_fails_is_repeated_with_the_same_pairs(number: int) -> None:
-    found = []
-    for fails in (False, True):
-        with drives(2, 1200) as on:
-            model, _ = made()
-            optimizer = nearstep.optim.AdamW(
-                model.parameters(),
-                lr=1e-2,
-                device=f"{CARDS}&cards=2&drive=unused",
-                drives=on.store,
-                compression=0.1,
-            )
-            with nearstep.offload(model, optimizer, budget="100%"):
-                for step in range(3):
-                    optimizer.zero_grad()
-                    backward(model)
-                    if fails and step == 1:
-                        on.places[1].fault = fault = FailAt("write", number, errno.EIO)
-                        with pytest.raises(StorageError):
-                            optimizer.step()
-                        assert fault.fired == 1
-                    optimizer.step()
-                found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
-    assert found[0] == found[1]
 
 
 def test_workers_are_refused(tmp_path: Path) -> None:

@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import nearstep
 from nearstep.torch.errors import InterruptedStepError, UnsupportedOptionError
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 
-from .training import bits
+from .models import WIDTH
+from .training import CPU, Made, alike, bits, loss_of, stack, step, steps
 
-WIDTH = 16
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
 LAYERS = 4
 URL = (
     "golden:axdimm?memory_bytes=2MiB&gradient_scale=yes&scan=yes"
-    "&gradient_formats=fp32,bf16&copy_out_formats=bf16"
+    "&gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16"
 )
-
-Offloaded = tuple[nn.Sequential, nearstep.optim.AdamW]
-
-
-def made(**options: float) -> Offloaded:
-    torch.manual_seed(3)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL, **options)
-
-
-def both(use: Callable[[nn.Sequential, nearstep.optim.AdamW], object], **offload: object) -> None:
-    """Have a plain and an offloaded model used in one way, and compare all."""
-    options = offload.pop("options", {})
-    plain, plain_optimizer = made(**options)  # type: ignore[arg-type]
-    expected = use(plain, plain_optimizer)
-    model, optimizer = made(**options)  # type: ignore[arg-type]
-    with nearstep.offload(model, optimizer, **offload) as engine:  # type: ignore[arg-type]
-        assert bits(use(model, optimizer)) == bits(expected)
-        assert bits(model.state_dict()) == bits(plain.state_dict())
-        assert bits(optimizer.state_dict()) == bits(plain_optimizer.state_dict())
-        assert engine.report().peak <= engine.budget
-    assert bits([p.grad for p in model.parameters()]) == bits([p.grad for p in plain.parameters()])
-
-
-def loss_of(model: nn.Module, seed: int = 0) -> Tensor:
-    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
-    return model(x).square().mean()
+on_cpu = partial(stack, device=URL, on=CPU)
+made = partial(on_cpu, LAYERS)
+two_layers = partial(alike, make=made, budget=2 * LAYER)
 
 
 def test_a_norm_bounded_on_the_host() -> None:
-    def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> object:
+    def use(model, optimizer, _):
         norms = []
         for seed in range(3):
             optimizer.zero_grad()
@@ -60,26 +38,21 @@ def test_a_norm_bounded_on_the_host() -> None:
             optimizer.step()
         return norms
 
-    both(use, budget=2 * LAYERS * LAYER)
+    alike(use, made, budget=2 * LAYERS * LAYER)
     model, optimizer = made()
-    nearstep.offload(model, optimizer, budget=2 * LAYER)
+    engine = nearstep.offload(model, optimizer, budget=2 * LAYER)
     with pytest.raises(BudgetError, match="max_grad_norm"):
-        use(model, optimizer)
+        use(model, optimizer, engine)
 
 
 def test_a_norm_bounded_on_the_device() -> None:
-    def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> None:
-        for seed in range(3):
-            optimizer.zero_grad()
-            loss_of(model, seed).backward()
-            optimizer.step()
-
-    both(use, budget=2 * LAYER, options={"max_grad_norm": 0.01})
+    make = partial(made, max_grad_norm=0.01)
+    alike(lambda model, optimizer, _: steps(model, optimizer, 3), make, budget=2 * LAYER)
 
 
 @pytest.mark.parametrize("resets", [True, False])
 def test_a_scaler_that_leaves_all_to_the_device(resets: bool) -> None:
-    def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> object:
+    def use(model, optimizer, _):
         scaler = nearstep.optim.GradScaler("cpu", init_scale=1e38, growth_interval=2)
         for seed in range(4):
             if resets:
@@ -89,26 +62,25 @@ def test_a_scaler_that_leaves_all_to_the_device(resets: bool) -> None:
             scaler.update()
         return scaler.get_scale()
 
-    both(use, budget=2 * LAYER)
+    two_layers(use)
 
 
 def test_gradients_that_are_read_one_after_the_other() -> None:
-    def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> object:
+    def use(model, optimizer, _):
         loss_of(model).backward()
         norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
         assert len(norms) == 2 * LAYERS
         optimizer.step()
         return norms
 
-    both(use, budget=2 * LAYER)
+    two_layers(use)
 
 
 def test_gradients_that_are_changed_and_assigned_and_reset_to_zero() -> None:
-    def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> None:
+    def use(model, optimizer, _):
         first, *_, last = model.parameters()
         for seed in range(3):
             loss_of(model, seed).backward()
-            assert first.grad is not None
             first.grad.mul_(0.5)
             last.grad = torch.full_like(last, 0.25)
             optimizer.step()
@@ -119,54 +91,38 @@ def test_gradients_that_are_changed_and_assigned_and_reset_to_zero() -> None:
         del first.grad
         assert first.grad is None
 
-    both(use, budget=2 * LAYER)
+    two_layers(use)
 
 
 def test_gradients_for_a_caller_and_of_gradients() -> None:
-    def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> object:
+    def use(model, optimizer, engine):
         parameters = list(model.parameters())
         first = torch.autograd.grad(loss_of(model), parameters)
+        assert engine is None or engine.report().peak_gradients == 0  # they are the caller's
         graph = torch.autograd.grad(loss_of(model), parameters, create_graph=True)
         sum(each.square().sum() for each in graph).backward()
         optimizer.step()
         return first
 
-    both(use, budget=3 * LAYERS * LAYER)
-
-
-def test_gradients_for_a_caller_are_the_callers() -> None:
-    model, optimizer = made()
-    engine = nearstep.offload(model, optimizer, budget=2 * LAYER)
-    found = torch.autograd.grad(loss_of(model), list(model.parameters()))
-    plain, _ = made()
-    assert bits(found) == bits(torch.autograd.grad(loss_of(plain), list(plain.parameters())))
-    assert engine.report().peak_gradients == 0
+    alike(use, made, budget=3 * LAYERS * LAYER)
+    two_layers(lambda model, *_: torch.autograd.grad(loss_of(model), list(model.parameters())))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_large_gradients_are_added_up_in_their_own_format(dtype: torch.dtype) -> None:
-    width = 160  # more elements than are added up at once
-    found = []
-    for offloaded in (False, True):
-        torch.manual_seed(6)
-        model = nn.Linear(width, width).to(dtype)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
-        if offloaded:
-            nearstep.offload(model, optimizer, budget="200%")
+    def use(model, optimizer, _):
         for seed in range(4):
-            x = torch.randn(4, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
-            model(x).square().mean().backward()
+            loss_of(model, seed).backward()
             if seed % 2:
                 optimizer.step()
-        gradients = [p.grad.float() for p in model.parameters() if p.grad is not None]
-        assert len(gradients) == 2
-        state = {name: value.float() for name, value in model.state_dict().items()}
-        found.append((bits(gradients), bits(state), bits(optimizer.state_dict()["state"])))
-    assert found[0] == found[1]
+        assert all(p.grad is not None for p in model.parameters())
+
+    wide = 160  # more elements than are added up at once
+    alike(use, partial(on_cpu, 1, wide, dtype=dtype), budget="200%")
 
 
 def test_hooks_of_the_user_see_gradients() -> None:
-    def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> object:
+    def use(model, optimizer, _):
         seen = []
         weight = model[1].weight
         weight.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 2)
@@ -174,13 +130,15 @@ def test_hooks_of_the_user_see_gradients() -> None:
         for seed in range(2):
             loss_of(model, seed).backward()
             optimizer.step()
+        assert len(seen) == 4
         return seen
 
-    both(use, budget=2 * LAYER)
+    two_layers(use)
 
 
-def test_a_closure() -> None:
-    def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> object:
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+def test_a_closure(updates: str) -> None:
+    def use(model, optimizer, _):
         def closure() -> float:
             optimizer.zero_grad()
             loss = loss_of(model)
@@ -189,29 +147,21 @@ def test_a_closure() -> None:
 
         return [optimizer.step(closure) for _ in range(3)]
 
-    both(use, budget=2 * LAYER)
-    both(use, budget=2 * LAYER, updates="in-backward")
+    two_layers(use, updates=updates)
 
 
-def early() -> tuple[nn.Sequential, nearstep.optim.AdamW]:
-    model, optimizer = made()
-    nearstep.offload(model, optimizer, budget=4 * LAYER, updates="in-backward")
-    loss_of(model).backward()
-    return model, optimizer
-
-
-def changes_rate(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> None:
+def changes_rate(model: nn.Module, optimizer: Any) -> None:
     optimizer.param_groups[0]["lr"] = 0.5
     optimizer.step()
 
 
-def scales(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> None:
+def scales(model: nn.Module, optimizer: Any) -> None:
     scaler = nearstep.optim.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     scaler.step(optimizer)
 
 
-EARLY: dict[str, Callable[[nn.Sequential, nearstep.optim.AdamW], object]] = {
+EARLY: dict[str, Callable[..., object]] = {
     "rate": changes_rate,
     "scaler": scales,
     "clip": lambda m, _: torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0),
@@ -224,18 +174,18 @@ EARLY: dict[str, Callable[[nn.Sequential, nearstep.optim.AdamW], object]] = {
 
 @pytest.mark.parametrize("what", EARLY)
 def test_what_early_updates_cannot_be_right_with_is_refused(what: str) -> None:
-    model, optimizer = early()
-    saved = made()
+    model, optimizer = made()
+    nearstep.offload(model, optimizer, budget=4 * LAYER, updates="in-backward")
+    loss_of(model).backward()
+    saved: Made = made()
     with pytest.raises(EarlyUpdateError, match="at-step"):
         EARLY[what](model, optimizer)
     with pytest.raises(InterruptedStepError):
         optimizer.step()
     model.load_state_dict(saved[0].state_dict())
     optimizer.load_state_dict(saved[1].state_dict())
-    for each, own in ((model, optimizer), saved):
-        own.zero_grad()
-        loss_of(each).backward()
-        own.step()
+    for each in ((model, optimizer), saved):
+        step(*each)
     assert bits(model.state_dict()) == bits(saved[0].state_dict())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,14 +13,12 @@ from nearstep.errors import ArgumentError
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 
-from .training import bits
+from .models import WIDTH
+from .training import Made, alike, assert_like_plain, bits, loss_of, stack, steps
 
-WIDTH = 16
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
 LAYERS = 6
 URL = "golden:axdimm?memory_bytes=2MiB"
-
-Optimizer = nearstep.optim.AdamW
 
 
 class Residual(nn.Module):
@@ -36,22 +34,14 @@ class Residual(nn.Module):
         return x
 
 
-def made() -> tuple[Residual, Optimizer]:
+def with_adamw(make: Callable[[], nn.Module]) -> Made:
     torch.manual_seed(13)
-    model = Residual()
+    model = make()
     return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
 
 
-def loss_of(model: nn.Module, seed: int = 0) -> Tensor:
-    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
-    return model(x).square().mean()
-
-
-def train(model: nn.Module, optimizer: Optimizer, steps: int = 2) -> None:
-    for seed in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, seed).backward()
-        optimizer.step()
+def made() -> Made:
+    return with_adamw(Residual)
 
 
 @pytest.mark.parametrize("budget", ["40%", "60%", "100%", "300%"])
@@ -63,8 +53,7 @@ def test_evaluation_in_inference_mode_leaves_nothing_of_that(budget: str) -> Non
             engine = nearstep.offload(model, optimizer, budget=budget) if offloaded else None
         losses = []
         for seed in range(3):
-            loss = loss_of(model, seed)
-            loss.backward()
+            loss_of(model, seed).backward()
             with torch.inference_mode():
                 losses.append(loss_of(model).item())
                 assert model.layers[0].weight.grad is not None
@@ -91,29 +80,27 @@ def test_evaluation_in_inference_mode_leaves_nothing_of_that(budget: str) -> Non
 def test_early_updates_with_gradients_that_were_not_reset(
     budget: str, resets: str, bias: bool
 ) -> None:
-    found = []
-    for offloaded in (False, True):
-        torch.manual_seed(5)
-        model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(LAYERS))
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
-        if offloaded:
-            nearstep.offload(model, optimizer, budget=budget, updates="in-backward")
-        for step in range(6):
+    def use(model, optimizer, engine):
+        for number in range(6):
             if resets == "to zero":
                 optimizer.zero_grad(set_to_none=False)
-            elif resets == "sometimes" and step == 3:
+            elif resets == "sometimes" and number == 3:
                 optimizer.zero_grad()
-            x = torch.full((2, WIDTH), step + 1.0)
+            x = torch.full((2, WIDTH), number + 1.0)
             for index, layer in enumerate(model):
-                if (index + step) % 3:  # not all are used in every step
+                if (index + number) % 3:  # not all are used in every step
                     x = x + torch.tanh(layer(x))
             x.square().mean().backward()
             optimizer.step()
-        found.append((bits(model.state_dict()), bits(optimizer.state_dict())))
-    assert found[0] == found[1]
+        model.zero_grad()
+
+    def layers() -> nn.Module:
+        return nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(LAYERS))
+
+    alike(use, lambda: with_adamw(layers), budget=budget, updates="in-backward")
 
 
-def goes_on_after(fail: str) -> tuple[Residual, Optimizer]:
+def goes_on_after(fail: str) -> Made:
     """A model with updates in backward, and a backward that failed after some of them."""
     model, optimizer = made()
     nearstep.offload(model, optimizer, budget="60%", updates="in-backward")
@@ -140,33 +127,27 @@ def test_early_updates_of_a_backward_that_failed_are_not_passed_over(fail: str) 
     plain, plain_optimizer = made()
     model.load_state_dict(plain.state_dict())
     optimizer.load_state_dict(plain_optimizer.state_dict())
-    train(model, optimizer)
-    train(plain, plain_optimizer)
-    assert bits(model.state_dict()) == bits(plain.state_dict())
-    assert bits(optimizer.state_dict()) == bits(plain_optimizer.state_dict())
+    steps(model, optimizer)
+    assert_like_plain(model, optimizer, made)
 
 
 @pytest.mark.parametrize("budget", ["60%", "100%", "200%", "300%"])
 @pytest.mark.parametrize("updates", ["at-step", "in-backward"])
-def test_a_graph_from_before_close(budget: str, updates: Literal["at-step", "in-backward"]) -> None:
-    found = []
-    for offloaded in (False, True):
-        model, optimizer = made()
-        engine = None
-        if offloaded:
-            engine = nearstep.offload(model, optimizer, budget=budget, updates=updates)
-        train(model, optimizer)
+def test_a_graph_from_before_close(budget: str, updates: str) -> None:
+    def use(model, optimizer, engine):
+        steps(model, optimizer)
         optimizer.zero_grad()
         loss = loss_of(model)
         if engine is not None:
             engine.close()
         loss.backward()
-        gradients = [p.grad for p in model.parameters()]
+        gradients = bits([p.grad for p in model.parameters()])
         optimizer.step()
-        train(model, optimizer)
-        found.append((bits(gradients), bits(model.state_dict()), bits(optimizer.state_dict())))
+        steps(model, optimizer)
         assert not any(p.isnan().any() for p in model.parameters())
-    assert found[0] == found[1]
+        return gradients
+
+    alike(use, made, budget=budget, updates=updates)
 
 
 def test_close_between_backward_with_updates_and_step() -> None:
@@ -179,18 +160,16 @@ def test_close_between_backward_with_updates_and_step() -> None:
 
 @pytest.mark.parametrize("budget", ["60%", "300%"])
 def test_other_memory_between_forward_and_backward_is_refused(budget: str) -> None:
-    model, optimizer = made()
-    nearstep.offload(model, optimizer, budget=budget)
-    loss = loss_of(model)
-    model.layers[2].weight.data = torch.zeros(WIDTH, WIDTH)
-    with pytest.raises(ParameterError, match=r"layers\.2\.weight must be in the memory"):
-        loss.backward()
-    optimizer.zero_grad()
-    train(model, optimizer)
-    plain, plain_optimizer = made()
-    plain.layers[2].weight.data = torch.zeros(WIDTH, WIDTH)
-    train(plain, plain_optimizer)
-    assert bits(model.state_dict()) == bits(plain.state_dict())
+    def use(model, optimizer, engine):
+        loss = loss_of(model)
+        model.layers[2].weight.data = torch.zeros(WIDTH, WIDTH)
+        if engine is not None:
+            with pytest.raises(ParameterError, match=r"layers\.2\.weight must be in the memory"):
+                loss.backward()
+        optimizer.zero_grad()
+        return steps(model, optimizer)
+
+    alike(use, made, budget=budget)
 
 
 def test_set_is_refused_and_changes_nothing() -> None:
@@ -198,10 +177,8 @@ def test_set_is_refused_and_changes_nothing() -> None:
     nearstep.offload(model, optimizer, budget="60%")
     with torch.no_grad(), pytest.raises(ParameterError, match=r"layers\.1\.weight .* p\.data = "):
         model.layers[1].weight.set_(torch.ones(WIDTH, WIDTH))
-    train(model, optimizer)
-    plain, plain_optimizer = made()
-    train(plain, plain_optimizer)
-    assert bits(model.state_dict()) == bits(plain.state_dict())
+    steps(model, optimizer)
+    assert_like_plain(model, optimizer, made)
 
 
 def test_memory_that_is_held_at_offload_and_is_more_than_the_budget() -> None:
@@ -214,7 +191,7 @@ def test_memory_that_is_held_at_offload_and_is_more_than_the_budget() -> None:
     assert {type(each) for each in model.parameters()} == {nn.Parameter}
     del held
     engine = nearstep.offload(model, optimizer, budget=budget)
-    train(model, optimizer)
+    steps(model, optimizer)
     assert engine.report().peak <= budget
 
 
@@ -231,35 +208,29 @@ def test_parameters_that_are_views_of_one_tensor() -> None:
 
 @pytest.mark.parametrize("model", [None, [nn.Linear(2, 2)]])
 def test_what_is_no_model(model: object) -> None:
-    optimizer = made()[1]
     with pytest.raises(ArgumentError, match=r"model must be a torch\.nn\.Module, not"):
-        nearstep.offload(model, optimizer, budget="100%")  # type: ignore[arg-type]
-
-
-def attention() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True)
-    return nn.TransformerEncoder(layer, 2)
+        nearstep.offload(model, stack()[1], budget="100%")  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensor")
 def test_attention_in_evaluation_needs_torchs_fast_path_off() -> None:
     mask = torch.tensor([[False] * 3, [False, True, True]])
     x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(4))
-    found = []
-    for offloaded in (False, True):
-        torch.manual_seed(3)
-        model = attention()
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
-        if offloaded:
-            nearstep.offload(model, optimizer, budget="200%")
-            model.eval()
+
+    def attention() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True)
+        return nn.TransformerEncoder(layer, 2)
+
+    def use(model, optimizer, engine):
+        model.eval()
+        if engine is not None:
             with torch.no_grad(), pytest.raises(ParameterError, match="set_fastpath_enabled"):
                 model(x, src_key_padding_mask=mask)
-        model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             with torch.no_grad():
-                found.append(bits(model(x, src_key_padding_mask=mask)))
+                return model(x, src_key_padding_mask=mask)
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
-    assert found[0] == found[1]
+
+    alike(use, lambda: with_adamw(attention), budget="200%")

@@ -19,11 +19,7 @@ from nearstep.allocator import LINE_BYTES
 from nearstep.errors import ArgumentError, OutOfDeviceMemoryError
 from nearstep.torch.errors import BudgetFormatError, ParameterError
 from nearstep.torch.offload import InitReport
-from nearstep.torch.offload.errors import (
-    BudgetError,
-    LostEngineError,
-    NestedInitError,
-)
+from nearstep.torch.offload.errors import BudgetError, LostEngineError, NestedInitError
 from nearstep.torch.offload.parameter import OffloadedParameter
 
 from .models import KINDS, WIDTH, Stack
@@ -38,9 +34,9 @@ from .training import (
     bits,
     budget_of,
     groups,
-    run,
     train,
     train_in_least,
+    train_made,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -135,13 +131,10 @@ def train_away(
     optimizer = OPTIMIZERS[plan.optimizer](groups(model), init.device)
     made = init.report()
     del init
-    with nearstep.offload(model, optimizer, budget=budget) as engine:
-        losses = run(plan, model, optimizer)
-        report = engine.report()
-        state, moments = model.state_dict(), optimizer.state_dict()
+    engine = nearstep.offload(model, optimizer, budget=budget)
+    found = train_made(plan, model, optimizer, engine)
     assert all(type(each) is nn.Parameter for each in model.parameters())
-    gradients = [each.grad for each in model.parameters()]
-    return Result(losses, state, moments, gradients, report), made
+    return found, made
 
 
 @pytest.fixture

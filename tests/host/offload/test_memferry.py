@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,21 +16,23 @@ import nearstep
 from nearstep.errors import ArgumentError
 from nearstep.memferry.cost import DECISIONS, Costs, Decision, Mode
 from nearstep.memferry.errors import FingerprintError, PlanBudgetError, PlanError
-from nearstep.memferry.plan import Plan as Places
 from nearstep.memferry.plan import from_json
 from nearstep.memferry.profile import Profile
 from nearstep.torch.memferry import Profiling, model_fingerprint, profile
-from nearstep.torch.memferry.layers import layers_of
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload.errors import BudgetError
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
 
-from .models import KINDS, WIDTH
+from . import training
+from .models import KINDS, WIDTH, Unlucky
+from .plans import drawn, everywhere, places
 from .test_equality import random_plans
 from .training import (
     COMPUTE,
+    CPU,
     Plan,
+    alike,
     assert_all_equal,
     assert_equal,
     bits,
@@ -50,23 +52,6 @@ ON_GPU, DIRECT, LATER = (Decision(mode) for mode in Mode)
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
 
-def places(model: nn.Module, layers: Mapping[str, Decision]) -> Places:
-    return Places(
-        fingerprint=model_fingerprint(model), budget_bytes=None, reserve=1.0, layers=layers
-    )
-
-
-def drawn(plan: Plan, choose: random.Random) -> Places:
-    """A plan with any decision for each layer."""
-    model, _ = made(plan)
-    return places(model, {name: choose.choice(DECISIONS) for name in layers_of(model)})
-
-
-def everywhere(plan: Plan, decision: Decision) -> Places:
-    model, _ = made(plan)
-    return places(model, dict.fromkeys(layers_of(model), decision))
-
-
 # Bits
 
 
@@ -77,7 +62,7 @@ def check_random_plans(count: int, seed: int) -> None:
     for number, (plan, share, _) in enumerate(random_plans(count, seed)):
         plan = replace(plan, device=(ONE, TWO)[number % 2])
         plain = train(plan)
-        options: dict[str, Any] = {"policy": "memferry", "plan": drawn(plan, choose)}
+        options: dict[str, Any] = {"policy": "memferry", "plan": drawn(made(plan)[0], choose)}
         least = train_in_least(plan, **options)
         timed = train_in_least(plan, platform="axdimm", **options)
         more = max(int(max(budget_of(least), budget_of(timed)) * share), 1)
@@ -119,8 +104,8 @@ def test_with_everything_in_place_nothing_is_on_the_compute_device(kind: str) ->
 def test_in_the_time_of_the_rtl(kind: str, updates: str) -> None:
     choose = random.Random(SEED)
     plan = Plan(kind=kind, device=RTL)
-    places = drawn(plan, choose)
-    options: dict[str, Any] = {"policy": "memferry", "plan": places, "updates": updates}
+    found = drawn(made(plan)[0], choose)
+    options: dict[str, Any] = {"policy": "memferry", "plan": found, "updates": updates}
     assert_equal(train_in_least(plan, platform="axdimm", **options), train(plan))
 
 
@@ -130,23 +115,14 @@ COUNT = 6
 LAYER = 4 * WIDTH * WIDTH
 
 
-def stack(device: str = ONE) -> tuple[nn.Sequential, Any]:
-    torch.manual_seed(COUNT)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(COUNT)))
-    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device)
-
-
-def step(model: nn.Module, optimizer: Any, rows: int = 64) -> None:
-    optimizer.zero_grad()
-    x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(3))
-    model(x).square().mean().backward()
-    optimizer.step()
+stack = partial(training.stack, COUNT, bias=False, device=ONE, on=CPU)
+step = partial(training.step, seed=3, rows=64)
 
 
 def opened(
     decision: Decision, room: int, *, updates: Any = "at-step", device: str = ONE
 ) -> tuple[nn.Sequential, Any, Engine]:
-    model, optimizer = stack(device)
+    model, optimizer = stack(device=device)
     plan = places(model, {str(i): decision for i in range(COUNT)})
     engine = nearstep.offload(
         model, optimizer, budget=room * LAYER, policy="memferry", plan=plan, updates=updates
@@ -215,29 +191,16 @@ def test_what_is_in_place_stays_at_its_address() -> None:
 
 
 def test_an_exception_in_forward_changes_nothing() -> None:
-    class Unlucky(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise OSError("in the user's program")
-
-    results = []
-    for offloaded in (False, True):
-        model, optimizer = stack()
-        engine = None
-        if offloaded:
-            plan = places(model, {str(i): DECISIONS[i] for i in range(COUNT)})
-            engine = nearstep.offload(
-                model, optimizer, budget=3 * LAYER, policy="memferry", plan=plan
-            )
+    def use(model, optimizer, _):
         step(model, optimizer)
-        unlucky = nn.Sequential(*model[:4], Unlucky(), *model[4:])
+        unlucky = Unlucky()
+        unlucky.where = "forward"
         with pytest.raises(OSError, match="user's program"):
-            unlucky(torch.ones(2, WIDTH))
-        step(model, optimizer)
-        results.append(bits(model.state_dict()))
-        if engine is not None:
-            assert engine.report().peak <= 3 * LAYER
-            engine.close()
-    assert results[0] == results[1]
+            nn.Sequential(*model[:4], unlucky, *model[4:])(torch.ones(2, WIDTH))
+        return step(model, optimizer)
+
+    plan = places(stack()[0], {str(i): DECISIONS[i] for i in range(COUNT)})
+    alike(use, stack, budget=3 * LAYER, policy="memferry", plan=plan)
 
 
 def profile_of(model: nn.Module) -> Profile:
@@ -280,7 +243,7 @@ def test_a_plan_is_made_for_a_profile_and_anew_for_another_budget() -> None:
 def test_a_model_that_was_made_on_the_device_is_trained_by_a_plan() -> None:
     plain, plain_optimizer = stack()
     plan = places(plain, {str(i): DECISIONS[i] for i in range(COUNT)})
-    torch.manual_seed(COUNT)
+    torch.manual_seed(training.SEED)
     with nearstep.offload.init(ONE) as init:
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(COUNT)))
     optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=init.device)
@@ -299,9 +262,9 @@ def test_a_model_that_was_made_on_the_device_is_trained_by_a_plan() -> None:
 
 def recorded(decision: Decision, room: int, rows: int, device: str = ONE) -> Timeline:
     model, optimizer, engine = opened(decision, room, device=device)
-    step(model, optimizer, rows)
+    step(model, optimizer, rows=rows)
     with engine.record("axdimm") as recording:
-        step(model, optimizer, rows)
+        step(model, optimizer, rows=rows)
     engine.close()
     return recording.timeline
 
@@ -379,40 +342,23 @@ def test_plans_and_profiles_of_another_model_are_refused() -> None:
     model, _ = stack()
     good = {str(i): DIRECT for i in range(COUNT)}
     other = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(COUNT + 1)))
-    found = profile_of(model)
+    found, plan, first = profile_of(model), places(model, good), places(model, {"0": DIRECT})
+    large = replace(places(model, dict.fromkeys(good, ON_GPU)), budget_bytes=3 * LAYER)
+    both = "profile must be a Profile, not Profiling"
     checked = 0
     for kind, text, options in (
         (ArgumentError, "no processor 'tpu'", {"profile": Profiling(gpu="tpu")}),
-        (
-            ArgumentError,
-            "profile must be a Profile, not Profiling",
-            {"plan": places(model, good), "profile": Profiling()},
-        ),
+        (ArgumentError, both, {"plan": plan, "profile": Profiling()}),
         (ArgumentError, "plan must be a Plan, not str", {"plan": "DHA"}),
         (ArgumentError, "profile must be a Profile, not dict", {"profile": {}}),
-        (ArgumentError, "for policy memferry", {"plan": places(model, good), "policy": "prefetch"}),
+        (ArgumentError, "for policy memferry", {"plan": plan, "policy": "prefetch"}),
         (FingerprintError, model_fingerprint(model), {"plan": places(other, good)}),
         (FingerprintError, model_fingerprint(other), {"profile": profile_of(other)}),
         (PlanError, "layer 6: layer must be", {"plan": places(model, {**good, "6": DIRECT})}),
         (PlanError, "mode must be a Decision", {"plan": places(model, {**good, "2": "DHA"})}),
-        (
-            PlanError,
-            "layers must be those of the profile",
-            {"plan": places(model, {"0": DIRECT}), "profile": found},
-        ),
-        (
-            PlanError,
-            "layer 1: mode must be",
-            {
-                "plan": replace(places(model, dict.fromkeys(good, ON_GPU)), budget_bytes=3 * LAYER),
-                "profile": found,
-            },
-        ),
-        (
-            BudgetError,
-            f"at least {2 * LAYER} bytes",
-            {"plan": places(model, {"0": DIRECT}), "budget": LAYER},
-        ),
+        (PlanError, "layers must be those of the profile", {"plan": first, "profile": found}),
+        (PlanError, "layer 1: mode must be", {"plan": large, "profile": found}),
+        (BudgetError, f"at least {2 * LAYER} bytes", {"plan": first, "budget": LAYER}),
     ):
         refused(kind, text, **options)
         checked += 1
@@ -422,13 +368,8 @@ def test_plans_and_profiles_of_another_model_are_refused() -> None:
 def test_a_layer_that_no_plan_can_keep_out_of_the_budget_is_named() -> None:
     model, _ = stack()
     found = profile_of(model)
-    hard = replace(
-        found.layers[3],
-        forward_dha_s=None,
-        backward_dha_s=None,
-        backward_write_s=None,
-        backward_dha_write_s=None,
-    )
+    times = ("forward_dha_s", "backward_dha_s", "backward_write_s", "backward_dha_write_s")
+    hard = replace(found.layers[3], **dict.fromkeys(times))
     layers = (*found.layers[:3], hard, *found.layers[4:])
     text = f"layer 3 does not fit.*smallest budget that works is {2 * LAYER}"
     refused(PlanBudgetError, text, profile=replace(found, layers=layers), budget=2 * LAYER - 1)

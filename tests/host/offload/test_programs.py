@@ -11,8 +11,7 @@ from .programs import ACTS, check_program
 SEED = 81043
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:None of the inputs have requires_grad",
-    "ignore:Using backward.* with create_graph=True",
+    "ignore:None of the inputs have requires_grad", "ignore:Using backward.* with create_graph=True"
 )
 
 

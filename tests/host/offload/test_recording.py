@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,9 +27,19 @@ from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.machine import PlatformError
 
+from . import training
 from .models import KINDS
 from .test_equality import random_plans
-from .training import Plan, assert_all_equal, assert_equal, bits, budget_of, train, train_in_least
+from .training import (
+    Plan,
+    assert_all_equal,
+    assert_equal,
+    bits,
+    budget_of,
+    state_of,
+    train,
+    train_in_least,
+)
 
 RULES = "rules=adam,sgd,sgd_momentum,adagrad"
 ONE = f"golden:axdimm?memory_bytes=2MiB&{RULES}"
@@ -71,16 +82,14 @@ def test_many_random_trainings_that_are_recorded(seed: int) -> None:
     check_random_plans(25, seed)
 
 
-@pytest.mark.parametrize("kind", ["stack", "tied", "reentrant"])
-def test_in_the_time_of_the_rtl(kind: str) -> None:
-    plan = Plan(kind=kind, device=DIMM)
-    found = train_in_least(plan, updates="in-backward", platform="axdimm")
-    assert_equal(found, train(plan))
+QUICK = [(kind, "in-backward") for kind in ("stack", "tied", "reentrant")]
+EVERY = [(kind, updates) for kind in KINDS for updates in ("at-step", "in-backward")]
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "updates"),
+    [pytest.param(*each, marks=[] if each in QUICK else pytest.mark.deep) for each in EVERY],
+)
 def test_every_kind_in_the_time_of_the_rtl(kind: str, updates: str) -> None:
     plan = Plan(kind=kind, device=DIMM)
     assert_equal(train_in_least(plan, updates=updates, platform="axdimm"), train(plan))
@@ -96,11 +105,7 @@ def layers(count: int, device: str) -> tuple[nn.Sequential, Any]:
     return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device)
 
 
-def step(model: nn.Module, optimizer: Any, rows: int = 64) -> None:
-    optimizer.zero_grad()
-    x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(3))
-    model(x).square().mean().backward()
-    optimizer.step()
+step = partial(training.step, seed=3, rows=64)
 
 
 def recorded(count: int, room: int, device: str, **options: Any) -> tuple[Timeline, Engine]:
@@ -345,18 +350,24 @@ def test_what_else_reads_the_device_gets_what_is_there() -> None:
     assert bits(model.state_dict()) == bits(plain.state_dict())
 
 
+def assert_like_steps(
+    model: nn.Module, optimizer: Any, make: Callable[[], Any], count: int
+) -> None:
+    """A plain model has the same state after so many steps."""
+    plain, its = make()
+    for _ in range(count):
+        step(plain, its)
+    assert state_of(model, optimizer) == state_of(plain, its)
+
+
 def test_an_engine_may_be_closed_in_a_recording() -> None:
     model, optimizer = layers(4, TWO)
-    plain, plain_optimizer = layers(4, TWO)
     engine = nearstep.offload(model, optimizer, budget=3 * LAYER)
     with engine.record("axdimm"):
         step(model, optimizer)
         engine.close()
         step(model, optimizer)
-    for _ in range(2):
-        step(plain, plain_optimizer)
-    assert bits(model.state_dict()) == bits(plain.state_dict())
-    assert bits(optimizer.state_dict()) == bits(plain_optimizer.state_dict())
+    assert_like_steps(model, optimizer, lambda: layers(4, TWO), 2)
 
 
 # Faults
@@ -410,11 +421,8 @@ def test_a_device_of_more_channels_than_the_platform_is_refused() -> None:
 def test_recordings_that_cannot_begin(tmp_path: Any) -> None:
     model, optimizer = layers(2, ONE)
     engine = nearstep.offload(model, optimizer, budget=4 * LAYER)
-    with (
-        engine.record("axdimm"),
-        pytest.raises(RecordingError, match="already"),
-        engine.record("axdimm"),
-    ):
+    again = pytest.raises(RecordingError, match="already")
+    with engine.record("axdimm"), again, engine.record("axdimm"):
         raise AssertionError
     engine.close()
     with pytest.raises(RecordingError, match="closed"), engine.record("axdimm"):
@@ -445,10 +453,7 @@ def test_an_exception_of_the_program_ends_a_recording() -> None:
     assert bits(model.state_dict()) == before
     step(model, optimizer)
     engine.close()
-    plain, plain_optimizer = layers(4, DIMM)
-    for _ in range(2):
-        step(plain, plain_optimizer)
-    assert bits(model.state_dict()) == bits(plain.state_dict())
+    assert_like_steps(model, optimizer, lambda: layers(4, DIMM), 2)
 
 
 def fail(device: AxdimmDevice, method: str, after: int) -> Callable[[], None]:
@@ -474,10 +479,8 @@ def test_a_transfer_that_fails(method: str, after: int, updates: str) -> None:
     """Either all is as before the step, or the optimizer refuses steps: nothing is half there."""
     with nearstep.open(DIMM) as device:
         assert isinstance(device, AxdimmDevice)
-        torch.manual_seed(4)
-        linear = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        model = nn.Sequential(*linear)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device)
+        make = partial(training.stack, 4, WIDTH, bias=False)
+        model, optimizer = make(device=device)
         engine = nearstep.offload(model, optimizer, budget=3 * LAYER, updates=updates)  # type: ignore[arg-type]
         step(model, optimizer)
         saved = model.state_dict(), optimizer.state_dict()
@@ -493,10 +496,4 @@ def test_a_transfer_that_fails(method: str, after: int, updates: str) -> None:
             optimizer.load_state_dict(saved[1])
             step(model, optimizer)
         engine.close()
-        found = bits(model.state_dict()), bits(optimizer.state_dict())
-        torch.manual_seed(4)
-        plain = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))
-        plain_optimizer = nearstep.optim.AdamW(plain.parameters(), lr=1e-2, device=DIMM)
-        for _ in range(2):
-            step(plain, plain_optimizer)
-        assert found == (bits(plain.state_dict()), bits(plain_optimizer.state_dict()))
+        assert_like_steps(model, optimizer, partial(make, device=DIMM), 2)

@@ -25,8 +25,8 @@ from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
 from nearstep_spec.platform.load import load
 
-from .test_recording import LAYER, ONE, WIDTH, layers, step
-from .training import bits
+from .test_recording import LAYER, ONE, WIDTH, assert_like_steps, layers, step
+from .training import bits, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
@@ -42,24 +42,18 @@ def check_ledger(engine: Engine) -> None:
 # Values
 
 
-def kept_by(model: nn.Module, how: str) -> list[Any]:
-    """Gradients that hooks of the user keep."""
-    kept: list[Any] = []
-    for parameter in model.parameters():
-        if how == "gradient":
-            parameter.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad))
-        elif how == "detached":
-            parameter.register_hook(lambda gradient: kept.append(gradient.detach()))
-        else:
-            parameter.register_hook(lambda gradient: kept.append(gradient.numpy()))
-    return kept
-
-
 @pytest.mark.parametrize("how", ["gradient", "detached", "array"])
 def test_a_gradient_that_is_changed_after_it_was_sent_is_the_one_that_was_sent(how: str) -> None:
     def trained(*, records: bool) -> Any:
         model, optimizer = layers(3, ONE)
-        kept = kept_by(model, how)
+        kept: list[Any] = []
+        for p in model.parameters():  # what hooks of the user keep
+            if how == "gradient":
+                p.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad))
+            elif how == "detached":
+                p.register_hook(lambda gradient: kept.append(gradient.detach()))
+            else:
+                p.register_hook(lambda gradient: kept.append(gradient.numpy()))
         engine = nearstep.offload(model, optimizer, budget=16 * LAYER)
         with engine.record("axdimm") if records else nullcontext():
             model(torch.ones(4, WIDTH)).square().mean().backward()
@@ -67,7 +61,7 @@ def test_a_gradient_that_is_changed_after_it_was_sent_is_the_one_that_was_sent(h
             for each in kept:
                 each[:] = 1000.0
             optimizer.step()
-        return bits(model.state_dict()), bits(optimizer.state_dict())
+        return state_of(model, optimizer)
 
     assert trained(records=True) == trained(records=False)
 
@@ -183,10 +177,7 @@ def test_what_fails_in_a_recording_is_not_counted_any_more(
     check_ledger(engine)
     step(model, optimizer)
     engine.close()
-    plain, plain_optimizer = layers(6, ONE)
-    for _ in range(3):
-        step(plain, plain_optimizer)
-    assert bits(model.state_dict()) == bits(plain.state_dict())
+    assert_like_steps(model, optimizer, lambda: layers(6, ONE), 3)
 
 
 def test_a_run_that_fails_when_it_is_looked_at_gives_its_channel_back() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -22,8 +23,8 @@ from nearstep.torch.offload.errors import BudgetError, VectorWarning
 from nearstep.torch.offload.shadow import ALIGNMENT, Location, Shadow
 
 from .models import WIDTH
-from .test_memferry import places
-from .training import COMPUTE, bits
+from .plans import places
+from .training import COMPUTE, Made, alike, bits, loss_of, stack, step
 
 COUNT = 9
 ITERATIONS = 5
@@ -31,33 +32,17 @@ DEVICE = "golden:axdimm?memory_bytes=2MiB&rules=adam"
 MODES = [Mode(i % 3) for i in range(COUNT)]
 
 
-def model_and_optimizer(dtype: torch.dtype = torch.float32) -> tuple[nn.Sequential, Any]:
-    torch.manual_seed(11)
-    layers = [nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(COUNT)]
-    model = nn.Sequential(*layers).to(COMPUTE)
-    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
+model_and_optimizer = partial(stack, COUNT, device=DEVICE)
 
 
 def opened(
     modes: Mapping[str, Mode] | None = None, dtype: torch.dtype = torch.float32, **options: Any
 ) -> tuple[nn.Sequential, Any, Engine]:
-    model, optimizer = model_and_optimizer(dtype)
+    model, optimizer = model_and_optimizer(dtype=dtype)
     chosen = {str(i): mode for i, mode in enumerate(MODES)} if modes is None else modes
     plan = places(model, {name: Decision(mode) for name, mode in chosen.items()})
     options = {"budget": "200%", "policy": "memferry", "plan": plan, **options}
     return model, optimizer, nearstep.offload(model, optimizer, **options)
-
-
-def loss_of(model: nn.Module, rows: int = 8) -> Tensor:
-    dtype = next(model.parameters()).dtype
-    x = torch.linspace(-1, 1, rows * WIDTH, dtype=dtype).reshape(rows, WIDTH)
-    return model(x.to(COMPUTE)).square().mean()
-
-
-def step(model: nn.Module, optimizer: Any, rows: int = 8) -> None:
-    optimizer.zero_grad()
-    loss_of(model, rows).backward()
-    optimizer.step()
 
 
 def shadow_of(engine: Engine) -> Shadow:
@@ -112,10 +97,7 @@ def checked(engine: Engine, loads: int) -> Iterator[Addresses]:
         patch.object(torch, "empty_strided", addresses.counting(torch.empty_strided)),
     ):
         yield addresses
-    assert (shadow.loads, shadow.allocations, shadow.allocated) == (
-        before[0] + loads,
-        *before[1:],
-    )
+    assert (shadow.loads, shadow.allocations, shadow.allocated) == (before[0] + loads, *before[1:])
     assert addresses.made == 0
     sent = 4 // engine._space.copies[0].like.element_size()  # what has come is the fp32 master
     assert engine.report().parameters_up - copied == sent * (loads + shadow.host_nbytes)
@@ -139,7 +121,7 @@ def loads_of(engine: Engine) -> int:
 def test_between_iterations_nothing_is_allocated_or_copied_that_the_plan_does_not_name(
     updates: str, dtype: torch.dtype
 ) -> None:
-    plain, plain_optimizer = model_and_optimizer(dtype)
+    plain, plain_optimizer = model_and_optimizer(dtype=dtype)
     model, optimizer, engine = opened(dtype=dtype, updates=updates)
     step(model, optimizer)
     step(plain, plain_optimizer)
@@ -309,9 +291,9 @@ def test_dfgb_parameters_come_when_the_loading_of_gfgb_has_ended() -> None:
     if COMPUTE.type != "cpu":
         engine.close()
         return  # nothing is recorded there
-    step(model, optimizer, 20000)
+    step(model, optimizer, rows=20000)
     with engine.record("axdimm") as recording:
-        step(model, optimizer, 20000)
+        step(model, optimizer, rows=20000)
     entries = {}
     for entry in recording.timeline.entries:
         entries.setdefault(entry.operation.name, entry)
@@ -342,23 +324,22 @@ def test_an_evaluation_loads_nothing_for_backward() -> None:
 
 def test_a_vector_that_does_not_fit_beside_gradients_is_none() -> None:
     layer = 4 * (WIDTH * WIDTH + WIDTH)
-    for layers, fits in ((COUNT + 1, True), (COUNT, False)):
-        modes = {str(i): Mode.GFGB for i in range(COUNT)}
-        room = (COUNT + 1) * layer
-        said = f"a budget of {room} bytes.*with {layers * layer} each fetch"
-        with nullcontext() if fits else pytest.warns(VectorWarning, match=said):
-            model, optimizer, engine = opened(modes, budget=layers * layer)
-        plain, plain_optimizer = model_and_optimizer()
-        shadow = shadow_of(engine)
-        assert shadow.nbytes == (COUNT * layer if fits else 0)
+
+    def use(model, optimizer, engine, fits):
+        assert engine is None or shadow_of(engine).nbytes == (COUNT * layer if fits else 0)
         for _ in range(3):
             step(model, optimizer)
-            step(plain, plain_optimizer)
-        assert (shadow.allocations == 0) == fits
-        assert shadow.loads == (3 * COUNT * layer if fits else 0)
-        assert bits(model.state_dict()) == bits(plain.state_dict())
-        assert engine.report().peak <= layers * layer
-        engine.close()
+        if engine is not None:
+            assert (engine.shadow.allocations == 0) == fits
+            assert engine.shadow.loads == (3 * COUNT * layer if fits else 0)
+
+    modes = {str(i): Decision(Mode.GFGB) for i in range(COUNT)}
+    options = {"policy": "memferry", "plan": places(model_and_optimizer()[0], modes)}
+    for layers, fits in ((COUNT + 1, True), (COUNT, False)):
+        said = f"a budget of {(COUNT + 1) * layer} bytes.*with {layers * layer} each fetch"
+        with nullcontext() if fits else pytest.warns(VectorWarning, match=said):
+            used = partial(use, fits=fits)
+            alike(used, model_and_optimizer, budget=layers * layer, **options)
     assert layer % ALIGNMENT == 0
 
 
@@ -394,83 +375,83 @@ class Products(nn.Module):
         return x
 
 
+PRODUCT = 4 * WIDTH * WIDTH
+
+
+def products() -> Made:
+    torch.manual_seed(11)
+    model = Products().to(COMPUTE)
+    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
+
+
+def of_products(model: nn.Module) -> dict[str, Any]:
+    plan = places(model, {f"layers.{i}": Decision(Mode.GFGB) for i in range(4)})
+    return {"policy": "memferry", "plan": plan}
+
+
 @pytest.mark.parametrize("updates", ["at-step", "in-backward"])
 @pytest.mark.parametrize("room", [5, 6, 7])
 def test_the_whole_vector_counts_against_the_budget(room: int, updates: str) -> None:
     """In a budget with room for the vector and one gradient, two are made at once: the vector is
     freed, and nothing is on the compute device that is not counted."""
-    layer, most, checks = 4 * WIDTH * WIDTH, 0, 0
-    results = []
-    for offloaded in (False, True):
-        torch.manual_seed(11)
-        model = Products().to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
-        engine = None
-        if offloaded:
-            plan = places(model, {f"layers.{i}": Decision(Mode.GFGB) for i in range(4)})
-            options: Any = {"policy": "memferry", "plan": plan, "updates": updates}
-            engine = nearstep.offload(model, optimizer, budget=room * layer, **options)
-            assert shadow_of(engine).nbytes == 4 * layer
+    most, checks = 0, 0
 
-            def made(gradients: Any, engine: Engine = engine) -> None:
-                nonlocal most, checks
-                held = held_by(engine) + sum(each.nbytes for each in gradients)
-                assert held <= engine._space.ledger.used <= room * layer
-                most, checks = max(most, held), checks + 1
+    def use(model, optimizer, engine):
+        def made(gradients: Any) -> None:
+            nonlocal most, checks
+            held = held_by(engine) + sum(each.nbytes for each in gradients)
+            assert held <= engine._space.ledger.used <= room * PRODUCT
+            most, checks = max(most, held), checks + 1
 
+        if engine is not None:
+            assert shadow_of(engine).nbytes == 4 * PRODUCT
             model.made = made
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.ones(2, WIDTH, device=COMPUTE)).square().mean().backward()
             optimizer.step()
         if engine is not None:
-            assert shadow_of(engine).nbytes == (4 * layer if room > 5 else 0)
-            assert most <= engine.report().peak <= room * layer
-            assert most == min(room, 6) * layer
-            engine.close()
-        results.append((bits(model.state_dict()), bits(optimizer.state_dict())))
-    assert results[0] == results[1]
+            assert shadow_of(engine).nbytes == (4 * PRODUCT if room > 5 else 0)
+            assert most <= engine.report().peak <= room * PRODUCT
+            assert most == min(room, 6) * PRODUCT
+        model.zero_grad()
+
+    alike(use, products, budget=room * PRODUCT, updates=updates, **of_products(products()[0]))
     assert checks == 6
 
 
 def test_a_vector_that_something_refers_to_is_not_freed() -> None:
     """An operation that does not fit beside it raises, and what is smaller works on."""
-    torch.manual_seed(11)
-    model, layer = Products().to(COMPUTE), 4 * WIDTH * WIDTH
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
-    plan = places(model, {f"layers.{i}": Decision(Mode.GFGB) for i in range(4)})
-    engine = nearstep.offload(model, optimizer, budget=5 * layer, policy="memferry", plan=plan)
+    model, optimizer = products()
+    engine = nearstep.offload(model, optimizer, budget=5 * PRODUCT, **of_products(model))
     x = torch.ones(2, WIDTH, device=COMPUTE)
     loss = model(x).sum()
     view = model.layers[0].weight[:1].detach()
     with pytest.raises(BudgetError, match=r"layers\.0\.weight"):
         loss.backward()
-    assert held_by(engine) <= engine.report().peak <= 5 * layer
+    assert held_by(engine) <= engine.report().peak <= 5 * PRODUCT
     optimizer.zero_grad()
     (x @ model.layers[1].weight).sum().backward()
     optimizer.step()
-    assert shadow_of(engine).nbytes == 4 * layer
+    assert shadow_of(engine).nbytes == 4 * PRODUCT
     del view
     model(x).sum().backward()
     assert shadow_of(engine).nbytes == 0
-    assert engine.report().peak <= 5 * layer
+    assert engine.report().peak <= 5 * PRODUCT
     engine.close()
 
 
 def test_other_memory_frees_a_vector_that_leaves_no_room_for_it() -> None:
-    torch.manual_seed(11)
-    model, layer = Products().to(COMPUTE), 4 * WIDTH * WIDTH
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
-    plan = places(model, {f"layers.{i}": Decision(Mode.GFGB) for i in range(4)})
-    engine = nearstep.offload(model, optimizer, budget=5 * layer, policy="memferry", plan=plan)
+    model, optimizer = products()
+    engine = nearstep.offload(model, optimizer, budget=5 * PRODUCT, **of_products(model))
     first = model.layers[0].weight
     first.grad = torch.ones(WIDTH, WIDTH, device=COMPUTE)
     kept = first.grad  # it cannot go to its owner
     first.data = torch.full((WIDTH, WIDTH), 0.5, device=COMPUTE)
     assert shadow_of(engine).nbytes == 0
-    assert held_by(engine) == engine._space.ledger.used == 2 * layer
+    assert held_by(engine) == engine._space.ledger.used == 2 * PRODUCT
     assert bits(first.detach()) == bits(kept / 2)
-    assert engine.report().peak <= 5 * layer
+    assert engine.report().peak <= 5 * PRODUCT
     engine.close()
 
 

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -14,57 +15,40 @@ from torch import nn
 import nearstep
 
 from .models import Frozen, Tied
-from .training import bits
+from .training import Made, alike, bits, stack, steps
 
 WIDTH = 16
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
 URL = "golden:axdimm?memory_bytes=2MiB&gradient_formats=fp32,bf16&copy_out_formats=bf16"
-
-Model = nn.Sequential
-Optimizer = nearstep.optim.AdamW
+made = partial(stack, device=URL)
 
 
-def made(dtype: torch.dtype = torch.float32) -> tuple[Model, Optimizer]:
-    torch.manual_seed(5)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).to(dtype)
+def of_kind(kind: type[nn.Module]) -> Made:
+    torch.manual_seed(4)
+    model = kind()
     return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
 
 
-def train(model: nn.Module, optimizer: Optimizer, steps: int = 2, seed: int = 0) -> list[float]:
-    generator = torch.Generator().manual_seed(seed)
-    dtype = next(model.parameters()).dtype
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, WIDTH, generator=generator).to(dtype)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def words(model: nn.Module) -> object:
-    """Bits of the state of a model, of 16 bits, too."""
-    return {k: bits(v.float()) for k, v in model.state_dict().items()}
+def train(model: nn.Module, optimizer: nearstep.optim.AdamW, seed: int = 0) -> list[float]:
+    return steps(model, optimizer, seed=16 * seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_checkpoints_are_those_of_the_plain_model(dtype: torch.dtype) -> None:
-    plain, plain_optimizer = made(dtype)
-    model, optimizer = made(dtype)
+    plain, plain_optimizer = made(dtype=dtype)
+    model, optimizer = made(dtype=dtype)
     engine = nearstep.offload(model, optimizer, budget=LAYER * 2)
     assert train(model, optimizer) == train(plain, plain_optimizer)
     saved = copy.deepcopy((plain.state_dict(), plain_optimizer.state_dict()))
     own = model.state_dict(), optimizer.state_dict()
     assert all(type(each) is torch.Tensor for each in own[0].values())
-    assert words(model) == words(plain)
-    assert bits(own[1]["state"]) == bits(saved[1]["state"])
-    after = train(plain, plain_optimizer, seed=1), words(plain)
+    assert bits(own) == bits(saved)
+    after = train(plain, plain_optimizer, seed=1), bits(plain.state_dict())
     for state in (saved, own):
-        train(model, optimizer, steps=1, seed=8)
+        steps(model, optimizer, 1, seed=8)
         model.load_state_dict(state[0])
         optimizer.load_state_dict(state[1])
-        assert (train(model, optimizer, seed=1), words(model)) == after
+        assert (train(model, optimizer, seed=1), bits(model.state_dict())) == after
         assert bits(optimizer.state_dict()["state"]) == bits(plain_optimizer.state_dict()["state"])
     assert engine.report().peak <= engine.budget
 
@@ -81,10 +65,8 @@ def test_a_checkpoint_does_not_change_afterwards() -> None:
     assert kept["0.weight"] is model[0].weight
 
 
-def through_pickle(model: nn.Module) -> nn.Module:
-    found = pickle.loads(pickle.dumps(model))
-    assert isinstance(found, nn.Module)
-    return found
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
 
 
 def through_a_file(model: nn.Module) -> nn.Module:
@@ -112,7 +94,7 @@ def test_a_copy_of_the_optimizer_is_plain() -> None:
     model, optimizer = made()
     nearstep.offload(model, optimizer, budget=LAYER * 2)
     train(model, optimizer)
-    found = pickle.loads(pickle.dumps(optimizer))
+    found = through_pickle(optimizer)
     assert bits(found.state_dict()) == bits(optimizer.state_dict())
     assert {type(each) for each in found.param_groups[0]["params"]} == {nn.Parameter}
     for each in found.param_groups[0]["params"]:
@@ -122,31 +104,27 @@ def test_a_copy_of_the_optimizer_is_plain() -> None:
 
 @pytest.mark.parametrize("kind", [Tied, Frozen])
 def test_closed_and_opened_again(kind: type[nn.Module]) -> None:
-    def use(*, offloaded: bool) -> object:
-        torch.manual_seed(4)
-        model = kind()
-        optimizer = nearstep.optim.AdamW(model.parameters(), device=URL)
+    def use(model, optimizer, engine):
         losses = []
         for seed in range(4):
-            if offloaded and seed % 2:
-                with nearstep.offload(model, optimizer, budget="300%") as engine:
-                    losses += train(model, optimizer, seed=seed)
+            losses += train(model, optimizer, seed)
+            if engine is not None and seed % 2:
+                engine = nearstep.offload(model, optimizer, budget="300%")
+            elif engine is not None:
+                engine.close()
                 engine.close()
                 assert engine.closed
                 assert {type(each) for each in model.parameters()} == {nn.Parameter}
                 assert not model._forward_pre_hooks
-            else:
-                losses += train(model, optimizer, seed=seed)
-        return losses, bits(model.state_dict()), bits(optimizer.state_dict())
+        if engine is not None:
+            engine.close()
+        return losses
 
-    assert use(offloaded=True) == use(offloaded=False)
+    alike(use, lambda: of_kind(kind), budget="300%")
 
 
 def test_changes_by_hand_reach_the_owner() -> None:
-    def use(*, offloaded: bool) -> object:
-        model, optimizer = made()
-        if offloaded:
-            nearstep.offload(model, optimizer, budget=LAYER * 2)
+    def use(model, optimizer, _):
         weight = model[2].weight
         train(model, optimizer)
         with torch.no_grad():
@@ -158,28 +136,21 @@ def test_changes_by_hand_reach_the_owner() -> None:
         model[3].weight.detach().numpy()[2] = 0.5
         losses = train(model, optimizer)
         model[0].weight.data = torch.eye(WIDTH)
-        losses += train(model, optimizer)
-        return losses, bits(model.state_dict()), bits(optimizer.state_dict())
+        return losses + train(model, optimizer)
 
-    assert use(offloaded=True) == use(offloaded=False)
+    alike(use, made, budget=LAYER * 2)
 
 
 def test_layers_frozen_and_thawed() -> None:
-    def use(*, offloaded: bool) -> object:
-        torch.manual_seed(6)
-        model = Frozen()
-        optimizer = nearstep.optim.AdamW(model.parameters(), device=URL)
-        if offloaded:
-            nearstep.offload(model, optimizer, budget=LAYER * 3)
+    def use(model, optimizer, _):
         losses = train(model, optimizer)
         model.frozen.requires_grad_(True)
         model.first.weight.requires_grad = False
         losses += train(model, optimizer)
         model.first.requires_grad_(True)
-        losses += train(model, optimizer)
-        return losses, bits(model.state_dict()), bits(optimizer.state_dict())
+        return losses + train(model, optimizer)
 
-    assert use(offloaded=True) == use(offloaded=False)
+    alike(use, lambda: of_kind(Frozen), budget=LAYER * 3)
 
 
 def test_what_does_not_need_elements_fetches_nothing() -> None:
@@ -199,27 +170,24 @@ def test_what_does_not_need_elements_fetches_nothing() -> None:
 
 
 def test_two_models_in_one_graph_and_in_one_operation() -> None:
-    def use(*, offloaded: bool) -> object:
-        pairs = [made(), made()]
-        if offloaded:
-            engines = [nearstep.offload(*each, budget=3 * LAYER) for each in pairs]
-        (first, _), (second, _) = pairs
+    def use(first, optimizer, engine):
+        second, its = made()
+        other = None if engine is None else nearstep.offload(second, its, budget=3 * LAYER)
         losses = []
         for seed in range(3):
             x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
             both = (first[0].weight @ second[1].weight.t()) * first[2].bias
             loss = (second(first(x)) @ both).square().mean()
-            for _, optimizer in pairs:
-                optimizer.zero_grad()
+            for each in (optimizer, its):
+                each.zero_grad()
             loss.backward()
-            for _, optimizer in pairs:
-                optimizer.step()
+            for each in (optimizer, its):
+                each.step()
             losses.append(loss.item())
-        if offloaded:
-            assert all(each.report().peak <= each.budget for each in engines)
-        return losses, [bits(model.state_dict()) for model, _ in pairs]
+        assert other is None or other.report().peak <= other.budget
+        return losses, second.state_dict()
 
-    assert use(offloaded=True) == use(offloaded=False)
+    alike(use, made, budget=3 * LAYER)
 
 
 def test_evaluation_in_every_mode() -> None:
@@ -227,13 +195,11 @@ def test_evaluation_in_every_mode() -> None:
     expected = model(torch.ones(1, WIDTH)).detach()
     engine = nearstep.offload(model, optimizer, budget=LAYER * 2)
     x = torch.ones(1, WIDTH)
-    with torch.no_grad():
-        assert torch.equal(model(x), expected)
-    with torch.inference_mode():
-        assert torch.equal(model(x), expected)
-    assert torch.equal(torch.func.vmap(model)(x), expected)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(model(x), expected)
     compiled = torch.compile(model, backend="eager")
-    for _ in range(2):
-        assert torch.equal(compiled(x), expected)
+    for call in (torch.func.vmap(model), compiled, compiled):
+        assert torch.equal(call(x), expected)
     train(model, optimizer)
     assert engine.report().peak <= engine.budget

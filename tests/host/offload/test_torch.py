@@ -13,10 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.checkpoint import (
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import nearstep
 from nearstep.torch.errors import ParameterError
@@ -29,24 +26,23 @@ from nearstep.torch.offload.errors import (
 )
 
 from .models import WIDTH
-from .training import COMPUTE, GOLDEN, bits
+from .training import COMPUTE, GOLDEN, Made, alike, bits, stack
 
 LAYERS = 6
 X = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1)).to(COMPUTE)
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(2)).to(COMPUTE)
 
-Opened = tuple[nn.Sequential, Any, Engine | None]
+Opened = tuple[nn.Sequential, Any, Engine]
 
 
-def opened(policy: Any = None, *, updates: Any = "at-step", budget: str = "60%") -> Opened:
-    """A stack with its optimizer; offloaded if there is a policy."""
-    torch.manual_seed(7)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(COMPUTE)
-    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-    engine = None
-    if policy is not None:
-        engine = nearstep.offload(model, optimizer, budget=budget, policy=policy, updates=updates)
-    return model, optimizer, engine
+made = partial(stack, LAYERS)
+
+
+def opened(policy: Any, *, updates: Any = "at-step", budget: str = "60%") -> Opened:
+    """A stack with its optimizer and its engine."""
+    model, optimizer = made()
+    options: Any = {"budget": budget, "policy": policy, "updates": updates}
+    return model, optimizer, nearstep.offload(model, optimizer, **options)
 
 
 def step(model: nn.Module, optimizer: Any) -> float:
@@ -59,12 +55,11 @@ def step(model: nn.Module, optimizer: Any) -> float:
 
 def check_usable(found: Opened) -> None:
     """It trains on as if nothing had been."""
-    plain, plain_optimizer, _ = opened()
+    plain, plain_optimizer = made()
     model, optimizer, engine = found
     for _ in range(2):
         assert step(model, optimizer) == step(plain, plain_optimizer)
     assert bits(model.state_dict()) == bits(plain.state_dict())
-    assert engine is not None
     assert engine.report().peak <= engine.report().budget
     engine.close()
 
@@ -104,22 +99,16 @@ def test_what_keeps_or_differentiates_tensors_otherwise_is_refused(name: str) ->
 
 
 def test_vmap_over_inputs_has_equal_bits() -> None:
-    (plain, *_), (model, *_, engine) = opened(), opened("prefetch", budget="200%")
-    assert bits(torch.func.vmap(model)(X)) == bits(torch.func.vmap(plain)(X))
-    assert engine is not None
-    engine.close()
+    alike(lambda model, *_: torch.func.vmap(model)(X), made, budget="200%")
 
 
-def test_a_compiled_step_has_equal_bits() -> None:
-    results = []
-    for policy in (None, "prefetch", "memferry"):
-        model, optimizer, engine = opened(policy)
+@pytest.mark.parametrize("policy", ["prefetch", "memferry"])
+def test_a_compiled_step_has_equal_bits(policy: str) -> None:
+    def use(model, optimizer, _):
         compiled = torch.compile(partial(step, model, optimizer), backend="eager")
-        results.append(([compiled() for _ in range(3)], bits(model.state_dict())))
-        if engine is not None:
-            assert engine.report().peak <= engine.report().budget
-            engine.close()
-    assert results[0] == results[1] == results[2]
+        return [compiled() for _ in range(3)]
+
+    alike(use, made, budget="60%", policy=policy)
 
 
 SAVED: dict[str, list[Any]] = {
@@ -136,8 +125,7 @@ def test_selective_checkpointing_has_equal_bits(saved: str, policy: str) -> None
     """Its modes, which give again what they have seen, used to see what the engine does."""
     contexts = partial(create_selective_checkpoint_contexts, SAVED[saved])
 
-    def trained(policy: Any, budget: str = "") -> Any:
-        model, optimizer, engine = opened(policy, budget=budget)
+    def use(model, optimizer, _):
         for _ in range(3):
             optimizer.zero_grad()
             out = X
@@ -146,24 +134,18 @@ def test_selective_checkpointing_has_equal_bits(saved: str, policy: str) -> None
                 out = checkpoint(block, out, use_reentrant=False, context_fn=contexts)
             out.square().mean().backward()
             optimizer.step()
-        if engine is not None:
-            assert engine.report().peak <= engine.report().budget
-        return bits(model.state_dict())
 
-    expected = trained(None)
-    assert trained(policy, "200%") == expected
-    if saved != "views":
-        assert trained(policy, "40%") == expected
-        return
-    with pytest.raises(BudgetError, match="something refers to"):  # these modes, to parameters
-        trained(policy, "40%")
+    alike(use, made, budget="200%", policy=policy)
+    refused = pytest.raises(BudgetError, match="something refers to")  # these modes, to parameters
+    with refused if saved == "views" else nullcontext():
+        alike(use, made, budget="40%", policy=policy)
 
 
 @policies
 def test_safetensors(policy: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     model, optimizer, engine = opened(policy)
-    plain, plain_optimizer, _ = opened()
+    plain, plain_optimizer = made()
     for one, its in ((model, optimizer), (plain, plain_optimizer)):
         step(one, its)
     expected = bits(plain.state_dict())
@@ -174,7 +156,6 @@ def test_safetensors(policy: str, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"model\.state_dict\(\)"):
         save_file(dict(model.named_parameters()), path)
     assert bits({name: each.clone() for name, each in model.named_parameters()}) == expected
-    assert engine is not None
     engine.close()
     save_file(dict(model.named_parameters()), path)
     assert bits(load_file(path)) == expected
@@ -201,22 +182,20 @@ def test_swapped_parameters_are_refused(policy: str) -> None:
     with pytest.raises(ChangedModelError, match=r"0\.weight"):
         found[0](X)
     torch.utils.swap_tensors(found[0][0].weight, other)
-    assert bits(found[0](X)) == bits(opened()[0](X))
+    assert bits(found[0](X)) == bits(made()[0](X))
 
 
 @pytest.mark.parametrize("policy", ["prefetch", "memferry"])
 @pytest.mark.parametrize("when", [0, 1])
 @pytest.mark.skipif(COMPUTE.type == "accel", reason="it has no convolutions")
 def test_channels_last_in_training_has_equal_bits(policy: str, when: int) -> None:
-    results = []
-    for each in (None, policy):
+    def make() -> Made:
         torch.manual_seed(3)
         layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
         model = nn.Sequential(*layers).to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-        engine = None
-        if each is not None:
-            engine = nearstep.offload(model, optimizer, budget="180%", policy=each)  # type: ignore[arg-type]
+        return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+
+    def use(model, optimizer, _):
         for number in range(3):
             if number == when:
                 model.to(memory_format=torch.channels_last)
@@ -225,12 +204,9 @@ def test_channels_last_in_training_has_equal_bits(policy: str, when: int) -> Non
             if number == when + 1:  # between backward and step
                 model.to(memory_format=torch.contiguous_format)
             optimizer.step()
-        if engine is not None:
-            assert engine.report().peak <= engine.report().budget
-            engine.close()
-        strides = [each.stride() for each in model.parameters()]
-        results.append((bits(model.state_dict()), bits(optimizer.state_dict()), strides))
-    assert results[0] == results[1]
+        return [each.stride() for each in model.parameters()]
+
+    alike(use, make, budget="180%", policy=policy)
 
 
 # Budgets
@@ -280,7 +256,6 @@ def test_a_gradient_that_torch_does_not_announce_has_room_or_an_error() -> None:
 
 def test_larger_memory_for_a_parameter_has_room_or_an_error() -> None:
     model, optimizer, engine = opened("prefetch")
-    assert engine is not None
     weight = model[0].weight
     large = torch.zeros(LAYERS * WIDTH, WIDTH, device=COMPUTE)[:WIDTH]
     with pytest.raises(BudgetError, match=r"other memory of 0\.weight"):
@@ -314,9 +289,8 @@ def test_a_backward_that_failed_and_is_called_again_is_refused_by_name() -> None
     del loss, hidden
     model.load_state_dict(checkpoints[0])
     optimizer.load_state_dict(checkpoints[1])
-    plain, plain_optimizer, _ = opened()
+    plain, plain_optimizer = made()
     step(plain, plain_optimizer)
     assert step(model, optimizer) == step(plain, plain_optimizer)
     assert bits(model.state_dict()) == bits(plain.state_dict())
-    assert engine is not None
     engine.close()

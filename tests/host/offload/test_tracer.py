@@ -24,19 +24,10 @@ from nearstep.memferry.planner import make
 from nearstep.memferry.profile import Profile
 from nearstep.torch.memferry import Profiling, profile
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.errors import BudgetError
 
-from .models import KINDS, WIDTH
+from .models import KINDS, WIDTH, Unlucky
 from .test_equality import random_plans
-from .training import (
-    Plan,
-    Result,
-    assert_equal,
-    bits,
-    made,
-    run,
-    train,
-)
+from .training import Plan, Result, assert_equal, bits, in_least, made, train, train_made
 
 DEVICE = "golden:axdimm?memory_bytes=2MiB&rules=adam,sgd,sgd_momentum,adagrad"
 SEED = 90217
@@ -50,27 +41,13 @@ def planned(
     """Train with a plan of the first step."""
     model, optimizer = made(plan)
     engine = nearstep.offload(model, optimizer, policy="memferry", budget=budget, **options)
-    with engine:
-        if platform is None:
-            losses = run(plan, model, optimizer)
-        else:
-            with engine.record(platform):
-                losses = run(plan, model, optimizer)
-        report = engine.report()
-        state, moments = model.state_dict(), optimizer.state_dict()
-    gradients = [p.grad for p in model.parameters()]
-    return Result(losses, state, moments, gradients, report), engine
+    return train_made(plan, model, optimizer, engine, platform), engine
 
 
-def in_least(plan: Plan, platform: str | None = None) -> tuple[Result, Engine]:
-    """Train with the smallest budget that the errors of smaller ones name."""
-    budget = 1
-    for _ in range(20):
-        try:
-            return planned(plan, budget, platform)
-        except BudgetError as error:
-            budget = max(error.expected, budget + 1)
-    raise AssertionError("no budget is enough")
+def planned_in_least(plan: Plan, platform: str | None = None) -> tuple[Result, Engine]:
+    """The same with the smallest budget there is."""
+    found: tuple[Result, Engine] = in_least(lambda budget: planned(plan, budget, platform))
+    return found
 
 
 def check_random_trainings(count: int, seed: int) -> None:
@@ -80,7 +57,7 @@ def check_random_trainings(count: int, seed: int) -> None:
         plan = replace(plan, device=DEVICE)
         plain = train(plan)
         platform = (None, "axdimm")[number % 2]
-        least = in_least(plan, platform)
+        least = planned_in_least(plan, platform)
         assert least[0].report is not None
         more = int(least[0].report.budget * share) + 1
         found = [least, planned(plan, more, platform)]
@@ -112,7 +89,7 @@ def test_many_random_trainings(seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_is_planned(kind: str) -> None:
     plan = Plan(kind=kind, device=DEVICE, steps=3)
-    result, engine = in_least(plan)
+    result, engine = planned_in_least(plan)
     assert_equal(result, train(plan))
     assert engine.plan is not None
 
@@ -246,26 +223,6 @@ def test_several_backwards_before_a_step_add_up() -> None:
     assert checked == 8
 
 
-class Unlucky(nn.Module):
-    """Fails once, in forward or in backward, as `where` says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where: str | None = None
-        self.kind: type[BaseException] = OSError
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.where == "forward":
-            raise self.kind("in forward")
-        if self.where == "backward":
-            x = x.clone()
-            x.register_hook(self._fail)
-        return x
-
-    def _fail(self, _: Tensor) -> None:
-        raise self.kind("in backward")
-
-
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
 def test_a_pass_that_fails_is_profiled_anew(where: str, kind: type[BaseException]) -> None:
@@ -273,14 +230,14 @@ def test_a_pass_that_fails_is_profiled_anew(where: str, kind: type[BaseException
     for offloaded, fails in ((False, True), (True, True), (True, False)):
         torch.manual_seed(SEED)
         layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
-        unlucky = Unlucky()
+        unlucky = Unlucky(kind)
         model = nn.Sequential(*layers[:2], unlucky, *layers[2:])
         optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=DEVICE)
         engine = None
         if offloaded:
             engine = nearstep.offload(model, optimizer, policy="memferry", budget="80%")
         if fails:
-            unlucky.where, unlucky.kind = where, kind
+            unlucky.where = where
             with pytest.raises(kind):
                 loss_of(model, 999).backward()
             unlucky.where = None
@@ -378,7 +335,7 @@ def test_copies_of_a_model_that_is_profiled_are_plain() -> None:
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
 def test_no_mode_is_outside_of_the_model(where: str, kind: type[BaseException]) -> None:
     """Neither after forward nor after an exception; the program may have modes of its own."""
-    unlucky = Unlucky()
+    unlucky = Unlucky(kind)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), unlucky, nn.Linear(WIDTH, WIDTH))
     optimizer = nearstep.optim.AdamW(model.parameters(), device=DEVICE)
     engine = nearstep.offload(model, optimizer, policy="memferry", budget="200%")
@@ -388,12 +345,12 @@ def test_no_mode_is_outside_of_the_model(where: str, kind: type[BaseException]) 
         loss = loss_of(model)
         seen.append(_get_current_dispatch_mode_stack())
         if where == "loss":
-            loss.register_hook(unlucky._fail)
+            loss.register_hook(unlucky.fail)
         loss.backward()
 
     for mode in (None, Counting()):
         with nullcontext() if mode is None else mode:
-            unlucky.where, unlucky.kind = where, kind
+            unlucky.where = where
             with pytest.raises(kind):
                 fail()
             assert _get_current_dispatch_mode_stack() == ([] if mode is None else [mode])

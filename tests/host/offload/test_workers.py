@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,15 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nearstep
 from nearstep.torch.errors import GradientError, ParameterError, UnsupportedOptionError
-from nearstep.torch.offload.errors import (
-    AveragingError,
-    BudgetError,
-    LostWorkerError,
-    WrapperError,
-)
+from nearstep.torch.offload.errors import AveragingError, BudgetError, LostWorkerError, WrapperError
 
-from .models import KINDS, WIDTH
-from .training import COMPUTE, GOLDEN, OPTIMIZERS, Plan, bits, computes
+from . import training
+from .models import KINDS, WIDTH, Unlucky
+from .training import COMPUTE, GOLDEN, OPTIMIZERS, Made, Plan, bits, computes, stack, state_of
 from .workers import Case, compare, on_workers
 
 SMALL: dict[str, Any] = {"find_unused_parameters": True, "bucket_cap_mb": 0.002}
@@ -35,18 +33,14 @@ EACH: dict[str, Any] = {"bucket_cap_mb_list": [1e-6]}
 
 CASES = [
     Case(plan=Plan(kind="stack", evaluates=True, passes=2), wrapper=SMALL, share=1.3),
-    Case(
-        plan=Plan(kind="tied", optimizer="momentum", steps=3),
-        wrapper=LISTED,
-        places=5,
-        platform="axdimm",
-    ),
+    Case(plan=Plan(kind="tied", optimizer="momentum", steps=3), wrapper=LISTED, places=5,
+        platform="axdimm"),
     Case(plan=Plan(kind="branches", passes=2, keeps=True, steps=3), wrapper=SMALL, share=2.0),
     Case(plan=Plan(kind="frozen"), wrapper=LISTED, offload={"updates": "in-backward"}),
     Case(plan=Plan(kind="convolutions", evaluates=True), wrapper={}, places=6),
     Case(plan=Plan(kind="backwards", passes=2), wrapper={}),
     Case(plan=Plan(kind="checkpoint", steps=3), wrapper={"bucket_cap_mb": 0.001}, places=7),
-]
+]  # fmt: skip
 
 
 def check(count: int, cases: list[Case], timeout_s: float = 120.0) -> None:
@@ -110,22 +104,25 @@ def test_three_workers_have_the_bits_of_plain_training_together(seed: int) -> No
 # What is refused, and what goes wrong
 
 
-def stack(count: int = 4) -> tuple[nn.Sequential, Any]:
-    torch.manual_seed(count)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(count)))
-    model.to(COMPUTE)
-    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-
-
 def loss_of(model: nn.Module, number: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(10 * number + dist.get_rank())
-    return model(torch.randn(4, WIDTH, generator=generator).to(COMPUTE)).square().mean()
+    return training.loss_of(model, 10 * number + dist.get_rank())
 
 
 def step(model: nn.Module, optimizer: Any, number: int = 0) -> None:
-    optimizer.zero_grad()
-    loss_of(model, number).backward()
-    optimizer.step()
+    training.step(model, optimizer, 10 * number + dist.get_rank())
+
+
+def wrapped_alike(use: Any, budget: str = "300%", make: Any = stack, **wrapper: Any) -> None:
+    """Use a wrapped model in one way, plain and offloaded: all bits are equal."""
+    results = []
+    for offloaded in (False, True):
+        model, optimizer = make()
+        ddp = DistributedDataParallel(model, **wrapper)
+        engine = nearstep.offload(ddp, optimizer, budget=budget) if offloaded else None
+        with engine or nullcontext():
+            seen = bits(use(model, ddp, optimizer, engine))
+            results.append((seen, state_of(model, optimizer)))
+    assert results[0] == results[1]
 
 
 def wrong_order_is_refused_before_anything_is_touched() -> None:
@@ -155,14 +152,10 @@ def wrong_order_is_refused_before_anything_is_touched() -> None:
 
 
 def options_of_the_wrapper_are_refused_by_name() -> None:
-    for options in (
-        {"static_graph": True},
-        {"gradient_as_bucket_view": True},
-        {"skip_all_reduce_unused_params": True},
-    ):
+    for option in ("static_graph", "gradient_as_bucket_view", "skip_all_reduce_unused_params"):
         model, optimizer = stack()
-        ddp = DistributedDataParallel(model, **options)
-        with pytest.raises(UnsupportedOptionError, match=next(iter(options))):
+        ddp = DistributedDataParallel(model, **{option: True})
+        with pytest.raises(UnsupportedOptionError, match=option):
             nearstep.offload(ddp, optimizer, budget="300%")
         assert isinstance(ddp.reducer, dist.Reducer)
 
@@ -209,11 +202,7 @@ def a_budget_needs_no_room_besides_one_module() -> None:
 
 
 def the_wrapper_works_on_by_itself_when_the_engine_is_closed() -> None:
-    results = []
-    for offloaded in (False, True):
-        model, optimizer = stack()
-        ddp = DistributedDataParallel(model, **SMALL)
-        engine = nearstep.offload(ddp, optimizer, budget="300%") if offloaded else None
+    def use(model, ddp, optimizer, engine):
         step(ddp, optimizer)
         loss_of(ddp)  # without backward
         step(ddp, optimizer, 1)
@@ -224,27 +213,22 @@ def the_wrapper_works_on_by_itself_when_the_engine_is_closed() -> None:
             engine.close()
             assert isinstance(ddp.reducer, dist.Reducer)
         step(ddp, optimizer, 2)
-        grads = [each.grad for each in (*model.parameters(), *twin.parameters())]
-        results.append((bits(model.state_dict()), bits(grads)))
-    assert results[0] == results[1]
+        return [each.grad for each in (*model.parameters(), *twin.parameters())]
+
+    wrapped_alike(use, **SMALL)
 
 
 def gradients_that_are_read_are_averages() -> None:
-    results = []
-    for offloaded in (False, True):
-        model, optimizer = stack()
-        ddp = DistributedDataParallel(model, **SMALL)
-        engine = nearstep.offload(ddp, optimizer, budget="500%") if offloaded else None
+    def use(model, ddp, optimizer, _):
+        seen = []
         for number in range(2):  # what was read is added to
             loss_of(ddp, number).backward()
-            results.append(bits([each.grad.clone() for each in model.parameters()]))
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            seen.append([each.grad.clone() for each in model.parameters()])
+        seen.append(nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
         optimizer.step()
-        results.append((norm.item(), bits(model.state_dict())))
-        if engine is not None:
-            engine.close()
-    assert results[:3] == results[3:]
-    assert len(results) == 6
+        return seen
+
+    wrapped_alike(use, "500%", **SMALL)
 
 
 def a_parameter_without_a_gradient_is_named_before_the_step() -> None:
@@ -271,41 +255,40 @@ def a_parameter_without_a_gradient_is_named_before_the_step() -> None:
 
 def layers_are_frozen_and_thawed_later() -> None:
     """What was frozen when it was wrapped is not averaged afterwards, as in torch."""
-    results = []
-    for offloaded in (False, True):
+
+    def make() -> Made:
         model, optimizer = stack()
         model[0].requires_grad_(False)
-        ddp = DistributedDataParallel(model, **SMALL)
-        engine = nearstep.offload(ddp, optimizer, budget="300%") if offloaded else None
+        return model, optimizer
+
+    def use(model, ddp, optimizer, _):
+        results = []
         for number in range(6):
             if number == 2:
                 model[0].requires_grad_(True)
             model[2].requires_grad_(number in (1, 2, 5))
             step(ddp, optimizer, number)
             results.append(bits(model.state_dict()))
-        if engine is not None:
-            engine.close()
-    assert results[:6] == results[6:]
-    assert len({str(each) for each in results}) == 6
+        assert len({str(each) for each in results}) == 6
+        return results
+
+    wrapped_alike(use, make=make, **SMALL)
 
 
 def it_makes_no_difference_which_worker_has_which_data() -> None:
     """A sum of two gradients has the same bits in both orders."""
-    results = []
-    for offloaded, shift in ((False, 0), (True, 0), (True, 1)):
-        model, optimizer = stack()
-        ddp = DistributedDataParallel(model)
-        engine = nearstep.offload(ddp, optimizer, budget="200%") if offloaded else None
+    seen = []
+
+    def use(model, ddp, optimizer, engine, shift):
         for number in range(3):
-            optimizer.zero_grad()
-            generator = torch.Generator().manual_seed(2 * number + (shift + dist.get_rank()) % 2)
-            x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
-            ddp(x).square().mean().backward()
-            optimizer.step()
-        results.append((bits(model.state_dict()), bits(optimizer.state_dict())))
-        if engine is not None:
-            engine.close()
-    assert results[0] == results[1] == results[2]
+            seed = 2 * number + (shift + dist.get_rank()) % 2
+            training.step(ddp, optimizer, seed)
+        seen.append(state_of(model, optimizer))
+
+    for shift in (0, 1):
+        wrapped_alike(partial(use, shift=shift), "200%")
+    assert len(seen) == 4
+    assert seen[0] == seen[1] == seen[2] == seen[3]
 
 
 class OneOf(nn.Module):
@@ -327,13 +310,13 @@ PASSES = [((0, 1), (0,)), ((0,), (0, 1)), ((1, 2), (2, 0)), ((3,), (0, 1, 2)), (
 
 
 def parameters_that_a_pass_does_not_use_are_as_in_torch() -> None:
-    results: list[Any] = []
-    for offloaded in (False, True):
+    def make() -> Made:
         torch.manual_seed(1)
         model = OneOf().to(COMPUTE)
-        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
-        ddp = DistributedDataParallel(model, find_unused_parameters=True)
-        engine = nearstep.offload(ddp, optimizer, budget="200%") if offloaded else None
+        return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+
+    def use(model, ddp, optimizer, _):
+        results = []
         for first, last in PASSES:
             optimizer.zero_grad()
             model.used = first
@@ -343,10 +326,10 @@ def parameters_that_a_pass_does_not_use_are_as_in_torch() -> None:
             loss_of(ddp, 1).backward()
             optimizer.step()
             results.append(bits(model.state_dict()))
-        if engine is not None:
-            engine.close()
-    assert results[: len(PASSES)] == results[len(PASSES) :]
-    assert len({str(each) for each in results}) == len(PASSES) == 5
+        assert len({str(each) for each in results}) == len(PASSES) == 5
+        return results
+
+    wrapped_alike(use, "200%", make, find_unused_parameters=True)
 
 
 def a_gradient_in_a_graph_is_refused() -> None:
@@ -359,46 +342,31 @@ def a_gradient_in_a_graph_is_refused() -> None:
     engine.close()
 
 
-class Unlucky(nn.Module):
-    """Raises in its forward, if it is asked to."""
-
-    raises = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.raises:
-            raise OSError("in the user's program")
-        return x
+def unlucky() -> Made:
+    model, optimizer = stack()
+    model.append(Unlucky())
+    return model, optimizer
 
 
 def an_exception_in_every_workers_forward_changes_nothing() -> None:
-    results = []
-    for offloaded in (False, True):
-        model, optimizer = stack()
-        model.append(Unlucky())
-        ddp = DistributedDataParallel(model, **SMALL)
-        engine = nearstep.offload(ddp, optimizer, budget="300%") if offloaded else None
+    def use(model, ddp, optimizer, _):
         for number in range(3):
-            model[-1].raises = number == 1
-            if number == 1:
-                with pytest.raises(OSError, match="user's program"):
-                    step(ddp, optimizer, number)
-            else:
+            model[-1].where = "forward" if number == 1 else None
+            raised = pytest.raises(OSError, match="user's program")
+            with raised if number == 1 else nullcontext():
                 step(ddp, optimizer, number)
-        results.append((bits(model.state_dict()), bits(optimizer.state_dict())))
-        if engine is not None:
-            engine.close()
-    assert results[0] == results[1]
+
+    wrapped_alike(use, make=unlucky, **SMALL)
 
 
 def an_exception_in_one_workers_forward_leaves_state_as_it_was() -> None:
-    model, optimizer = stack()
-    model.append(Unlucky())
+    model, optimizer = unlucky()
     ddp = DistributedDataParallel(model, **SMALL)
     engine = nearstep.offload(ddp, optimizer, budget="300%")
     step(ddp, optimizer)
-    before = bits(model.state_dict()), bits(optimizer.state_dict())
-    model[-1].raises = dist.get_rank() == 1
-    if model[-1].raises:
+    before = state_of(model, optimizer)
+    model[-1].where = "forward" if dist.get_rank() == 1 else None
+    if model[-1].where:
         with pytest.raises(OSError, match="user's program"):
             step(ddp, optimizer, 1)
         dist.destroy_process_group()
@@ -408,10 +376,10 @@ def an_exception_in_one_workers_forward_leaves_state_as_it_was() -> None:
         with pytest.raises(AveragingError, match="not averaged"):
             optimizer.step()
         optimizer.zero_grad()
-    assert (bits(model.state_dict()), bits(optimizer.state_dict())) == before
+    assert state_of(model, optimizer) == before
     assert engine.report().peak <= engine.report().budget
     engine.close()
-    assert (bits(model.state_dict()), bits(optimizer.state_dict())) == before
+    assert state_of(model, optimizer) == before
 
 
 FAULTS = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import nearstep
-from nearstep.torch.offload import Report
+from nearstep.torch.offload import Engine, Report
 from nearstep.torch.offload.errors import BudgetError
 
 from . import accelerator
@@ -28,9 +28,13 @@ if os.environ.get("NEARSTEP_TEST_COMPUTE") == "accel":
 COMPUTE = torch.device(os.environ.get("NEARSTEP_TEST_COMPUTE", "cpu"))
 """What layers compute on."""
 
+CPU = torch.device("cpu")
+
 NOT_ON_ACCEL = {"recurrent", "convolutions"}
 
 Make = Callable[[Any, str], torch.optim.Optimizer]
+Made = tuple[Any, Any]
+"""A model and its optimizer."""
 
 
 def computes(kind: str) -> bool:
@@ -62,14 +66,10 @@ class Plan:
 
     Attributes
     ----------
-    kind, optimizer : names.
-    steps
     passes : forward and backward passes for each step.
     evaluates : a forward without gradients between steps.
     keeps : gradients are not reset between steps.
     schedules : a scheduler changes the learning rate after each step.
-    device
-    seed
     """
 
     kind: str
@@ -85,16 +85,7 @@ class Plan:
 
 @dataclass
 class Result:
-    """What a training leaves.
-
-    Attributes
-    ----------
-    losses
-    model : its state.
-    optimizer : its state.
-    gradients
-    report : of the engine, if there was one.
-    """
+    """What a training leaves: states, and a report if there was an engine."""
 
     losses: list[float]
     model: dict[str, Tensor]
@@ -115,10 +106,23 @@ def made(plan: Plan) -> tuple[nn.Module, Any]:
 def train(plan: Plan, /, *, platform: str | None = None, **offload: Any) -> Result:
     """Train; offloaded, if a budget and the like are given, and recorded on a platform."""
     model, optimizer = made(plan)
-    with nearstep.offload(model, optimizer, **offload) if offload else nullcontext() as engine:
-        recorded = engine and platform and COMPUTE.type == "cpu"
+    engine = nearstep.offload(model, optimizer, **offload) if offload else None
+    return train_made(plan, model, optimizer, engine, platform)
+
+
+def train_made(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: Any,
+    engine: Engine | None = None,
+    platform: str | None = None,
+    called: nn.Module | None = None,
+) -> Result:
+    """Train a model, by itself or as `called` calls it, and close its engine."""
+    recorded = engine and platform and COMPUTE.type == "cpu"
+    with engine or nullcontext():
         with engine.record(platform) if recorded else nullcontext():
-            losses = run(plan, model, optimizer)
+            losses = run(plan, called or model, optimizer)
         report = engine.report() if engine else None
         state, moments = model.state_dict(), optimizer.state_dict()
     return Result(losses, state, moments, [p.grad for p in model.parameters()], report)
@@ -134,10 +138,11 @@ def run(plan: Plan, model: nn.Module, optimizer: Any) -> list[float]:
     for _ in range(plan.steps):
         if not plan.keeps:
             optimizer.zero_grad()
-        for _ in range(plan.passes):
-            x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
-            loss = model(x).square().mean()
-            loss.backward()
+        for left in reversed(range(plan.passes)):
+            with getattr(model, "no_sync", nullcontext)() if left else nullcontext():
+                x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
+                loss = model(x).square().mean()
+                loss.backward()
             losses.append(loss.item())
         optimizer.step()
         if scheduler is not None:
@@ -149,18 +154,92 @@ def run(plan: Plan, model: nn.Module, optimizer: Any) -> list[float]:
     return losses
 
 
-def train_in_least(plan: Plan, /, **offload: Any) -> Result:
+def in_least(train: Callable[[int], Any], agreed: Callable[[int], int] = int) -> Any:
     """Train with the smallest budget that the errors of smaller ones name."""
-    tried = []
-    budget: int | None = 1
-    for _ in range(20):
-        assert budget is not None
-        tried.append(budget)
+    tried = [1]
+    while len(tried) < 20:
         try:
-            return train(plan, budget=budget, **offload)
+            return train(tried[-1])
         except BudgetError as error:
-            budget = error.expected if error.expected > error.actual else None
+            budget = agreed(error.expected)
+        assert budget > tried[-1], tried
+        tried.append(budget)
     raise AssertionError(f"no budget is enough: {tried}")
+
+
+def train_in_least(plan: Plan, /, **offload: Any) -> Result:
+    """Train with the smallest budget there is."""
+    return in_least(lambda budget: train(plan, budget=budget, **offload))
+
+
+def stack(
+    count: int = 4,
+    width: int = WIDTH,
+    *,
+    bias: bool = True,
+    dtype: torch.dtype = torch.float32,
+    on: torch.device = COMPUTE,
+    **options: Any,
+) -> Made:
+    """Equal layers and AdamW, with options of it."""
+    torch.manual_seed(SEED)
+    layers = (nn.Linear(width, width, bias=bias) for _ in range(count))
+    model = nn.Sequential(*layers).to(on, dtype)
+    options = {"lr": 1e-2, "device": GOLDEN, **options}
+    return model, nearstep.optim.AdamW(model.parameters(), **options)
+
+
+def loss_of(model: nn.Module, seed: int = 0, rows: int = 4) -> Tensor:
+    """A loss of random rows."""
+    like = next(model.parameters())
+    width = like.shape[-1]
+    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+    return model(x.to(like.device, like.dtype)).float().square().mean()
+
+
+def step(model: nn.Module, optimizer: Any, seed: int = 0, rows: int = 4) -> float:
+    """A step of its own; the loss before it."""
+    optimizer.zero_grad()
+    loss = loss_of(model, seed, rows)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def steps(model: nn.Module, optimizer: Any, count: int = 2, seed: int = 0) -> list[float]:
+    """Steps, each with a seed of its own; their losses."""
+    return [step(model, optimizer, seed + number) for number in range(count)]
+
+
+def state_of(model: nn.Module, optimizer: Any) -> Any:
+    """Bits of both."""
+    return bits([model.state_dict(), optimizer.state_dict()])
+
+
+def alike(use: Callable[..., Any], make: Callable[[], Made] = stack, **offload: Any) -> None:
+    """Use a plain and an offloaded model in one way: all bits are equal, within the budget.
+
+    `use` gets a model, its optimizer, and the engine or None.
+    """
+    found = []
+    for offloads in (False, True):
+        model, optimizer = make()
+        engine = nearstep.offload(model, optimizer, **offload) if offloads else None
+        with engine or nullcontext():
+            seen = [bits(use(model, optimizer, engine)), state_of(model, optimizer)]
+            assert engine is None or engine.report().peak <= engine.budget
+        gradients = bits([p.grad for p in model.parameters()])
+        found.append([seen, gradients, state_of(model, optimizer)])
+    assert found[0] == found[1]
+
+
+def assert_like_plain(
+    model: nn.Module, optimizer: Any, make: Callable[[], Made] = stack, count: int = 2
+) -> None:
+    """A plain model has the same state after so many steps."""
+    plain = make()
+    steps(*plain, count)
+    assert state_of(model, optimizer) == state_of(*plain)
 
 
 def budget_of(result: Result) -> int:

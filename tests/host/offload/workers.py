@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,16 +13,22 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nearstep
-from nearstep.memferry.cost import DECISIONS
-from nearstep.memferry.plan import Plan as Places
-from nearstep.torch.memferry import model_fingerprint
-from nearstep.torch.memferry.layers import layers_of
-from nearstep.torch.offload.errors import BudgetError
 
 from ...processes import on_processes
 from . import accelerator, hosted
 from .models import KINDS, WIDTH
-from .training import COMPUTE, Plan, Result, assert_equal, bits, budget_of, made
+from .plans import drawn
+from .training import (
+    COMPUTE,
+    Plan,
+    Result,
+    assert_equal,
+    bits,
+    budget_of,
+    in_least,
+    made,
+    train_made,
+)
 
 PRELOADED = ["pytest", "nearstep.optim", "nearstep.torch.offload", "nearstep.torch.memferry"]
 """What takes seconds to import: one process does, and workers are its forks."""
@@ -95,55 +100,17 @@ class Case:
 
 def train(case: Case, budget: int | None = None) -> Result:
     """Train as one of the workers; offloaded, with a budget."""
-    plan = replace(
-        case.plan, seed=case.plan.seed + 1000 * dist.get_rank()
-    )  # DDP broadcasts rank 0's
+    seed = case.plan.seed + 1000 * dist.get_rank()  # DDP broadcasts rank 0's
+    plan = replace(case.plan, seed=seed)
     model, optimizer = made(plan)
     ddp = DistributedDataParallel(model, **case.wrapper)
     engine = None
     if budget is not None:
         options = dict(case.offload)
         if case.places is not None:
-            options |= {"policy": "memferry", "plan": places(model, case.places)}
+            options |= {"policy": "memferry", "plan": drawn(model, random.Random(case.places))}
         engine = nearstep.offload(ddp, optimizer, budget=budget, **options)
-    recorded = engine and case.platform and COMPUTE.type == "cpu"
-    with engine.record(case.platform) if recorded else nullcontext():
-        losses = run(plan, ddp, optimizer)
-    report = engine.report() if engine else None
-    state, moments = model.state_dict(), optimizer.state_dict()
-    if engine:
-        engine.close()
-    return Result(losses, state, moments, [p.grad for p in model.parameters()], report)
-
-
-def run(plan: Plan, ddp: DistributedDataParallel, optimizer: Any) -> list[float]:
-    """The loop, which knows of no engine."""
-    generator = torch.Generator().manual_seed(plan.seed)
-    losses = []
-    for _ in range(plan.steps):
-        if not plan.keeps:
-            optimizer.zero_grad()
-        for number in reversed(range(plan.passes)):
-            with ddp.no_sync() if number else nullcontext():
-                x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
-                loss = ddp(x).square().mean()
-                loss.backward()
-            losses.append(loss.item())
-        optimizer.step()
-        if plan.evaluates:
-            with torch.no_grad():
-                x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
-                losses.append(ddp(x).sum().item())
-    return losses
-
-
-def places(model: nn.Module, seed: int) -> Places:
-    """A plan with any decision for each layer, the same for equal seeds."""
-    choose = random.Random(seed)
-    layers = {name: choose.choice(DECISIONS) for name in layers_of(model)}
-    return Places(
-        fingerprint=model_fingerprint(model), budget_bytes=None, reserve=1.0, layers=layers
-    )
+    return train_made(plan, model, optimizer, engine, case.platform, ddp)
 
 
 def train_in_least(case: Case) -> Result:
@@ -151,16 +118,13 @@ def train_in_least(case: Case) -> Result:
 
     Where workers do not all do the same, it has room for all gradients besides.
     """
-    tried = []
-    budget = torch.tensor([1])
-    for _ in range(20):
-        tried.append(budget.item())
-        try:
-            return train(case, int(budget))
-        except BudgetError as error:
-            budget = torch.tensor([error.expected + (ALL_GRADIENTS if case.differs else 0)])
-        dist.all_reduce(budget, dist.ReduceOp.MAX)
-    raise AssertionError(f"no budget is enough: {tried}")
+
+    def agreed(budget: int) -> int:
+        found = torch.tensor([budget + (ALL_GRADIENTS if case.differs else 0)])
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    return in_least(lambda budget: train(case, budget), agreed)
 
 
 def compare(cases: list[Case]) -> list[Any]:
@@ -185,13 +149,7 @@ def on_workers(
 ) -> list[Any]:
     """What a function returns in each of several processes, which are of one group."""
     return on_processes(
-        count,
-        _checked,
-        function,
-        *args,
-        backend=_backend,
-        preloaded=PRELOADED,
-        timeout_s=timeout_s,
+        count, _checked, function, *args, backend=_backend, preloaded=PRELOADED, timeout_s=timeout_s
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,13 @@ def card_url(cards: int, subgroup: int) -> str:
     return f"{PLAIN}&cards={cards}&subgroup_elements={subgroup}&drive=unused"
 
 
+HOMES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "host": (URL, URL, {"memory": 11_000}),
+    "cards": (card_url(2, 128), PLAIN, {}),
+}
+"""Device with drives, the same without, and options: memory for one large parameter of the tests'
+usual job, and not for two."""
+
 OPTIMIZERS: dict[str, Any] = {
     "adamw": (nearstep.optim.AdamW, {"lr": 1e-2}),
     "amsgrad": (nearstep.optim.Adam, {"lr": 1e-2, "amsgrad": True}),
@@ -47,12 +55,7 @@ def images(drives: int, blocks: int = 600, owner: str = "a test") -> list[bytes]
 
 @dataclass
 class Drives:
-    """A store on drives in memory.
-
-    Attributes
-    ----------
-    images : that they begin with.
-    """
+    """A store on drives in memory, which begin with these images."""
 
     images: Sequence[bytes]
     journal: Journal = field(default_factory=Journal)
@@ -78,9 +81,6 @@ class Job:
 
     Attributes
     ----------
-    shapes : of the parameters.
-    optimizer : name.
-    dtype
     skips : in step t, parameter i has no gradient if i + t is a multiple of it.
     """
 
@@ -105,6 +105,26 @@ class Job:
         if rest:
             groups.append({"params": rest})
         return kind(groups, device=device, **options, **on)
+
+    def trained(self, device: Any, steps: int = 0, **on: Any) -> tuple[list[Any], Any]:
+        """Parameters and an optimizer after some steps."""
+        parameters = self.parameters()
+        return parameters, self.go_on(parameters, self.make(parameters, device, **on), range(steps))
+
+    def resumed(self, device: Any, resume: Any = True, **on: Any) -> tuple[list[Any], Any]:
+        """Parameters and an optimizer that has resumed what drives hold."""
+        again = [nn.Parameter(torch.zeros_like(p)) for p in self.parameters()]
+        return again, self.make(again, device, resume=resume, **on)
+
+    def after(self, device: Any, steps: int, **on: Any) -> dict[str, bytes]:
+        """Bits after some steps."""
+        return everything(*self.trained(device, steps, **on))
+
+    def go_on(self, parameters: Sequence[Tensor], optimizer: Any, steps: Iterable[int]) -> Any:
+        """Make further steps; the optimizer."""
+        for step in steps:
+            self.step(optimizer, parameters, step)
+        return optimizer
 
     def gradients(self, parameters: Sequence[Tensor], step: int) -> None:
         generator = torch.Generator().manual_seed(1000 * self.seed + step)
@@ -140,3 +160,25 @@ def random_job(choose: np.random.Generator, optimizer: str, **more: Any) -> Job:
     for _ in range(int(choose.integers(1, 6))):
         shapes.append((int(choose.integers(1, 31)), int(choose.integers(1, 101))))
     return Job(shapes, optimizer, skips=int(choose.choice([0, 0, 3])), **more)
+
+
+def stack(
+    device: Any, sizes: tuple[int, int, int, int] = (24, 40, 24, 8), **more: Any
+) -> tuple[nn.Sequential, Any]:
+    """A small model with AdamW."""
+    torch.manual_seed(5)
+    first, *others = (nn.Linear(*pair) for pair in pairwise(sizes))
+    model = nn.Sequential(first, nn.Tanh(), *others)
+    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device, **more)
+
+
+def iteration(model: nn.Sequential, optimizer: Any, number: int, passes: int = 1) -> list[float]:
+    """Forward and backward, and a step; losses."""
+    optimizer.zero_grad()
+    generator, losses = torch.Generator().manual_seed(number), []
+    for _ in range(passes):
+        loss = model(torch.randn(4, model[0].in_features, generator=generator)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+    optimizer.step()
+    return losses

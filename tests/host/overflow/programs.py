@@ -59,12 +59,7 @@ class Fault(NamedTuple):
 
 
 class FaultPoint:
-    """Counts the calls of all drives, and makes errors.
-
-    Attributes
-    ----------
-    fired : errors that were made since `arm`.
-    """
+    """Counts the calls of all drives, and makes errors; `fired` of them since `arm`."""
 
     def __init__(self) -> None:
         self.fired = 0
@@ -197,10 +192,8 @@ class Program:
 
     Parameters
     ----------
-    case
     home : to begin at.
     folder : empty.
-    point : of the errors.
 
     Attributes
     ----------

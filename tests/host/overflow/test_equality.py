@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,17 @@ from nearstep.torch.homes.errors import MemoryTooSmallError
 from .jobs import (
     BF16,
     DIMM,
+    HOMES,
     OPTIMIZERS,
     PLAIN,
     URL,
     Job,
-    bits,
     card_url,
     drives,
     everything,
+    iteration,
     random_job,
+    stack,
 )
 
 STEPS = 3
@@ -237,37 +239,39 @@ def test_loss_scaling_and_a_step_that_is_skipped(kind: type, more: str) -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("overflows", [False, True])
-def test_an_offloaded_model_on_top(overflows: bool) -> None:
-    def model() -> nn.Module:
-        torch.manual_seed(5)
-        return nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 24), nn.Linear(24, 8))
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
-        generator = torch.Generator().manual_seed(11)
-        losses = []
-        for _ in range(4):
-            optimizer.zero_grad()
-            for _ in range(2):
-                loss = model(torch.randn(4, 24, generator=generator)).square().mean()
-                loss.backward()
-            losses.append(bits(loss))
-            optimizer.step()
-        return losses
-
-    plain = model()
-    expected = nearstep.optim.AdamW(plain.parameters(), device=URL)
-    losses = train(plain, expected)
-    own = model()
-    with drives() as on:
-        more = {"drives": on.store, "memory": 17_000} if overflows else {}
-        found = nearstep.optim.AdamW(own.parameters(), device=URL, **more)
-        with nearstep.offload(own, found, budget=8000) as engine:
-            assert train(own, found) == losses
+@pytest.mark.parametrize("home", ["memory", "host", "cards"])
+def test_an_offloaded_model_on_top(home: str) -> None:
+    """Where cards have drives, gradients go to the owner's drive in the backward pass, and
+    parameters come from there; what an update needs besides stays within the cards (section IV-A,
+    Table I)."""
+    steps, passes = 4, 1 if home == "cards" else 2
+    url, plain_url, _ = HOMES["host" if home == "memory" else home]
+    sizes = (32, 32, 32, 32) if home == "cards" else (24, 40, 24, 8)  # whole lines on both cards
+    plain, expected = stack(plain_url, sizes)
+    own_options: dict[str, Any] = {"memory": 17_000} if home == "host" else {}
+    with drives(2, 1200) as on:
+        if home != "memory":
+            own_options["drives"] = on.store
+        own, found = stack(url, sizes, **own_options)
+        with nearstep.offload(own, found, budget=9000 if home == "cards" else 8000) as engine:
+            for step in range(steps):
+                losses = iteration(plain, expected, step, passes)
+                assert iteration(own, found, step, passes) == losses
             assert engine.report().peak <= engine.budget
+            found.zero_grad()
+        traffic = replace(found.traffic)
         assert type(own[0].weight) is nn.Parameter
         here = everything(list(own.parameters()), found)
         assert here == everything(list(plain.parameters()), expected)
+    if home == "cards":
+        elements = sum(p.numel() for p in plain.parameters())
+        assert traffic.gradients_down == 4 * elements * steps
+        assert traffic.to_drives == 4 * elements * (steps + 1)  # the first parameters, too
+        assert traffic.moments_down == traffic.moments_up == traffic.gradients_up == 0
+        assert traffic.drives_to_cards == 16 * elements * steps
+        assert traffic.cards_to_drives == 12 * elements * steps
+        least = 4 * elements * steps
+        assert least <= traffic.parameters_up <= 2 * 4 * elements * (steps + 1)
 
 
 def test_parameters_that_are_on_the_device_cannot_overflow(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import copy
 import errno
 import gc
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -35,7 +35,7 @@ from nearstep.torch.errors import (
 from nearstep.torch.homes.errors import ResumeError
 from nearstep_sim.models.drive import FailAt
 
-from .jobs import URL, Drives, Job, bits, card_url, drives, everything
+from .jobs import HOMES, URL, Drives, Job, bits, drives, everything
 
 JOB = Job([(40, 16), (16,), (30, 20)])
 MEMORY = 11_000
@@ -52,8 +52,7 @@ def touch(optimizer: Any, parameters: Any) -> None:
 @cache
 def expected_after(steps: int, *, touched: bool = False) -> dict[str, bytes]:
     """Without drives; with changes after the first step."""
-    parameters = JOB.parameters()
-    optimizer = JOB.make(parameters, URL)
+    parameters, optimizer = JOB.trained(URL)
     for step in range(steps):
         JOB.step(optimizer, parameters, step)
         if touched and step == 0:
@@ -67,9 +66,7 @@ def prepared(
 ) -> Iterator[tuple[Drives, list[Any], Any]]:
     """Drives, parameters and an optimizer that has made a step."""
     with drives() as on:
-        parameters = JOB.parameters()
-        optimizer = JOB.make(parameters, device, drives=on.store, **more)
-        JOB.step(optimizer, parameters, 0)
+        parameters, optimizer = JOB.trained(device, 1, drives=on.store, **more)
         if touched:
             touch(optimizer, parameters)
         yield on, parameters, optimizer
@@ -121,10 +118,6 @@ def check_fault(fault: FailAt, drive: int, device: str = URL, **more: Any) -> An
         return error
 
 
-HOMES: dict[str, tuple[str, dict[str, Any]]] = {
-    "host": (URL, {"memory": MEMORY}),
-    "cards": (card_url(2, 128), {}),
-}
 each_home = pytest.mark.parametrize("home", HOMES)
 
 
@@ -141,7 +134,7 @@ each_home = pytest.mark.parametrize("home", HOMES)
 def test_after_an_error_of_a_drive_everything_is_as_before_the_step(
     action: str, code: int, home: str
 ) -> None:
-    device, more = HOMES[home]
+    device, _, more = HOMES[home]
     counts = actions_of_a_step(action, device, **more)
     assert min(counts) > 0
     errors = [
@@ -159,7 +152,7 @@ def test_after_an_error_of_a_drive_everything_is_as_before_the_step(
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENODEV])
 @pytest.mark.parametrize("action", ["read", "write", "flush"])
 def test_every_read_write_and_flush_of_a_step(action: str, code: int, home: str) -> None:
-    device, more = HOMES[home]
+    device, _, more = HOMES[home]
     counts = actions_of_a_step(action, device, **more)
     errors = [
         check_fault(FailAt(action, number, code), drive, device, **more)
@@ -177,7 +170,7 @@ def test_every_read_write_and_flush_of_a_step(action: str, code: int, home: str)
 def test_a_drive_that_fails_from_then_on_is_asked_when_the_optimizer_is_used(
     home: str, action: str
 ) -> None:
-    device, more = HOMES[home]
+    device, _, more = HOMES[home]
     count = actions_of_a_step(action, device, **more)[0]
     errors = [
         check_fault(FailAt(action, number, lasts=True), 0, device, **more)
@@ -188,9 +181,7 @@ def test_a_drive_that_fails_from_then_on_is_asked_when_the_optimizer_is_used(
 
 def test_a_drive_that_is_gone_for_good() -> None:
     with drives() as on:
-        parameters = JOB.parameters()
-        optimizer = JOB.make(parameters, URL, drives=on.store, memory=MEMORY)
-        JOB.step(optimizer, parameters, 0)
+        parameters, optimizer = JOB.trained(URL, 1, drives=on.store, memory=MEMORY)
         before = everything(parameters, optimizer)
 
         def gone(action: str, block: int) -> None:
@@ -213,12 +204,21 @@ def test_drives_that_are_full() -> None:
     with drives(1, 8) as on, pytest.raises(DriveFullError) as caught:
         large.make(large.parameters(), URL, drives=on.store, memory="100%")
     assert caught.value.expected > caught.value.actual >= 0
+
+
+@pytest.mark.parametrize(
+    ("home", "count", "blocks"), [("host", 1, range(8, 34, 5)), ("cards", 2, (16, 20, 24))]
+)
+def test_drives_that_are_too_small_for_another_step(
+    home: str, count: int, blocks: Sequence[int]
+) -> None:
+    """Room for the first generations, and not for more."""
+    device, _, more = HOMES[home]
     refused = 0
-    for blocks in range(8, 34, 5):  # room for the first generations, and not for more
-        with drives(1, blocks) as on:
-            parameters = JOB.parameters()
+    for each in blocks:
+        with drives(count, each) as on:
             try:
-                optimizer = JOB.make(parameters, URL, drives=on.store, memory=MEMORY)
+                parameters, optimizer = JOB.trained(device, drives=on.store, **more)
             except DriveFullError:
                 continue
             for step in range(3):
@@ -271,9 +271,8 @@ def test_files_are_made_and_given_back(tmp_path: Path) -> None:
     state = everything(parameters, optimizer)
     del optimizer
     gc.collect()
-    again = [torch.nn.Parameter(torch.zeros_like(p)) for p in parameters]
-    resumed = _on_files(again, places[::-1], memory="100%", resume=True)
-    assert everything(again, resumed) == state == expected_after(1)
+    again = JOB.resumed(URL, drives=places[::-1], memory="100%")
+    assert everything(*again) == state == expected_after(1)
 
 
 def _on_files(parameters: Any, places: list[Path], **more: Any) -> Any:
@@ -305,11 +304,6 @@ def test_settings_that_are_refused(given: dict[str, Any], error: type, says: str
         JOB.make(JOB.parameters(), URL, **given)
 
 
-def test_memory_that_cannot_be_read_is_refused() -> None:
-    with drives() as on, pytest.raises(ArgumentError, match="much"):
-        JOB.make(JOB.parameters(), URL, drives=on.store, memory="much")
-
-
 def test_copies_are_refused() -> None:
     with drives() as on:
         optimizer = JOB.make(JOB.parameters(), URL, drives=on.store, memory=MEMORY)
@@ -330,9 +324,7 @@ def test_updates_in_backward_are_refused() -> None:
 
 def test_an_error_while_a_checkpoint_is_loaded() -> None:
     with drives() as on:
-        parameters = JOB.parameters()
-        optimizer = JOB.make(parameters, URL, drives=on.store, memory=MEMORY)
-        JOB.step(optimizer, parameters, 0)
+        parameters, optimizer = JOB.trained(URL, 1, drives=on.store, memory=MEMORY)
         saved, kept = optimizer.state_dict(), [p.detach().clone() for p in parameters]
         JOB.step(optimizer, parameters, 1)
         on.places[0].fault = FailAt("write", 1)
@@ -350,7 +342,8 @@ def test_an_error_while_a_checkpoint_is_loaded() -> None:
 
 
 def test_memory_that_cannot_be_read_is_called_by_its_name(tmp_path: Path) -> None:
-    parameters = [torch.nn.Parameter(torch.ones(64))]
-    with pytest.raises(BudgetFormatError, match=r"^memory must be"):
-        nearstep.optim.AdamW(parameters, device=URL, drives=[tmp_path / "a"], memory="much")
+    with drives() as on:
+        for store in (on.store, [tmp_path / "a"]):
+            with pytest.raises(BudgetFormatError, match=r"^memory must be.*much"):
+                JOB.trained(URL, drives=store, memory="much")
     assert list(tmp_path.iterdir()) == []

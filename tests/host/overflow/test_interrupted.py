@@ -11,15 +11,9 @@ import pytest
 from nearstep.torch.errors import InterruptedStepError
 
 from ...interrupts import Interrupts
-from .jobs import PLAIN, URL, Drives, Job, card_url, drives, everything
+from .jobs import HOMES, Drives, Job, drives, everything
 
 JOB = Job([(40, 16), (16,), (30, 20)])
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "host": (URL, URL, {"memory": 11_000}),
-    "cards": (card_url(2, 128), PLAIN, {}),
-}
-"""Device with drives, the same without, and options."""
-
 COMMIT = 1_500
 """Bytecodes at the end of a step, in which its commit ends."""
 
@@ -27,8 +21,7 @@ COMMIT = 1_500
 @cache
 def expected(kind: str) -> list[dict[str, bytes]]:
     """After each step, without drives."""
-    parameters = JOB.parameters()
-    optimizer = JOB.make(parameters, KINDS[kind][1])
+    parameters, optimizer = JOB.trained(HOMES[kind][1])
     found = [everything(parameters, optimizer)]
     for step in range(4):
         JOB.step(optimizer, parameters, step)
@@ -37,8 +30,8 @@ def expected(kind: str) -> list[dict[str, bytes]]:
 
 
 def begun(kind: str, on: Drives, **more: Any) -> tuple[list[Any], Any]:
-    parameters, (url, _, options) = JOB.parameters(), KINDS[kind]
-    return parameters, JOB.make(parameters, url, drives=on.store, **options, **more)
+    url, _, options = HOMES[kind]
+    return JOB.trained(url, drives=on.store, **options, **more)
 
 
 def interrupted(kind: str, at: int) -> str | None:
@@ -56,8 +49,7 @@ def interrupted(kind: str, at: int) -> str | None:
         images = [bytes(each.image) for each in on.places]
         try:
             made = expected(kind).index(everything(parameters, optimizer))
-            for step in range(made, 4):
-                JOB.step(optimizer, parameters, step)
+            JOB.go_on(parameters, optimizer, range(made, 4))
             assert everything(parameters, optimizer) == expected(kind)[4], where
             last = Drives([bytes(each.image) for each in on.places])
             assert everything(*begun(kind, last, resume=True)) == expected(kind)[4], where
@@ -68,8 +60,7 @@ def interrupted(kind: str, at: int) -> str | None:
     parameters, optimizer = begun(kind, other, resume=True)
     made = expected(kind).index(everything(parameters, optimizer))
     assert made in (1, 2), where
-    for step in range(made, 4):
-        JOB.step(optimizer, parameters, step)
+    JOB.go_on(parameters, optimizer, range(made, 4))
     assert everything(parameters, optimizer) == expected(kind)[4], where
     other.store.close()
     return where
@@ -90,13 +81,13 @@ def campaign(kind: str, count: int, seed: int) -> None:
     assert sum(where is not None for where in found) >= count / 2  # a step takes no fixed course
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HOMES)
 def test_a_step_that_is_interrupted_was_made_or_not(kind: str) -> None:
     campaign(kind, 4, seed=3)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HOMES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_step_that_is_interrupted_anywhere_was_made_or_not(kind: str, seed: int) -> None:
     campaign(kind, 100, seed=100 + seed)

@@ -22,25 +22,14 @@ from nearstep.torch.errors import InterruptedStepError
 from nearstep.torch.offload import Engine
 from nearstep_sim.models.drive import FailAt
 
-from .jobs import URL, Drives, drives, everything
+from .jobs import URL, Drives, drives, everything, iteration, stack
 
 MEMORY = 17_000
 BUDGET = 8_000
 
 
 def made(store: Any = None, **options: Any) -> tuple[nn.Sequential, Any]:
-    torch.manual_seed(5)
-    layers = nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 24), nn.Linear(24, 8)
-    model = nn.Sequential(*layers)
-    more = {} if store is None else {"drives": store, "memory": MEMORY, **options}
-    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL, **more)
-
-
-def iteration(model: nn.Module, optimizer: Any, number: int) -> None:
-    optimizer.zero_grad()
-    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(number))
-    model(x).square().mean().backward()
-    optimizer.step()
+    return stack(URL, **({} if store is None else {"drives": store, "memory": MEMORY, **options}))
 
 
 def expected_after(count: int) -> dict[str, bytes]:
@@ -110,8 +99,7 @@ def check(action: str, drive: int, number: int, code: int) -> bool | None:
 
 
 @pytest.mark.parametrize(
-    "action",
-    ["write", *(pytest.param(name, marks=pytest.mark.deep) for name in ("read", "flush"))],
+    "action", ["write", *(pytest.param(name, marks=pytest.mark.deep) for name in ("read", "flush"))]
 )
 def test_after_an_error_of_a_drive_the_iteration_can_be_made_again(action: str) -> None:
     counts = [each[action] for each in actions()]

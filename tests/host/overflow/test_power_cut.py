@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
-import torch
 
 from nearstep.storage.store import Store
 from nearstep_sim.models.drive import Flush, MemoryBlocks, after_cut, every_cut
 
-from .jobs import URL, Drives, Job, everything, images
+from .jobs import URL, Drives, Job, card_url, everything, images
 
 STEPS = 3
+QUARTER = {"compression": 0.25}
 
 
 def check_cuts(
@@ -22,8 +23,7 @@ def check_cuts(
     print(f"seed {seed}")
     begin = images(count, 60)
     on = Drives(begin)
-    parameters = job.parameters()
-    optimizer = job.make(parameters, url, drives=on.store, **more)
+    parameters, optimizer = job.trained(url, drives=on.store, **more)
     started = len(on.journal.events)
     states = [everything(parameters, optimizer)]
     ended = [started]
@@ -46,9 +46,7 @@ def check_cuts(
                 continue
             places = [MemoryBlocks(image, drive) for drive, image in enumerate(found)]
             store = Store.open(places, owner=None)
-            again = [torch.nn.Parameter(torch.zeros_like(p)) for p in parameters]
-            resumed = job.make(again, url, drives=store, resume=True, **more)
-            state = everything(again, resumed)
+            state = everything(*job.resumed(url, drives=store, **more))
             assert state in states[last : last + 2], (at, kept)
             seen[found] = states.index(state)
             store.close()
@@ -56,33 +54,57 @@ def check_cuts(
     return cuts
 
 
-def test_a_small_job_at_some_writes() -> None:
-    assert check_cuts(Job([(8, 4), (5,)]), 2, 2, 5, 31, memory=1 << 14) > 20
+HOST = Job([(8, 4), (5,)])
+CARDS, MOMENTUM = Job([(20, 16), (5,)]), Job([(20, 16), (5,)], "momentum")
+"""The first parameter takes several subgroups of a card."""
+
+
+def rows(*rows: tuple[Any, ...]) -> pytest.MarkDecorator:
+    """Job, drives, ways to cut, events between cuts, seed, URL, options, cuts at least."""
+    return pytest.mark.parametrize("row", [row[1:] for row in rows], ids=[row[0] for row in rows])
+
+
+def on_cards(count: int) -> str:
+    return card_url(count, 128)
+
+
+@rows(
+    ("host", HOST, 2, 2, 5, 31, URL, {"memory": 1 << 14}, 20),
+    ("cards", CARDS, 2, 2, 6, 41, on_cards(2), {}, 20),
+    ("cards, with what error feedback holds back", CARDS, 2, 2, 7, 44, on_cards(2), QUARTER, 20),
+)
+def test_a_step_at_some_writes(row: tuple[Any, ...]) -> None:
+    *arguments, more, least = row
+    assert check_cuts(*arguments, **more) > least
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_small_job_at_every_write(count: int) -> None:
-    assert check_cuts(Job([(8, 4), (5,)]), count, 16, 1, 32, memory=1 << 14) > 200
+@rows(
+    ("host-1", HOST, 1, 16, 1, 32, URL, {"memory": 1 << 14}, 200),
+    ("host-2", HOST, 2, 16, 1, 32, URL, {"memory": 1 << 14}, 200),
+    ("cards-1", CARDS, 1, 16, 1, 42, on_cards(1), {}, 200),
+    ("cards-2", CARDS, 2, 16, 1, 42, on_cards(2), {}, 200),
+    ("pairs", MOMENTUM, 2, 4, 2, 43, on_cards(2), {**QUARTER, "error_feedback": False}, 100),
+    ("pairs, error feedback", MOMENTUM, 2, 4, 2, 43, on_cards(2), QUARTER, 100),
+)
+def test_a_step_at_every_write(row: tuple[Any, ...]) -> None:
+    *arguments, more, least = row
+    assert check_cuts(*arguments, **more) > least
 
 
 def test_what_is_resumed_goes_on_with_the_same_bits() -> None:
     job = Job([(40, 16), (16,), (30, 20)], skips=4)
     on = Drives(images(2))
-    parameters = job.parameters()
-    optimizer = job.make(parameters, URL, drives=on.store, memory=1 << 14, eviction="belady")
+    parameters, optimizer = job.trained(URL, drives=on.store, memory=1 << 14, eviction="belady")
     optimizer.param_groups[1]["betas"] = (0.8, 0.9)
     compared = 0
     for step in range(3):
         job.step(optimizer, parameters, step)
         copy = Drives([bytes(each.image) for each in on.places])
-        again = [torch.nn.Parameter(torch.zeros_like(p)) for p in parameters]
-        resumed = job.make(again, URL, drives=copy.store, memory=1 << 15, resume=True)
-        twin = job.parameters()
-        plain = job.make(twin, URL)
+        again, resumed = job.resumed(URL, drives=copy.store, memory=1 << 15)
+        twin, plain = job.trained(URL)
         plain.param_groups[1]["betas"] = (0.8, 0.9)
-        for earlier in range(step + 1):
-            job.step(plain, twin, earlier)
+        job.go_on(twin, plain, range(step + 1))
         assert everything(again, resumed) == everything(twin, plain)
         job.step(plain, twin, 77)
         job.step(resumed, again, 77)

@@ -55,10 +55,7 @@ def campaign(name: str, episodes: int, number: int, folder: Path, point: FaultPo
 
     @seed(number)
     @settings(
-        max_examples=episodes,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=episodes, database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
     @given(homes(kind), st.lists(operations(kind), min_size=1, max_size=14))
     def episode(home: Home, program: list[Operation]) -> None:
@@ -104,25 +101,18 @@ SUPERBLOCK = Fault("flush", 2, 1, done=False)
 @pytest.mark.parametrize(
     ("home", "program", "failed"),
     [
-        pytest.param(
-            HOST,
-            [("save", ()), step(), ("load", (0, None)), ("resume", (None, None))],
-            0,
-            id="loaded-and-resumed",
-        ),
+        pytest.param(HOST, [("save", ()), step(), ("load", (0, None)), ("resume", (None, None))],
+            0, id="loaded-and-resumed"),
         pytest.param(CARDS, LOAD_OF_NO_STATE, 0, id="loaded-without-state"),
         pytest.param(CARDS, [step(SUPERBLOCK), step()], 0, id="superblock-flushed-again"),
-        pytest.param(
-            HOST, [step(SUPERBLOCK), step()], 0, id="superblock-flushed-again-on-the-host"
-        ),
-        pytest.param(
-            Home(1, 512), [step(Fault("read", 0, 2, done=False), 1), step()], 1, id="two-reads"
-        ),
-        pytest.param(
-            HOST, [("resume", (Home(1, 512), Fault("read", 6, 1, done=False)))], 1, id="move"
-        ),
+        pytest.param(HOST, [step(SUPERBLOCK), step()], 0,
+            id="superblock-flushed-again-on-the-host"),
+        pytest.param(Home(1, 512), [step(Fault("read", 0, 2, done=False), 1), step()], 1,
+            id="two-reads"),
+        pytest.param(HOST, [("resume", (Home(1, 512), Fault("read", 6, 1, done=False)))], 1,
+            id="move"),
     ],
-)
+)  # fmt: skip
 def test_programs_that_failed(
     home: Home, program: list[Operation], failed: int, tmp_path: Path, point: FaultPoint
 ) -> None:

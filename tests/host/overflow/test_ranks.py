@@ -66,10 +66,7 @@ def differing(folder: Path) -> tuple[dict[int, dict[int, int]], int | None, list
 def test_ranks_whose_last_steps_differ_are_named_and_go_on_from_the_common_one(
     tmp_path: Path,
 ) -> None:
-    parameters = JOB.parameters()
-    optimizer = JOB.make(parameters, GOLDEN)
-    for step in range(3):
-        JOB.step(optimizer, parameters, step)
+    parameters, optimizer = JOB.trained(GOLDEN, 3)
     expected = everything(parameters, optimizer)
     with on_a_drive(tmp_path) as folder:
         results = on_processes(

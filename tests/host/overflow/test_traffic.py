@@ -57,8 +57,8 @@ def test_bytes_over_the_drives_are_those_of_the_plan(
     for share in (27, 60, 100):
         memory = 16 * total * share // 100
         with drives() as on:
-            parameters = job.parameters()
-            optimizer = job.make(parameters, url, drives=on.store, memory=memory, eviction=eviction)
+            options = {"memory": memory, "eviction": eviction}
+            parameters, optimizer = job.trained(url, drives=on.store, **options)
             assert optimizer.traffic.to_drives == 4 * total
             found = []
             for step in range(STEPS):
@@ -73,9 +73,8 @@ def test_bytes_over_the_drives_are_those_of_the_plan(
                     (d.bytes_read - r, d.bytes_written - w)
                     for d, (r, w) in zip(on.store.drives, on_drives, strict=True)
                 ]
-                assert (
-                    sum(w for _, w in moved) == written + 3 * BLOCK_BYTES
-                )  # index, superblock twice
+                beside = 3 * BLOCK_BYTES  # index, superblock twice
+                assert sum(w for _, w in moved) == written + beside
                 if step:  # before, moments are zeros that lie nowhere
                     assert sum(r for r, _ in moved) == read
                 assert min(w for _, w in moved) > written / 3, "both drives work"

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from nearstep.backends import serial
+from nearstep.coarse import CoarsePool
 from nearstep.device import Device, drive, open_backend
 from nearstep.serial.backend import LinkBackend
 from nearstep.serial.link import Link
 from nearstep.updater.device import KernelDevice
+from nearstep_sim.coarse.pool_values import compare, reduced
 from nearstep_sim.serial.endpoint import Endpoint
 from nearstep_sim.serial.line import Loopback
 from nearstep_sim.serial.pty_server import PtyServer
 
+from ..coarse.conftest import random_arrays
 from ..driver.conftest import DIMMS, FULL, URLS, chosen
 from ..driver.job import Job
 from ..driver.start import Start
@@ -71,6 +74,24 @@ def open_port(path: object, **options: object) -> Device:
     """
     texts = {name: str(value) for name, value in (PATIENT | options).items()}
     return drive(serial.open_device(str(path), texts), f"serial:{path}")
+
+
+COUNT = 4099
+
+
+def works(device: Any, seed: int = 5) -> int:
+    """Make a step on a device; the number of values compared."""
+    work = Job(device, COUNT, seed)
+    work.run()
+    return work.check()
+
+
+def sums(pool: CoarsePool, count: int, seed: int) -> None:
+    """All-reduce random arrays on a pool, and compare them with the golden model."""
+    arrays = random_arrays(pool, count, seed=seed)
+    tensor = pool.tensor(arrays)
+    pool.all_reduce(tensor)
+    assert compare(tensor, reduced(pool, arrays)) == count * pool.devices
 
 
 @pytest.fixture(params=chosen(URLS, set(URLS) - FAST))

@@ -29,7 +29,6 @@ class ScriptedBoard:
     ----------
     script : what it answers to all but SYNC. None: everything with OK.
     window : requests that it says to hold.
-    baud
     sync : answers SYNC, in the place of a greeting.
 
     Attributes
@@ -37,7 +36,6 @@ class ScriptedBoard:
     frames : every request that came, with the second.
     unanswered : sequence numbers whose answer has not been given to the host.
     most_ahead : the most of these at a time.
-    closed
     """
 
     port = "scripted"

@@ -190,8 +190,7 @@ def test_who_gives_up_has_no_session(again: type[BaseException] | None) -> None:
         link.ask_all(reads(8), interrupt)
     sent = len(board.frames)
     with pytest.raises(
-        LinkFailedError,
-        match=r"read memory 0x10\.\.0x20.*whether it was carried out is not",
+        LinkFailedError, match=r"read memory 0x10\.\.0x20.*whether it was carried out is not"
     ) as caught:
         link.ask(reads(1)[0])
     assert isinstance(caught.value.__cause__, InterruptedLinkError if again else NoAnswerError)

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 
 from nearstep.coarse import CoarsePool
-from nearstep_sim.coarse.pool_values import compare, reduced
 
 from ..coarse.conftest import URLS as POOLS
-from ..coarse.conftest import random_arrays
 from ..driver import test_conformance, test_pairs, test_runs, test_scan, test_start
 from ..driver.job import Job, accelerated
-from .conftest import FULL, URLS, over_link
+from .conftest import FULL, URLS, over_link, sums
 
 MODULES = (test_conformance, test_pairs, test_runs, test_scan, test_start)
 FIXTURES = {"device", "full", "opened", "start", "any_start"}
@@ -46,11 +44,7 @@ def test_enough_is_borrowed() -> None:
 @pytest.mark.parametrize("name", ["golden", pytest.param("sim", marks=pytest.mark.deep)])
 def test_a_pool_sums_over_a_link(name: str) -> None:
     with over_link(POOLS[name]) as device:
-        pool = CoarsePool(device)
-        arrays = random_arrays(pool, 777, seed=5)
-        tensor = pool.tensor(arrays)
-        pool.all_reduce(tensor)
-        assert compare(tensor, reduced(pool, arrays)) == 777 * pool.devices
+        sums(CoarsePool(device), 777, seed=5)
 
 
 @pytest.mark.parametrize("window", [1, 2, 128])

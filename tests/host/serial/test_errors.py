@@ -10,7 +10,8 @@ import sys
 import threading
 import tty
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,10 +58,9 @@ from nearstep_spec.serial.protocol import MOST_DATA, Op, Request, Space
 
 from ..driver.conftest import URLS
 from ..driver.job import Job
-from .conftest import open_port, over_link, served
+from .conftest import COUNT, open_port, over_link, served, works
 
 URL = URLS["golden-card"]
-COUNT = 4099
 
 
 @pytest.fixture
@@ -70,13 +70,6 @@ def endpoint() -> Endpoint:
 
 def opened(endpoint: Endpoint, **line: Any) -> LinkBackend:
     return LinkBackend(Link(Loopback(endpoint, **line), tries=4))
-
-
-def works(device: Any) -> int:
-    """Make a step on a device; the number of values compared."""
-    work = Job(device, COUNT, 5)
-    work.run()
-    return work.check()
 
 
 def said(endpoint: Endpoint, **change: Any) -> Endpoint:
@@ -146,19 +139,25 @@ def test_two_programs_on_one_port() -> None:
             assert works(device) == 3 * COUNT
 
 
-def test_nobody_answers() -> None:
+@contextmanager
+def terminal() -> Iterator[tuple[int, str]]:
+    """The descriptor of a master, and the name of its port."""
     master, slave = os.openpty()
+    tty.setraw(slave)
     try:
-        with pytest.raises(
-            NoAnswerError, match=r"no answer to SYNC in .* s, sent 3 times"
-        ) as found:
-            open_port(os.ttyname(slave), wait=0.01, tries=3)
+        yield master, os.ttyname(slave)
+    finally:
+        os.close(slave)
+        os.close(master)
+
+
+def test_nobody_answers() -> None:
+    with terminal() as (_, path):
+        with pytest.raises(NoAnswerError, match=r"no answer to SYNC in .* s, sent 3 tim") as found:
+            open_port(path, wait=0.01, tries=3)
         assert found.value.seconds >= 0.07
         with pytest.raises(NoAnswerError):  # the first has given the port back
-            open_port(os.ttyname(slave), wait=0.01, tries=1)
-    finally:
-        os.close(master)
-        os.close(slave)
+            open_port(path, wait=0.01, tries=1)
 
 
 def test_another_board_than_was_asked_for() -> None:
@@ -174,40 +173,22 @@ def config(endpoint: Endpoint, **change: Any) -> dict[str, Any]:
 
 
 WRONG: dict[str, tuple[Callable[[Endpoint], dict[str, Any]], type[MismatchError], str]] = {
-    "family": (
-        lambda e: {"family": "abacus"},
-        WrongBoardError,
-        "must be one of axdimm, coarse, smartssd, not 'abacus'",
-    ),
-    "hash": (
-        lambda e: {"map_hashes": {**e.manifest.map_hashes, "updater0": 5}},
-        FirmwareError,
-        r"register map of updater0 of test on loopback, made by nearstep .* not 0x00000005",
-    ),
-    "board's hash": (
-        lambda e: {"map_hashes": {**e.manifest.map_hashes, "board": 5}},
-        FirmwareError,
-        "register map of board",
-    ),
-    "blocks": (
-        lambda e: {"map_hashes": {"updater0": 5}},
-        FirmwareError,
-        "must be board, updater0, not updater0",
-    ),
-    "unknown option": (
-        lambda e: config(e, turbo=True),
-        FirmwareError,
-        "turbo.*there is no such option",
-    ),
+    "family": (lambda e: {"family": "abacus"}, WrongBoardError,
+        "must be one of axdimm, coarse, smartssd, not 'abacus'"),
+    "hash": (lambda e: {"map_hashes": {**e.manifest.map_hashes, "updater0": 5}}, FirmwareError,
+        r"register map of updater0 of test on loopback, made by nearstep .* not 0x00000005"),
+    "board's hash": (lambda e: {"map_hashes": {**e.manifest.map_hashes, "board": 5}},
+        FirmwareError, "register map of board"),
+    "blocks": (lambda e: {"map_hashes": {"updater0": 5}}, FirmwareError,
+        "must be board, updater0, not updater0"),
+    "unknown option": (lambda e: config(e, turbo=True), FirmwareError,
+        "turbo.*there is no such option"),
     "value": (lambda e: config(e, lanes=3), FirmwareError, "lanes must be one of"),
     "another": (lambda e: config(e, lanes=8), FirmwareError, "hash of the register map"),
     "rules": (lambda e: {"digest": "0123"}, FirmwareError, "digest of the update rules.*0123"),
-    "controller": (
-        lambda e: {"controller": "new"},
-        FirmwareError,
-        "memory controller of test must be one of none.*, not 'new'",
-    ),
-}
+    "controller": (lambda e: {"controller": "new"}, FirmwareError,
+        "memory controller of test must be one of none.*, not 'new'"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -301,40 +282,35 @@ def test_the_cable_is_pulled_in_the_midst_of_a_transfer() -> None:
 def test_a_port_is_read_while_it_is_written() -> None:
     """Whoever is behind it takes nothing until all that it says was taken."""
     said, heard = bytes(range(256)) * 512, bytearray()
-    master, slave = os.openpty()
-    tty.setraw(slave)
-    port = SerialPort(os.ttyname(slave), 3_000_000)
 
-    def peer() -> None:
+    def peer(master: int) -> None:
         at = 0
         while at < len(said):
             at += os.write(master, said[at : at + 4096])
         while len(heard) < len(said):
             heard.extend(os.read(master, 4096))
 
-    thread = threading.Thread(target=peer)
-    thread.start()
-    port.write(said[::-1])
-    got = bytearray()
-    while len(got) < len(said) and (more := port.read(60)):
-        got += more
-    thread.join(60)
-    assert (bytes(got), bytes(heard)) == (said, said[::-1])
-    port.close()
-    os.close(slave)
-    os.close(master)
+    with terminal() as (master, path):
+        port = SerialPort(path, 3_000_000)
+        thread = threading.Thread(target=peer, args=[master])
+        thread.start()
+        port.write(said[::-1])
+        got = bytearray()
+        while len(got) < len(said) and (more := port.read(60)):
+            got += more
+        thread.join(60)
+        assert (bytes(got), bytes(heard)) == (said, said[::-1])
+        port.close()
 
 
 def test_a_port_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nearstep.serial.transport.STUCK_SECONDS", 0.05)
-    master, slave = os.openpty()
-    tty.setraw(slave)
-    port = SerialPort(os.ttyname(slave), 3_000_000)
-    with pytest.raises(PortLostError, match=r"took no bytes for 0.05 s; .* may have been carried"):
-        port.write(bytes(1 << 20))
-    port.close()
-    os.close(slave)
-    os.close(master)
+    stuck = pytest.raises(PortLostError, match=r"took no bytes for 0.05 s; .* may have been carri")
+    with terminal() as (_, path):
+        port = SerialPort(path, 3_000_000)
+        with stuck:
+            port.write(bytes(1 << 20))
+        port.close()
 
 
 @pytest.mark.parametrize(

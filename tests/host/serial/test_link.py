@@ -6,7 +6,7 @@ Time is the line's own and passes only in waits, so nothing here depends on this
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -122,10 +122,11 @@ def test_an_answer_begins_the_waits_anew_if_it_is_to_something_sent_once() -> No
     assert board.now == 3 * (1 + 2 + 4)
 
 
-class BusyBoard(ScriptedBoard):
-    """Carries out one request after the other, each in so many seconds, and every copy."""
+class TimedBoard(ScriptedBoard):
+    """Carries out one request after the other, and every copy, each in the seconds that a function
+    gives for the bytes of request and answer; nobody says so."""
 
-    def __init__(self, seconds: float, window: int) -> None:
+    def __init__(self, seconds: Callable[[float], float], window: int) -> None:
         super().__init__(window=window)
         self._seconds = seconds
         self._free = 0.0
@@ -133,8 +134,9 @@ class BusyBoard(ScriptedBoard):
 
     def write(self, data: bytes) -> None:
         super().write(data)
+        share = len(data) / max(1, len(self._coming))
         for frame in self._coming:
-            self._free = max(self._free, self.now) + self._seconds
+            self._free = max(self._free, self.now) + self._seconds(share + len(frame))
             self._ready.append((self._free, frame))
         self._coming.clear()
 
@@ -152,7 +154,7 @@ class BusyBoard(ScriptedBoard):
 @pytest.mark.parametrize("times", [2.5, 20])
 def test_copies_of_requests_do_not_beget_copies(times: float, window: int) -> None:
     """A board that takes longer than the first wait gets few of them, and then none."""
-    board = BusyBoard(0.1 * times, window)
+    board = TimedBoard(lambda _: 0.1 * times, window)
     link = opened(board, wait=0.1, tries=10)
     assert collect(link, 200) == 200
     copies = Counter(request.sequence for request in board.requests)
@@ -165,40 +167,11 @@ def test_copies_of_requests_do_not_beget_copies(times: float, window: int) -> No
     assert link.traffic.frames_resent == early
 
 
-class SlowBoard(ScriptedBoard):
-    """Each byte takes so many seconds, as on a simulated board, and nobody says so."""
-
-    def __init__(self, byte_seconds: float, **options: int) -> None:
-        super().__init__(**options)
-        self._byte_seconds = byte_seconds
-        self._free = 0.0
-        self._ready: list[tuple[float, bytes]] = []
-
-    def write(self, data: bytes) -> None:
-        before = len(self._coming)
-        super().write(data)
-        share = len(data) / max(1, len(self._coming) - before)
-        for frame in self._coming[before:]:
-            nbytes = share + len(frame)
-            self._free = max(self._free, self.now) + nbytes * self._byte_seconds
-            self._ready.append((self._free, frame))
-        self._coming.clear()
-
-    def read(self, seconds: float) -> bytes:
-        if self._ready and self._ready[0][0] <= self.now + seconds:
-            at, frame = self._ready.pop(0)
-            self.now = max(self.now, at)
-            self._coming.append(frame)
-            return super().read(0)
-        self.now += seconds
-        return b""
-
-
 @pytest.mark.parametrize("byte_seconds", [1e-5, 1e-3, 1e-2, 0.1])
 def test_a_slow_board_is_given_the_time_that_it_takes(byte_seconds: float) -> None:
-    """Up to 4 s an answer, 40 times the first wait; what is sent twice in the beginning is late,
-    and after that nothing is."""
-    board = SlowBoard(byte_seconds, window=7)
+    """As on a simulated board, up to 4 s an answer, 40 times the first wait; what is sent twice in
+    the beginning is late, and after that nothing is."""
+    board = TimedBoard(lambda nbytes: nbytes * byte_seconds, window=7)
     link = opened(board)
     assert collect(link, 300) == 300
     early = link.traffic.frames_resent

@@ -35,7 +35,7 @@ from nearstep_spec.coarse.registers import register_bytes
 
 from ..coarse.conftest import random_arrays
 from ..driver.conftest import URLS
-from .conftest import open_port
+from .conftest import open_port, sums
 
 SHAPE = (
     "alus=4&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=2&memory_bytes=64KiB"
@@ -112,10 +112,8 @@ def ring(devices: int, groups: int = 2) -> Iterator[tuple[GoldenPool, CoarsePool
 @pytest.mark.parametrize(("devices", "groups"), [(2, 1), (3, 2)])
 def test_boards_in_a_ring_sum_as_a_pool(devices: int, groups: int) -> None:
     with ring(devices, groups) as (_, pool):
-        arrays = random_arrays(pool, 777, seed=7)
-        tensor = pool.tensor(arrays)
-        pool.all_reduce(tensor)
-        assert compare(tensor, reduced(pool, arrays)) == 777 * devices
+        sums(pool, 777, seed=7)
+        assert pool.devices == devices
 
 
 def test_a_board_that_falls_silent_ends_all_and_the_ring_is_usable_after_a_reset() -> None:
@@ -207,9 +205,6 @@ def test_ports_make_a_ring(tmp_path: Path) -> None:
         device = open_port(first, peers=second)  # the first was given back
         assert isinstance(device, CoarseDevice)
         with CoarsePool(device) as pool:
-            arrays = random_arrays(pool, 65, seed=10)
-            tensor = pool.tensor(arrays)
-            pool.all_reduce(tensor)
-            assert compare(tensor, reduced(pool, arrays)) == 130
+            sums(pool, 65, seed=10)
     with pytest.raises(OptionError, match="peers must be paths, not 'a,'"):
         open_port(tmp_path, peers="a,")

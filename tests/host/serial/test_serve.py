@@ -29,18 +29,11 @@ from nearstep_sim.serial.serve import command, wire_of
 
 from ..driver.conftest import CARD_SHAPE
 from ..driver.job import Job
-from .conftest import open_port, served
+from .conftest import COUNT, open_port, served, works
 
 URL = f"golden:smartssd?{CARD_SHAPE}"
 CODE = "import typer; from nearstep_sim.serial.serve import command; typer.run(command)"
-COUNT = 4099
 SECONDS = 120
-
-
-def works(device: Any, seed: int = 1) -> int:
-    work = Job(device, COUNT, seed)
-    work.run()
-    return work.check()
 
 
 @contextmanager

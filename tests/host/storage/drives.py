@@ -26,7 +26,7 @@ def memory_set(drives: int = 2, blocks: int = 64, extent_bytes: int = EXTENT) ->
     """Images of new drives."""
     places = [MemoryBlocks(bytes(blocks * BLOCK_BYTES), each) for each in range(drives)]
     create_set(places, drive_bytes=blocks * BLOCK_BYTES, owner=OWNER, extent_bytes=extent_bytes)
-    return [bytes(each.image) for each in places]
+    return images_of(places)
 
 
 def open_images(
@@ -35,6 +35,17 @@ def open_images(
     """A store on drives with these contents."""
     places = [MemoryBlocks(image, at, journal) for at, image in enumerate(images)]
     return Store.open(places, owner=OWNER, **options), places
+
+
+def images_of(holder: Store | Sequence[MemoryBlocks]) -> list[bytes]:
+    """What the drives of a store, or those given, hold."""
+    places = [each.blocks for each in holder.drives] if isinstance(holder, Store) else holder
+    return [bytes(place.image) for place in places]
+
+
+def reopened(holder: Store | Sequence[MemoryBlocks], **options: Any) -> Store:
+    """A store on what these drives hold."""
+    return open_images(images_of(holder), **options)[0]
 
 
 def contents(store: Store, generation: int | None = None) -> State:
@@ -57,7 +68,6 @@ class Commit:
 
     Attributes
     ----------
-    state, meta : what was committed.
     begun : events before its superblock was written, flushed, and written a second time.
     ended : events when it returned.
     """
@@ -74,7 +84,6 @@ class Recorded:
 
     Attributes
     ----------
-    commits : by generation.
     gone : events when a generation was given up before its time, by number.
     """
 
@@ -118,8 +127,7 @@ class Recorded:
         begun = len(self.journal.events) - 1
         self.commits[number] = Commit(dict(self.state), meta, begun, NEVER)
         self.store.close()
-        images = [bytes(place.image) for place in self.places]
-        self.store, self.places = open_images(images, self.journal, queue_depth=2)
+        self.store, self.places = open_images(images_of(self.places), self.journal, queue_depth=2)
         assert self.store.generation == number
 
     def finish(self) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +35,16 @@ from nearstep.storage.store import Store
 from nearstep.storage.superblock import SLOTS, copies
 from nearstep_sim.models.drive import FailAt, MemoryBlocks
 
-from .drives import EXTENT, OWNER, contents, memory_set, open_images, random_bytes
+from .drives import (
+    EXTENT,
+    OWNER,
+    contents,
+    images_of,
+    memory_set,
+    open_images,
+    random_bytes,
+    reopened,
+)
 
 NBYTES = 3 * EXTENT + 50
 
@@ -47,11 +61,7 @@ def two_generations() -> tuple[list[bytes], bytes, bytes]:
     store.write("p", new)
     store.commit({"step": 2})
     store.close()
-    return [bytes(place.image) for place in places], old, new
-
-
-def reopened(places) -> Store:
-    return open_images([bytes(place.image) for place in places])[0]
+    return images_of(places), old, new
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENODEV])
@@ -231,7 +241,7 @@ def test_a_rotten_sector_of_a_superblock_costs_no_step(generation: int, copy: in
             store, places = open_images([bytes(damaged), images[1]])
         assert contents(store) == {"p": new}
         store.close()
-        assert [bytes(each.image) for each in places] == images  # mended
+        assert images_of(places) == images  # mended
     store, _ = open_images(images)
     for number in range(3, 6):
         store.write("p", bytes([number]) * NBYTES)
@@ -263,8 +273,7 @@ def test_a_second_copy_that_cannot_be_written_is_said_and_the_commit_counts() ->
     places[0].fault = FailAt("write", 2)  # behind the index and the first copy
     with pytest.warns(DamagedSuperblockWarning, match="there is generation 3"):
         assert store.commit() == 3
-    store, _ = open_images([bytes(place.image) for place in places])
-    assert contents(store) == {"p": bytes(NBYTES)}
+    assert contents(reopened(places)) == {"p": bytes(NBYTES)}
 
 
 @pytest.mark.filterwarnings("ignore::nearstep.storage.drive_errors.DamagedSuperblockWarning")
@@ -288,15 +297,13 @@ def test_an_older_drive_of_the_set_is_found_by_its_blocks() -> None:
     for _ in range(4):
         store.write("p", random_bytes(rng, NBYTES))
         store.commit()
-        images.append([bytes(place.image) for place in places])
+        images.append(images_of(places))
     mixed, _ = open_images([images[3][0], images[0][1]])
     with pytest.raises(TornExtentError):
         mixed.read("p", bytearray(NBYTES))
 
 
 def test_a_drive_that_hangs_is_given_up() -> None:
-    import threading
-
     images, _, _ = two_generations()
     store, places = open_images(images, timeout_s=0.05)
     go_on = threading.Event()
@@ -319,9 +326,7 @@ def test_a_drive_that_hangs_is_given_up() -> None:
 class Moves:
     """Calls of the system that do what they are told: a number of bytes, or an error.
 
-    Attributes
-    ----------
-    asked : offset and bytes of each.
+    What was `asked` for are offsets and numbers of bytes.
     """
 
     def __init__(self, *results: int | OSError) -> None:
@@ -336,18 +341,29 @@ class Moves:
         return result
 
 
+@pytest.fixture
+def file_of(tmp_path: Path) -> Iterator[Callable[..., BlockFile]]:
+    """Open a file of eight blocks as a drive, with other calls of the system."""
+    path = tmp_path / "drive"
+    path.write_bytes(bytes(8 * BLOCK_BYTES))
+    with ExitStack() as stack:
+
+        def opened(**calls: Callable[..., object]) -> BlockFile:
+            blocks = BlockFile(path, direct=False, calls=Calls(**calls))
+            stack.callback(blocks.close)
+            return blocks
+
+        yield opened
+
+
 @pytest.mark.parametrize(
     "blocks_moved", [[1, 1, 1], [2, 1], [1, 2], [3]], ids=lambda moved: "+".join(map(str, moved))
 )
-def test_a_write_goes_on_where_the_system_stopped(tmp_path, blocks_moved: list[int]) -> None:
-    path = tmp_path / "drive"
-    path.write_bytes(bytes(8 * BLOCK_BYTES))
+def test_a_write_goes_on_where_the_system_stopped(file_of, blocks_moved: list[int]) -> None:
     moves = Moves(*(count * BLOCK_BYTES for count in blocks_moved))
-    blocks = BlockFile(path, direct=False, calls=Calls(pwritev=moves))
-    blocks.write(2, aligned_bytes(3 * BLOCK_BYTES))
+    file_of(pwritev=moves).write(2, aligned_bytes(3 * BLOCK_BYTES))
     begins = [2 + sum(blocks_moved[:at]) for at in range(len(blocks_moved))]
     assert moves.asked == [(at * BLOCK_BYTES, (5 - at) * BLOCK_BYTES) for at in begins]
-    blocks.close()
 
 
 @pytest.mark.parametrize(
@@ -363,41 +379,30 @@ def test_a_write_goes_on_where_the_system_stopped(tmp_path, blocks_moved: list[i
         ([BLOCK_BYTES, OSError(errno.ENXIO, "gone")], DriveVanishedError),
     ],
 )
-def test_a_write_that_the_system_does_not_end_is_an_error(tmp_path, results, expected) -> None:
-    path = tmp_path / "drive"
-    path.write_bytes(bytes(8 * BLOCK_BYTES))
+def test_a_write_that_the_system_does_not_end_is_an_error(file_of, results, expected) -> None:
     moves = Moves(*results)
-    blocks = BlockFile(path, direct=False, calls=Calls(pwritev=moves))
+    blocks = file_of(pwritev=moves)
     with pytest.raises(expected) as caught:
         blocks.write(2, aligned_bytes(3 * BLOCK_BYTES))
-    assert str(path) in str(caught.value)
+    assert blocks.name in str(caught.value)
     assert len(moves.asked) == len(results)
     if expected is ShortTransferError:
         assert caught.value.expected == 3 * BLOCK_BYTES
         assert caught.value.actual == sum(results)
-    blocks.close()
 
 
-def test_a_file_that_is_cut_off_while_it_is_open_reads_short(tmp_path) -> None:
-    path = tmp_path / "drive"
-    path.write_bytes(bytes(8 * BLOCK_BYTES))
-    blocks = BlockFile(path, direct=False)
-    path.open("r+b").truncate(3 * BLOCK_BYTES)
+def test_a_file_that_is_cut_off_while_it_is_open_reads_short(file_of, tmp_path) -> None:
+    blocks = file_of()
+    os.truncate(tmp_path / "drive", 3 * BLOCK_BYTES)
     with pytest.raises(ShortTransferError) as caught:
         blocks.read(2, aligned_bytes(2 * BLOCK_BYTES))
     assert (caught.value.expected, caught.value.actual) == (2 * BLOCK_BYTES, BLOCK_BYTES)
-    blocks.close()
 
 
-def test_a_flush_that_fails_is_an_error_of_the_drive(tmp_path) -> None:
-    path = tmp_path / "drive"
-    path.write_bytes(bytes(BLOCK_BYTES))
-
+def test_a_flush_that_fails_is_an_error_of_the_drive(file_of) -> None:
     def fail(fd: int) -> None:
         raise OSError(errno.EIO, "I/O")
 
-    blocks = BlockFile(path, direct=False, calls=Calls(fdatasync=fail))
     with pytest.raises(DriveIOError) as caught:
-        blocks.flush()
+        file_of(fdatasync=fail).flush()
     assert caught.value.action == "flush"
-    blocks.close()

@@ -286,16 +286,10 @@ def test_a_drive_that_does_not_fit_is_not_made(tmp_path) -> None:
 def test_an_extent_that_no_header_can_say_is_refused_before_anything_is_touched(tmp_path) -> None:
     path = tmp_path / "drive"
     path.write_bytes(before := b"kept" * 20_000)
+    options = {"drive_bytes": SIZE, "owner": OWNER, "overwrite": True, "direct": False}
     for bad in (1 << 32, 1 << 40, BLOCK_BYTES + 1, 0):
         with pytest.raises(ArgumentError, match="extent_bytes"):
-            Store.create(
-                [path],
-                drive_bytes=SIZE,
-                owner=OWNER,
-                extent_bytes=bad,
-                overwrite=True,
-                direct=False,
-            )
+            Store.create([path], **options, extent_bytes=bad)
         assert path.read_bytes() == before
     made(tmp_path, 1, extent_bytes=(1 << 32) - BLOCK_BYTES)
 

@@ -34,13 +34,7 @@ class GuardedBlocks(MemoryBlocks):
 
 class Guard:
     """Compares what is written with what the index on the drives says: no extent of a generation
-    that is there is ever written.
-
-    Attributes
-    ----------
-    checked : writes.
-    wrong : those that were.
-    """
+    that is there is ever written."""
 
     def __init__(self, places: Sequence[GuardedBlocks]) -> None:
         self.checked = 0

@@ -15,16 +15,19 @@ from nearstep.storage.drive_set import create_set
 from nearstep.storage.extents import EXTENT as EXTENTS
 from nearstep.storage.store import Store
 from nearstep.storage.transaction import Transaction
-from nearstep_sim.models.drive import (
-    Journal,
-    MemoryBlocks,
-    Write,
-    after_cut,
-    every_cut,
-    unflushed,
-)
+from nearstep_sim.models.drive import Journal, MemoryBlocks, Write, after_cut, every_cut, unflushed
 
-from .drives import EXTENT, OWNER, Recorded, contents, memory_set, open_images, random_bytes
+from .drives import (
+    EXTENT,
+    OWNER,
+    Recorded,
+    contents,
+    images_of,
+    memory_set,
+    open_images,
+    random_bytes,
+    reopened,
+)
 
 
 def small(drives: int, *, doubt: bool = True) -> Recorded:
@@ -130,10 +133,6 @@ def check(life: Recorded, cut: int, images: list[bytes], *, go_on: bool) -> int:
     return looked
 
 
-def reopened(store: Store) -> Store:
-    return open_images([bytes(drive.blocks.image) for drive in store.drives])[0]
-
-
 def cut_everywhere(life: Recorded, most: int, every: int, go_on: int, seed: int = 1) -> int:
     """Cut behind each event (of `every` so many one), in every way. Go on after one of `go_on`."""
     print(f"seed {seed}")
@@ -171,7 +170,7 @@ def test_a_cut_behind_every_write_of_two_drives_leaves_one_generation() -> None:
 def test_a_cut_while_drives_are_made_leaves_them_new_or_none(drives: int) -> None:
     """On drives that had another set before: of that nothing is to be seen again."""
     life = small(drives)
-    before = [bytes(each.image) for each in (drive.blocks for drive in life.store.drives)]
+    before = images_of(life.store)
     journal = Journal()
     places = [MemoryBlocks(image, at, journal) for at, image in enumerate(before)]
     create_set(places, drive_bytes=24 * BLOCK_BYTES, owner=OWNER, extent_bytes=EXTENT)
@@ -264,14 +263,10 @@ def over_the_last_generation(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        without_flushes,
-        without_flush_of_the_payload,
-        without_a_flush_when_it_is_opened,
-        over_the_last_superblock,
-        both_copies_at_once,
-        over_the_last_generation,
+        without_flushes, without_flush_of_the_payload, without_a_flush_when_it_is_opened,
+        over_the_last_superblock, both_copies_at_once, over_the_last_generation,
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_found(
     mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

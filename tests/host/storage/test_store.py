@@ -24,7 +24,16 @@ from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
 from nearstep_sim.models.drive import FailAt
 
-from .drives import EXTENT, OWNER, contents, memory_set, open_images, random_bytes
+from .drives import (
+    EXTENT,
+    OWNER,
+    contents,
+    images_of,
+    memory_set,
+    open_images,
+    random_bytes,
+    reopened,
+)
 
 RNG_SEED = 11
 
@@ -42,7 +51,7 @@ def new(drives: int = 2, blocks: int = 64) -> Store:
 def again(store: Store, **options: object) -> Store:
     """The same drives, opened anew."""
     store.close()
-    return open_images([bytes(drive.blocks.image) for drive in store.drives], **options)[0]
+    return reopened(store, **options)
 
 
 def test_what_is_committed_is_there_when_the_drives_are_opened_again(rng) -> None:
@@ -112,15 +121,8 @@ def test_a_part_leaves_the_rest_as_it_is(rng, committed: bool) -> None:
     store.add("p", nbytes)
     store.write("p", expected)
     checks = 0
-    for first, last in [
-        (0, 1),
-        (nbytes - 1, nbytes),
-        (EXTENT - 1, EXTENT + 1),
-        (EXTENT, 2 * EXTENT),
-        (10, nbytes - 10),
-        (nbytes - 400, nbytes),
-        (4096, 4096),
-    ]:
+    ends = [(0, 1), (nbytes - 1, nbytes), (10, nbytes - 10), (nbytes - 400, nbytes)]
+    for first, last in (*ends, (EXTENT - 1, EXTENT + 1), (EXTENT, 2 * EXTENT), (4096, 4096)):
         if committed:
             store.commit()
         data = random_bytes(rng, last - first)
@@ -300,7 +302,7 @@ def test_drives_of_different_sizes_are_filled(rng) -> None:
 
     places = [MemoryBlocks(bytes(blocks * BLOCK_BYTES), n) for n, blocks in enumerate((64, 16))]
     create_set(places, drive_bytes=16 * BLOCK_BYTES, owner=OWNER, extent_bytes=EXTENT)
-    store, _ = open_images([bytes(each.image) for each in places])
+    store = reopened(places)
     data = random_bytes(rng, store.free_bytes - BLOCK_BYTES)
     store.add("p", len(data))
     store.write("p", data)
@@ -421,7 +423,7 @@ def test_bad_arguments_are_refused_before_anything_is_touched(rng) -> None:
     store = new()
     store.add("p", 100)
     store.commit()
-    journal = [bytes(drive.blocks.image) for drive in store.drives]
+    journal = images_of(store)
     bad = [
         (UnknownTensorError, lambda: store.add("p", 5)),
         (UnknownTensorError, lambda: store.write("q", b"")),
@@ -447,7 +449,7 @@ def test_bad_arguments_are_refused_before_anything_is_touched(rng) -> None:
     for expected, action in bad:
         with pytest.raises(expected):
             action()
-    assert [bytes(drive.blocks.image) for drive in store.drives] == journal
+    assert images_of(store) == journal
     assert len(bad) == 20
 
 

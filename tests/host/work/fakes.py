@@ -75,12 +75,7 @@ class FakeBackend:
 
 
 class FakeWork(Completion):
-    """Work of a fake device.
-
-    Parameters
-    ----------
-    command_cycles : that the host needs for the command.
-    """
+    """Work of a fake device; the host needs some cycles for the command."""
 
     def __init__(
         self,

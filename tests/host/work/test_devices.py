@@ -82,10 +82,7 @@ def test_a_copy_from_one_device_to_another_is_two_operations():
     data = np.arange(1024, dtype=np.float32)
     landing = np.zeros_like(data)
     host = Range("host", 0, data.nbytes)
-    with (
-        nearstep.open(DIMMS["sim-dimm"]) as source,
-        nearstep.open(DIMMS["golden-dimm"]) as target,
-    ):
+    with nearstep.open(DIMMS["sim-dimm"]) as source, nearstep.open(DIMMS["golden-dimm"]) as target:
         first, last = source.alloc(1024), target.alloc(1024, channel=1)
         first.write(data)
         graph = Graph()

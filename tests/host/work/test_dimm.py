@@ -115,13 +115,8 @@ def plan(work):
     before: dict[int, tuple[int, Chunk]] = {}
 
     def fetch(number, each):
-        graph.add(
-            f"read {number}",
-            "bus",
-            f"channel {each.channel}",
-            reads=[Range.of(each.buffers["p"])],
-            action=each.fetch,
-        )
+        where, lane = [Range.of(each.buffers["p"])], f"channel {each.channel}"
+        graph.add(f"read {number}", "bus", lane, reads=where, action=each.fetch)
 
     for number, each in enumerate(work):
         if each.channel in before:
@@ -130,13 +125,8 @@ def plan(work):
         where = {name: Range.of(buffer) for name, buffer in each.buffers.items()}
         lane = f"channel {each.channel}"
         graph.add(f"write {number}", "bus", lane, writes=[where["g"]], action=each.send)
-        graph.add(
-            f"run {number}",
-            lane,
-            reads=[where["g"]],
-            writes=[where[name] for name in ("p", "m", "v")],
-            action=each.accelerate,
-        )
+        state = [where[name] for name in ("p", "m", "v")]
+        graph.add(f"run {number}", lane, reads=[where["g"]], writes=state, action=each.accelerate)
     for last in before.values():
         fetch(*last)
     return graph
@@ -281,6 +271,12 @@ def test_a_transfer_lies_in_one_channel(simulated):
         simulated.backend.submit_write(base + size - 64, np.zeros(128, np.uint8))
 
 
+def check_usable(dimm):
+    again = chunks(dimm, 1, 1024)
+    execute(plan(again), Clock([dimm.backend]))
+    assert all(np.isfinite(each.updated).all() and each.updated.any() for each in again)
+
+
 def test_a_run_that_fails_ends_the_graph_and_the_device_can_be_used(dimm):
     work = chunks(dimm, 2, 2048)
     where = work[1].buffers["m"].address
@@ -292,9 +288,7 @@ def test_a_run_that_fails_ends_the_graph_and_the_device_can_be_used(dimm):
     assert [name for name in caught.value.not_run if "run" in name]
     dimm.backend.heal()
     dimm.reset()
-    again = chunks(dimm, 1, 1024)
-    execute(plan(again), Clock([dimm.backend]))
-    assert all(np.isfinite(each.updated).all() and each.updated.any() for each in again)
+    check_usable(dimm)
 
 
 def test_a_fault_of_a_kernel_ends_the_transfers_beside_it(dimm):
@@ -306,19 +300,14 @@ def test_a_fault_of_a_kernel_ends_the_transfers_beside_it(dimm):
     assert isinstance(caught.value.failed["1: run 0"], UninitialisedError)
     assert len(caught.value.not_run) >= 6
     dimm.reset()
-    again = chunks(dimm, 1, 1024)
-    execute(plan(again), Clock([dimm.backend]))
-    assert all(each.updated.any() for each in again)
+    check_usable(dimm)
 
 
 def test_ctrl_c_ends_what_is_under_way(simulated):
     work = chunks(simulated, 1)
     graph = plan(work)
     graph.add(
-        "press",
-        "finger",
-        after=[graph[0]],
-        action=lambda: signal.raise_signal(signal.SIGINT),
+        "press", "finger", after=[graph[0]], action=lambda: signal.raise_signal(signal.SIGINT)
     )
     with pytest.raises(KeyboardInterrupt) as caught:
         execute(graph, Clock([simulated.backend]))
@@ -326,6 +315,4 @@ def test_ctrl_c_ends_what_is_under_way(simulated):
         "under way: 1: run 0, 2: write 1; not run: 3: run 1, 4: read 0, 5: read 1"
     ]
     assert not any(channel.accelerated for channel in simulated.channels)
-    again = chunks(simulated, 1, 1024)
-    execute(plan(again), Clock([simulated.backend]))
-    assert all(each.updated.any() for each in again)
+    check_usable(simulated)

@@ -371,36 +371,28 @@ def test_timelines_of_one_clock_are_joined_without_what_they_refer_to():
     assert Timeline.joined([execute(Graph())]).limit == 0
 
 
+def both(backend, lasts, nbytes, **options):
+    """A graph of an operation of a device and of a link."""
+    graph = Graph()
+    hop = Hop(link="link", direction=0, lane="link", bytes_per_s=1e9)
+    over = Transfer(nbytes=nbytes, route=(hop,))
+    graph.add("both", "bus", action=on(backend, "both", lasts, **options), transfer=over)
+    return graph
+
+
 @pytest.mark.parametrize(("lasts", "nbytes", "end"), [(10, 30, 30), (30, 10, 30), (20, 20, 20)])
 def test_an_operation_of_a_device_and_links_takes_the_longer_of_both(lasts, nbytes, end):
     backend = FakeBackend()
-    graph = Graph()
-    hop = Hop(link="link", direction=0, lane="link", bytes_per_s=1e9)
-    graph.add(
-        "both",
-        "bus",
-        action=lambda: FakeWork(backend, "both", lasts),
-        transfer=Transfer(nbytes=nbytes, route=(hop,)),
-    )
-    graph.add("next", "bus", action=lambda: FakeWork(backend, "next", 5))
-    timeline = execute(graph, Clock([backend], 1e9))
-    both, following = timeline.entries
-    assert (both.start, both.end, both.cycles) == (0, end, lasts)
+    graph = both(backend, lasts, nbytes)
+    graph.add("next", "bus", action=on(backend, "next", 5))
+    first, following = execute(graph, Clock([backend], 1e9)).entries
+    assert (first.start, first.end, first.cycles) == (0, end, lasts)
     assert (following.start, following.end) == (end, end + 5)
 
 
 @pytest.mark.parametrize("nbytes", [10, 300])
 def test_an_operation_of_a_device_and_links_fails_with_the_device(nbytes):
-    backend = FakeBackend()
-    graph = Graph()
-    hop = Hop(link="link", direction=0, lane="link", bytes_per_s=1e9)
-    broken = DeviceError("broken")
-    graph.add(
-        "both",
-        "bus",
-        action=lambda: FakeWork(backend, "both", 100, error=broken),
-        transfer=Transfer(nbytes=nbytes, route=(hop,)),
-    )
+    backend, broken = FakeBackend(), DeviceError("broken")
     with pytest.raises(WorkError) as caught:
-        execute(graph, Clock([backend], 1e9))
+        execute(both(backend, 100, nbytes, error=broken), Clock([backend], 1e9))
     assert list(caught.value.failed.values()) == [broken]

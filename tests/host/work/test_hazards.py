@@ -18,13 +18,8 @@ def needs(*operations):
     """The needs that follow for operations of (reads, writes) in one space."""
     graph = Graph()
     for reads, writes in operations:
-        graph.add(
-            "x",
-            "r",
-            reads=[Range("a", *each) for each in reads],
-            writes=[Range("a", *each) for each in writes],
-            seconds=0,
-        )
+        reads, writes = ([Range("a", *each) for each in given] for given in (reads, writes))
+        graph.add("x", "r", reads=reads, writes=writes, seconds=0)
     return [operation.needs for operation in graph]
 
 
@@ -87,10 +82,8 @@ def test_the_comparison_of_pairs_trips_on_a_graph_without_hazards():
 def test_many_operations_leave_as_many_needs_as_neighbours():
     graph = Graph()
     for i in range(20_000):
-        where = Range("a", 64 * i, 64 * i + 64)
-        graph.add(
-            "x", "r", reads=[where], writes=[Range("a", where.stop, where.stop + 64)], seconds=0
-        )
+        here, then = (Range("a", 64 * at, 64 * at + 64) for at in (i, i + 1))
+        graph.add("x", "r", reads=[here], writes=[then], seconds=0)
     assert sum(len(each.needs) for each in graph) == 19_999
 
 

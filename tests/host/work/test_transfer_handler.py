@@ -40,21 +40,20 @@ def handler(subgroups, buffers, seconds, *, drive=("drive",), calculate=None):
     return graph
 
 
-@pytest.mark.parametrize("subgroups", [1, 2, 3, 8, 17])
-@pytest.mark.parametrize("times", [(5, 3, 4), (2, 9, 4), (4, 4, 4), (1, 2, 9), (3, 0, 0)])
-def test_one_buffer_is_the_naive_order(subgroups, times):
-    seconds = {name: t * PS for name, t in zip((READ, UPDATE, WRITE), times, strict=True)}
-    graph = handler(subgroups, 1, seconds, drive=("reads", "writes"))
-    assert execute(graph).makespan == subgroups * sum(times)
+def spent(*times):
+    return {name: t * PS for name, t in zip((READ, UPDATE, WRITE), times, strict=True)}
 
 
+@pytest.mark.parametrize("buffers", [1, 3])
 @pytest.mark.parametrize("subgroups", [1, 2, 3, 8, 17])
 @pytest.mark.parametrize("times", [(5, 3, 4), (2, 9, 4), (4, 4, 4), (1, 2, 9), (3, 0, 0)])
-def test_enough_buffers_hide_all_but_the_slowest(subgroups, times):
+def test_one_buffer_is_the_naive_order_and_enough_hide_all_but_the_slowest(
+    subgroups, times, buffers
+):
     """A pipeline of three resources: all stages once, and the slowest for every other subgroup."""
-    seconds = {name: t * PS for name, t in zip((READ, UPDATE, WRITE), times, strict=True)}
-    graph = handler(subgroups, 3, seconds, drive=("reads", "writes"))
-    assert execute(graph).makespan == sum(times) + (subgroups - 1) * max(times)
+    graph = handler(subgroups, buffers, spent(*times), drive=("reads", "writes"))
+    each_other = sum(times) if buffers == 1 else max(times)
+    assert execute(graph).makespan == sum(times) + (subgroups - 1) * each_other
 
 
 @pytest.mark.parametrize("subgroups", [2, 3, 8, 17])
@@ -64,8 +63,7 @@ def test_two_buffers_and_one_drive(subgroups, times):
     the read or the write of the other buffer, but for that of a last subgroup without a partner."""
     read, update, write = times
     assert update <= min(read, write)
-    seconds = {name: t * PS for name, t in zip((READ, UPDATE, WRITE), times, strict=True)}
-    timeline = execute(handler(subgroups, 2, seconds))
+    timeline = execute(handler(subgroups, 2, spent(*times)))
     assert timeline.busy("drive") == subgroups * (read + write)
     assert timeline.makespan == subgroups * (read + write) + subgroups % 2 * update
 
