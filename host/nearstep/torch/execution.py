@@ -151,6 +151,7 @@ class StepExecutor:
             _, cause = next(iter(failed.failed.items()))
             cause.add_note(str(failed))
             raise cause from None
+        operations.executed()
         if self._device.cycles is not None:
             timeline = execution.timeline
             self._timelines.append(timeline)

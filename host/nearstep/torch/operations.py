@@ -109,10 +109,14 @@ class StepOperations:
         return numbers
 
     def scanned(self) -> None:
-        """Mark the arrays as sent, and begin a new graph for the updates."""
+        """Mark the arrays as sent."""
         self._sends.sent()
         self._lists_sent = True
-        self.graph, self._sent = Graph(), []
+
+    def executed(self) -> None:
+        """Begin a new graph; the actions of the old one refer to this object, which must not refer
+        to them: a step frees its memory without Python's cycle collector."""
+        self.graph, self._sent, self._ran = Graph(), [], []
 
     def update(
         self, number: int, *, work: Pieces, factor: float, begin: Begin
