@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.rule import BoundRule, Phase
 from nearstep.torch.settings import Settings
-from nearstep.torch.state import SavedState
+from nearstep.torch.state import EXACT_STEPS, SavedState
 from nearstep.torch.step import Scaling
 from nearstep.torch.table import Owner, StateTable, labels_of
 from nearstep.torch.traffic import Traffic
@@ -137,12 +137,11 @@ class HostTable(StateTable):
 
     def place(self, owner: Owner, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
         """Number the elements of parameters, as on a device; they stay where they are."""
-        labels = labels_of(owner.param_groups)
-        for each in parameters:
-            if each not in self._indices and not is_lazy(each):
-                self._formats(each.dtype).check(labels[each], each)
-                self._indices[each] = self._elements
-                self._elements += padded(convert.size(each), 2 * LINE_ELEMENTS)
+        for each in [p for p in parameters if p not in self._indices and not is_lazy(p)]:
+            name = labels_of(owner.param_groups)[each]
+            self._formats(each.dtype).check(name, each)
+            self._indices[each] = self._elements
+            self._elements += padded(convert.size(each), 2 * LINE_ELEMENTS)
 
     def place_one(self, owner: Owner, parameter: Tensor) -> NoReturn:
         """There is no device to put a parameter on. Raises `ArgumentError`."""
@@ -175,26 +174,45 @@ class HostTable(StateTable):
         """
         if held_only:
             return True
-        states, updates = owner.state, list[HostUpdate]()
+        updates: list[HostUpdate] = []
         fresh: dict[Tensor, dict[str, Any]] = {}
         for index, group in enumerate(owner.param_groups):
-            found: dict[Phase, RuleArguments] = {}
-            columns: dict[tuple[torch.dtype, torch.dtype], Columns] = {}
-            given: dict[Tensor, list[int]] = {}  # positions: a parameter may have several
-            for position, p in enumerate(group["params"]):
-                if p.grad is not None:
-                    given.setdefault(p, []).append(position)
-            if not given:
-                continue
-            self.check_group(group)
-            self.place(owner, group, given)
-            form, maximize = self.rule.form(group), group["maximize"]
-            extra = self.rule.definition.extra[form.rule.name]
-            for p, positions in given.items():
-                name, gradient = label(group, index, positions[0]), p.grad
-                assert gradient is not None, "it has positions"
-                state = states.get(p) or self._first(group, p)
-                phase = self.rule.phase(group, name, state, len(positions))
+            updates += self._updates(owner, group, index, fresh)
+        keep, seed = partial(owner.state.update, fresh), self.settings.rounding_seed
+        self._home.update(updates, scaling.scale, keep, seed)
+        self.traffic.steps += 1
+        self.traffic.elements += sum(each.parameter.numel() for each in updates)
+        return True
+
+    def _updates(
+        self,
+        owner: Owner,
+        group: Mapping[str, Any],
+        index: int,
+        fresh: dict[Tensor, dict[str, Any]],
+    ) -> list[HostUpdate]:
+        """Updates of a group, as often as it has a parameter; `fresh` gets states that are new."""
+        given: dict[Tensor, list[int]] = {}  # positions: a parameter may have several
+        for position, p in enumerate(group["params"]):
+            if p.grad is not None:
+                given.setdefault(p, []).append(position)
+        if not given:
+            return []
+        self.check_group(group)
+        self.place(owner, group, given)
+        form, maximize = self.rule.form(group), group["maximize"]
+        extra = self.rule.definition.extra[form.rule.name]
+        found: dict[Phase, RuleArguments] = {}
+        columns: dict[tuple[torch.dtype, torch.dtype], Columns] = {}
+        states = [owner.state.get(p) or self._first(group, p) for p in given]
+        counts = self._counts(states)
+        updates = []
+        for (p, positions), known, count in zip(given.items(), states, counts, strict=True):
+            place, gradient, state = (group, index, positions[0]), p.grad, known
+            assert gradient is not None, "it has positions"
+            phase = Phase(count + len(positions), False) if count >= 0 and not extra else None
+            if phase is None:
+                phase = self.rule.phase(group, label(*place), state, len(positions))
                 if phase.first:
                     formats = self._formats(p.dtype)
                     kept = {key: value for key, value in state.items() if value is not None}
@@ -202,21 +220,31 @@ class HostTable(StateTable):
                 if self.layout.counts and not is_count(state["step"]):
                     step = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
                     state = {**state, "step": step}
+            if state:
                 fresh[p] = state
-                if phase not in found:
-                    found[phase] = self.arguments(group, phase)
-                dtypes = p.dtype, gradient.dtype
-                if dtypes not in columns:
-                    check_gradient(name, p, gradient)
-                    columns[dtypes] = self._columns(found[phase].form, *dtypes)
-                update = HostUpdate(
-                    *(name, found[phase], maximize, columns[dtypes], self._indices[p]),
-                    *(p, gradient, state),
-                )
-                updates += [update] * len(positions)
-        kept = {p: state for p, state in fresh.items() if state}
-        keep, seed = partial(states.update, kept), self.settings.rounding_seed
-        self._home.update(updates, scaling.scale, keep, seed)
-        self.traffic.steps += 1
-        self.traffic.elements += sum(each.parameter.numel() for each in updates)
-        return True
+            if phase not in found:
+                found[phase] = self.arguments(group, phase)
+            dtypes = p.dtype, gradient.dtype
+            if dtypes not in columns:
+                check_gradient(label(*place), p, gradient)
+                columns[dtypes] = self._columns(found[phase].form, *dtypes)
+            update = HostUpdate(
+                place,
+                found[phase],
+                maximize,
+                columns[dtypes],
+                self._indices[p],
+                p,
+                gradient,
+                state,
+            )
+            updates += [update] * len(positions)
+        return updates
+
+    def _counts(self, states: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Step counts of states; -1 of one that has to be looked at by itself."""
+        steps = [state.get("step") for state in states] if self.layout.counts else []
+        if not steps or not all(map(is_count, steps)):
+            return [-1] * len(states)
+        whole = (each if 0 <= each < EXACT_STEPS else -1 for each in torch.stack(steps).tolist())
+        return [int(each) if each == int(each) else -1 for each in whole]

@@ -17,12 +17,18 @@ def crossed(rule: Rule) -> Rule:
     """
 
     def define(**leaves: Expression) -> Mapping[str, Expression]:
-        made: dict[Expression, Expression] = {}
+        given = {id(each) for each in leaves.values()}  # products among these stay as they are
+        made = {id(each): each for each in leaves.values()}
 
         def change(node: Expression) -> Expression:
-            if node not in made:
-                made[node] = _crossed(node, [change(each) for each in node.operands])
-            return made[node]
+            if id(node) not in made:
+                operands = [change(each) for each in node.operands]
+                is_sum = node.op == "fma" and id(node.operands[2]) not in given
+                if is_sum and operands[2].op == "mul":
+                    operands = [*operands[2].operands, Value("mul", *operands[:2])]
+                kind = Condition if isinstance(node, Condition) else Value
+                made[id(node)] = kind(node.op, *operands, name=node.name, bits=node.bits)
+            return made[id(node)]
 
         return {name: change(each) for name, each in rule.definition(**leaves).items()}
 
@@ -37,14 +43,3 @@ def crossed(rule: Rule) -> Rule:
         switches=rule.switches,
         formats=rule.formats,
     )
-
-
-def _crossed(node: Expression, operands: list[Expression]) -> Expression:
-    """Return a node with these operands in the place of its own."""
-    if node.op == "fma" and operands[2].op == "mul":
-        product = Value("mul", *operands[:2])
-        return Value("fma", *operands[2].operands, product)
-    if not operands:
-        return node
-    kind = Condition if isinstance(node, Condition) else Value
-    return kind(node.op, *operands, name=node.name, bits=node.bits)

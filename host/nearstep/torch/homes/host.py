@@ -15,7 +15,13 @@ from torch import Tensor
 from nearstep import blockwise
 from nearstep.errors import ArgumentError
 from nearstep.threads import once
-from nearstep.torch.checks import check_gradient, check_parameter, is_plain, shares_memory
+from nearstep.torch.checks import (
+    check_gradient,
+    check_parameter,
+    is_plain,
+    label,
+    shares_memory,
+)
 from nearstep.torch.convert import mark_changed, size
 from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.errors import GradientError, ParameterError, StateError
@@ -36,7 +42,7 @@ class HostUpdate(NamedTuple):
 
     Attributes
     ----------
-    name : what errors call the parameter.
+    place : group of the parameter, number of the group, position in it.
     arguments : of the rule. Updates with the same object share a run.
     negate : maximize.
     state : `optimizer.state[parameter]`, or what `first_state` returned.
@@ -44,7 +50,7 @@ class HostUpdate(NamedTuple):
     index : of the first element, for random bits.
     """
 
-    name: str
+    place: tuple[Mapping[str, Any], int, int]
     arguments: RuleArguments
     negate: bool
     columns: Columns
@@ -52,6 +58,11 @@ class HostUpdate(NamedTuple):
     parameter: Tensor
     gradient: Tensor
     state: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What errors call the parameter."""
+        return label(*self.place)
 
 
 class _Part(NamedTuple):
@@ -168,12 +179,10 @@ class HostHome:
         ArgumentError : scalar registers cannot hold what follows from the options, or as `check`;
             nothing has changed.
         """
-        if scale != 1.0:
-            updates = [e._replace(columns=e.columns.widened(GRADIENT)) for e in updates]
-        same: dict[tuple[int, bool, Columns], list[HostUpdate]] = {}
+        same: dict[tuple[int, bool, int], list[HostUpdate]] = {}
         for each in updates:
-            same.setdefault((id(each.arguments), each.negate, each.columns), []).append(each)
-        runs = [self._checked(each) for each in same.values()]
+            same.setdefault((id(each.arguments), each.negate, id(each.columns)), []).append(each)
+        runs = [self._checked(each, scale) for each in same.values()]
         divided, changes, late = ({}, [], []) if scale == 1.0 else _divided(updates, scale)
         changes.append(keep)
         for run in runs:
@@ -191,8 +200,11 @@ class HostHome:
             changes.append(once(partial(torch._foreach_add_, counts, one, alpha=1)))
         _make([*changes, *late])
 
-    def _checked(self, updates: Sequence[HostUpdate]) -> _Run:
+    def _checked(self, updates: Sequence[HostUpdate], scale: float) -> _Run:
         """Updates with the same arguments and formats as a run."""
+        if scale != 1.0:
+            columns = updates[0].columns.widened(GRADIENT)
+            updates = [each._replace(columns=columns) for each in updates]
         first = updates[0]
         first.arguments.check()
         self.check(first.arguments.form, first.columns)
