@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -192,27 +193,30 @@ class HostTable(StateTable):
         fresh: dict[Tensor, dict[str, Any]],
     ) -> list[HostUpdate]:
         """Updates of a group, as often as it has a parameter; `fresh` gets states that are new."""
-        given: dict[Tensor, list[int]] = {}  # positions: a parameter may have several
+        given, times = [], Counter(map(id, group["params"]))
         for position, p in enumerate(group["params"]):
             if p.grad is not None:
-                given.setdefault(p, []).append(position)
+                given.append((position, p, p.grad))
+        if len(times) < len(group["params"]):  # the first place of each counts
+            given = list({id(p): (at, p, g) for at, p, g in reversed(given)}.values())[::-1]
         if not given:
             return []
         self.check_group(group)
-        self.place(owner, group, given)
+        self.place(owner, group, [p for _, p, _ in given])
         form, maximize = self.rule.form(group), group["maximize"]
         extra = self.rule.definition.extra[form.rule.name]
         found: dict[Phase, RuleArguments] = {}
         columns: dict[tuple[torch.dtype, torch.dtype], Columns] = {}
-        states = [owner.state.get(p) or self._first(group, p) for p in given]
-        counts = self._counts(states)
+        saved = [owner.state.get(p) for _, p, _ in given]
+        states = [s or self._first(group, p) for s, (_, p, _) in zip(saved, given, strict=True)]
         updates = []
-        for (p, positions), known, count in zip(given.items(), states, counts, strict=True):
-            place, gradient, state = (group, index, positions[0]), p.grad, known
-            assert gradient is not None, "it has positions"
-            phase = Phase(count + len(positions), False) if count >= 0 and not extra else None
+        for (at, p, gradient), old, known, count in zip(
+            given, saved, states, self._counts(states), strict=True
+        ):
+            place, state, repeated = (group, index, at), known, times[id(p)]
+            phase = Phase(count + repeated, False) if count >= 0 and not extra else None
             if phase is None:
-                phase = self.rule.phase(group, label(*place), state, len(positions))
+                phase = self.rule.phase(group, label(*place), state, repeated)
                 if phase.first:
                     formats = self._formats(p.dtype)
                     kept = {key: value for key, value in state.items() if value is not None}
@@ -220,7 +224,7 @@ class HostTable(StateTable):
                 if self.layout.counts and not is_count(state["step"]):
                     step = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
                     state = {**state, "step": step}
-            if state:
+            if state and state is not old:
                 fresh[p] = state
             if phase not in found:
                 found[phase] = self.arguments(group, phase)
@@ -238,7 +242,7 @@ class HostTable(StateTable):
                 gradient,
                 state,
             )
-            updates += [update] * len(positions)
+            updates += [update] * repeated
         return updates
 
     def _counts(self, states: Sequence[Mapping[str, Any]]) -> list[int]:

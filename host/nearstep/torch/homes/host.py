@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,15 +207,16 @@ class HostHome:
         first = updates[0]
         first.arguments.check()
         self.check(first.arguments.form, first.columns)
-        parts, coded = self._parts(first), self.layout.scales
+        parts, slots = self._parts(first), self._slots(first)
+        dtypes, coded = [each.dtype for each in parts], bool(self.layout.scales)
         plain: list[HostUpdate] = []
         alone: list[HostUpdate] = []
         joined: list[list[Tensor]] = []
         for each in updates:
-            tensors, shape = self._tensors(each), each.parameter.shape
-            shapes = self._shapes(each) if coded else repeat(shape)
-            for tensor, part, expected in zip(tensors, parts, shapes, strict=False):
-                known = is_plain(tensor, part.dtype) and tensor.shape == expected
+            tensors, shape = _tensors(each, slots), each.parameter.shape
+            shapes = self._shapes(each) if coded else [shape] * len(tensors)
+            for tensor, dtype, expected in zip(tensors, dtypes, shapes, strict=True):
+                known = is_plain(tensor, dtype) and tensor.shape == expected
                 if not known or tensor.is_neg():
                     self._check(each)
                     alone.append(each)
@@ -225,7 +225,7 @@ class HostHome:
                 plain.append(each)
                 joined.append(tensors)
         blocks = _blocks(plain, joined)
-        if len(plain) and not blocks[:, 2:].all():
+        if not blocks[:, 2:].all():
             for each, row in zip(plain, blocks[:, 2:], strict=True):
                 if not row.all():
                     self._check(each)
@@ -256,22 +256,11 @@ class HostHome:
         parts = enumerate(self._parts(update))
         return [index for index, part in parts if part.name != GRADIENT]
 
-    def _tensors(self, update: HostUpdate) -> list[Tensor]:
-        """Tensors of an update, in the order of its columns."""
-        state, scales = update.state, self.layout.scales
-        found = []
-        for name in update.arguments.form.rule.arrays_in:
-            if name == PARAMETER:
-                found.append(update.parameter)
-            elif name == GRADIENT:
-                found.append(update.gradient)
-            else:
-                key = self._keys[name]
-                for each in (key, scales[key]) if key in scales else (key,):
-                    if each not in state:
-                        raise StateError(update.name, f"have {each!r}", sorted(state))
-                    found.append(state[each])
-        return found
+    def _slots(self, update: HostUpdate) -> list[str]:
+        """Where the tensors of an update are: keys of the state, `PARAMETER` or `GRADIENT`."""
+        keys, scales = {**self._keys, PARAMETER: PARAMETER, GRADIENT: GRADIENT}, self.layout.scales
+        parts = self._parts(update)
+        return [scales[keys[each.name]] if each.scales else keys[each.name] for each in parts]
 
     def _check(self, update: HostUpdate) -> None:
         """Raise unless tensors can be updated."""
@@ -314,7 +303,7 @@ class HostHome:
         gradient = redistributed(update.gradient, update.parameter)
         if scale != 1.0 and gradient.dtype is not torch.float32:
             gradient = gradient.float().div_(scale)
-        tensors = self._tensors(update._replace(gradient=gradient))
+        tensors = _tensors(update._replace(gradient=gradient), self._slots(update))
         strides = local(update.parameter).stride()
         order = list(range(len(strides)))
         if not update.columns.in_order:
@@ -362,6 +351,20 @@ def _is_here(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 def _described(tensor: Tensor) -> str:
     return f"{tensor.dtype} on {tensor.device}, of strides {tuple(tensor.stride())}"
+
+
+def _tensors(update: HostUpdate, slots: Iterable[str]) -> list[Tensor]:
+    """Tensors of an update.
+
+    Raises
+    ------
+    StateError
+    """
+    state, own = update.state, {PARAMETER: update.parameter, GRADIENT: update.gradient}
+    try:
+        return [own[slot] if slot in own else state[slot] for slot in slots]
+    except KeyError as error:
+        raise StateError(update.name, f"have {error.args[0]!r}", sorted(state)) from None
 
 
 def _blocks(
