@@ -113,8 +113,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     device : name of a device (see `nearstep.open`), which the optimizer opens, and closes when the
         last optimizer that uses it is gone; or a device that the caller opened, and closes. None,
         or `host:`: this machine's processor updates the tensors in place; what follows is for
-        devices alone. A function: a home of one's own, of the layout of a parameter's state
-        (`examples/shm_home.py`).
+        devices alone, but for `state_dtype` and `rounding`. A function: a home of one's own, of the
+        layout of a parameter's state (`examples/shm_home.py`).
     max_cycles : bound on each run of the kernel, in device cycles, or None.
     compression : share of the elements of each gradient that is sent, those of largest magnitude
         (see `nearstep.torch.topk`): above 0, at most 1. None sends all.
@@ -143,7 +143,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
         without error feedback: nothing is left over then.
     state_dtype : what the device keeps moments in: `torch.float32`, `torch.float16`,
         `torch.bfloat16`, or `torch.uint8` for codes with scales, which the kernel must have
-        (`state_format=bf16`, `dynamic8`). None: what it has.
+        (`state_format=bf16`, `dynamic8`). None: what it has; without a device the format of the
+        parameter.
     rounding : of states in bfloat16: `nearest`, to even; or `stochastic`, up with the probability
         of the fraction that is dropped, where the kernel can do that (`stochastic_rounding=yes`).
     rounding_seed : of the random bits, from 0, below 2**32. They follow from it, the step count,

@@ -296,7 +296,7 @@ def test_state_and_processors_are_plain_data() -> None:
 def test_formats_and_places_that_cannot_be_are_refused() -> None:
     p = torch.zeros(16, dtype=torch.float64)
     p.grad = torch.zeros(16, dtype=torch.float64)
-    with pytest.raises(ParameterError, match="torch.float64"):
+    with pytest.raises(ParameterError, match="float64"):
         HostOptimizer([p], OPTIMIZERS["adamw"]).step()
     p = torch.zeros(16, device="meta", requires_grad=True)
     p.grad = torch.zeros(16, device="meta")
@@ -308,15 +308,12 @@ def test_formats_and_places_that_cannot_be_are_refused() -> None:
         HostOptimizer([p], OPTIMIZERS["adamw"]).step()
     p = torch.zeros(16)
     for kind, given, message in (
-        ("AdamW", {"rounding": "stochastic"}, "no parameter and no state is in bf16"),
-        ("SGD", {"rounding": "stochastic", "state_dtype": torch.bfloat16}, "counts no steps"),
+        ("adamw", {"rounding": "stochastic"}, "no parameter and no state is in bf16"),
+        ("sgd", {"rounding": "stochastic", "state_dtype": torch.bfloat16}, "counts no steps"),
         (MIXED, {"state_dtype": torch.float16}, "keeps m in bf16"),
     ):
         with pytest.raises(UnsupportedOptionError, match=message):
-            if kind is MIXED:
-                nearstep.optim.from_rule(kind, [p], **given)
-            else:
-                getattr(nearstep.optim, kind)([p], **given)
+            nearstep.optim.from_rule(kind, [p], **given)
 
 
 def test_rules_without_a_gradient_or_with_other_arrays_are_refused() -> None:

@@ -109,18 +109,23 @@ def test_blocks_are_counted_through_and_any_part_of_them_can_be_run() -> None:
     rng = np.random.default_rng(seed)
     words, ran = register_words(ADAM, SCALARS), 0
     for _ in range(100):
-        counts = rng.choice([0, 1, 3, 16, 33, 100], rng.integers(1, 7)).astype(np.uint64)
-        ends, total = np.cumsum(counts, dtype=np.uint64), int(counts.sum())
-        begin, end = sorted(int(each) for each in rng.integers(0, total + 1, 2))
-        blocks = [_arrays(int(count), seed=index) for index, count in enumerate(counts)]
-        joined = {name: np.concatenate([b[name] for b in blocks]) for name in "pgmv"}
-        kernel(ADAM)({name: array[begin:end] for name, array in joined.items()}, SCALARS)
-        rows = np.array([[b[name].ctypes.data for name in "pgmv"] for b in blocks], np.uint64)
-        kernel(ADAM).of_blocks(words, ends, rows, begin, end)()
-        for name, expected in joined.items():
-            found = np.concatenate([b[name] for b in blocks])
-            assert (found.view(np.uint32) == expected.view(np.uint32)).all()
-        ran += end - begin
+        counts = rng.choice([0, 1, 33, 256, 300, 700], rng.integers(1, 7)).tolist()
+        ends = np.cumsum([-(-count // 256) * 256 for count in counts])
+        begin, end = (256 * sorted(rng.integers(0, ends[-1] // 256 + 1, 2))[k] for k in (0, 1))
+        blocks = [_arrays(count, seed=index) for index, count in enumerate(counts)]
+        expected = [{name: array.copy() for name, array in each.items()} for each in blocks]
+        for each, stop, count in zip(expected, ends, counts, strict=True):
+            first = stop + -count // 256 * 256
+            part = slice(max(0, begin - first), max(0, min(count, end - first)))
+            kernel(ADAM)({name: array[part] for name, array in each.items()}, SCALARS)
+            ran += each["p"][part].size
+        addresses = [[b[name].ctypes.data for name in "pgmv"] for b in blocks]
+        heads = [[stop, count, 0] for stop, count in zip(ends, counts, strict=True)]
+        rows = np.concatenate([np.array(heads, np.uint64), np.array(addresses, np.uint64)], 1)
+        BlockKernel(ADAM, Columns()).on(words, rows)(int(begin), int(end))()
+        for mine, other in zip(blocks, expected, strict=True):
+            for name in "pgmv":
+                assert (mine[name].view(np.uint32) == other[name].view(np.uint32)).all()
     assert ran > 1000
 
 
