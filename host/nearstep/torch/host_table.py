@@ -247,7 +247,7 @@ class HostTable(StateTable):
 
     def _counts(self, states: Sequence[Mapping[str, Any]]) -> list[int]:
         """Step counts of states; -1 of one that has to be looked at by itself."""
-        steps = [state.get("step") for state in states] if self.layout.counts else []
+        steps: list[Any] = [state.get("step") for state in states] if self.layout.counts else []
         if not steps or not all(map(is_count, steps)):
             return [-1] * len(states)
         whole = (each if 0 <= each < EXACT_STEPS else -1 for each in torch.stack(steps).tolist())

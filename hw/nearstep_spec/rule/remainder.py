@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from typing import cast
 
 from nearstep_spec.rule.expr import Condition, Expression, Value
 from nearstep_spec.rule.rule import Rule
@@ -16,7 +17,7 @@ def crossed(rule: Rule) -> Rule:
     compiler chose, for elements behind the last whole vector of a tensor.
     """
 
-    def define(**leaves: Expression) -> Mapping[str, Expression]:
+    def define(**leaves: Expression) -> Mapping[str, Value]:
         given = {id(each) for each in leaves.values()}  # products among these stay as they are
         made = {id(each): each for each in leaves.values()}
 
@@ -30,7 +31,8 @@ def crossed(rule: Rule) -> Rule:
                 made[id(node)] = kind(node.op, *operands, name=node.name, bits=node.bits)
             return made[id(node)]
 
-        return {name: change(each) for name, each in rule.definition(**leaves).items()}
+        found = rule.definition(**leaves)
+        return {name: cast(Value, change(each)) for name, each in found.items()}
 
     define.__signature__ = inspect.signature(rule.definition)  # type: ignore[attr-defined]
     return Rule(

@@ -68,6 +68,9 @@ class Expected:
         for name, source in optimizer.initial.items():
             self.arrays[name][:] = hyper[source]
         self.arrays["p"] = convert.to_float32(given.detach()).copy()
+        for name in self.arrays:
+            if self.formats.get(name) == "bf16":
+                self.arrays[name] = fp.widen32(fp.narrow32(self.arrays[name], BF16), BF16)
 
     def step(self, gradient: torch.Tensor, maximize: bool) -> None:
         g = convert.to_float32(gradient)

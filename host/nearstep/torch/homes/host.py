@@ -46,14 +46,14 @@ class HostUpdate(NamedTuple):
     negate : maximize.
     state : `optimizer.state[parameter]`, or what `first_state` returned.
     columns : formats of the tensors.
-    index : of the first element, for random bits.
+    number : index of the first element, for random bits.
     """
 
     place: tuple[Mapping[str, Any], int, int]
     arguments: RuleArguments
     negate: bool
     columns: Columns
-    index: int
+    number: int
     parameter: Tensor
     gradient: Tensor
     state: Mapping[str, Any]
@@ -372,7 +372,7 @@ def _blocks(
 ) -> NDArray[np.uint64]:
     """Elements, index and addresses of the tensors of some updates."""
     rows = [
-        [each[0].numel(), update.index, *[t.data_ptr() for t in each]]
+        [each[0].numel(), update.number, *[t.data_ptr() for t in each]]
         for update, each in zip(updates, tensors, strict=True)
     ]
     return np.array(rows, np.uint64).reshape(len(rows), -1 if rows else 2)
@@ -381,7 +381,7 @@ def _blocks(
 def _overlap(blocks: NDArray[np.uint64], parts: Sequence[_Part]) -> bool:
     """Whether any of the arrays of these blocks share memory."""
     counts, starts = blocks[:, :1].astype(np.int64), blocks[:, 2:].astype(np.int64)
-    groups, scales = blockwise.groups(counts), np.array([each.scales for each in parts])
+    groups, scales = -(-counts // blockwise.GROUP), np.array([each.scales for each in parts])
     sizes = np.where(scales, groups, counts) * np.array([each.dtype.itemsize for each in parts])
     stops = (starts + sizes).ravel() if len(blocks) else starts.ravel()
     order = np.argsort(starts.ravel())
