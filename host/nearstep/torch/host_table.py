@@ -193,12 +193,12 @@ class HostTable(StateTable):
         fresh: dict[Tensor, dict[str, Any]],
     ) -> list[HostUpdate]:
         """Updates of a group, as often as it has a parameter; `fresh` gets states that are new."""
-        given, times = [], Counter(map(id, group["params"]))
+        times = Counter(map(id, group["params"]))
+        first: dict[int, tuple[int, Tensor, Tensor]] = {}
         for position, p in enumerate(group["params"]):
             if p.grad is not None:
-                given.append((position, p, p.grad))
-        if len(times) < len(group["params"]):  # the first place of each counts
-            given = list({id(p): (at, p, g) for at, p, g in reversed(given)}.values())[::-1]
+                first.setdefault(id(p), (position, p, p.grad))
+        given = list(first.values())
         if not given:
             return []
         self.check_group(group)
