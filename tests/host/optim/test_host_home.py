@@ -497,3 +497,31 @@ def test_a_rule_of_a_file_is_that_of_the_file() -> None:
     p.grad = torch.ones(37)
     HostOptimizer([p], definition, lr=0.1, weight_decay=0.5).step()
     torch.testing.assert_close(p, expected)
+
+
+EIGHT_BITS: dict[str, tuple[str, Any, str]] = {
+    "floats": ("exp_avg", lambda old: old.float(), "tensor of torch.uint8"),
+    "no scales": ("exp_avg_scale", None, "have 'exp_avg_scale'"),
+    "too few scales": ("exp_avg_sq_scale", lambda old: old[:1], "of shape"),
+    "expanded scales": ("exp_avg_scale", lambda old: old[:1].expand(2), "exp_avg_scale"),
+    "shared": ("exp_avg_sq", lambda old: old[:1].expand(300), "exp_avg_sq"),
+    "meta": ("exp_avg", lambda old: old.to("meta"), "with data"),
+}
+
+
+@pytest.mark.parametrize("wrong", EIGHT_BITS)
+def test_state_in_8_bits_that_cannot_be_is_refused(wrong) -> None:
+    key, change, message = EIGHT_BITS[wrong]
+    p = torch.linspace(-1, 1, 300)
+    p.grad = torch.ones(300)
+    optimizer = nearstep.optim.AdamW([p], state_dtype=torch.uint8)
+    optimizer.step()
+    state, before = optimizer.state[p], p.clone()
+    if change is None:
+        del state[key]
+    else:
+        state[key] = change(state[key])
+    with pytest.raises(StateError, match=message):
+        optimizer.step()
+    assert torch.equal(bits(p), bits(before))
+    assert state["step"] == 1
