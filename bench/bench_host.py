@@ -1,8 +1,9 @@
-"""Whole `optimizer.step()` on devices without a clock, beside torch's fused AdamW.
+"""Whole `optimizer.step()` on devices without a clock, and in place, beside torch's fused AdamW.
 
-Each case runs in a process of its own, with one thread: steps of both in turn, and at the end equal
-bits. The memory is the peak of a process that makes steps on the device, over that of one that
-makes them with torch, per parameter.
+Each case runs in a process of its own: steps of both in turn, and at the end equal bits. Beside
+steps in place runs a stream, too, that reads and writes the same tensors. The memory is the peak of
+a process that makes steps on the device, over that of one that makes them with torch, per
+parameter.
 """
 
 import json
@@ -11,8 +12,9 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -41,6 +43,9 @@ class Case:
     share : of the gradients that are sent; None sends them whole.
     sizes : elements of each tensor.
     rule : of `nearstep.optim.from_rule`, on bf16 parameters; AdamW on fp32 parameters if empty.
+    bf16 : parameters are, without a rule.
+    state : dtype of moments, if it is not that of torch.
+    rounding : of states in bf16.
     """
 
     name: str
@@ -48,10 +53,18 @@ class Case:
     share: float | None
     sizes: Sequence[int]
     rule: str = ""
+    bf16: bool = False
+    state: str = ""
+    rounding: str = "nearest"
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.rule else torch.float32
+        return torch.bfloat16 if self.rule or self.bf16 else torch.float32
+
+    @property
+    def same(self) -> bool:
+        """Whether bits are torch's."""
+        return self.share is None and not self.state and self.rounding == "nearest"
 
 
 def model_sizes(parameters: int) -> list[int]:
@@ -78,6 +91,12 @@ def cases(parameters: int) -> Iterator[Case]:
     yield Case(
         name="axdimm, bf16 with its state", device=device, share=None, sizes=sizes, rule=BF16
     )
+    host = partial(Case, device="host:", share=None)
+    yield host(name="in place, fp32", sizes=sizes)
+    yield host(name="in place, bf16", sizes=sizes, bf16=True)
+    yield host(name="in place, bf16 stochastic", sizes=sizes, bf16=True, rounding="stochastic")
+    yield host(name="in place, fp32 with 8-bit state", sizes=sizes, state="uint8")
+    yield host(name=f"in place, {SMALL_TENSORS} small tensors", sizes=small)
 
 
 def tensors(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -93,7 +112,37 @@ def tensors(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[Te
 def optimizer_of(case: Case, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
     if case.rule:
         return nearstep.optim.from_rule(case.rule, parameters, device=case.device, **OPTIONS)
-    return nearstep.optim.AdamW(parameters, device=case.device, compression=case.share, **OPTIONS)
+    state = {"state_dtype": getattr(torch, case.state)} if case.state else {}
+    return nearstep.optim.AdamW(
+        parameters,
+        device=case.device,
+        compression=case.share,
+        rounding=case.rounding,
+        **state,
+        **OPTIONS,
+    )
+
+
+def stream_of(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Read gradients, and read and write parameters and state, which have the same bits again after
+    two calls."""
+    with torch.no_grad():
+        pairs = [(p.view(torch.uint8), p.grad.view(torch.uint8)) for p in optimizer.state]
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    states = [
+        value.view(words[value.element_size()])
+        for state in optimizer.state.values()
+        for key, value in state.items()
+        if key != "step"
+    ]
+
+    def stream() -> None:
+        for p, g in pairs:
+            p.bitwise_xor_(g)
+        for each in states:
+            each.bitwise_xor_(1)
+
+    return stream
 
 
 def measure(case: Case, steps: int) -> Results:
@@ -102,14 +151,22 @@ def measure(case: Case, steps: int) -> Results:
     optimizer_of(case, tensors([1], case.dtype))  # compiles what is not in the cache
     constructor_s, _, optimizer = timed(lambda: optimizer_of(case, ours))
     first = timed(fused.step), timed(optimizer.step)
-    pairs = [(timed(fused.step), timed(optimizer.step)) for _ in range(steps)]
-    if case.share is None and not all(map(torch.equal, ours, theirs)):
+    in_place = case.device.startswith("host:")
+    stream = stream_of(optimizer) if in_place else None
+    pairs, streams = [], []
+    for _ in range(steps):
+        pairs.append((timed(fused.step), timed(optimizer.step)))
+        streams += [timed(stream).processor for _ in range(2)] if stream else []
+    if case.same and not all(map(torch.equal, ours, theirs)):
         raise AssertionError(f"{case.name}: not torch's bits")
     torch_s, device_s, torch_cpu_s, device_cpu_s = (
         statistics.median(pair[who][clock] for pair in pairs) for clock in (0, 1) for who in (0, 1)
     )
     ratios = sorted(theirs.wall / ours.wall for theirs, ours in pairs)
-    return {"torch_s": torch_s, "device_s": device_s, "ratio": torch_s / device_s,
+    stream_cpu_s = statistics.median(streams) if streams else None
+    return {"stream_cpu_s": stream_cpu_s,
+        "of_stream": stream_cpu_s / device_cpu_s if stream_cpu_s else None,
+        "torch_s": torch_s, "device_s": device_s, "ratio": torch_s / device_s,
         "ratio_lowest": ratios[0], "ratio_highest": ratios[-1], "torch_cpu_s": torch_cpu_s,
         "device_cpu_s": device_cpu_s, "ratio_cpu": torch_cpu_s / device_cpu_s,
         "first_step_s": {"torch": first[0].wall, "device": first[1].wall},

@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,31 +41,21 @@ class ShmHome(HostHome):
         self._folder.mkdir(parents=True, exist_ok=True)
         self._files = 0
 
-    def first_state(
-        self, parameter: Tensor, keys: Iterable[str], initial: Mapping[str, float]
-    ) -> dict[str, Any]:
-        """State of a parameter before its first step, whose moments are mapped files.
+    def allocate(self, key: str, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Map a new file as a tensor of the state, of the shape of another tensor.
 
         Parameters
         ----------
-        parameter
-        keys : of the moments that there are.
-        initial : value of the elements of an array.
+        key : of the state.
+        like
+        dtype
         """
-        state = super().first_state(parameter, (), initial)
-        for key in keys:
-            state[key] = self._mapped(parameter, key)
-            state[key].fill_(initial.get(self.layout.moments[key], 0.0))
-        return state
-
-    def _mapped(self, parameter: Tensor, key: str) -> Tensor:
-        """A new file as an fp32 tensor of the parameter's shape."""
-        if not parameter.numel():
-            return torch.empty(parameter.shape)
+        if not like.numel():
+            return torch.empty(like.shape, dtype=dtype)
         path = self._folder / f"{self._files}.{key}"
         self._files += 1
-        flat = torch.from_file(str(path), shared=True, size=parameter.numel(), dtype=torch.float32)
-        return flat.view(parameter.shape)
+        flat = torch.from_file(str(path), shared=True, size=like.numel(), dtype=dtype)
+        return flat.view(like.shape)
 
 
 def main() -> None:

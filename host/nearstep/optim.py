@@ -112,7 +112,7 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     device : name of a device (see `nearstep.open`), which the optimizer opens, and which is closed
         with the last optimizer that uses it; or a device that the caller opened, and closes. None,
         or `host:`: this machine's processor updates the tensors in place; the arguments below are
-        for devices only. A function: makes a custom home from the layout of a parameter's state
+        for devices only, except `state_dtype` and `rounding`. A function: makes a custom home from the layout of a parameter's state
         (`examples/shm_home.py`).
     max_cycles : bound on each run of the kernel, in device cycles, or None.
     compression : fraction of the elements of each gradient to send, those of largest magnitude
@@ -141,7 +141,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
         one. Steps made with False can only be resumed with False, or without error feedback.
     state_dtype : dtype of moments on the device: `torch.float32`, `torch.float16`,
         `torch.bfloat16`, or `torch.uint8` for codes with scales; the kernel must have the format
-        (`state_format=bf16`, `dynamic8`). None: the kernel's.
+        (`state_format=bf16`, `dynamic8`). None: the kernel's; without a device the dtype of the
+        parameter.
     rounding : of states in bfloat16: `nearest`, to even; or `stochastic`, up with the probability
         of the dropped fraction, if the kernel supports it (`stochastic_rounding=yes`).
     rounding_seed : seed of the random bits, from 0, below 2**32. They depend only on the seed, the

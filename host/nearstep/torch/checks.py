@@ -31,11 +31,12 @@ def is_on_host_or_accelerator(tensor: Tensor) -> bool:
     return accelerator is not None and tensor.device.type == accelerator.type
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether this is a tensor as they usually are, fp32 and contiguous, which no check refuses."""
+def is_plain(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this is a tensor as they usually are, of a dtype and contiguous, which no check
+    refuses."""
     return (
         (type(tensor) is Parameter or type(tensor) is Tensor)
-        and tensor.dtype is torch.float32
+        and tensor.dtype is dtype
         and tensor.layout is torch.strided
         and tensor.is_cpu
         and tensor.is_contiguous()

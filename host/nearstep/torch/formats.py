@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -20,6 +21,11 @@ from nearstep.torch.errors import ParameterError
 from nearstep.updater.formats import DTYPES
 from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.updater.config import UpdateKernelConfig
+
+TENSORS: Mapping[str, torch.dtype] = MappingProxyType(
+    {**convert.DTYPES, **dict.fromkeys(SIGNED, torch.uint8)}
+)
+"""Dtype of a tensor of each format; formats in 8 bits have scales beside it."""
 
 
 class Coded(NamedTuple):
@@ -85,6 +91,13 @@ class Formats:
             kernel.rule_set.whole.formats,
             kernel.block_layout if kernel.blockwise else None,
         )
+
+    @classmethod
+    def of_tensors(cls, state: Mapping[str, str]) -> Self:
+        """Those of a parameter, and of its state, that are updated where they are."""
+        coded = any(form in SIGNED for form in state.values())
+        blocks = BlockLayout(blockwise.GROUP, 4) if coded else None
+        return cls((), (), state, blocks)
 
     def gradient_of(self, dtype: torch.dtype) -> str:
         """Format in which gradients of this dtype are sent: their own if there is one, else

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from nearstep.device import open_processor
 from nearstep.errors import ArgumentError
-from nearstep.torch.checks import label
+from nearstep.placement import LINE_ELEMENTS, padded
+from nearstep.torch import convert
+from nearstep.torch.checks import check_gradient, label
+from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
-from nearstep.torch.formats import Coded, decoded
-from nearstep.torch.homes.host import HostHome, HostUpdate
+from nearstep.torch.formats import TENSORS, Coded, Formats, decoded, encoded
+from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.rule import BoundRule, Phase
 from nearstep.torch.settings import Settings
-from nearstep.torch.state import SavedState
+from nearstep.torch.state import EXACT_STEPS, SavedState
 from nearstep.torch.step import Scaling
-from nearstep.torch.table import Owner, StateTable
+from nearstep.torch.table import Owner, StateTable, labels_of
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.arguments import RuleArguments, rule_arguments
+from nearstep_spec.rule.columns import Columns
+from nearstep_spec.rule.optimizer import Form
 
 MakeHome = Callable[[Layout], HostHome]
 """Makes a home of one's own of the layout of a parameter's state: `examples/shm_home.py`."""
@@ -44,15 +51,20 @@ class HostTable(StateTable):
 
     def __init__(self, home: str | MakeHome, settings: Settings, rule: BoundRule) -> None:
         settings.check_host()
+        settings.check_rounding(rule.definition)
         self.settings = settings
         self.rule = rule
-        self.layout = layout = rule.layout
+        self._own = {k: v for e in rule.definition.all_forms for k, v in e.rule.formats.items()}
+        coded = self._formats(torch.float32).coded
+        self.layout = layout = rule.layout = rule.layout.on(coded)
         self.traffic = Traffic()
         self.parameters = {}
         self.interrupted = None
         self._source = home
         self._home = home(layout) if callable(home) else HostHome(layout, open_processor(home))
         self._processor = self._home.processor
+        self._indices: dict[Tensor, int] = {}
+        self._elements = 0  # of all that have an index
 
     @property
     def device(self) -> NoReturn:
@@ -72,7 +84,35 @@ class HostTable(StateTable):
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         self.rule.check(group)
-        self._home.check(self.rule.form(group).ordered(self._processor.order))
+        form = self.rule.form(group).ordered(self._processor.order)
+        for dtype in {p.dtype for p in group["params"]} & convert.NAMES.keys():
+            self._home.check(form, self._columns(form, dtype, dtype))
+
+    def _formats(self, parameter: torch.dtype) -> Formats:
+        """Formats of a parameter of this dtype, and of its state.
+
+        Raises
+        ------
+        UnsupportedOptionError : the rule has others.
+        """
+        moments, dtype, own = self.rule.layout.moments, self.settings.state_dtype, self._own
+        state = {"p": own.get("p", convert.NAMES[parameter])}
+        for key, array in moments.items():
+            if dtype is torch.uint8:
+                wanted = self.rule.layout.coded[key]
+            else:
+                wanted = convert.NAMES[parameter if dtype is None else dtype]
+            state[array] = own.get(array, "fp32") if own else wanted
+            if dtype is not None and TENSORS[state[array]] is not dtype:
+                reason = f"{self.rule.definition.name} keeps {array} in {state[array]}"
+                raise UnsupportedOptionError("state_dtype", dtype, reason)
+        return Formats.of_tensors(state)
+
+    def _columns(self, form: Form, parameter: torch.dtype, gradient: torch.dtype) -> Columns:
+        """How the tensors of parameters and gradients of these dtypes, and their state, lie in
+        memory."""
+        formats = {**self._formats(parameter).state, GRADIENT: convert.NAMES[gradient]}
+        return Columns.of(form.rule, formats, stochastic=self.settings.stochastic)
 
     def arguments(self, group: Mapping[str, Any], phase: Phase) -> RuleArguments:
         given = self.rule.given(group, phase)
@@ -84,14 +124,25 @@ class HostTable(StateTable):
         for group in owner.param_groups if self.rule.definition.from_start else ():
             for parameter in group["params"]:  # as in torch, of those that are fixed, too
                 owner.state[parameter] = self._first(group, parameter)
+        dtypes = {p.dtype for group in owner.param_groups for p in group["params"]}
+        states = (form for dtype in dtypes for form in self._formats(dtype).state.values())
+        if self.settings.stochastic and "bf16" not in states:
+            reason = "no parameter and no state is in bf16: state_dtype=torch.bfloat16 makes it so"
+            raise UnsupportedOptionError("rounding", "stochastic", reason)
 
     def _first(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
         """State of a parameter before its first step."""
         keys = self.rule.first_moments(group)
-        return self._home.first_state(parameter, keys, self.rule.arrays(group))
+        arrays = self.rule.arrays(group)
+        return self._home.first_state(parameter, keys, arrays, self._formats(parameter.dtype))
 
     def place(self, owner: Owner, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
-        """Parameters stay where they are."""
+        """Number the elements of parameters, as on a device; they stay where they are."""
+        for each in [p for p in parameters if p not in self._indices and not is_lazy(p)]:
+            name = labels_of(owner.param_groups)[each]
+            self._formats(each.dtype).check(name, each)
+            self._indices[each] = self._elements
+            self._elements += padded(convert.size(each), 2 * LINE_ELEMENTS)
 
     def place_one(self, owner: Owner, parameter: Tensor) -> NoReturn:
         """There is no device to put a parameter on. Raises `ArgumentError`."""
@@ -100,13 +151,18 @@ class HostTable(StateTable):
     def load_all(self, owner: Owner, saved: Mapping[Tensor, SavedState]) -> None:
         """Load a checkpoint: the state is copied."""
         for parameter, found in saved.items():
-            state = self._home.first_state(parameter, found.moments, {})
+            formats = self._formats(parameter.dtype)
+            state = self._home.first_state(parameter, found.moments, {}, formats)
             if found.step is not None:
                 state["step"].copy_(found.step)
             for key, value in found.moments.items():
-                state[key].copy_(
-                    decoded(value, self.layout.coded[key]) if isinstance(value, Coded) else value
-                )
+                form, scales = self.layout.coded[key], self.layout.scales.get(key)
+                if scales is not None:
+                    coded = value if isinstance(value, Coded) else encoded(value, form)
+                    state[scales].copy_(coded.scales)
+                    state[key].copy_(coded.codes)
+                else:
+                    state[key].copy_(decoded(value, form) if isinstance(value, Coded) else value)
             owner.state[parameter] = {**state, **found.others}
 
     def reset(self) -> None:
@@ -119,35 +175,80 @@ class HostTable(StateTable):
         """
         if held_only:
             return True
-        states, updates = owner.state, list[HostUpdate]()
+        updates: list[HostUpdate] = []
         fresh: dict[Tensor, dict[str, Any]] = {}
         for index, group in enumerate(owner.param_groups):
-            found: dict[Phase, RuleArguments] = {}
-            given: dict[Tensor, list[int]] = {}  # positions: a parameter may have several
-            for position, p in enumerate(group["params"]):
-                if p.grad is not None:
-                    given.setdefault(p, []).append(position)
-            if given:
-                self.check_group(group)
-            for p, positions in given.items():
-                name, gradient = label(group, index, positions[0]), p.grad
-                assert gradient is not None, "it has positions"
-                state = states.get(p) or self._first(group, p)
-                phase = self.rule.phase(group, name, state, len(positions))
-                if phase.first:
-                    extra = self.rule.definition.extra[self.rule.form(group).rule.name]
-                    kept = {key: value for key, value in state.items() if value is not None}
-                    state = {**self._home.first_state(p, extra, {}), **kept}
-                if self.layout.counts and not is_count(state["step"]):
-                    step = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
-                    state = {**state, "step": step}
-                fresh[p] = state
-                if phase not in found:
-                    found[phase] = self.arguments(group, phase)
-                update = HostUpdate(name, found[phase], group["maximize"], p, gradient, state)
-                updates += [update] * len(positions)
-        kept = {p: state for p, state in fresh.items() if state}
-        self._home.update(updates, scaling.scale, partial(states.update, kept))
+            updates += self._updates(owner, group, index, fresh)
+        keep, seed = partial(owner.state.update, fresh), self.settings.rounding_seed
+        self._home.update(updates, scaling.scale, keep, seed)
         self.traffic.steps += 1
         self.traffic.elements += sum(each.parameter.numel() for each in updates)
         return True
+
+    def _updates(
+        self,
+        owner: Owner,
+        group: Mapping[str, Any],
+        index: int,
+        fresh: dict[Tensor, dict[str, Any]],
+    ) -> list[HostUpdate]:
+        """Updates of a group, as often as it has a parameter; `fresh` gets states that are new."""
+        times = Counter(map(id, group["params"]))
+        first: dict[int, tuple[int, Tensor, Tensor]] = {}
+        for position, p in enumerate(group["params"]):
+            if p.grad is not None:
+                first.setdefault(id(p), (position, p, p.grad))
+        given = list(first.values())
+        if not given:
+            return []
+        self.check_group(group)
+        self.place(owner, group, [p for _, p, _ in given])
+        form, maximize = self.rule.form(group), group["maximize"]
+        extra = self.rule.definition.extra[form.rule.name]
+        found: dict[Phase, RuleArguments] = {}
+        columns: dict[tuple[torch.dtype, torch.dtype], Columns] = {}
+        saved = [owner.state.get(p) for _, p, _ in given]
+        states = [s or self._first(group, p) for s, (_, p, _) in zip(saved, given, strict=True)]
+        updates = []
+        for (at, p, gradient), old, known, count in zip(
+            given, saved, states, self._counts(states), strict=True
+        ):
+            place, state, repeated = (group, index, at), known, times[id(p)]
+            phase = Phase(count + repeated, False) if count >= 0 and not extra else None
+            if phase is None:
+                phase = self.rule.phase(group, label(*place), state, repeated)
+                if phase.first:
+                    formats = self._formats(p.dtype)
+                    kept = {key: value for key, value in state.items() if value is not None}
+                    state = {**self._home.first_state(p, extra, {}, formats), **kept}
+                if self.layout.counts and not is_count(state["step"]):
+                    step = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
+                    state = {**state, "step": step}
+            if state and state is not old:
+                fresh[p] = state
+            if phase not in found:
+                found[phase] = self.arguments(group, phase)
+            dtypes = p.dtype, gradient.dtype
+            if dtypes not in columns:
+                check_gradient(label(*place), p, gradient)
+                columns[dtypes] = self._columns(found[phase].form, *dtypes)
+            update = HostUpdate(
+                place,
+                found[phase],
+                maximize,
+                columns[dtypes],
+                self._indices[p],
+                p,
+                gradient,
+                state,
+            )
+            updates += [update] * repeated
+        return updates
+
+    def _counts(self, states: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Step counts of states; -1 of one that has to be looked at by itself."""
+        steps: list[Any] = [state.get("step") for state in states] if self.layout.counts else []
+        if not steps or not all(map(is_count, steps)):
+            return [-1] * len(states)
+        whole = (each if 0 <= each < EXACT_STEPS else -1 for each in torch.stack(steps).tolist())
+        return [int(each) if each == int(each) else -1 for each in whole]

@@ -26,6 +26,7 @@ from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.blockwise import DYNAMIC8, SIGNED
 from nearstep_spec.rounding import WORD_BITS
+from nearstep_spec.rule.optimizer import Optimizer
 from nearstep_spec.rule.rules import PARAMETERS
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.decompressor import Decompressor
@@ -307,12 +308,21 @@ class Settings:
             "max_grad_norm": self.max_grad_norm,
             "drives": self.overflow,
             "transfer_handler": "naive" if self.naive else None,
-            "state_dtype": None if self.state_dtype is torch.float32 else self.state_dtype,
-            "rounding": "stochastic" if self.stochastic else None,
         }
         for name, value in given.items():
             if value is not None:
                 raise UnsupportedOptionError(name, value, "it is for a device: give one by device=")
+
+    def check_rounding(self, optimizer: Optimizer) -> None:
+        """Make sure that stochastic rounding has other random bits in each step.
+
+        Raises
+        ------
+        UnsupportedOptionError
+        """
+        if self.stochastic and not optimizer.counts:
+            reason = f"{optimizer.name} counts no steps, whose random bits have to differ"
+            raise UnsupportedOptionError("rounding", "stochastic", reason)
 
     def check(self, kernel: UpdateKernelConfig) -> None:
         """Check that the kernel supports the settings.

@@ -84,9 +84,7 @@ class StateTable:
         kernel = self.device.config
         self.settings = settings.on(self.device)
         self.settings.check(kernel)
-        if self.settings.stochastic and not rule.definition.counts:
-            reason = f"{rule.definition.name} counts no steps, whose random bits have to differ"
-            raise UnsupportedOptionError("rounding", "stochastic", reason)
+        self.settings.check_rounding(rule.definition)
         self.formats = Formats.of(kernel)
         self.rule = rule
         self.layout = rule.layout = rule.layout.on(self.formats.state)

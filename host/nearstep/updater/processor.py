@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.updater.arguments import RuleArguments
+from nearstep_spec.rule.columns import Columns
 from nearstep_spec.rule.optimizer import Form
 
 
@@ -26,43 +26,24 @@ class Processor(ABC):
     order: str
 
     @abstractmethod
-    def prepare(self, form: Form) -> None:
-        """Compile a rule once.
+    def prepare(self, form: Form, columns: Columns) -> None:
+        """Compile a rule once for arrays that lie in memory as `columns` say.
 
         Raises
         ------
-        ArgumentError : the rule has no gradient, or keeps states in other formats than fp32.
+        ArgumentError : the rule has no gradient.
         NearstepError : the compiler failed.
-        """
-
-    @abstractmethod
-    def run(
-        self,
-        arguments: RuleArguments,
-        arrays: Mapping[str, NDArray[Any]],
-        gradient_scale: float = 1.0,
-    ) -> None:
-        """Run a rule once, in place.
-
-        Parameters
-        ----------
-        arguments
-        arrays : float32, one for each array of the rule, all of one shape, contiguous, without
-            overlap. States are overwritten.
-        gradient_scale : factor on the gradients, rounded to binary32; -1 maximizes.
-
-        Raises
-        ------
-        ArgumentError : an argument or an array is invalid; nothing was updated.
         """
 
     @abstractmethod
     def blocks(
         self,
         arguments: RuleArguments,
-        counts: NDArray[np.uint64],
-        rows: NDArray[np.uint64],
+        columns: Columns,
+        blocks: NDArray[np.uint64],
+        *,
         gradient_scale: float = 1.0,
+        seed: int = 0,
     ) -> Callable[[], None]:
         """What runs a rule once on each of many blocks, in place.
 
@@ -72,10 +53,12 @@ class Processor(ABC):
         Parameters
         ----------
         arguments
-        counts : elements of each block.
-        rows : addresses of the arrays of each block, of shape (blocks, arrays), in the order of
-            the rule's `arrays_in`. No two elements that are written may share memory.
-        gradient_scale : as in `run`.
+        columns : how the arrays lie in memory.
+        blocks : a row for each block: its elements, the index of the first one for random bits, a
+            multiple of 4, and addresses of `columns.parts` of the rule's `arrays_in`. No two
+            elements that are written may share memory.
+        gradient_scale : factor on the gradients, rounded to binary32; -1 maximizes.
+        seed : of random bits; their step is that of the arguments.
 
         Raises
         ------

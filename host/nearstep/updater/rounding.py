@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
 from nearstep_spec.rounding import INDEX_BITS, SKIP_BITS, STREAMS, WORD_BITS, alignment
+from nearstep_spec.rule.columns import stream_of
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.updater.config import UpdateKernelConfig
 
@@ -75,7 +76,7 @@ class Rounding:
                 )
         if not states:
             raise ArgumentError(f"rounding needs a state in bf16, and {rule.name} has none here")
-        numbers = {each: 1 + rule.arrays_out.index(each) for each in states}
+        numbers = {each: stream_of(rule, each) for each in states}
         assert max(numbers.values()) < STREAMS
         return numbers
 

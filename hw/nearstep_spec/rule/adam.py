@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from nearstep_spec.rule.expr import Condition, Value, equal, fma, maximum, select, sqrt
 from nearstep_spec.rule.optimizer import Flag, Form, Hyper, Number, Numbers, Optimizer
+from nearstep_spec.rule.remainder import crossed
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scalars import float32
 
@@ -235,6 +236,7 @@ ORDERS: Mapping[str, tuple[Rule, Callable[..., dict[str, float | int]]]] = Mappi
 _ADAM = Optimizer(
     rule=ADAM,
     scalars=adam_scalars,
+    remainder=crossed(ADAM),
     hyper={
         "lr": Number(1e-3),
         "betas": Numbers((0.9, 0.999)),
@@ -245,7 +247,14 @@ _ADAM = Optimizer(
     },
     state={"exp_avg": "m", "exp_avg_sq": "v", "max_exp_avg_sq": "v_max"},
     counts=True,
-    forms=(Form(rule=ADAM_AMSGRAD, scalars=adam_scalars, when="amsgrad"),),
+    forms=(
+        Form(
+            rule=ADAM_AMSGRAD,
+            scalars=adam_scalars,
+            when="amsgrad",
+            remainder=crossed(ADAM_AMSGRAD),
+        ),
+    ),
     orders={"paper": Form(rule=ADAM_PAPER, scalars=adam_paper_scalars)},
 )
 _DECOUPLED: Mapping[str, Hyper] = {

@@ -89,12 +89,15 @@ class Form:
         form alone is empty).
     when : the form is selected if this hyper-parameter is not 0; among several the last.
     orders : variants with another order of the arithmetic, by name in configurations.
+    remainder : a rule with the same registers and arrays, for elements of a tensor behind the last
+        whole vector: where torch's fused step on a CPU rounds otherwise there.
     """
 
     rule: Rule
     scalars: Callable[..., Mapping[str, float]]
     when: str = ""
     orders: Mapping[str, Form] = field(default_factory=dict)
+    remainder: Rule | None = None
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
@@ -136,7 +139,7 @@ class Optimizer:
 
     Parameters
     ----------
-    rule, scalars : as of `Form`: the default form.
+    rule, scalars, remainder : as of `Form`: the default form.
     hyper : hyper-parameters, in their order.
     state : torch's keys of a parameter's state, with the array of each. Arrays that not every form
         has may be missing.
@@ -156,6 +159,7 @@ class Optimizer:
 
     rule: Rule
     scalars: Callable[..., Mapping[str, float]]
+    remainder: Rule | None = None
     hyper: Mapping[str, Hyper]
     state: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
@@ -197,17 +201,21 @@ class Optimizer:
             for form in self.all_forms:
                 form.registers(values, 1, False)
 
+    @cached_property
+    def _main(self) -> Form:
+        return Form(
+            rule=self.rule, scalars=self.scalars, orders=self.orders, remainder=self.remainder
+        )
+
     @property
     def all_forms(self) -> tuple[Form, ...]:
         """List every form, including other orders of the arithmetic; the first is the default."""
-        main = Form(rule=self.rule, scalars=self.scalars, orders=self.orders)
-        return (main, *self.forms, *self.orders.values())
+        return (self._main, *self.forms, *self.orders.values())
 
     @cached_property
     def by_rule(self) -> Mapping[str, Form]:
         """Map names of rules in configurations to forms."""
-        main = Form(rule=self.rule, scalars=self.scalars, orders=self.orders)
-        return {each.rule.name: each for each in (main, *self.forms)}
+        return {each.rule.name: each for each in (self._main, *self.forms)}
 
     @cached_property
     def choices(self) -> tuple[Form, ...]:

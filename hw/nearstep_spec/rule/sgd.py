@@ -8,6 +8,7 @@ from typing import Any
 
 from nearstep_spec.rule.expr import Condition, Value, fma, select
 from nearstep_spec.rule.optimizer import Conflict, Flag, Form, Number, Optimizer
+from nearstep_spec.rule.remainder import crossed
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scalars import float32
 
@@ -118,7 +119,14 @@ OPTIMIZERS = (
             "nesterov": Flag(),
         },
         state={"momentum_buffer": "m"},
-        forms=(Form(rule=SGD_MOMENTUM, scalars=sgd_momentum_scalars, when="momentum"),),
+        forms=(
+            Form(
+                rule=SGD_MOMENTUM,
+                scalars=sgd_momentum_scalars,
+                when="momentum",
+                remainder=crossed(SGD_MOMENTUM),
+            ),
+        ),
         conflict=_conflict,
     ),
 )

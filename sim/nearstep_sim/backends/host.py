@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,11 @@ from nearstep.threads import at_once, once, shared, simulation_threads
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.checks import real
 from nearstep.updater.processor import Processor
-from nearstep_sim.golden.rule import ArrayMismatchError
-from nearstep_sim.golden.rule_cpp import Kernel, kernel, register_words
+from nearstep.updater.rounding import Rounding
+from nearstep_sim.golden.rule_cpp import BlockKernel, register_words
+from nearstep_spec.blockwise import GROUP
 from nearstep_spec.codec import Option, check_bounds
+from nearstep_spec.rule.columns import Columns
 from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.optimizer import Form
 from nearstep_spec.rule.rule import Rule
@@ -28,9 +30,6 @@ from nearstep_spec.rule.scale import GRADIENT_SCALE, scaled
 
 PART = 1 << 16
 """Elements that are worth a thread."""
-
-ALIGNED = 16
-"""A thread's first element is a multiple of this: one cache line of fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,57 +87,47 @@ class HostProcessor(Processor):
         self.order = options.order
         self._threads = options.threads
 
-    def prepare(self, form: Form) -> None:
-        _kernel(form.rule)
-
-    def run(
-        self,
-        arguments: RuleArguments,
-        arrays: Mapping[str, NDArray[Any]],
-        gradient_scale: float = 1.0,
-    ) -> None:
-        try:
-            ordered = _kernel(arguments.form.rule).ordered(arrays)
-        except ArrayMismatchError as error:
-            raise ArgumentError(str(error)) from error
-        rows = np.array([[each.ctypes.data for each in ordered]], np.uint64)
-        self.blocks(arguments, np.array([ordered[0].size], np.uint64), rows, gradient_scale)()
+    def prepare(self, form: Form, columns: Columns) -> None:
+        _kernel(form.rule, form.remainder, columns)
 
     def blocks(
         self,
         arguments: RuleArguments,
-        counts: NDArray[np.uint64],
-        rows: NDArray[np.uint64],
+        columns: Columns,
+        blocks: NDArray[np.uint64],
+        *,
         gradient_scale: float = 1.0,
+        seed: int = 0,
     ) -> Callable[[], None]:
-        chosen = _kernel(arguments.form.rule)
+        chosen = _kernel(arguments.form.rule, arguments.form.remainder, columns)
         arguments.check()
         factor = real(GRADIENT_SCALE, gradient_scale)
         if not math.isfinite(factor):
             raise ArgumentError(f"{GRADIENT_SCALE} must be finite, not {factor}")
         words = register_words(chosen.rule, {**arguments.scalars, GRADIENT_SCALE: factor})
-        ends, rows = np.cumsum(counts, dtype=np.uint64), np.ascontiguousarray(rows)
+        if columns.streams:
+            rounding = Rounding(seed=seed).key(arguments.step)
+            words = np.concatenate([words, np.array(rounding, np.uint32)])
+        # A thread begins with a group, whose elements are whole cache lines.
+        ends = np.cumsum(-(-blocks[:, 0].astype(np.int64) // GROUP) * GROUP).astype(np.uint64)
+        rows = np.concatenate([ends[:, None], blocks], 1)
         total = int(ends[-1]) if ends.size else 0
         parts = min(shared(self._threads or simulation_threads()), -(-total // PART))
-        edges = [total * part // parts // ALIGNED * ALIGNED for part in range(parts)] + [total]
-        run = partial(chosen.of_blocks, words, ends, rows)
+        edges = [total * part // parts // GROUP * GROUP for part in range(parts)] + [total]
+        run = chosen.on(words, rows)
         return partial(at_once, [once(run(begin, end)) for begin, end in pairwise(edges)])
 
 
 @cache
-def _kernel(rule: Rule) -> Kernel:
-    """Return the compiled rule, with a factor on its gradients.
+def _kernel(rule: Rule, remainder: Rule | None, columns: Columns) -> BlockKernel:
+    """The compiled rule, with a factor on its gradients.
 
     Raises
     ------
-    ArgumentError : the rule has no gradient, or states in formats other than fp32.
+    ArgumentError : it has no gradient.
     """
-    if rule.formats:
-        kept = ", ".join(f"{name} in {form}" for name, form in rule.formats.items())
-        raise ArgumentError(
-            f"{HOST}: has rules that keep fp32, and {rule.name} keeps {kept}: open a device for it"
-        )
+    other = remainder if columns.uniform(rule) else None
     try:
-        return kernel(scaled(rule))
+        return BlockKernel(scaled(rule), columns, None if other is None else scaled(other))
     except RuleError as error:
         raise ArgumentError(str(error)) from error

@@ -1,7 +1,7 @@
 """C++ model of an update rule: the numpy model's results, bit for bit, at memory speed."""
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_sim.golden.blockwise_cpp import dequantize, quantize
+from nearstep_sim.golden.blockwise import dynamic_map
+from nearstep_sim.golden.blockwise_cpp import dequantize, quantize, steps
 from nearstep_sim.golden.formats_cpp import narrow32, widen32
 from nearstep_sim.golden.rounding_cpp import round_stochastically
 from nearstep_sim.golden.rule import ArrayMismatchError, SparseGradient
-from nearstep_sim.verilate.build import compile_library, stored
+from nearstep_sim.verilate.build import compile_library, compiler_name, stored
+from nearstep_spec.blockwise import SIGNED, SMALLEST_SCALE
+from nearstep_spec.rule.columns import HALVES, Columns
 from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.program import ARITHMETIC, Program
 from nearstep_spec.rule.rule import Rule
@@ -38,42 +41,41 @@ Array = NDArray[Any]
 #: the exception flags, without which the loop cannot be vectorised. Contraction stays off.
 CXX_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-mprefer-vector-width=512")
 
+#: Of the whole kernel: loops are made for each value of the switches.
+_UNSWITCHED = ("--param=max-unswitch-insns=2000", "--param=max-unswitch-level=6")
+
+_HEAD = 3  # words of a row before addresses
+
+VECTOR_BYTES = 32
+"""Bytes of a vector of torch's fused steps on a CPU, on AVX-512 as well: the elements of a tensor
+behind the last whole vector are computed by other code."""
+
 _PRELUDE = """\
-#include <bit>
-#include <cfenv>
-#include <cstddef>
-#include <cstdint>
+#include <algorithm>
+
+#include "golden/blockwise.hpp"
+#include "golden/formats.hpp"
+#include "golden/rounding.hpp"
 
 namespace {
 
-inline float as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
-inline std::uint32_t as_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
-inline float canonical(float value) { return value == value ? value : as_float(0x7FC00000u); }
+using namespace nearstep::golden;
+
 inline float maximum(float a, float b) {
     const float equal = as_float(as_bits(a) & as_bits(b));
     const float larger = a == b ? equal : (a > b ? a : b);
-    return (a != a) | (b != b) ? as_float(0x7FC00000u) : larger;
+    return (a != a) | (b != b) ? as_float(quiet_nan) : larger;
 }
 inline float minimum(float a, float b) {
     const float equal = as_float(as_bits(a) | as_bits(b));
     const float smaller = a == b ? equal : (a < b ? a : b);
-    return (a != a) | (b != b) ? as_float(0x7FC00000u) : smaller;
+    return (a != a) | (b != b) ? as_float(quiet_nan) : smaller;
 }
 inline float sign(float a) { return (a > 0.0f ? 1.0f : 0.0f) - (a < 0.0f ? 1.0f : 0.0f); }
 
-// Nobody's flush-to-zero or rounding mode reaches the loop, and the caller's come back after it.
-class DefaultEnvironment {
-    std::fenv_t saved_;
-
-  public:
-    DefaultEnvironment() {
-        std::fegetenv(&saved_);
-        std::fesetenv(FE_DFL_ENV);
-    }
-    ~DefaultEnvironment() { std::fesetenv(&saved_); }
-    DefaultEnvironment(const DefaultEnvironment&) = delete;
-    DefaultEnvironment& operator=(const DefaultEnvironment&) = delete;
-};
+// Elements of 16 bits, and two of them, wherever they begin.
+typedef std::uint16_t half __attribute__((may_alias));
+typedef std::uint32_t halves __attribute__((aligned(2), may_alias));
 
 }  // namespace
 """
@@ -127,7 +129,7 @@ def _visible(program: Program) -> set[int]:
 
 
 def source(rule: Rule) -> str:
-    """C++20 source of one function that runs `rule`, in place, over arrays::
+    """C++20 source of one function that runs `rule`, in place, over arrays of binary32::
 
         extern "C" void nearstep_rule_<name>(
             std::size_t count, const std::uint32_t* registers, <arrays>);
@@ -136,47 +138,143 @@ def source(rule: Rule) -> str:
     `register_words`). The arrays are `float*`, in the order of `rule.arrays_in`, then
     `rule.outputs`; those only read are `const`. None may overlap another.
     """
+    arrays = [*rule.arrays_in, *rule.outputs]
+    declared = ", ".join(_parameter(rule, name, Columns()) for name in arrays)
+    return f"""{_PRELUDE}
+{_loops(rule, Columns(), "body")}
+extern "C" void {function_name(rule)}(
+    std::size_t count, const std::uint32_t* registers,
+    {declared}) {{
+    const DefaultEnvironment environment;
+    body::run(count, body::Registers(registers), {", ".join(f"a_{name}" for name in arrays)});
+}}
+"""
+
+
+def _loops(rule: Rule, columns: Columns, name: str) -> str:
+    """A namespace with the registers of a rule, its arithmetic on an element, and `run`: that on
+    all elements of arrays, of which those in 8 bits come as binary32."""
     program = rule.program
     visible = _visible(program)
-    before: list[str] = []
-    body: list[str] = []
-    words = {name: index for index, name in enumerate(rule.registers())}
+    members, made, body = [], [], []
+    words = {each: index for index, each in enumerate(rule.registers())}
+    arrays = [*rule.arrays_in, *rule.outputs]
+    wide = {each for each in arrays if columns.format_of(each) not in HALVES}
     for index, each in enumerate(program.operations):
         kind = "bool" if each.op in _CONDITIONS else "float"
         if each.op == "array":
-            body.append(f"const float x{index} = a_{each.name}[i];")
-        elif each.op == "scalar":
-            before.append(f"const float x{index} = as_float(registers[{words[each.name]}]);")
-        elif each.op == "switch":
-            before.append(f"const bool x{index} = registers[{words[each.name]}] != 0u;")
-        elif each.op == "constant":
-            before.append(f"const float x{index} = as_float({each.bits:#010x}u);")
+            shown = index in visible and each.name not in wide
+            form = f"canonical(a_{each.name})" if shown else f"a_{each.name}"
+            body.append(f"const float x{index} = {form};")
+        elif each.op in ("scalar", "switch", "constant"):
+            members.append((kind, f"x{index}"))
+            word = f"registers[{words[each.name]}]" if each.name else f"{each.bits:#010x}u"
+            made.append(f"x{index}({f'{word} != 0u' if kind == 'bool' else f'as_float({word})'})")
         else:
             form = _FORMS[each.op].format(*(f"x{operand}" for operand in each.operands))
             if each.op in ARITHMETIC and index in visible:
                 form = f"canonical({form})"
             body.append(f"const {kind} x{index} = {form};")
-    body += [f"a_{name}[i] = x{index};" for name, index in program.results.items()]
-    arrays = [
-        f"{'' if name in rule.arrays_out else 'const '}float* __restrict a_{name}"
-        for name in (*rule.arrays_in, *rule.outputs)
+    known = [f"const {kind} {each} = registers.{each};" for kind, each in members]
+    for each, index in program.results.items():
+        settled = each in wide or program.operations[index].op in ARITHMETIC
+        body.append(f"a_{each} = {f'x{index}' if settled else f'canonical(x{index})'};")
+    numbers = ", ".join(
+        f"float{'&' if each in rule.arrays_out else ''} a_{each}" for each in arrays
+    )
+    randoms = "".join(f", const std::uint32_t* __restrict r_{each}" for each, _ in columns.streams)
+    return f"""namespace {name} {{
+
+struct Registers {{
+    {" ".join(f"{kind} {each};" for kind, each in members)}
+    explicit Registers([[maybe_unused]] const std::uint32_t* registers)
+        : {", ".join(made)} {{}}
+}};
+
+inline __attribute__((always_inline)) void element(
+    [[maybe_unused]] const Registers& registers, {numbers}) {{
+    {_lines(known)}
+    {_lines(body)}
+}}
+
+inline void run(
+    std::size_t count, const Registers given,
+    {", ".join(_parameter(rule, each, columns) for each in arrays)}{randoms}) {{
+    const Registers registers = given;
+    {_loop(rule, columns, arrays, wide)}
+}}
+
+}}  // namespace {name}
+"""
+
+
+def _loop(rule: Rule, columns: Columns, arrays: Sequence[str], wide: Set[str]) -> str:
+    """Statements of `run`: elements one after the other; two at a time if some have 16 bits, which
+    are the halves of a word, so that none has to be moved to another lane of a vector."""
+    streams = dict(columns.streams)
+
+    def on(place: int, index: str, word: Callable[[str], str], random: str) -> list[str]:
+        """Statements for one of the elements."""
+        lines = []
+        for each in arrays:
+            if each in rule.outputs:
+                lines.append(f"float v{place}_{each};")
+            elif each in wide:
+                lines.append(f"float v{place}_{each} = a_{each}[{index}];")
+            else:
+                form = columns.format_of(each)
+                lines.append(f"float v{place}_{each} = widen_{form}({word(each)});")
+        values = ", ".join(f"v{place}_{each}" for each in arrays)
+        lines.append(f"element(registers, {values});")
+        for each in rule.arrays_out:
+            if each in wide:
+                lines.append(f"a_{each}[{index}] = v{place}_{each};")
+            else:
+                drawn = f", {random.format(each)}" if each in streams else ""
+                value = f"narrow_{columns.format_of(each)}(v{place}_{each}{drawn})"
+                lines.append(f"const std::uint32_t n{place}_{each} = {value};")
+        return lines
+
+    if len(wide) == len(arrays):
+        lines = on(0, "i", str, "")
+        return f"""for (std::size_t i = 0; i < count; ++i) {{
+        {_lines(lines, 8)}
+    }}"""
+    halves = [each for each in arrays if each not in wide]
+    stored = [each for each in rule.arrays_out if each not in wide]
+    words = [
+        f"const std::uint32_t w_{each} = a_{each}[k];" for each in halves if each in rule.arrays_in
     ]
-    lines = [
-        "#ifdef __FAST_MATH__",
-        '#error "fast-math changes results"',
-        "#endif",
-        _PRELUDE,
-        f'extern "C" void {function_name(rule)}(',
-        "    std::size_t count, const std::uint32_t* registers,",
-        f"    {', '.join(arrays)}) {{",
-        "    const DefaultEnvironment environment;",
-        *(f"    {line}" for line in before),
-        "    for (std::size_t i = 0; i < count; ++i) {",
-        *(f"        {line}" for line in body),
-        "    }",
-        "}",
+    pair = [
+        *words,
+        *on(0, "2 * k", "w_{} & 0xFFFFu".format, "r_{}[k] & 0xFFFFu"),
+        *on(1, "2 * k + 1", "w_{} >> 16".format, "r_{}[k] >> 16"),
+        *(f"a_{each}[k] = n0_{each} | n1_{each} << 16;" for each in stored),
     ]
-    return "\n".join(lines) + "\n"
+    last = [
+        *on(0, "i", "reinterpret_cast<const half*>(a_{})[i]".format, "r_{}[i / 2] & 0xFFFFu"),
+        *(
+            f"reinterpret_cast<half*>(a_{each})[i] = static_cast<std::uint16_t>(n0_{each});"
+            for each in stored
+        ),
+    ]
+    return f"""for (std::size_t k = 0; k < count / 2; ++k) {{
+        {_lines(pair, 8)}
+    }}
+    if (count % 2) {{
+        const std::size_t i = count - 1;
+        {_lines(last, 8)}
+    }}"""
+
+
+def _parameter(rule: Rule, name: str, columns: Columns) -> str:
+    """Declaration of an array, of which two elements of 16 bits are a word."""
+    kind = "halves" if columns.format_of(name) in HALVES else "float"
+    return f"{'' if name in rule.arrays_out else 'const '}{kind}* __restrict a_{name}"
+
+
+def _lines(statements: Iterable[str], indent: int = 4) -> str:
+    return f"\n{' ' * indent}".join(statements)
 
 
 _CACHED = 8192  # elements whose dense gradient fits the first cache
@@ -232,45 +330,110 @@ def source_of_pairs(rule: Rule) -> str:
 
 
 _BLOCKS = """\
-#include <cstddef>
-#include <cstdint>
-
-extern "C" void {function}(std::size_t, const std::uint32_t*{types});
-
 extern "C" void {function}_of_blocks(
     std::size_t begin, std::size_t end, const std::uint32_t* registers,
-    const std::uint64_t* ends, float* const* rows) {{
-    for (std::size_t first = 0; begin < end; first = *ends++, rows += {arrays}) {{
-        if (begin < *ends) {{
-            const std::size_t at = begin - first, size = (end < *ends ? end : *ends) - begin;
-            {function}(size, registers{arguments});
-            begin += size;
-        }}
+    const std::uint64_t* row, [[maybe_unused]] const std::uint64_t* tables) {{
+    const DefaultEnvironment environment;
+    const body::Registers words(registers);
+    for (std::size_t first = 0; begin < end; first = row[0], row += {width}) {{
+        if (begin >= row[0]) continue;
+        std::size_t at = begin - first;
+        begin = std::min<std::size_t>(end, row[0]);
+        const std::size_t stop = std::min<std::size_t>(begin - first, row[1]);
+        {run}
     }}
 }}
 """
 
+_TILES = """\
+for (; at < stop; at += group) {{
+            const std::size_t size = std::min(group, stop - at);
+            {before}
+            body::run(size, words, {arguments});
+            {after}
+        }}"""
 
-def source_of_blocks(rule: Rule) -> str:
-    """C++20 source of one function that runs the function of `source` on elements `begin` to
-    `end` of blocks that are counted through::
+_WHOLE = """\
+const std::size_t last = stop == row[1] ? stop - stop % {vector} : stop;
+        body::run(last - at, words, {arguments});
+        if (last < stop) {{
+            at = last;
+            rest::run(stop - last, rest::Registers(registers), {arguments});
+        }}"""
+
+
+def source_of_blocks(rule: Rule, columns: Columns, remainder: Rule | None) -> str:
+    """C++20 source of one function that runs `rule` on elements `begin` to `end` of blocks that
+    are counted through, each as if it had a multiple of 256::
 
         extern "C" void nearstep_rule_<name>_of_blocks(
             std::size_t begin, std::size_t end, const std::uint32_t* registers,
-            const std::uint64_t* ends, float* const* rows);
+            const std::uint64_t* row, const std::uint64_t* tables);
 
-    `ends` holds, of each block, the number of the element behind its last one. `rows` holds, of
-    each block, the addresses of its arrays, in the order of `source`.
+    `begin` and `end` are multiples of 256. `registers` holds the words of the rule, then, with
+    streams, seed and step of their random bits. A `row` of a block is the number of the element
+    behind it, its elements, the index of its first one for random bits, and the addresses of its
+    arrays, in the order of `source`: of one in 8 bits those of codes and scales. `tables` holds
+    addresses of `steps` and the map of `dynamic8`, then of `dynamic8u`.
+
+    Parameters
+    ----------
+    remainder : a rule with the same registers and arrays, which are all of one format: it runs on
+        the elements of a block behind the last multiple of `VECTOR_BYTES`.
     """
     arrays = [*rule.arrays_in, *rule.outputs]
-    return _BLOCKS.format(
-        function=function_name(rule),
-        types="".join(
-            ", float*" if name in rule.arrays_out else ", const float*" for name in arrays
-        ),
-        arrays=len(arrays),
-        arguments="".join(f", rows[{index}] + at" for index in range(len(arrays))),
-    )
+    parts = columns.parts(arrays)
+    places = {part: _HEAD + number for number, part in enumerate(parts)}
+    before, after, arguments = [], [], []
+
+    def address(name: str, kind: str, offset: str, scales: bool = False) -> str:
+        const = "" if name in rule.arrays_out else "const "
+        return f"reinterpret_cast<{const}{kind}*>(row[{places[name, scales]}]) + {offset}"
+
+    for name in arrays:
+        form = columns.format_of(name)
+        if form not in SIGNED:
+            # Two elements are a word, where `at` is even.
+            kind, offset = ("halves", "at / 2") if form in HALVES else ("float", "at")
+            arguments.append(address(name, kind, offset))
+            continue
+        table, number = f"tables[{0 if SIGNED[form] else 2}", f"t_{name}"
+        arguments.append(number)
+        before += [
+            f"alignas(64) float {number}[group];",
+            f"auto* const c_{name} = {address(name, 'std::uint8_t', 'at')};",
+            f"auto* const s_{name} = {address(name, 'float', 'at / group', True)};",
+            f"dequantize_group(c_{name}, {number}, size, *s_{name}, "
+            f"reinterpret_cast<const float*>({table} + 1]));",
+        ]
+        after += [
+            f"*s_{name} = as_float(scale_of({number}, size, {SMALLEST_SCALE:#x}u));",
+            f"quantize_group({number}, c_{name}, size, *s_{name}, "
+            f"reinterpret_cast<const std::uint32_t*>({table}]));",
+        ]
+    words = len(rule.registers())
+    if columns.streams:
+        before.append(f"const DrawKey key(registers[{words}], registers[{words + 1}]);")
+    for name, stream in columns.streams:
+        arguments.append(f"r_{name}")
+        before += [
+            f"alignas(64) std::uint32_t r_{name}[group / 2];",
+            f"draw((row[2] + at) / call_elements, {stream}, key, r_{name}, group / call_elements);",
+        ]
+    joined = ", ".join(arguments)
+    if columns.in_order:
+        run = _TILES.format(before=_lines(before, 12), after=_lines(after, 12), arguments=joined)
+    elif remainder is not None:
+        vector = VECTOR_BYTES // (2 if columns.formats else 4)
+        run = _WHOLE.format(vector=vector, arguments=joined)
+    else:
+        run = f"body::run(stop - at, words, {joined});"
+    width = _HEAD + len(parts)
+    texts = [_PRELUDE, _loops(rule, columns, "body")]
+    if remainder is not None:
+        texts.append(_loops(remainder, columns, "rest"))
+    texts.append(_BLOCKS.format(function=function_name(rule), width=width, run=run))
+    return "\n".join(texts)
 
 
 def register_words(rule: Rule, scalars: Mapping[str, float]) -> NDArray[np.uint32]:
@@ -315,12 +478,6 @@ class Kernel:
             *[pointer] * len(self._names),
         ]
         self._function.restype = None  # type: ignore[attr-defined]
-        self._of_blocks: Callable[..., None] = getattr(loaded, f"{function_name(rule)}_of_blocks")
-        self._of_blocks.argtypes = [  # type: ignore[attr-defined]
-            *[ctypes.c_size_t] * 2,
-            *[pointer] * 3,
-        ]
-        self._of_blocks.restype = None  # type: ignore[attr-defined]
         if not takes_pairs(rule):
             return
         self._of_pairs: Callable[..., int] = getattr(loaded, f"{function_name(rule)}_of_pairs")
@@ -352,29 +509,6 @@ class Kernel:
         self._function(
             ordered[0].size, words.ctypes.data, *(array.ctypes.data for array in ordered)
         )
-
-    def of_blocks(
-        self,
-        words: NDArray[np.uint32],
-        ends: NDArray[np.uint64],
-        rows: NDArray[np.uint64],
-        begin: int,
-        end: int,
-    ) -> Callable[[], None]:
-        """Return the call that runs the rule on elements `begin` to `end` of consecutively numbered
-        blocks.
-
-        Arguments are not checked. The call runs no Python code, so Ctrl-C cannot interrupt it.
-
-        Parameters
-        ----------
-        words : result of `register_words`.
-        ends : of each block, the number of the element behind its last one.
-        rows : addresses of its arrays, of shape (blocks, arrays): states and inputs, then outputs.
-            No two elements that are written may share memory.
-        """
-        pointers = [each.ctypes.data_as(ctypes.c_void_p) for each in (words, ends, rows)]
-        return partial(self._of_blocks, begin, end, *pointers)  # a pointer keeps its array
 
     def of_pairs(
         self,
@@ -465,10 +599,7 @@ def _check_overlap(names: Sequence[str], ordered: Sequence[Array]) -> None:
 
 
 def _library(rule: Rule) -> Path:
-    files = {
-        f"{rule.name}.cpp": source(rule),
-        f"{rule.name}_of_blocks.cpp": source_of_blocks(rule),
-    }
+    files = {f"{rule.name}.cpp": source(rule)}
     if takes_pairs(rule):
         files[f"{rule.name}_of_pairs.cpp"] = source_of_pairs(rule)
     folder = stored("rule", files)
@@ -481,3 +612,43 @@ def _library(rule: Rule) -> Path:
 def kernel(rule: Rule) -> Kernel:
     """The compiled kernel of `rule`; built on first use, then taken from the build cache."""
     return Kernel(rule, _library(rule))
+
+
+class BlockKernel:
+    """A compiled rule on blocks of arrays that lie in memory as `columns` say."""
+
+    def __init__(self, rule: Rule, columns: Columns, remainder: Rule | None = None) -> None:
+        self.rule = rule
+        name = f"{function_name(rule)}_of_blocks"
+        folder = stored("rule", {f"{name}.cpp": source_of_blocks(rule, columns, remainder)})
+        unswitched = () if "clang" in compiler_name().lower() else _UNSWITCHED
+        flags = (*CXX_FLAGS, *unswitched)
+        library = compile_library(name, [folder / f"{name}.cpp"], cxxflags=flags)
+        self._function: Callable[..., None] = getattr(ctypes.CDLL(str(library)), name)
+        pointer = ctypes.c_void_p
+        self._function.argtypes = [  # type: ignore[attr-defined]
+            *[ctypes.c_size_t] * 2,
+            *[pointer] * 3,
+        ]
+        self._function.restype = None  # type: ignore[attr-defined]
+        kept = (each(signed) for signed in (True, False) for each in (steps, dynamic_map))
+        self._kept = list(kept) if any(form in SIGNED for _, form in columns.formats) else []
+        self._tables = np.array([each.ctypes.data for each in self._kept], np.uint64)
+
+    def on(
+        self, words: NDArray[np.uint32], rows: NDArray[np.uint64]
+    ) -> Callable[[int, int], Callable[[], None]]:
+        """Return a function of `begin` and `end`, as of `source_of_blocks`, that returns what runs
+        the rule on these elements.
+
+        Nothing is checked. No code of Python runs in it, which Ctrl-C could interrupt.
+
+        Parameters
+        ----------
+        words : what `register_words` returns; with streams, then seed and step.
+        rows : contiguous, a row for each block. No two elements that are written may share memory.
+        """
+        given = (words, rows, self._tables)
+        pointers = [each.ctypes.data_as(ctypes.c_void_p) for each in given]
+        # A pointer keeps its array.
+        return lambda begin, end: partial(self._function, begin, end, *pointers)

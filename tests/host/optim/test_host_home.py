@@ -17,13 +17,20 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import nearstep
 from nearstep.device import open_processor
 from nearstep.errors import ArgumentError, OptionError, UrlError
-from nearstep.torch.errors import GradientError, ParameterError, StateError
+from nearstep.torch.errors import (
+    GradientError,
+    ParameterError,
+    StateError,
+    UnsupportedOptionError,
+)
 from nearstep.torch.homes.host import HostHome
 from nearstep.torch.layout import Layout
 from nearstep.updater.arguments import rule_arguments
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.columns import Columns
 from nearstep_spec.rule.optimizer import Number, Optimizer
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
@@ -286,12 +293,11 @@ def test_state_and_processors_are_plain_data() -> None:
     assert home.layout == adam.table._home.layout
 
 
-def test_formats_and_places_that_are_not_there_yet_are_refused() -> None:
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        p = torch.zeros(16, dtype=dtype)
-        p.grad = torch.zeros(16, dtype=dtype)
-        with pytest.raises(ParameterError, match=str(dtype)):
-            HostOptimizer([p], OPTIMIZERS["adamw"]).step()
+def test_formats_and_places_that_cannot_be_are_refused() -> None:
+    p = torch.zeros(16, dtype=torch.float64)
+    p.grad = torch.zeros(16, dtype=torch.float64)
+    with pytest.raises(ParameterError, match="float64"):
+        HostOptimizer([p], OPTIMIZERS["adamw"]).step()
     p = torch.zeros(16, device="meta", requires_grad=True)
     p.grad = torch.zeros(16, device="meta")
     with pytest.raises(ParameterError, match="meta"):
@@ -300,12 +306,14 @@ def test_formats_and_places_that_are_not_there_yet_are_refused() -> None:
     p.grad = torch.zeros(16)
     with pytest.raises(ParameterError, match="share no memory"):
         HostOptimizer([p], OPTIMIZERS["adamw"]).step()
-    definition = optimizer_named(MIXED)
     p = torch.zeros(16)
-    p.grad = torch.zeros(16)
-    with pytest.raises(ArgumentError, match="keeps m in bf16, v in bf16: open a device"):
-        HostOptimizer([p], definition).step()
-    assert not p.any()
+    for kind, given, message in (
+        ("adamw", {"rounding": "stochastic"}, "no parameter and no state is in bf16"),
+        ("sgd", {"rounding": "stochastic", "state_dtype": torch.bfloat16}, "counts no steps"),
+        (MIXED, {"state_dtype": torch.float16}, "keeps m in bf16"),
+    ):
+        with pytest.raises(UnsupportedOptionError, match=message):
+            nearstep.optim.from_rule(kind, [p], **given)
 
 
 def test_rules_without_a_gradient_or_with_other_arrays_are_refused() -> None:
@@ -324,7 +332,9 @@ def test_rules_without_a_gradient_or_with_other_arrays_are_refused() -> None:
     ):
         definition = Optimizer(rule=rule, scalars=lambda a: {"a": a}, hyper={"a": Number(0.5)})
         with pytest.raises(ArgumentError, match=message):
-            HostHome(Layout.of(definition), open_processor()).check(definition.form({"a": 0.5}))
+            HostHome(Layout.of(definition), open_processor()).check(
+                definition.form({"a": 0.5}), Columns()
+            )
 
 
 def test_options_that_no_register_holds_are_refused_before_another_group_is_updated() -> None:
@@ -361,13 +371,122 @@ def test_arrays_of_numpy_and_both_orders(order) -> None:
     arguments = rule_arguments(OPTIMIZERS["adam"], processor.order, step=3, weight_decay=0.1)
     given = {**arrays, "g": arrays["g"] * np.float32(-0.3)}
     expected = evaluate(arguments.form.rule, given, arguments.scalars)
+    addresses = [arrays[name].ctypes.data for name in arguments.form.rule.arrays_in]
+    blocks = np.array([[1003, 0, *addresses]], np.uint64)
     with pytest.raises(ArgumentError, match="gradient_scale must be finite"):
-        processor.run(arguments, arrays, math.inf)
-    with pytest.raises(ArgumentError, match="overlap in memory"):
-        processor.run(arguments, {**arrays, "m": arrays["v"]})
-    processor.run(arguments, arrays, -0.3)
+        processor.blocks(arguments, Columns(), blocks, gradient_scale=math.inf)
+    processor.blocks(arguments, Columns(), blocks, gradient_scale=-0.3)()
+    whole = 1000 if arguments.form.remainder else 1003  # of vectors
     for name in "pmv":
-        assert (arrays[name].view(np.uint32) == expected[name].view(np.uint32)).all()
+        got, wanted = arrays[name].view(np.uint32), expected[name].view(np.uint32)
+        assert (got[:whole] == wanted[:whole]).all()
+
+
+FUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "AdamW": ("AdamW", {"weight_decay": 0.1}),
+    "amsgrad": ("AdamW", {"amsgrad": True, "betas": (0.3, 0.9), "maximize": True}),
+    "Adam": ("Adam", {"weight_decay": 0.1}),
+    "SGD": ("SGD", {"lr": 0.1, "weight_decay": 0.1}),
+    "dampening": ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+    "nesterov": ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "Adagrad": ("Adagrad", {"weight_decay": 0.1, "lr_decay": 0.1}),
+}
+
+
+@like_torch
+@pytest.mark.parametrize(
+    ("kind", "dtype", "offset", "scale"),
+    [
+        *((kind, torch.float32, 0, 1.0) for kind in FUSED),
+        *((kind, dtype, 0, 1.0) for kind in ("AdamW", "amsgrad", "Adam")
+          for dtype in (torch.bfloat16, torch.float16)),
+        ("AdamW", torch.float32, 3, 3.7),
+        ("AdamW", torch.bfloat16, 3, 3.7),
+    ],
+)  # fmt: skip
+def test_every_size_has_torchs_bits(kind, dtype, offset, scale) -> None:
+    """The elements behind the last whole vector, too, and those of views."""
+    seed = 3
+    print(f"seed {seed}")
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [*range(1, 201), 1000, 4097]
+    first = [torch.randn(size + offset, generator=generator).to(dtype) for size in sizes]
+    ours, theirs = ([each.clone()[offset:] for each in first] for _ in range(2))
+    name, options = FUSED[kind]
+    mine = getattr(nearstep.optim, name)(ours, **options)
+    other = getattr(torch.optim, name)(theirs, fused=True, **options)
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            exponent = torch.rand(a.shape, generator=generator) * 6 - 5
+            a.grad = (torch.randn(a.shape, generator=generator) * 10**exponent).to(dtype)
+            b.grad = a.grad.clone()
+        for each in (mine, other):
+            if scale != 1.0:
+                each.grad_scale, each.found_inf = torch.tensor(scale), torch.tensor(0.0)
+            each.step()
+    compared = 0
+    for a, b in zip(ours, theirs, strict=True):
+        moments = [(mine.state[a][k], v) for k, v in other.state[b].items() if v is not None]
+        for x, y in ((a, b), (a.grad, b.grad), *(m for m in moments if m[1].dim())):
+            assert x.dtype == y.dtype
+            assert torch.equal(bits(x), bits(y)), f"{tuple(a.shape)}"
+            compared += x.numel()
+    assert compared >= 2 * sum(sizes)
+
+
+FORMATS: dict[str, tuple[torch.dtype, dict[str, Any], str]] = {
+    "8 bits": (torch.float32, {"state_dtype": torch.uint8}, "state_format=dynamic8"),
+    "8 bits of bf16": (
+        torch.bfloat16,
+        {"state_dtype": torch.uint8},
+        "state_format=dynamic8&parameter_format=bf16",
+    ),
+    "bf16 state": (torch.float32, {"state_dtype": torch.bfloat16}, "state_format=bf16"),
+    "stochastic": (
+        torch.bfloat16,
+        {"rounding": "stochastic", "rounding_seed": 5},
+        "state_format=bf16&parameter_format=bf16&stochastic_rounding=yes",
+    ),
+}
+"""Dtype of parameters, options of both, options of a device."""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_have_the_bits_of_a_device(name) -> None:
+    """Also of another layout, where groups and random bits go by the logical order, and after a
+    checkpoint, which either loads from the other."""
+    dtype, options, url = FORMATS[name]
+    url = f"golden:axdimm?memory_bytes=4MiB&block_bytes=1024&gradient_formats=fp32,bf16&{url}"
+    shapes = [(5,), (), (3, 7, 5, 4), (1025,), (0,), (33, 17)]
+    generator = torch.Generator().manual_seed(4)
+    first = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    sides = []
+    for device in ("host:", url):
+        given = clone(first)
+        if device == "host:":
+            given[2] = first[2].contiguous(memory_format=torch.channels_last).requires_grad_()
+        optimizer = nearstep.optim.AdamW(given, weight_decay=0.1, device=device, **options)
+        sides.append((given, optimizer))
+    compared = 0
+    for number in range(4):
+        for ps in zip(*(given for given, _ in sides), strict=True):
+            gradient = torch.randn(ps[0].shape, generator=generator).to(dtype)
+            for p in ps:
+                p.grad = gradient.clone()
+        for _, optimizer in sides:
+            optimizer.step()
+        for a, b in zip(*(given for given, _ in sides), strict=True):
+            mine, other = (o.state[p] for (_, o), p in zip(sides, (a, b), strict=True))
+            assert set(mine) == set(other)
+            for key, x, y in [("p", a, b), *((key, mine[key], other[key]) for key in other)]:
+                assert (x.dtype, x.shape) == (y.dtype, y.shape), key
+                assert torch.equal(x.detach(), y.detach()), f"{key} of {tuple(a.shape)}"
+                compared += x.numel()
+        if number == 1:
+            saved = [optimizer.state_dict() for _, optimizer in sides]
+            for (_, optimizer), state in zip(sides, reversed(saved), strict=True):
+                optimizer.load_state_dict(state)
+    assert compared > 4 * 3 * sum(map(math.prod, shapes))
 
 
 def test_a_rule_of_a_file_is_that_of_the_file() -> None:
@@ -378,3 +497,31 @@ def test_a_rule_of_a_file_is_that_of_the_file() -> None:
     p.grad = torch.ones(37)
     HostOptimizer([p], definition, lr=0.1, weight_decay=0.5).step()
     torch.testing.assert_close(p, expected)
+
+
+EIGHT_BITS: dict[str, tuple[str, Any, str]] = {
+    "floats": ("exp_avg", lambda old: old.float(), "tensor of torch.uint8"),
+    "no scales": ("exp_avg_scale", None, "have 'exp_avg_scale'"),
+    "too few scales": ("exp_avg_sq_scale", lambda old: old[:1], "of shape"),
+    "expanded scales": ("exp_avg_scale", lambda old: old[:1].expand(2), "exp_avg_scale"),
+    "shared": ("exp_avg_sq", lambda old: old[:1].expand(300), "exp_avg_sq"),
+    "meta": ("exp_avg", lambda old: old.to("meta"), "with data"),
+}
+
+
+@pytest.mark.parametrize("wrong", EIGHT_BITS)
+def test_state_in_8_bits_that_cannot_be_is_refused(wrong) -> None:
+    key, change, message = EIGHT_BITS[wrong]
+    p = torch.linspace(-1, 1, 300)
+    p.grad = torch.ones(300)
+    optimizer = nearstep.optim.AdamW([p], state_dtype=torch.uint8)
+    optimizer.step()
+    state, before = optimizer.state[p], p.clone()
+    if change is None:
+        del state[key]
+    else:
+        state[key] = change(state[key])
+    with pytest.raises(StateError, match=message):
+        optimizer.step()
+    assert torch.equal(bits(p), bits(before))
+    assert state["step"] == 1

@@ -4,15 +4,19 @@ That it equals the numpy model is tested for every rule beside the RTL.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from nearstep_sim.golden import rule_cpp
 from nearstep_sim.golden.rule import ArrayMismatchError, SparseGradient, evaluate
-from nearstep_sim.golden.rule_cpp import kernel, register_words
+from nearstep_sim.golden.rule_cpp import CXX_FLAGS, BlockKernel, kernel, register_words
 from nearstep_spec.rule.adam import ADAM, adam_scalars
+from nearstep_spec.rule.columns import Columns
+from nearstep_spec.rule.remainder import crossed
 from nearstep_spec.rule.rule import Rule
 
 SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.01, 3, True)
@@ -105,18 +109,23 @@ def test_blocks_are_counted_through_and_any_part_of_them_can_be_run() -> None:
     rng = np.random.default_rng(seed)
     words, ran = register_words(ADAM, SCALARS), 0
     for _ in range(100):
-        counts = rng.choice([0, 1, 3, 16, 33, 100], rng.integers(1, 7)).astype(np.uint64)
-        ends, total = np.cumsum(counts, dtype=np.uint64), int(counts.sum())
-        begin, end = sorted(int(each) for each in rng.integers(0, total + 1, 2))
-        blocks = [_arrays(int(count), seed=index) for index, count in enumerate(counts)]
-        joined = {name: np.concatenate([b[name] for b in blocks]) for name in "pgmv"}
-        kernel(ADAM)({name: array[begin:end] for name, array in joined.items()}, SCALARS)
-        rows = np.array([[b[name].ctypes.data for name in "pgmv"] for b in blocks], np.uint64)
-        kernel(ADAM).of_blocks(words, ends, rows, begin, end)()
-        for name, expected in joined.items():
-            found = np.concatenate([b[name] for b in blocks])
-            assert (found.view(np.uint32) == expected.view(np.uint32)).all()
-        ran += end - begin
+        counts = rng.choice([0, 1, 33, 256, 300, 700], rng.integers(1, 7)).tolist()
+        ends = np.cumsum([-(-count // 256) * 256 for count in counts])
+        begin, end = (256 * sorted(rng.integers(0, ends[-1] // 256 + 1, 2))[k] for k in (0, 1))
+        blocks = [_arrays(count, seed=index) for index, count in enumerate(counts)]
+        expected = [{name: array.copy() for name, array in each.items()} for each in blocks]
+        for each, stop, count in zip(expected, ends, counts, strict=True):
+            first = stop + -count // 256 * 256
+            part = slice(max(0, begin - first), max(0, min(count, end - first)))
+            kernel(ADAM)({name: array[part] for name, array in each.items()}, SCALARS)
+            ran += each["p"][part].size
+        addresses = [[b[name].ctypes.data for name in "pgmv"] for b in blocks]
+        heads = [[stop, count, 0] for stop, count in zip(ends, counts, strict=True)]
+        rows = np.concatenate([np.array(heads, np.uint64), np.array(addresses, np.uint64)], 1)
+        BlockKernel(ADAM, Columns()).on(words, rows)(int(begin), int(end))()
+        for mine, other in zip(blocks, expected, strict=True):
+            for name in "pgmv":
+                assert (mine[name].view(np.uint32) == other[name].view(np.uint32)).all()
     assert ran > 1000
 
 
@@ -179,3 +188,45 @@ def test_arrays_may_be_called_like_anything_in_the_source() -> None:
     arrays["int"] = np.zeros(50, np.float32)
     kernel(rule)(arrays, scalars)
     assert all((arrays[name] == expected[name]).all() for name in rule.arrays_out)
+
+
+COLUMNS = {
+    "fp32": Columns(),
+    "bf16": Columns(tuple((name, "bf16") for name in "pgmv")),
+    "stochastic": Columns(tuple((name, "bf16") for name in "pgmv"), (("p", 1), ("m", 2), ("v", 3))),
+    "8 bits": Columns((("m", "dynamic8"), ("v", "dynamic8u"))),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_instruction_sets_and_cuts_change_no_bit_of_blocks(name, monkeypatch):
+    columns, scalars = COLUMNS[name], adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.01, 10, True)
+    remainder = crossed(ADAM) if columns.uniform(ADAM) else None
+    words = np.concatenate([register_words(ADAM, scalars), np.array([9, 10], np.uint32)])
+    sizes = (1000, 7, 0, 263)
+    found = []
+    for flags in (("-O3",), ("-O3", "-march=x86-64-v3"), ("-O0",)):
+        rng = np.random.default_rng(5)
+        monkeypatch.setattr(rule_cpp, "CXX_FLAGS", (*CXX_FLAGS, *flags))
+        kernel, arrays, rows, end = BlockKernel(ADAM, columns, remainder), [], [], 0
+        for size in sizes:
+            row = []
+            for array, scales in columns.parts(ADAM.arrays_in):
+                values = np.abs(rng.standard_normal(size, np.float32))
+                made = {
+                    "fp32": values,
+                    "bf16": (values.view(np.uint32) >> 16).astype(np.uint16),
+                    "dynamic8": rng.integers(0, 256, size, np.uint8),
+                    "dynamic8u": rng.integers(0, 256, size, np.uint8),
+                }[columns.format_of(array)]
+                row.append(np.ones(-(-size // 256), np.float32) if scales else made)
+            end += -(-size // 256) * 256
+            rows.append([end, size, 32 * len(rows), *(each.ctypes.data for each in row)])
+            arrays += row
+        run = kernel.on(words, np.array(rows, np.uint64))
+        cuts = (0, end) if len(flags) == 2 else (0, 256, 768, end)
+        for first, stop in pairwise(cuts):
+            run(first, stop)()
+        found.append([each.tobytes() for each in arrays])
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == len(sizes) * len(columns.parts(ADAM.arrays_in))
