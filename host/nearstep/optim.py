@@ -112,8 +112,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     device : name of a device (see `nearstep.open`), which the optimizer opens, and which is closed
         with the last optimizer that uses it; or a device that the caller opened, and closes. None,
         or `host:`: this machine's processor updates the tensors in place; the arguments below are
-        for devices only, except `state_dtype` and `rounding`. A function: makes a custom home from the layout of a parameter's state
-        (`examples/shm_home.py`).
+        for devices only, except `state_dtype` and `rounding`. A function: makes a custom home from
+        the layout of a parameter's state (`examples/shm_home.py`).
     max_cycles : bound on each run of the kernel, in device cycles, or None.
     compression : fraction of the elements of each gradient to send, those of largest magnitude
         (see `nearstep.torch.topk`): above 0, at most 1. None sends all.
