@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, FileStore
 from torch._C._dynamo import eval_frame
+from torch._dynamo.types import ConvertFrameReturn
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service import Client, Server
@@ -88,15 +88,13 @@ def test_the_compiler_sees_no_frame_of_a_work(lane: Lane) -> None:
 
     def see(frame: Any, *_: object) -> Any:
         seen.append(frame.f_code.co_name)
-        nothing = {"guarded_code": None, "frame_exec_strategy": None, "apply_to_code": False}
-        return SimpleNamespace(**nothing)
+        return ConvertFrameReturn()
 
     def compiled() -> None:
         work = CoarseWork("here", [], lane)
         lane.submit(work, done.set, awaited=True)
-        for _ in range(2):
-            work.wait()
-            work.is_completed()
+        work.wait()
+        work.is_completed()
 
     done = threading.Event()
     before = eval_frame.set_eval_frame(see)
