@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -195,7 +196,7 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
         address, token = known or _find(own, place, is_first, rank, size, timeout_s)
         return Client(address, token, job=job, rank=rank, clients=size, timeout_s=timeout_s)
 
-    release = (lambda: None) if known else FOUND.release
+    release: Callable[[], None] = (lambda: None) if known else FOUND.release
     wire = os.environ.get(WIRE, "fp32")
     try:
         group = CoarseProcessGroup(
