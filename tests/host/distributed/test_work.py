@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, FileStore
+from torch._C._dynamo import eval_frame
+from torch._dynamo.types import ConvertFrameReturn
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service import Client, Server
@@ -20,6 +26,24 @@ from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.work import CoarseWork, Lane
 
 TIMEOUT_S = 60.0
+ENDS = """
+import threading, time
+from concurrent.futures import Future
+from torch._C._distributed_c10d import HashStore
+from nearstep.torch.distributed import rendezvous
+
+class AtTheEnd:
+    def __del__(self, say=print, sleep=time.sleep, answer='{"place": ["a", "b"]}'):
+        self.store.set("place", answer)
+        say("answered", flush=True)
+        sleep(0.5)
+
+last = AtTheEnd()
+last.store = HashStore()
+given = last.store, Future(), False, 1, 2, 60.0
+threading.Thread(target=rendezvous._find, args=given, daemon=True).start()
+time.sleep(0.1)
+"""
 
 
 @pytest.fixture
@@ -56,6 +80,30 @@ def test_who_waits_at_once_carries_out_and_who_looks_finds_it_done(lane: Lane) -
         lane.submit(work, done.set, awaited=True)
         ask(work)
         assert done.wait(TIMEOUT_S)
+
+
+def test_the_compiler_sees_no_frame_of_a_work(lane: Lane) -> None:
+    """A compiled model waits for works from C++, and this thread may carry them out."""
+    seen: list[str] = []
+
+    def see(frame: Any, *_: object) -> Any:
+        seen.append(frame.f_code.co_name)
+        return ConvertFrameReturn()
+
+    def compiled() -> None:
+        work = CoarseWork("here", [], lane)
+        lane.submit(work, done.set, awaited=True)
+        work.wait()
+        work.is_completed()
+
+    done = threading.Event()
+    before = eval_frame.set_eval_frame(see)
+    try:
+        compiled()
+    finally:
+        eval_frame.set_eval_frame(before)
+    assert done.is_set()
+    assert seen == ["compiled"]
 
 
 def test_what_fails_is_raised_and_the_next_work_goes_on(lane: Lane) -> None:
@@ -103,6 +151,32 @@ def test_a_collective_that_was_interrupted_is_the_last_one(tmp_path: Path) -> No
         with pytest.raises(JobError, match="interrupted"):
             group.allreduce([found], options).wait()
         group.shutdown()
+
+
+def test_gloo_connects_before_a_group_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the thread that makes the group: one in C++ code would abort a process that ends."""
+    threads: list[threading.Thread] = []
+    made = dist.ProcessGroupGloo
+
+    def connect(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return made(*given)
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", connect)
+    with alone(tmp_path) as group:
+        assert threads == [threading.current_thread()]
+        group.shutdown()
+
+
+def test_a_process_ends_well_while_it_waits_for_a_service() -> None:
+    """The answer comes when Python's threads must not come back from C++ code any more."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.stdout == "answered\n"
 
 
 def test_the_thread_of_a_group_that_nobody_has_ends(tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +17,12 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from nearstep.coarse.service.errors import JobError
 from nearstep.torch.distributed.tensors import operation_name, options_of
 
-SLICE_S = 0.2
+SLICE = timedelta(seconds=0.2)
+POLL_S = 0.02
+
+NATIVE = threading.RLock()
+"""Held by a daemon thread in C++ code, and by the main thread from its end on: when C++ code comes
+back to Python after the interpreter's end, Python ends the thread, and C++ the process."""
 
 
 class GlooFallbackWarning(UserWarning):
@@ -48,20 +52,16 @@ class Gloo:
         self._groups = 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._warned: set[str] = set()
-        self._own: Future[Any] = Future()
-        threading.Thread(target=self._connect, name="coarse gloo", daemon=True).start()
+        self._waited: list[Any] = []
+        self._closed: JobError | None = None
+        self._own = [self._make("gloo")]
 
     @property
     def group(self) -> Any:
-        """The group for bytes, and for reductions without a ring; waits until it is connected."""
-        return self._own.result()
-
-    def _connect(self) -> None:
-        with contextlib.suppress(InvalidStateError):  # closed meanwhile
-            try:
-                self._own.set_result(self._make("gloo"))
-            except Exception as error:
-                self._own.set_exception(error)
+        """The group that moves bytes, and sums what has no ring."""
+        if self._closed is not None:
+            raise self._closed
+        return self._own[0]
 
     def make(self) -> Any:
         """Make another group; all processes make theirs in the same order."""
@@ -93,19 +93,36 @@ class Gloo:
         self.wait([self.group.allreduce([tensor], options_of(operation))])
 
     def wait(self, works: Sequence[Any]) -> None:
-        """Wait for collectives of `group`; raise if the group is closed meanwhile."""
+        """Wait for collectives of `group`, unless it is closed meanwhile."""
+        self._waited = [*self._under_way, *works]
         for work in works:
-            ended = threading.Event()
-            work.get_future().add_done_callback(lambda _, ended=ended: ended.set())
-            while not ended.wait(SLICE_S):
-                self.group  # noqa: B018
+            while not work.is_completed():
+                try:
+                    work.wait(SLICE)
+                except RuntimeError:  # of the slice, or of the collective: then it has ended
+                    self.group  # noqa: B018
             work.wait()
+        self._waited = self._under_way
+
+    @property
+    def _under_way(self) -> list[Any]:
+        return [each for each in self._waited if not each.is_completed()]
 
     def close(self, reason: JobError) -> None:
-        """Drop the group; processes that wait for this one get an error from gloo."""
-        own, self._own = self._own, Future()
-        self._own.set_exception(reason)
-        if not own.done():
-            own.set_exception(reason)
-        # The last reference is dropped in another thread: that waits for running collectives.
-        threading.Thread(target=own.exception, daemon=True).start()
+        """Drop the group: processes that wait for this one get an error of gloo's.
+
+        The destructor waits for collectives under way, so another thread drops it after them.
+        """
+        if self._closed is None:
+            self._closed = reason
+            if works := self._under_way:
+                threading.Thread(target=_drop, args=(self._own, works), daemon=True).start()
+            else:
+                self._own.clear()
+
+
+def _drop(groups: list[Any], works: Sequence[Any]) -> None:
+    while not all(each.is_completed() for each in works):
+        time.sleep(POLL_S)
+    with NATIVE:
+        groups.clear()

@@ -22,7 +22,7 @@ from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import JobError
 from nearstep.coarse.service.messages import Operation
 from nearstep.torch.distributed.exchanges import Exchanges
-from nearstep.torch.distributed.fallback import Gloo
+from nearstep.torch.distributed.fallback import NATIVE, Gloo
 from nearstep.torch.distributed.tensors import (
     check_list,
     check_parts,
@@ -91,9 +91,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._release = release
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
+        self.gloo = Gloo(store, rank, size, timeout)
         self._lane = Lane("coarse collectives")
         weakref.finalize(self, self._lane.end).atexit = False  # a process waits for the thread
-        self.gloo = Gloo(store, rank, size, timeout)
         self._held: list[CoarseWork] = []
         self._sums = 0
         self._failure: JobError | None = None
@@ -539,3 +539,4 @@ def end_open_groups() -> None:
     """End the groups of a process that ends, before Python waits for their threads."""
     for group in list(OPEN):
         group.end_with_the_process()
+    NATIVE.acquire()

@@ -7,9 +7,11 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -18,7 +20,7 @@ from nearstep.coarse.service.client import Client
 from nearstep.coarse.service.errors import JobError, ServiceLostError
 from nearstep.coarse.service.spawn import Spawned, token_of
 from nearstep.errors import ArgumentError
-from nearstep.torch.distributed.fallback import connection_of_its_own
+from nearstep.torch.distributed.fallback import NATIVE, POLL_S, connection_of_its_own
 from nearstep.torch.distributed.process_group import CoarseProcessGroup, end_open_groups
 
 ADDRESS = "NEARSTEP_COARSE"
@@ -27,7 +29,6 @@ DEVICE = "NEARSTEP_COARSE_DEVICE"
 WIRE = "NEARSTEP_COARSE_WIRE"
 
 KEY = "nearstep/coarse"
-POLL_S = 0.02
 
 Place = tuple[str, str]
 """Address and token of a service."""
@@ -144,21 +145,39 @@ def default_device(size: int) -> str:
     return f"golden:coarse?devices={min(64, max(2, size))}&groups=2&memory_bytes=1GiB"
 
 
-def _find(store: Store, place: Future[Place], is_first: bool, rank: int, size: int) -> Place:
-    """Return the service that rank 0 offers; the first group of a process sets `place`."""
+def _say(store: Store, found: dict[str, Any]) -> None:
+    with NATIVE:
+        store.set("place", json.dumps(found))
+
+
+def _said(store: Store, deadline: float) -> dict[str, Any]:
+    """What rank 0 says. A thread must not wait in the store itself, where its process may end."""
+    while time.monotonic() < deadline:
+        with NATIVE:
+            if store.check(["place"]):
+                said: dict[str, Any] = json.loads(store.get("place"))
+                return said
+        time.sleep(POLL_S)
+    raise JobError("waited for rank 0 to begin a service", [0])
+
+
+def _find(
+    store: Store, place: Future[Place], is_first: bool, rank: int, size: int, timeout_s: float
+) -> Place:
+    """The service that rank 0 offers. The first group of a process sets the process's `place`."""
     try:
         if rank == 0:
             device = os.environ.get(DEVICE) or default_device(size)
             found = FOUND.spawn(place, device) if is_first else place.result()
-            store.set("place", json.dumps({"place": found}))
+            _say(store, {"place": found})
         else:
-            said = json.loads(store.get("place"))
+            said = _said(store, time.monotonic() + timeout_s)
             if "error" in said:
                 raise ServiceLostError(f"rank 0 has no service: {said['error']}")
             found = said["place"][0], said["place"][1]
     except BaseException as error:
         if rank == 0:
-            store.set("place", json.dumps({"error": str(error)}))
+            _say(store, {"error": str(error)})
         if is_first:
             place.set_exception(error)
         raise
@@ -180,19 +199,18 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
     place, is_first = (Future[Place](), False) if known else FOUND.take()
 
     def connect() -> Client:
-        address, token = known or _find(own, place, is_first, rank, size)
+        address, token = known or _find(own, place, is_first, rank, size, timeout_s)
         return Client(address, token, job=job, rank=rank, clients=size, timeout_s=timeout_s)
 
-    group = CoarseProcessGroup(
-        connect,
-        job,
-        rank,
-        size,
-        own,
-        timeout,
-        wire=os.environ.get(WIRE, "fp32"),
-        release=(lambda: None) if known else FOUND.release,
-    )
+    release: Callable[[], None] = (lambda: None) if known else FOUND.release
+    wire = os.environ.get(WIRE, "fp32")
+    try:
+        group = CoarseProcessGroup(
+            connect, job, rank, size, own, timeout, wire=wire, release=release
+        )
+    except BaseException:
+        release()
+        raise
     if known:
         try:
             group.client  # noqa: B018

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from nearstep.errors import ArgumentError
+from nearstep.torch.distributed.untraced import untraced
 
 GRACE_S = 1e-4
 """Time in which a thread that waits at once can run the work itself."""
@@ -24,6 +25,7 @@ COMPLETERS = ThreadPoolExecutor(256, "coarse completion")
 """Run hooks on results: a hook may wait for another work."""
 
 
+@untraced
 class CoarseWork(Work):
     """A collective that runs in another thread.
 
@@ -118,6 +120,7 @@ class CoarseWork(Work):
             return self._future
 
 
+@untraced
 class Lane:
     """Runs works in order: in a thread of its own, or in the caller that waits for the next work.
 
