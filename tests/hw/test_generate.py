@@ -271,7 +271,8 @@ def test_every_option_changes_the_block(name):
     for each in entries(generator.config):
         if each.name in generator.options and each.name not in ELSEWHERE.get(name, ()):
             half = each.default // 2 if type(each.default) is int else not each.default
-            other = next((value for value in each.literals if value != each.default), half)
+            choices = each.literals or each.option.choices
+            other = next((value for value in choices if value != each.default), half)
             options = base | {each.name: OTHERS.get(each.name, other)}
             assert _text(name, **options) != as_it_is, options
             changed.append(each.name)
