@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import zip_longest
 
 import pytest
 import typer
@@ -252,9 +253,10 @@ SAME = [name for name in GENERATORS if GENERATORS[name].config.__name__ == "Unit
 """Units with the options of the first one."""
 
 
-def _text(name, **options):
+def _texts(name, **options):
+    """Of the block and of each module in it, when it is asked for: a unit takes seconds."""
     parts = {name: build(name, **options)} | modules(name, **options)
-    return "".join(netlist(part, each) for each, part in parts.items())
+    return (netlist(part, each) for each, part in parts.items())
 
 
 @pytest.mark.parametrize(
@@ -267,14 +269,15 @@ def _text(name, **options):
 )
 def test_every_option_changes_the_block(name):
     generator, base, changed = GENERATORS[name], SMALL.get(name, {}), []
-    as_it_is = _text(name, **base)
+    as_it_is = list(_texts(name, **base))
     for each in entries(generator.config):
         if each.name in generator.options and each.name not in ELSEWHERE.get(name, ()):
             half = each.default // 2 if type(each.default) is int else not each.default
             choices = each.literals or each.option.choices
             other = next((value for value in choices if value != each.default), half)
             options = base | {each.name: OTHERS.get(each.name, other)}
-            assert _text(name, **options) != as_it_is, options
+            pairs = zip_longest(_texts(name, **options), as_it_is)
+            assert any(other != text for other, text in pairs), options
             changed.append(each.name)
     print(f"{name}: changed by {', '.join(changed)}")
     assert set(changed) | ELSEWHERE.get(name, set()) >= set(generator.options)
