@@ -33,6 +33,7 @@ class Interrupts:
         self._within = within
         self.count = 0
         self.where: str | None = None
+        self._follow = self._step
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -48,14 +49,14 @@ class Interrupts:
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self._within not in frame.f_code.co_filename:
             return None
-        frame.f_trace_opcodes = True
-        return self._step
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._follow
 
     def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "opcode":
-            self.count += 1
-            if self.count == self._at:
+            self.count = count = self.count + 1
+            if count == self._at:
                 file = frame.f_code.co_filename.rpartition("/")[2]
                 self.where = f"{file}:{frame.f_lineno} bytecode {frame.f_lasti}"
                 raise KeyboardInterrupt(self.where)
-        return self._step
+        return self._follow
