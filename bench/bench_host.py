@@ -91,7 +91,7 @@ def cases(parameters: int) -> Iterator[Case]:
     yield Case(
         name="axdimm, bf16 with its state", device=device, share=None, sizes=sizes, rule=BF16
     )
-    host = partial(Case, device="host:", share=None)
+    host = partial(Case, device="host:?threads=1", share=None)
     yield host(name="in place, fp32", sizes=sizes)
     yield host(name="in place, bf16", sizes=sizes, bf16=True)
     yield host(name="in place, bf16 stochastic", sizes=sizes, bf16=True, rounding="stochastic")
