@@ -138,9 +138,10 @@ class HostTable(StateTable):
 
     def place(self, owner: Owner, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
         """Number the elements of parameters, as on a device; they stay where they are."""
-        for each in [p for p in parameters if p not in self._indices and not is_lazy(p)]:
-            name = labels_of(owner.param_groups)[each]
-            self._formats(each.dtype).check(name, each)
+        new = [p for p in parameters if p not in self._indices and not is_lazy(p)]
+        names = labels_of(owner.param_groups) if new else {}
+        for each in new:
+            self._formats(each.dtype).check(names[each], each)
             self._indices[each] = self._elements
             self._elements += padded(convert.size(each), 2 * LINE_ELEMENTS)
 

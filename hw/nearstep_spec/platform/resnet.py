@@ -127,7 +127,7 @@ class ResNet50:
 
 @dataclass(frozen=True)
 class _Block:
-    """Yield three convolutions, and a parallel one if channels or sizes differ."""
+    """Three convolutions, and a parallel one if channels or sizes differ."""
 
     name: str
     convolutions: Sequence[_Convolution]

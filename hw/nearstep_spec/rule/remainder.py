@@ -1,6 +1,5 @@
 """The other way to contract a sum of two products."""
 
-import inspect
 from collections.abc import Mapping
 from typing import cast
 
@@ -34,14 +33,4 @@ def crossed(rule: Rule) -> Rule:
         found = rule.definition(**leaves)
         return {name: cast(Value, change(each)) for name, each in found.items()}
 
-    define.__signature__ = inspect.signature(rule.definition)  # type: ignore[attr-defined]
-    return Rule(
-        rule.name,
-        define,
-        states=rule.states,
-        inputs=rule.inputs,
-        outputs=rule.outputs,
-        scalars=rule.scalars,
-        switches=rule.switches,
-        formats=rule.formats,
-    )
+    return rule.redefined(define)

@@ -125,6 +125,30 @@ class Rule:
             if each not in self.program.names("array"):
                 raise UnusedNameError("Input", each, self.location)
 
+    def redefined(self, definition: Callable[..., Mapping[str, Value]], *scalars: str) -> "Rule":
+        """Return a rule of the same name and arrays with another definition.
+
+        Parameters
+        ----------
+        definition : a function that takes the names as keywords.
+        scalars : names behind those that there are.
+        """
+        names = (*inspect.signature(self.definition).parameters, *scalars)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        definition.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(each, keyword) for each in names]
+        )
+        return Rule(
+            self.name,
+            definition,
+            states=self.states,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            scalars=(*self.scalars, *scalars),
+            switches=self.switches,
+            formats=self.formats,
+        )
+
     def _check_names(self) -> None:
         seen: set[str] = set()
         declared = (

@@ -41,17 +41,4 @@ def scaled(rule: Rule) -> Rule:
         scaled = cast(Value, leaves[GRADIENT]) * factor
         return rule.definition(**{**leaves, GRADIENT: scaled})
 
-    parameters = [
-        inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in (*names, GRADIENT_SCALE)
-    ]
-    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return Rule(
-        rule.name,
-        define,
-        states=rule.states,
-        inputs=rule.inputs,
-        outputs=rule.outputs,
-        scalars=(*rule.scalars, GRADIENT_SCALE),
-        switches=rule.switches,
-        formats=rule.formats,
-    )
+    return rule.redefined(define, GRADIENT_SCALE)

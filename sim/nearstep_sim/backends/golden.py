@@ -5,7 +5,7 @@ from nearstep.backends.options import open_family
 from nearstep_sim.backends import families
 
 DEVICES = families("GOLDEN")
-"""Return the devices of this backend."""
+"""Devices of this backend."""
 
 
 def open_device(family: str, options: dict[str, str]) -> EmulatedBackend:

@@ -66,7 +66,7 @@ DEVICES: Mapping[str, Family] = {
         ),
     )
 }
-"""Return the devices of this backend."""
+"""Devices of this backend."""
 
 
 def open_device(target: str, options: dict[str, str]) -> Processor:
@@ -120,11 +120,11 @@ class HostProcessor(Processor):
 
 @cache
 def _kernel(rule: Rule, remainder: Rule | None, columns: Columns) -> BlockKernel:
-    """The compiled rule, with a factor on its gradients.
+    """Return the compiled rule, with a factor on its gradients.
 
     Raises
     ------
-    ArgumentError : it has no gradient.
+    ArgumentError : the rule has no gradient.
     """
     other = remainder if columns.uniform(rule) else None
     try:

@@ -155,7 +155,7 @@ class AxiChecker:
         self._retire()
 
     def _retire(self) -> None:
-        """Return whether the oldest write can be answered: its address and its data are taken."""
+        """Count the oldest write as to be answered, if its address and its data are taken."""
         write_id, beats, address_taken = self._writes[0]
         if not beats and address_taken:
             self._writes.popleft()

@@ -116,7 +116,7 @@ class _PortsVerilator(Verilator):
 
 
 class _EventDriven(Icarus):
-    """Return cocotb's runner of Icarus Verilog, which simulates unknown values."""
+    """cocotb's runner of Icarus Verilog, which simulates unknown values."""
 
     def __init__(self, *, module_folder: Path) -> None:
         self._module_folder = module_folder

@@ -476,7 +476,7 @@ class GoldenPool(EmulatedBackend):
         )
 
     def _count(self, group: int, job: GoldenJob) -> None:
-        """Return the entries of an ended job: its description, and 2N - 2 in each chunk."""
+        """Count the entries of an ended job: its description, and 2N - 2 in each chunk."""
         wire = list(WIRE_FORMATS)[job.wire]
         devices = self.devices
         beats = max(1, -(-job.elements // 16))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,26 +17,36 @@ from ...interrupts import Interrupts
 URL = "golden:axdimm?channels=2&memory_bytes=1MiB"
 
 
-@pytest.mark.parametrize("within", ["/axdimm/channel.py", "/updater/golden_command.py"])
-def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
-    seed = 5
-    print(f"seed {seed}")
+@contextmanager
+def opened() -> Iterator[tuple[Any, Callable[[], None], Callable[..., None]]]:
+    """Parameters on a DIMM, what writes all arrays anew, and what updates once."""
     with nearstep.open(URL) as dimm:
         arrays = {name: dimm.alloc(64, np.float32, channel=0) for name in "pgmv"}
-
-        def update() -> None:
-            with dimm.acceleration(0):
-                dimm.update("adam", arrays, step=1).wait()
 
         def fill() -> None:
             for name, each in arrays.items():
                 each.write(np.full(64, 1.0 if name in "pg" else 0.0, np.float32))
 
+        def update(*, reserved: bool = False) -> None:
+            with ExitStack() as inside:
+                if reserved:
+                    inside.enter_context(dimm.reserved())
+                inside.enter_context(dimm.acceleration(0))
+                dimm.update("adam", arrays, step=1).wait()
+
         fill()
+        yield arrays["p"], fill, update
+
+
+@pytest.mark.parametrize("within", ["/axdimm/channel.py", "/updater/golden_command.py"])
+def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
+    seed = 5
+    print(f"seed {seed}")
+    with opened() as (p, fill, update):
         whole = Interrupts(within=within)
         with whole.armed():
             update()
-        expected = arrays["p"].read()
+        expected = p.read()
         assert not np.array_equal(expected, np.ones(64, np.float32))
         places = random.Random(seed).sample(range(1, whole.count + 1), 60)
         found = set()
@@ -45,9 +58,9 @@ def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
             except KeyboardInterrupt:
                 found.add(at)
             fill()
-            assert np.array_equal(arrays["p"].read(), np.ones(64, np.float32)), interrupts.where
+            assert np.array_equal(p.read(), np.ones(64, np.float32)), interrupts.where
             update()
-            assert np.array_equal(arrays["p"].read(), expected), interrupts.where
+            assert np.array_equal(p.read(), expected), interrupts.where
         assert found == set(places)
 
 
@@ -55,32 +68,21 @@ def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
 def test_a_second_ctrl_c_on_the_way_to_normal_mode_leaves_memory_to_the_host(within) -> None:
     seed = 6
     print(f"seed {seed}")
-    with nearstep.open(URL) as dimm:
-        arrays = {name: dimm.alloc(64, np.float32, channel=0) for name in "pgmv"}
-
-        def fill() -> None:
-            for each in arrays.values():
-                each.write(np.ones(64, np.float32))
-
-        def update() -> None:
-            with dimm.reserved(), dimm.acceleration(0):
-                dimm.update("adam", arrays, step=1).wait()
-
-        fill()
+    with opened() as (p, fill, update):
         whole = Interrupts(within=within)
         with whole.armed():
-            update()
-        expected = arrays["p"].read()
+            update(reserved=True)
+        expected = p.read()
         drawn = random.Random(seed)
         twice = 0
         for at in drawn.choices(range(1, whole.count + 1), k=150):
             interrupts = Interrupts(at, within, again=drawn.randint(1, 80))
             try:
                 with interrupts.armed():
-                    update()
+                    update(reserved=True)
             except KeyboardInterrupt:
                 twice += interrupts.twice
             fill()
-            update()
-            assert np.array_equal(arrays["p"].read(), expected), interrupts.where
+            update(reserved=True)
+            assert np.array_equal(p.read(), expected), interrupts.where
         assert twice > 50

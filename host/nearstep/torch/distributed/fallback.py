@@ -59,9 +59,12 @@ class Gloo:
     @property
     def group(self) -> Any:
         """The group that moves bytes, and sums what has no ring."""
+        self._check_open()
+        return self._own[0]
+
+    def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
-        return self._own[0]
 
     def make(self) -> Any:
         """Make another group; all processes make theirs in the same order."""
@@ -100,7 +103,7 @@ class Gloo:
                 try:
                     work.wait(SLICE)
                 except RuntimeError:  # of the slice, or of the collective: then it has ended
-                    self.group  # noqa: B018
+                    self._check_open()
             work.wait()
         self._waited = self._under_way
 

@@ -313,9 +313,8 @@ class HostHome:
             part.permute(order) if part.shape == shape else part for part in map(local, tensors)
         ]
         ready = [each.resolve_neg().contiguous() for each in views]
-        if _overlap(
-            _blocks([update], [ready]), self._parts(update)
-        ):  # of the gradient with another tensor
+        # A gradient may share memory with another tensor.
+        if _overlap(_blocks([update], [ready]), self._parts(update)):
             ready = [each.clone() for each in ready]
         run = self._run(update, _blocks([update], [ready]), seed)
         changes: list[Callable[[], object]] = [run, partial(tuple, ready)]  # keeps their memory
