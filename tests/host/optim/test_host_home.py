@@ -28,6 +28,7 @@ from nearstep.torch.errors import (
 )
 from nearstep.torch.homes.host import HostHome
 from nearstep.torch.layout import Layout
+from nearstep.torch.table import labels_of
 from nearstep.updater.arguments import rule_arguments
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.rule.columns import Columns
@@ -525,3 +526,20 @@ def test_state_in_8_bits_that_cannot_be_is_refused(wrong) -> None:
         optimizer.step()
     assert torch.equal(bits(p), bits(before))
     assert state["step"] == 1
+
+
+def test_labels_of_parameters_are_made_once(monkeypatch) -> None:
+    """For each parameter they would take a time that grows with the square of their number."""
+    made_of: list[int] = []
+
+    def labels(groups: Any) -> dict[Tensor, str]:
+        made_of.append(len(groups[0]["params"]))
+        return labels_of(groups)
+
+    monkeypatch.setattr("nearstep.torch.host_table.labels_of", labels)
+    parameters = [torch.ones(3) for _ in range(50)]
+    optimizer = nearstep.optim.AdamW(parameters)
+    for each in parameters:
+        each.grad = torch.ones(3)
+    optimizer.step()
+    assert made_of == [50]
