@@ -13,6 +13,7 @@ from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.backends.options import DeviceUrl, parse_options
 from nearstep.coarse import CoarseDevice
+from nearstep.device import backends
 from nearstep.errors import ArgumentError, MismatchError, OptionError, UrlError
 from nearstep.updater.device import KernelDevice
 from nearstep_sim.backends import golden
@@ -53,7 +54,7 @@ def test_a_device_of_another_class_is_closed(monkeypatch):
     closed = []
     monkeypatch.setattr(backend, "close", lambda: closed.append(backend))
     board = SimpleNamespace(name="board", load=lambda: lambda target, options: backend)
-    monkeypatch.setattr("nearstep.device.entry_points", lambda group: [board])
+    monkeypatch.setitem(backends(), "board", board)
     with pytest.raises(MismatchError, match="driven by CoarseDevice, not AxdimmDevice"):
         nearstep.open("board:/dev/card0", CoarseDevice)
     assert closed == [backend]

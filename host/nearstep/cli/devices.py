@@ -3,14 +3,14 @@
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Annotated
 
 import typer
 
 from nearstep.backends.options import DeviceUrl, Family
 from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of
-from nearstep.device import BACKENDS
+from nearstep.device import backend_of, backends
 from nearstep.errors import UrlError
 from nearstep_spec.codec import OptionRow, choices, describe
 
@@ -30,7 +30,7 @@ class DeviceRow:
 def devices() -> list[DeviceRow]:
     """Every device of every installed backend, by name."""
     rows = []
-    for entry in sorted(entry_points(group=BACKENDS)):
+    for entry in backends().values():
         try:
             families = families_of(entry)
         except ImportError as error:
@@ -51,12 +51,7 @@ def options(url: str) -> list[OptionRow]:
     UrlError
     """
     name = DeviceUrl.parse(url)
-    found = entry_points(group=BACKENDS, name=name.backend)
-    if not found:
-        known = sorted(entry.name for entry in entry_points(group=BACKENDS))
-        raise UrlError(url, f"there is no backend {name.backend!r}", known)
-    (entry,) = found
-    families = families_of(entry)
+    families = families_of(backend_of(name))
     if name.target not in families:
         raise UrlError(url, f"there is no family {name.target!r}", sorted(families))
     family = families[name.target]
@@ -71,8 +66,8 @@ def complete(incomplete: str) -> list[str]:
         rows = [row.name for row in devices() if not row.summary.startswith(UNAVAILABLE)]
         return [each for each in rows if each.startswith(incomplete)]
     backend, _, target = name.partition(":")
-    for entry in entry_points(group=BACKENDS, name=backend):
-        family = families_of(entry).get(target)
+    if backend in backends():
+        family = families_of(backends()[backend]).get(target)
         if family is not None:
             head, _, last = query.rpartition("&")
             done = f"{name}?{head}&" if head else f"{name}?"

@@ -1,7 +1,6 @@
 """`nearstep open`: opens a device and describes it."""
 
 from dataclasses import asdict
-from importlib.metadata import entry_points
 from typing import Any
 
 import typer
@@ -9,7 +8,7 @@ import typer
 from nearstep.backends.options import DeviceUrl
 from nearstep.cli.devices import DeviceName, families_of
 from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
-from nearstep.device import BACKENDS, open_device
+from nearstep.device import backend_of, open_device
 from nearstep_spec.codec import to_json, to_text
 
 
@@ -23,8 +22,7 @@ def manifest(url: str) -> dict[str, Any]:
     """
     name = DeviceUrl.parse(url)
     with open_device(url) as device:
-        (entry,) = entry_points(group=BACKENDS, name=name.backend)
-        options = families_of(entry)[name.target].parse(name.options)
+        options = families_of(backend_of(name))[name.target].parse(name.options)
         query = "&".join(f"{key}={text}" for key, text in to_text(options).items())
         board = getattr(device.backend, "manifest", None)
         return {

@@ -22,7 +22,7 @@ import nearstep
 from nearstep.cli.devices import options
 from nearstep.cli.open import command as open_command
 from nearstep.cli.open import manifest
-from nearstep.device import open_backend
+from nearstep.device import backends, open_backend
 from nearstep.serial.errors import PortLostError, SessionLostError
 from nearstep_sim.serial.pty_server import MOST_UNREAD, PtyServer
 from nearstep_sim.serial.serve import command, wire_of
@@ -89,12 +89,8 @@ def test_the_name_that_is_printed_opens_it(monkeypatch: pytest.MonkeyPatch) -> N
         name="serial", value="nearstep.backends.serial:open_device", group="nearstep.backends"
     )
 
-    def found(*, group: str, name: str = "serial") -> list[EntryPoint]:
-        return [entry] if name == "serial" else []
-
     with served(URL) as server:
-        for module in ("device", "cli.open", "cli.devices"):
-            monkeypatch.setattr(f"nearstep.{module}.entry_points", found)
+        monkeypatch.setitem(backends(), "serial", entry)
         name = f"serial:{server.path}?wait=5.0&tries=20"
         with nearstep.open(name) as device:
             assert works(device) == 3 * COUNT
