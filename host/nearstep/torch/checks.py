@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from nearstep.torch.convert import FORMATS
 from nearstep.torch.dtensor import is_partial, local, on_same_mesh, sharding
 from nearstep.torch.errors import GradientError, ParameterError
 
+_PLAIN, _STRIDED = {Parameter, Tensor}, {torch.strided}
+_DTYPE, _LAYOUT, _IS_CPU = map(attrgetter, ("dtype", "layout", "is_cpu"))
 _NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
 
 
@@ -31,16 +34,21 @@ def is_on_host_or_accelerator(tensor: Tensor) -> bool:
     return accelerator is not None and tensor.device.type == accelerator.type
 
 
-def is_plain(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether this is a tensor as they usually are, of a dtype and contiguous, which no check
+def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> bool:
+    """Whether these are tensors as they usually are, of a dtype and contiguous, which no check
     refuses."""
     return (
-        (type(tensor) is Parameter or type(tensor) is Tensor)
-        and tensor.dtype is dtype
-        and tensor.layout is torch.strided
-        and tensor.is_cpu
-        and tensor.is_contiguous()
+        _PLAIN.issuperset(map(type, tensors))
+        and {dtype}.issuperset(map(_DTYPE, tensors))
+        and _STRIDED.issuperset(map(_LAYOUT, tensors))
+        and all(map(_IS_CPU, tensors))
+        and all(map(Tensor.is_contiguous, tensors))
     )
+
+
+def is_plain(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this is a plain tensor: as `are_plain`."""
+    return are_plain((tensor,), dtype)
 
 
 def check_parameter(name: str, parameter: Tensor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -183,73 +184,92 @@ class HostTable(StateTable):
         keep, seed = partial(owner.state.update, fresh), self.settings.rounding_seed
         self._home.update(updates, scaling.scale, keep, seed)
         self.traffic.steps += 1
-        self.traffic.elements += sum(each.parameter.numel() for each in updates)
+        self.traffic.elements += sum(p.numel() for each in updates for p in each.parameters)
         return True
 
     def _updates(
         self,
         owner: Owner,
         group: Mapping[str, Any],
-        index: int,
+        number: int,
         fresh: dict[Tensor, dict[str, Any]],
     ) -> list[HostUpdate]:
-        """Updates of a group, as often as it has a parameter; `fresh` gets states that are new."""
-        times = Counter(map(id, group["params"]))
-        first: dict[int, tuple[int, Tensor, Tensor]] = {}
-        for position, p in enumerate(group["params"]):
-            if p.grad is not None:
-                first.setdefault(id(p), (position, p, p.grad))
-        given = list(first.values())
-        if not given:
+        """Updates of a group; `fresh` gets states that are new."""
+        given = group["params"]
+        times = Counter(map(id, given))  # a parameter may be in its group twice
+        first = {id(p): at for at, p in reversed([*enumerate(given)]) if p.grad is not None}
+        positions = sorted(first.values())
+        if not positions:
             return []
+        parameters: list[Tensor] = [given[at] for at in positions]
+        gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
         self.check_group(group)
-        self.place(owner, group, [p for _, p, _ in given])
-        form, maximize = self.rule.form(group), group["maximize"]
-        extra = self.rule.definition.extra[form.rule.name]
-        found: dict[Phase, RuleArguments] = {}
-        columns: dict[tuple[torch.dtype, torch.dtype], Columns] = {}
-        saved = [owner.state.get(p) for _, p, _ in given]
-        states = [s or self._first(group, p) for s, (_, p, _) in zip(saved, given, strict=True)]
+        self.place(owner, group, parameters)
+        extra = self.rule.definition.extra[self.rule.form(group).rule.name]
+        saved = [*map(owner.state.get, parameters)]
+        states = [s or self._first(group, p) for s, p in zip(saved, parameters, strict=True)]
+        chosen: dict[tuple[Phase | int, torch.dtype, torch.dtype], list[int]] = {}
+        for index, count in enumerate(self._counts(states)):
+            p, repeated = parameters[index], times[id(parameters[index])]
+            phase: Phase | int = count + repeated
+            if count < 0 or extra:
+                name = label(group, number, positions[index])
+                phase, states[index] = self._began(group, name, p, states[index], repeated)
+            key = phase, p.dtype, gradients[index].dtype
+            chosen.setdefault(key, []).extend([index] * repeated)
+        fresh.update(
+            (p, state)
+            for p, state, old in zip(parameters, states, saved, strict=True)
+            if state and state is not old
+        )
         updates = []
-        for (at, p, gradient), old, known, count in zip(
-            given, saved, states, self._counts(states), strict=True
-        ):
-            place, state, repeated = (group, index, at), known, times[id(p)]
-            phase = Phase(count + repeated, False) if count >= 0 and not extra else None
-            if phase is None:
-                phase = self.rule.phase(group, label(*place), state, repeated)
-                if phase.first:
-                    formats = self._formats(p.dtype)
-                    kept = {key: value for key, value in state.items() if value is not None}
-                    state = {**self._home.first_state(p, extra, {}, formats), **kept}
-                if self.layout.counts and not is_count(state["step"]):
-                    step = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
-                    state = {**state, "step": step}
-            if state and state is not old:
-                fresh[p] = state
-            if phase not in found:
-                found[phase] = self.arguments(group, phase)
-            dtypes = p.dtype, gradient.dtype
-            if dtypes not in columns:
-                check_gradient(label(*place), p, gradient)
-                columns[dtypes] = self._columns(found[phase].form, *dtypes)
-            update = HostUpdate(
-                place,
-                found[phase],
-                maximize,
-                columns[dtypes],
-                self._indices[p],
-                p,
-                gradient,
-                state,
+        for (phase, dtype, other), some in chosen.items():
+            at = positions[some[0]]
+            check_gradient(label(group, number, at), given[at], gradients[some[0]])
+            phase = Phase(phase, False) if isinstance(phase, int) else phase
+            arguments = self.arguments(group, phase)
+            updates.append(
+                HostUpdate(
+                    group,
+                    number,
+                    arguments,
+                    group["maximize"],
+                    self._columns(arguments.form, dtype, other),
+                    [positions[i] for i in some],
+                    [self._indices[parameters[i]] for i in some],
+                    [parameters[i] for i in some],
+                    [gradients[i] for i in some],
+                    [states[i] for i in some],
+                )
             )
-            updates += [update] * repeated
         return updates
+
+    def _began(
+        self,
+        group: Mapping[str, Any],
+        name: str,
+        parameter: Tensor,
+        state: dict[str, Any],
+        times: int,
+    ) -> tuple[Phase, dict[str, Any]]:
+        """Phase and state of a parameter that is looked at by itself."""
+        phase = self.rule.phase(group, name, state, times)
+        if phase.first:
+            extra = self.rule.definition.extra[self.rule.form(group).rule.name]
+            formats = self._formats(parameter.dtype)
+            kept = {key: value for key, value in state.items() if value is not None}
+            state = {**self._home.first_state(parameter, extra, {}, formats), **kept}
+        if self.layout.counts and not is_count(state["step"]):
+            step = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
+            state = {**state, "step": step}
+        return phase, state
 
     def _counts(self, states: Sequence[Mapping[str, Any]]) -> list[int]:
         """Step counts of states; -1 of one that has to be looked at by itself."""
         steps: list[Any] = [state.get("step") for state in states] if self.layout.counts else []
         if not steps or not all(map(is_count, steps)):
             return [-1] * len(states)
-        whole = (each if 0 <= each < EXACT_STEPS else -1 for each in torch.stack(steps).tolist())
-        return [int(each) if each == int(each) else -1 for each in whole]
+        found = torch.stack(steps).numpy()
+        whole = (found >= 0) & (found < EXACT_STEPS) & (found == np.trunc(found))
+        counts: list[int] = np.where(whole, found, -1).astype(int).tolist()
+        return counts

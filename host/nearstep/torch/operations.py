@@ -1,4 +1,4 @@
-"""Operations of a step: each block is loaded, sent, run, stored and fetched."""
+"""Operations of a step: each piece is loaded, sent, run, stored and fetched on each channel."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ Begin = Callable[[int, Sequence[Callable[[], Run]]], Completion]
 class StepOperations:
     """Adds the operations of one step to a graph.
 
-    A channel belongs to the host or to its kernel: each operation holds its channel, and a transfer
-    the resources that the home's transfers share.
+    On a device with modes a channel belongs to the host or to the kernel: runs and transfers hold
+    the channel. A transfer holds what `home.lanes` names; on cards with drives these are lanes of
+    the DMA engine.
     """
 
     def __init__(
@@ -114,20 +115,22 @@ class StepOperations:
         self._lists_sent = True
 
     def executed(self) -> None:
-        """Begin a new graph; the actions of the old one refer to this object, which must not refer
-        to them: a step frees its memory without Python's cycle collector."""
+        """Begin a new graph.
+
+        The actions of the old graph refer to this object; if it referred to the graph, the cycle
+        would keep the memory of a step until Python's collector runs.
+        """
         self.graph, self._sent, self._ran = Graph(), [], []
 
     def update(
         self, number: int, *, work: Pieces, factor: float, begin: Begin
     ) -> Sequence[Operation]:
-        """Add the operations of the pieces with this number: loads, sends, runs, stores and
-        fetches.
+        """Add loads, sends, runs, stores and fetches of each channel's piece of this number.
 
         Parameters
         ----------
         factor : multiplies the gradients.
-        begin : as of `scan`.
+        begin : starts the runs of a channel.
         """
         begun = len(self.graph)
         self._take_turns(
@@ -263,7 +266,7 @@ class StepOperations:
                 if not room.size:
                     continue
                 whole = results.is_whole(start, stop, extents)
-                # A result is stored, and freed, when all channels have sent their part of it.
+                # A result is stored, and freed, when the parts of all channels have been fetched.
                 priority = home.fetch_priority if home.overlaps else next(order)
                 read = partial(self._read, share, array, extents)
                 self.graph.add(

@@ -1,4 +1,4 @@
-"""One step of an optimizer: gather and check everything, then send, run and fetch."""
+"""One step of an optimizer: gather, check and plan everything, then have the plan executed."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ class Stepper:
 
         Parameters
         ----------
+        owner : the optimizer.
+        scaling : of the gradients, by a `GradScaler`.
         held_only : update only parameters whose gradients the device keeps.
         """
         table, groups = self._table, owner.param_groups
@@ -124,7 +126,7 @@ class Stepper:
         bucketed: Sequence[ReadyBucket],
         scaling: Scaling,
     ) -> StepPlan:
-        """Plan phase, state and run arguments of all items; send nothing."""
+        """Determine the phase (step count, first step), state and run arguments of each item."""
         table, rule, arguments = self._table, self._table.rule, {}
         every = [*items, *(StepItem(b.group, -1, gradients) for b, gradients in bucketed)]
         for item, (bucket, _) in zip(every[len(items) :], bucketed, strict=True):
@@ -153,7 +155,8 @@ class Stepper:
         )
 
     def _apply(self, owner: Owner, plan: StepPlan) -> bool:
-        """Send, run and fetch the results of a plan; return False if the step is skipped."""
+        """Prepare the items of a plan, execute the plan, and give the parameters their results;
+        return False if the step is skipped."""
         table, items, begun = self._table, plan.items, list[AcceleratedRuns]()
         try:
             sends = Sends(at_once=table.home.at_once)
@@ -185,7 +188,11 @@ class Stepper:
     def _prepare(
         self, owner: Owner, item: StepItem, arrays: Mapping[str, float], sends: Sends
     ) -> None:
-        """Send the data for an item's update; compress a gradient without sending it."""
+        """Add the data of an item's update to `sends`, or lend it to the device.
+
+        Large arrays are sent now if the home does so (`at_once`). Compressed gradients are sent by
+        operations of the step.
+        """
         table, gradient, resident = self._table, item.gradient, item.resident
         group = owner.param_groups[item.group]
         maximize, scales = bool(group["maximize"]), table.device.config.gradient_scale

@@ -28,7 +28,7 @@ from nearstep_spec.updater.registers import CopyOutFormat, GradientFormat
 
 from ..optimizers import FORMATS as EVERY_FORMAT
 from ..optimizers import GROUPS, hyper_of
-from .conftest import BUILDS, DIMMS, RANKS, SIM_CARD_SHAPE, URLS, WHOLE, chosen
+from .conftest import ADAM_ALONE, BUILDS, DIMMS, RANKS, SIM_CARD_SHAPE, URLS, WHOLE, chosen
 from .job import Job, accelerated
 from .patterns import FORMATS, NARROW, format_of, gradients, indices
 
@@ -80,8 +80,11 @@ EIGHT = {
     )
     for engine in ("cpp", "numpy")
 }
-ALONE = {f"{name}-adam": (url, ["adam", "adamw"]) for name, url in (
-    URLS | DIMMS | WHOLE | RANKS).items()}  # fmt: skip
+ALONE = {
+    f"{name}-adam": (url, ["adam", "adamw"])
+    for name, url in (URLS | DIMMS | WHOLE | RANKS).items()
+    if name not in set(URLS) - set(ADAM_ALONE)
+}
 ROWS |= EIGHT | ALONE
 ROWS["sim-card-as-it-is-shipped"] = (f"sim:smartssd?{SIM_CARD_SHAPE}", list(OPTIMIZERS))
 ROWS["sim-card-of-an-ecp5"] = (f"sim:smartssd?{SIM_CARD_SHAPE}&technology=ecp5", list(OPTIMIZERS))

@@ -26,9 +26,9 @@ from nearstep.work.operation import Operation, Transfer
 FEWEST = 1 << 14
 """A step of n * FEWEST elements is cut into sqrt(n) pieces.
 
-No run overlaps the first transfer, and more pieces shorten it. But each piece costs two changes of
-mode and a start, about 1,000 cycles: on a DIMM of DDR4-1600 the time of a transfer of about 8,000
-elements."""
+No run overlaps the first transfer: with smaller pieces the first run starts earlier. But each piece
+costs two changes of mode and a start, about 1,000 cycles: on a DIMM of DDR4-1600 the time of a
+transfer of about 8,000 elements."""
 
 BUS = "bus"
 """Resource that each transfer of a device holds: transfers are sequential."""
@@ -63,10 +63,10 @@ class Share(NamedTuple):
 class DeviceHome:
     """Arrays are kept in the memory of the device, whose kernels update them there.
 
-    On a device with a clock transfers to one channel overlap runs of the others: the launches of a
-    step are cut into pieces; for each piece gradients are sent, the rule runs, and parameters are
-    fetched, channel by channel. Without a clock a step is one piece: everything is sent, then
-    everything runs, then everything is fetched.
+    On a device with a clock and several channels, transfers to one channel overlap runs of the
+    others: the launches of a step are cut into pieces; for each piece gradients are sent, the rule
+    runs, and parameters are fetched, channel by channel. Otherwise a step is one piece; without a
+    clock everything is sent, then everything runs, then everything is fetched.
 
     Parameters
     ----------
@@ -129,13 +129,14 @@ class DeviceHome:
     ) -> Sequence[Sequence[Piece]]:
         """Return the pieces of each channel.
 
-        The first piece is the smaller, the earlier the channel gets it, so that channels do not
-        want the bus at the same time later.
+        The first pieces grow from channel to channel, so that later the channels do not want the
+        bus at the same time.
 
         Parameters
         ----------
         whole : do not cut launches.
-        transfers : arrays are sent or fetched, which pieces let overlap runs. False: one piece.
+        transfers : arrays are sent or fetched, and these transfers can overlap runs; else one piece
+            is enough.
         """
         size, channels = None, self._device.channel_count
         if self.cut is not None and transfers:
@@ -147,7 +148,7 @@ class DeviceHome:
         ]
 
     def _rounded(self, elements: int) -> int:
-        """Round up to whole blocks, equally many on each channel."""
+        """Round up to whole stripes, equally many on each channel."""
         turn = self._device.stripe_bytes // 4 * self._device.channel_count
         return -(-elements // turn) * turn
 
@@ -178,7 +179,7 @@ class DeviceHome:
         """Add operations that store the states of a share."""
 
     def begin(self) -> None:
-        """Prepare for the start of the first pieces, which have been added."""
+        """Prepare for the start of the operations; the graph has those of the first pieces."""
 
     def close(self) -> None:
         """End the step, complete or failed."""

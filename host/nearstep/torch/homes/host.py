@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from nearstep import blockwise
 from nearstep.errors import ArgumentError
 from nearstep.threads import once
 from nearstep.torch.checks import (
+    are_plain,
     check_gradient,
     check_parameter,
     is_plain,
@@ -34,34 +36,53 @@ from nearstep_spec.rule.optimizer import Form
 
 EXPECTED = "of {} on the CPU, with memory, if there is no device"
 PARAMETER, GRADIENT = "p", "g"
+_SHAPE = operator.attrgetter("shape")
 
 
 class HostUpdate(NamedTuple):
-    """A parameter to be updated. A parameter that is twice in a group has two updates.
+    """Parameters of a group that are updated alike: one run of the rule.
 
     Attributes
     ----------
-    place : group of the parameter, number of the group, position in it.
-    arguments : of the rule. Updates with the same object share a run.
+    group : of the parameters.
+    number : of the group.
+    arguments : of the rule.
     negate : maximize.
-    state : `optimizer.state[parameter]`, or what `first_state` returned.
     columns : formats of the tensors.
-    number : index of the first element, for random bits.
+    positions : of the parameters in the group; one that is there twice is updated twice.
+    indices : of the first element of each parameter, for random bits.
+    states : `optimizer.state` of each parameter, or what `first_state` returned.
     """
 
-    place: tuple[Mapping[str, Any], int, int]
+    group: Mapping[str, Any]
+    number: int
     arguments: RuleArguments
     negate: bool
     columns: Columns
-    number: int
-    parameter: Tensor
-    gradient: Tensor
-    state: Mapping[str, Any]
+    positions: list[int]
+    indices: list[int]
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    states: list[Mapping[str, Any]]
+
+    def take(self, chosen: Sequence[int]) -> HostUpdate:
+        """Return the update of some of the parameters."""
+        return self._replace(
+            positions=[self.positions[i] for i in chosen],
+            indices=[self.indices[i] for i in chosen],
+            parameters=[self.parameters[i] for i in chosen],
+            gradients=[self.gradients[i] for i in chosen],
+            states=[self.states[i] for i in chosen],
+        )
+
+    def each(self) -> list[HostUpdate]:
+        """Return an update for each parameter."""
+        return [self.take([index]) for index in range(len(self.parameters))]
 
     @property
     def name(self) -> str:
-        """What errors call the parameter."""
-        return label(*self.place)
+        """What errors call the first parameter."""
+        return label(self.group, self.number, self.positions[0])
 
 
 class _Part(NamedTuple):
@@ -73,18 +94,19 @@ class _Part(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Updates of one rule with the same arguments.
+    """An update that has been checked.
 
     Attributes
     ----------
-    first : one of them.
-    joined : tensors of each update of one call of the processor.
+    plain : parameters of one call of the processor.
+    columns : their tensors, by parts of an update.
     blocks : as of `Processor.blocks`.
-    alone : updates one after the other: of tensors that are no plain ones, or share memory.
+    alone : parameters that are updated one after the other: of tensors that are no plain ones, or
+        share memory.
     """
 
-    first: HostUpdate
-    joined: list[list[Tensor]]
+    plain: HostUpdate
+    columns: list[list[Tensor]]
     blocks: NDArray[np.uint64]
     alone: list[HostUpdate]
 
@@ -178,65 +200,55 @@ class HostHome:
         ArgumentError : scalar registers cannot hold what follows from the options, or as `check`;
             nothing has changed.
         """
-        same: dict[tuple[int, bool, int], list[HostUpdate]] = {}
-        for each in updates:
-            same.setdefault((id(each.arguments), each.negate, id(each.columns)), []).append(each)
-        runs = [self._checked(each, scale) for each in same.values()]
+        runs = [self._checked(each, scale) for each in updates]
         divided, changes, late = ({}, [], []) if scale == 1.0 else _divided(updates, scale)
         changes.append(keep)
         for run in runs:
             for each in run.alone:
-                gradient = divided.get(id(each.gradient), each.gradient)
-                changes.append(self._alone(each._replace(gradient=gradient), scale, seed))
-            if run.joined:
-                changes.append(self._run(run.first, run.blocks, seed))
-                written = self._written(run.first)
-                changed = [tensors[index] for tensors in run.joined for index in written]
+                gradients = [divided.get(id(g), g) for g in each.gradients]
+                changes.append(self._alone(each._replace(gradients=gradients), scale, seed))
+            if len(run.blocks):
+                changes.append(self._run(run.plain, run.blocks, seed))
+                changed = [t for index in self._written(run.plain) for t in run.columns[index]]
                 changes.append(partial(torch.autograd.graph.increment_version, changed))
-        counts = [each.state["step"] for each in updates] if self.layout.counts else []
+        states = [state for each in updates for state in each.states]
+        counts = [state["step"] for state in states] if self.layout.counts else []
         if counts:  # without alpha torch would make each its own tensor of 1
             one = torch.ones((), device="cpu")
             changes.append(once(partial(torch._foreach_add_, counts, one, alpha=1)))
         _make([*changes, *late])
 
-    def _checked(self, updates: Sequence[HostUpdate], scale: float) -> _Run:
-        """Updates with the same arguments and formats as a run."""
+    def _checked(self, update: HostUpdate, scale: float) -> _Run:
+        """An update as a run."""
         if scale != 1.0:
-            columns = updates[0].columns.widened(GRADIENT)
-            updates = [each._replace(columns=columns) for each in updates]
-        first = updates[0]
-        first.arguments.check()
-        self.check(first.arguments.form, first.columns)
-        parts, slots = self._parts(first), self._slots(first)
-        dtypes, coded = [each.dtype for each in parts], bool(self.layout.scales)
-        plain: list[HostUpdate] = []
+            update = update._replace(columns=update.columns.widened(GRADIENT))
+        update.arguments.check()
+        self.check(update.arguments.form, update.columns)
+        parts, slots = self._parts(update), self._slots(update)
         alone: list[HostUpdate] = []
-        joined: list[list[Tensor]] = []
-        for each in updates:
-            tensors, shape = _tensors(each, slots), each.parameter.shape
-            shapes = self._shapes(each) if coded else [shape] * len(tensors)
-            for tensor, dtype, expected in zip(tensors, dtypes, shapes, strict=True):
-                known = is_plain(tensor, dtype) and tensor.shape == expected
-                if not known or tensor.is_neg():
+        columns = _columns(update, slots)
+        if not _are_plain(update, columns, parts):
+            plain = []
+            for index, each in enumerate(update.each()):
+                if _are_plain(each, _columns(each, slots), parts):
+                    plain.append(index)
+                else:
                     self._check(each)
                     alone.append(each)
-                    break
-            else:
-                plain.append(each)
-                joined.append(tensors)
-        blocks = _blocks(plain, joined)
-        if not blocks[:, 2:].all():
-            for each, row in zip(plain, blocks[:, 2:], strict=True):
-                if not row.all():
-                    self._check(each)
+            update = update.take(plain)
+            columns = _columns(update, slots)
+        blocks = _blocks(update, columns)
+        for index in np.flatnonzero(~blocks[:, 2:].all(1)).tolist():
+            self._check(update.take([index]))
         if _overlap(blocks, parts):
-            written = self._written(first)
-            for each, tensors in zip(plain, joined, strict=True):
-                own = _blocks([each], [[tensors[index] for index in written]])
-                if _overlap(own, [parts[index] for index in written]):
-                    raise StateError(each.name, "share no memory with it", "memory of it")
-            return _Run(first, [], blocks[:0], list(updates))
-        return _Run(first, joined, blocks, alone)
+            written = self._written(update)
+            for index, row in enumerate(blocks):
+                own = row[None, [0, 1, *(2 + column for column in written)]]
+                if _overlap(own, [parts[column] for column in written]):
+                    name = update.take([index]).name
+                    raise StateError(name, "share no memory with it", "memory of it")
+            return _Run(update, [], blocks[:0], [*update.each(), *alone])
+        return _Run(update, columns, blocks, alone)
 
     def _parts(self, update: HostUpdate) -> list[_Part]:
         """What the tensors of an update are."""
@@ -245,11 +257,6 @@ class HostHome:
             _Part(name, torch.float32 if scales else TENSORS[columns.format_of(name)], scales)
             for name, scales in columns.parts(update.arguments.form.rule.arrays_in)
         ]
-
-    def _shapes(self, update: HostUpdate) -> list[Sequence[int]]:
-        """Shapes of the tensors of an update."""
-        shape, groups = update.parameter.shape, (blockwise.groups(size(update.parameter)),)
-        return [groups if part.scales else shape for part in self._parts(update)]
 
     def _written(self, update: HostUpdate) -> list[int]:
         """Positions of the tensors that an update writes."""
@@ -263,8 +270,9 @@ class HostHome:
         return [scales[keys[each.name]] if each.scales else keys[each.name] for each in parts]
 
     def _check(self, update: HostUpdate) -> None:
-        """Raise unless tensors can be updated."""
-        name, parameter, gradient = update.name, update.parameter, update.gradient
+        """Raise unless the tensors of a parameter can be updated."""
+        (parameter,), (gradient,), (state,) = update.parameters, update.gradients, update.states
+        name = update.name
         arrays, columns = update.arguments.form.rule.states, update.columns
         check_parameter(name, parameter)
         if not _is_here(parameter, TENSORS[columns.format_of(PARAMETER)]):
@@ -275,14 +283,14 @@ class HostHome:
         for key in (key for array, key in self._keys.items() if array in arrays):
             scales = self.layout.scales.get(key)
             dtype = TENSORS[columns.format_of(self.layout.moments[key])]
-            check_moment(name, parameter, key, update.state[key], dtype if scales else None)
+            check_moment(name, parameter, key, state[key], dtype if scales else None)
             self._check_here(update, key, dtype)
             if scales:
-                check_scales(name, parameter, scales, update.state[scales])
+                check_scales(name, parameter, scales, state[scales])
                 self._check_here(update, scales, torch.float32)
 
     def _check_here(self, update: HostUpdate, key: str, dtype: torch.dtype) -> None:
-        moment = update.state[key]
+        moment = update.states[0][key]
         if not _is_here(moment, dtype) or shares_memory(local(moment)):
             expected = f"have {key!r} {EXPECTED.format(dtype)}"
             raise StateError(update.name, expected, _described(moment))
@@ -300,23 +308,25 @@ class HostHome:
 
     def _changes(self, update: HostUpdate, scale: float, seed: int) -> list[Callable[[], object]]:
         """What changes tensors of any layout, as they are now, each once."""
-        gradient = redistributed(update.gradient, update.parameter)
+        (parameter,), (gradient,) = update.parameters, update.gradients
+        gradient = redistributed(gradient, parameter)
         if scale != 1.0 and gradient.dtype is not torch.float32:
             gradient = gradient.float().div_(scale)
-        tensors = _tensors(update._replace(gradient=gradient), self._slots(update))
-        strides = local(update.parameter).stride()
+        columns = _columns(update._replace(gradients=[gradient]), self._slots(update))
+        tensors = [tensor for (tensor,) in columns]
+        strides = local(parameter).stride()
         order = list(range(len(strides)))
         if not update.columns.in_order:
             order.sort(key=strides.__getitem__, reverse=True)
-        shape = local(update.parameter).shape
+        shape = local(parameter).shape
         views = [
             part.permute(order) if part.shape == shape else part for part in map(local, tensors)
         ]
         ready = [each.resolve_neg().contiguous() for each in views]
         # A gradient may share memory with another tensor.
-        if _overlap(_blocks([update], [ready]), self._parts(update)):
+        if _overlap(_blocks(update, [[each] for each in ready]), self._parts(update)):
             ready = [each.clone() for each in ready]
-        run = self._run(update, _blocks([update], [ready]), seed)
+        run = self._run(update, _blocks(update, [[each] for each in ready]), seed)
         changes: list[Callable[[], object]] = [run, partial(tuple, ready)]  # keeps their memory
         for index in self._written(update):
             if ready[index].data_ptr() != views[index].data_ptr():
@@ -352,29 +362,55 @@ def _described(tensor: Tensor) -> str:
     return f"{tensor.dtype} on {tensor.device}, of strides {tuple(tensor.stride())}"
 
 
-def _tensors(update: HostUpdate, slots: Iterable[str]) -> list[Tensor]:
-    """Tensors of an update.
+def _columns(update: HostUpdate, slots: Iterable[str]) -> list[list[Tensor]]:
+    """Tensors of an update, by slots.
 
     Raises
     ------
     StateError
     """
-    state, own = update.state, {PARAMETER: update.parameter, GRADIENT: update.gradient}
-    try:
-        return [own[slot] if slot in own else state[slot] for slot in slots]
-    except KeyError as error:
-        raise StateError(update.name, f"have {error.args[0]!r}", sorted(state)) from None
+    columns = []
+    for slot in slots:
+        if slot in (PARAMETER, GRADIENT):
+            columns.append(update.parameters if slot == PARAMETER else update.gradients)
+            continue
+        try:
+            columns.append([state[slot] for state in update.states])
+        except KeyError:
+            wrong = next(each for each in update.each() if slot not in each.states[0])
+            raise StateError(wrong.name, f"have {slot!r}", sorted(wrong.states[0])) from None
+    return columns
 
 
-def _blocks(
-    updates: Sequence[HostUpdate], tensors: Sequence[Sequence[Tensor]]
-) -> NDArray[np.uint64]:
-    """Elements, index and addresses of the tensors of some updates."""
-    rows = [
-        [each[0].numel(), update.number, *[t.data_ptr() for t in each]]
-        for update, each in zip(updates, tensors, strict=True)
-    ]
-    return np.array(rows, np.uint64).reshape(len(rows), -1 if rows else 2)
+def _are_plain(
+    update: HostUpdate, columns: Sequence[Sequence[Tensor]], parts: Sequence[_Part]
+) -> bool:
+    """Whether all tensors of an update are plain, with the dtypes and shapes of its parts.
+
+    Columns are checked one after the other: a loop over tensors takes three times as long.
+    """
+
+    def are_alike(tensors: Sequence[Tensor], part: _Part) -> bool:
+        shapes: Iterable[tuple[int, ...]] = map(_SHAPE, update.parameters)
+        if part.scales:
+            shapes = ((blockwise.groups(size(each)),) for each in update.parameters)
+        # Shapes are not kept: so many new objects would start collections of garbage.
+        return (
+            are_plain(tensors, part.dtype)
+            and not any(map(Tensor.is_neg, tensors))
+            and (
+                tensors is update.parameters or all(map(operator.eq, map(_SHAPE, tensors), shapes))
+            )
+        )
+
+    return all(map(are_alike, columns, parts))
+
+
+def _blocks(update: HostUpdate, columns: Sequence[Sequence[Tensor]]) -> NDArray[np.uint64]:
+    """Elements, index and addresses of the tensors of each parameter."""
+    rows = [map(Tensor.numel, columns[0]), update.indices]
+    rows += [map(Tensor.data_ptr, tensors) for tensors in columns]
+    return np.stack([np.fromiter(row, np.uint64, len(update.indices)) for row in rows], 1)
 
 
 def _overlap(blocks: NDArray[np.uint64], parts: Sequence[_Part]) -> bool:
@@ -396,8 +432,8 @@ def _divided(
     divided: dict[int, Tensor] = {}
     changes: list[Callable[[], object]] = []
     late: list[Callable[[], object]] = []
-    for each in updates:
-        gradient = each.gradient
+    pairs = [pair for e in updates for pair in zip(e.parameters, e.gradients, strict=True)]
+    for parameter, gradient in pairs:
         if id(gradient) in divided:
             continue
         divided[id(gradient)] = gradient
@@ -406,7 +442,7 @@ def _divided(
             (changes if is_wide else late).append(once(partial(local(gradient).div_, scale)))
         elif is_wide:
             divided[id(gradient)] = gradient / scale
-            changes.append(partial(setattr, each.parameter, "grad", divided[id(gradient)]))
+            changes.append(partial(setattr, parameter, "grad", divided[id(gradient)]))
         else:
-            late.append(once(partial(setattr, each.parameter, "grad", gradient / scale)))
+            late.append(once(partial(setattr, parameter, "grad", gradient / scale)))
     return divided, changes, late
