@@ -108,7 +108,7 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Block to generate, its options behind it: adam_kernel --lanes 4. "
+            help="Block to generate; its options follow: adam_kernel --lanes 4. "
             "--list shows blocks; with a block, its options and ports.",
             show_default=False,
             autocompletion=lambda: list(GENERATORS),
@@ -120,17 +120,17 @@ def command(
     list_: Annotated[
         bool, typer.Option("--list", help="List blocks, or one, with latencies and ports.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
     all_: Annotated[
         bool,
         typer.Option(
             "--all",
-            help="Every block as it is by default, into the folder of --output, with register "
-            "maps, FuseSoC core files and constraint stubs.",
+            help="Write every block with default options to the folder of --output, with "
+            "register maps, FuseSoC core files and constraint stubs.",
         ),
     ] = False,
     html: Annotated[
-        bool, typer.Option("--html/--no-html", help="Of --all: pages of the registers.")
+        bool, typer.Option("--html/--no-html", help="With --all: pages of the registers.")
     ] = True,
 ) -> None:
     """Write plain Verilog of a block; its top module has the block's name."""

@@ -40,7 +40,7 @@ SCALE_BYTES = 4
 DYNAMIC8, DYNAMIC8_UNSIGNED = "dynamic8", "dynamic8u"
 
 SIGNED: Mapping[str, bool] = MappingProxyType({DYNAMIC8: True, DYNAMIC8_UNSIGNED: False})
-"""Formats, and whether half of their map is negative, or none."""
+"""Formats, and whether half of the entries of the map are negative."""
 
 _DECADES = 7
 

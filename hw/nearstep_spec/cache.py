@@ -119,7 +119,7 @@ def once(
 ) -> Path:
     """Return `target`, complete; if needed, `build` makes it in an empty folder.
 
-    The context `meanwhile` is active until this or another process has made it.
+    The context `meanwhile` is active until this or another process has made `target`.
 
     Raises
     ------
@@ -360,7 +360,7 @@ def _remove(path: Path) -> None:
 
 
 def _inside(path: Path) -> list[Path]:
-    """Yield a path and, of a folder, all of its contents."""
+    """List a path and, of a folder, all of its contents."""
     return [path, *sorted(path.rglob("*"))]
 
 

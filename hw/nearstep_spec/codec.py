@@ -118,7 +118,7 @@ class Entry:
     ----------
     name : in texts.
     path : names of fields, from the outermost configuration.
-    hint : type. Without `None`.
+    hint : type, without `None`.
     """
 
     name: str
@@ -150,7 +150,7 @@ class OptionRow:
 
 @cache
 def entries(kind: type[DataclassInstance]) -> tuple[Entry, ...]:
-    """Yield every option of `kind`, including inner configurations, in order."""
+    """List every option of `kind`, including inner configurations, in order."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found: list[Entry] = []
     for each in dataclasses.fields(kind):
@@ -177,12 +177,10 @@ def entries(kind: type[DataclassInstance]) -> tuple[Entry, ...]:
 def make(kind: type[Config], values: Mapping[str, object]) -> Config:
     """Make the configuration with these values of options, by name, and defaults for the others.
 
-    A `ValueError` of a configuration's own checks is raised as a `CodecError` of the option that
-    begins the message, or of the only option, or of `combination`.
-
     Raises
     ------
-    CodecError
+    CodecError : there is no such option.
+    ValueError : a configuration's own checks fail.
     """
     known = {each.name: each for each in entries(kind)}
     for name, value in values.items():
@@ -194,7 +192,9 @@ def make(kind: type[Config], values: Mapping[str, object]) -> Config:
 def from_text(kind: type[Config], texts: Mapping[str, str], more: Iterable[str] = ()) -> Config:
     """Parse texts of options, by name, to a configuration.
 
-    `more` are further names for the list in an error about an unknown one.
+    `more` are further names for the list in an error about an unknown one. A `ValueError` of the
+    configuration's own checks is raised as a `CodecError` of the option that begins the message, or
+    of the only option, or of `combination`.
 
     Raises
     ------

@@ -127,8 +127,8 @@ OF_PARTS: Mapping[str, tuple[str, ...]] = {
     "smartssd_series7_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),
     "coarse_device": ("coarse_sync_core", "coarse_alus"),
 }
-"""Generators without a row of all but their units, and parts of theirs that have one: in one piece,
-Yosys had not ended after 26 minutes of processor time for the first."""
+"""Generators that are too large to flatten, and their parts that have rows: for the first, Yosys
+had not ended after 26 minutes of processor time."""
 WHOLE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "whole_adam_kernel": ("adam_kernel", {}),
     "whole_axdimm_channel": ("axdimm_channel", {}),
@@ -138,7 +138,7 @@ WHOLE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "whole_smartssd_pcie_card": ("smartssd_pcie_card", {}),
     "whole_coarse_device": ("coarse_device", {}),
 }
-"""Tops as `nearstep rtl` writes them, with all that is in them: a generator, and its options."""
+"""Complete tops as `nearstep rtl` writes them: a generator, and its options."""
 NO_MEMORY = {"bram36": 0}
 LIMITS: dict[str, dict[str, float]] = {
     "adam_fu": {"latency": 80, "dsp": 12, **NO_MEMORY},
@@ -336,12 +336,11 @@ def digest(name: str, family: Family = ULTRASCALE_PLUS) -> str:
 
 
 def measure(name: str, family: Family = ULTRASCALE_PLUS) -> Row:
-    """The row of a block, by synthesis: seconds to minutes.
+    """Synthesise a block, for seconds to minutes, and return its row.
 
-    `without` counts the instances that are not in its area: they have rows of their own.
-
-    `lut` counts logic and LUTs as memory; `latency` is in cycles, if the block has one, and so are
-    the `cycles` of its run, which are in the file of UltraScale+ alone.
+    `without` counts the instances that are not in the area: they have rows of their own. `lut`
+    includes LUTs used as memory. `latency`, if the block has one, is in cycles, as are the `cycles`
+    of a run, which only rows of UltraScale+ have.
     """
     block = BLOCKS[name]
     options = options_of(name, family)

@@ -18,7 +18,7 @@ __all__ = ["CHIPS", "PAPERS", "PRODUCTS", "Figures", "Label", "Product", "comman
 
 
 class Label(StrEnum):
-    """How figures were had."""
+    """Origin of figures."""
 
     PAPER = "paper"
     MEASURED = "measured (Yosys)"
@@ -69,7 +69,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """Something whole, as a sum of blocks that are measured by themselves.
+    """A product, as the sum of blocks that are measured separately.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ PRODUCTS: Mapping[str, Product] = {
         what="kernel and 16 units, whole gradients", parts={"adam_kernel": 1, "adam_fu": 16}
     ),
     "SmartSSD updater, Adam, Top-K": Product(
-        what="the same with the decompressor of sorted pairs",
+        what="kernel, 16 units and the decompressor of sorted pairs",
         parts={"adam_kernel": 1, "adam_fu": 16, "decompress_fused": 1},
     ),
     "SmartSSD updater, every rule, Top-K": Product(
@@ -147,7 +147,7 @@ PAPERS = (
         source="COARSE, section 5.1, prints no resources",
     ),
 )
-"""Printed figures; of shares of a chip the numbers follow (`CHIPS`)."""
+"""Printed figures; numbers are computed from shares of a chip in `CHIPS`."""
 
 
 def table() -> list[Figures]:
@@ -191,7 +191,7 @@ def _without(row: "Row") -> str:
 
 
 def _products(family: str, blocks: Mapping[str, Mapping[str, float]]) -> Iterator[Figures]:
-    """Return the products whose parts all have a row."""
+    """Yield the products whose parts all have a row."""
     for name, product in PRODUCTS.items():
         if set(product.parts) <= set(blocks):
             yield Figures(

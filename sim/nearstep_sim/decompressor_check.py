@@ -145,7 +145,7 @@ def rates(bench: RecordBench, shares: Sequence[float] = SHARES, *, seed: int) ->
         case = made(bench.user, rng, RATE_ELEMENTS, ValueFormat.FP32, share, of=normal)
         run = bench.run(case)
         dense = bench.user.dense(case.words, case.widened, RATE_ELEMENTS)
-        # A rate of a run that does not end is none.
+        # A run that does not end has no rate.
         cycles = run.cycles if run.outputs["o_done"] else 0
         found.append(
             Rate(share, RATE_ELEMENTS, case.words.size, int(np.count_nonzero(dense)), cycles)
@@ -216,10 +216,10 @@ def command(
     area: Annotated[
         bool, typer.Option("--area", help="Synthesise the unit as well (about a minute).")
     ] = False,
-    runs: Annotated[int, typer.Option(min=len(KINDS), help="Runs on RTL.")] = 324,
-    seed: Annotated[int, typer.Option(min=0, help="Of records and stalls.")] = 1,
+    runs: Annotated[int, typer.Option(min=len(KINDS), help="Number of runs on RTL.")] = 324,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of records and stalls.")] = 1,
 ) -> None:
-    """Compare RTL with the numpy function, and print its rate.
+    """Compare the RTL of a decompressor with its numpy function, and print the rate of the RTL.
 
     Exit status: 1 if a bit differs, a run does not end, bits are lost when compressed again, or a
     function violates its contract; 2 if the file has no decompressor.

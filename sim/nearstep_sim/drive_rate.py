@@ -11,7 +11,7 @@ CLOCK_HZ = 200_000_000  # nominal clock of rates; no timing claim
 
 @dataclass(frozen=True)
 class DriveRate:
-    """Bytes a second that a card's drive reads and writes, and where these are from."""
+    """Bytes a second that a card's drive reads and writes, and the origin of these figures."""
 
     read: float
     write: float

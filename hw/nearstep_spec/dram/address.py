@@ -75,7 +75,7 @@ class AddressMapping:
     order : the words `row`, `column`, `bank` and `bankgroup` from the high to the low bits of the
         beat number, joined by hyphens. The column word numbers bursts, not single columns.
     interleave : bytes in one rank before the other, a power of two from `LEAST_INTERLEAVE` to the
-        size of a rank, which makes the rank the top of the address. Nothing with one rank.
+        size of a rank, which makes the rank the top of the address. Without effect on one rank.
 
     Raises
     ------

@@ -26,7 +26,7 @@ RAS_N = 1 << 16
 
 
 class Command(IntEnum):
-    """Commands.
+    """DDR4 commands.
 
     Mode registers must be set to the latencies of the timing table, see `mode_registers`.
     """

@@ -52,7 +52,7 @@ class DramConfig:
     interleave: Interleave = DEFAULT_INTERLEAVE
 
     def __post_init__(self) -> None:
-        assert self.address_mapping  # it checks all of them
+        assert self.address_mapping  # its constructor checks every option
 
     @property
     def address_mapping(self) -> AddressMapping:

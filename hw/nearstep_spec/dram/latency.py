@@ -28,7 +28,7 @@ HOST_DATA_BYTES = BEAT_BYTES // 2  # a host burst takes two fabric cycles
 # banks. When the channel is released their commands are still issued.
 LOOKAHEAD = 32
 
-# Fabric cycles by which the PHY needs write data early; subtracted from the command path.
+# Fabric cycles that the PHY adds between a write command and its data.
 PHY_WRITE_DELAY = 0
 PHY_READ_DELAY = 2  # fabric cycles of input capture and clock crossing
 

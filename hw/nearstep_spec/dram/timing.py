@@ -64,7 +64,7 @@ class TimingError(NearstepError, ValueError):
 
 
 def die_of(density: str, width: str) -> tuple[str, str]:
-    """Density and width of the dies of a part: that of a package of several, or its own.
+    """Density and width of the dies of a part; those of the part, unless it has several dies.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 A figure is `{ value = 12e9, origin = "datasheet", source = "v100" }`, where `source` is a key of
 the table `sources` or a text. A name such as `ssd{0..9}` stands for ten parts, and the ends of such
-a link are numbered alike. Errors name file and line.
+a link are one name or as many. Errors name file and line.
 """
 
 import re
@@ -74,7 +74,7 @@ def load(name: str | Path) -> Platform:
 
     Raises
     ------
-    PlatformError : no such machine, or an invalid description: with file, line and entry.
+    PlatformError : no such machine, or an unreadable or invalid file; with file, line and entry.
     """
     known = shipped()
     if isinstance(name, str) and name in known:

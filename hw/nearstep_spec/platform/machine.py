@@ -19,7 +19,7 @@ ORIGINS = ("paper", "datasheet", "measured", "fitted")
 DUPLEX = ("full", "half")
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 MOST_CHANNELS = 64
-"""Of a DIMM."""
+"""Most channels of a DIMM."""
 
 
 class PlatformError(NearstepError, ValueError):
@@ -41,7 +41,7 @@ class Figure:
 
     Attributes
     ----------
-    value : in bytes, seconds, or so many a second.
+    value : a count, bytes, seconds, or a rate per second.
     origin : one of `ORIGINS`.
     source : document or measurement.
     """
@@ -164,9 +164,9 @@ class Platform:
 
     Raises
     ------
-    PlatformError : a link ends at no node or has rates that contradict its duplex, a name is used
-        twice, channels are no integer, a latency of a drive has no rate, or a part cannot be
-        reached.
+    PlatformError : there is no part, a name is used twice, a link ends at no node or has rates that
+        contradict its duplex, a DIMM has not 1 to `MOST_CHANNELS` channels, a drive has a latency
+        without its rate, or a part cannot be reached.
     """
 
     name: str
@@ -241,12 +241,12 @@ class Platform:
         return graph
 
     def route(self, start: str, stop: str) -> tuple[Hop, ...]:
-        """Return the lanes of a transfer from one part to another.
+        """Return the hops of a transfer: the memory or drive at the start, the fewest links, and
+        the memory or drive at the stop.
 
-        The memory or the drive at the start, the fewest links, and the memory or the drive at the
-        stop. A processor on the way is a root of links: its memory is not used. Among equal routes
-        the one with the first nodes by name is taken, and between two nodes the link declared
-        first.
+        A processor on the way is a root of links: its memory is not used. Of routes with equally
+        many links the one with the first nodes by name is taken, and of links between two nodes the
+        one declared first.
 
         Parameters
         ----------
@@ -254,7 +254,7 @@ class Platform:
 
         Raises
         ------
-        PlatformError : there is no such part, or both are the same.
+        PlatformError : there is no such part, or both are one node.
         """
         import networkx as nx
 
@@ -290,7 +290,7 @@ class Platform:
         )
 
     def _port(self, end: str, direction: int) -> tuple[Hop, ...]:
-        """Yield the memory, the channel or the drive at an end of a route, if its rate is known."""
+        """Return the hop of a memory, channel or drive at an end, if its rate is known."""
         latency: Figure | None = None
         if end in self.processors:
             name = lane = f"{end} memory"

@@ -160,4 +160,4 @@ _OTHERS: tuple[Model, ...] = (
 )
 
 MODELS: Mapping[str, Model] = {model.name: model for model in (*AXDIMM, *_OTHERS)}
-"""All, by name."""
+"""Every model, by name."""

@@ -21,7 +21,7 @@ class _Convolution:
     channels: int
     filters: int
     kernel: int
-    side: int  # of what it makes
+    side: int  # of the output
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -61,8 +61,8 @@ class ResNet50:
     def layers(self, batch: int, sequence: int = 0, element_bytes: int = 4) -> Sequence[Layer]:
         """List stem, blocks and classifier, for a pass over `batch` images.
 
-        Activations are each convolution's input, each normalisation's input and the maxima of the
-        pooling (8 bytes each, an index of torch).
+        Activations are the inputs of convolutions, normalisations and the pooling, and the indices
+        of the pooling's maxima (8 bytes each in torch).
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class ResNet50:
 
 @dataclass(frozen=True)
 class _Block:
-    """Three convolutions, and a parallel one if channels or sizes differ."""
+    """Three convolutions, and a parallel one if input and output differ in channels."""
 
     name: str
     convolutions: Sequence[_Convolution]
@@ -137,7 +137,7 @@ class _Block:
     def layer(self, element_bytes: int) -> Layer:
         first, second, third = self.convolutions[:3]
         flops = self.batch * sum(each.flops for each in self.convolutions)
-        # the block's input, what each convolution makes, and two ReLUs' results
+        # the block's input, the output of each convolution, and those of two ReLUs
         kept = self.taken + sum(each.made for each in self.convolutions) + first.made + second.made
         return Layer(
             name=self.name,

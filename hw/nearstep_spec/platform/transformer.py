@@ -18,13 +18,13 @@ class Transformer:
     ----------
     source : of the shape.
     stated : number of parameters according to the source.
-    blocks, hidden, heads : of the source; `hidden` divides by `heads`.
+    blocks, hidden, heads : of the source; `hidden` is a multiple of `heads`.
     vocabulary : rows of the word embedding, or 0 for images.
     positions : rows of the position embedding, or 0 if there is none. A longer sequence is refused.
     types : rows of BERT's embedding of segments.
     embedding_norm, final_norm : a normalisation after the embeddings, and one after the blocks.
     head : `tied` multiplies by the word embedding, `pooler` is a matrix on the first token,
-        `classes` one from that to the classes.
+        `classes` a matrix from the first token to the classes.
     patch, image, classes : pixels on a side of a patch and of the image, and classes, of a ViT.
     batch, sequence : of the source's training, or 0.
 

@@ -87,7 +87,7 @@ def _adam_amsgrad(
     decoupled: Condition,
     m_from_g: Condition,
 ) -> Mapping[str, Value]:
-    """The same with `amsgrad=True`."""
+    """`_adam` with `amsgrad=True`."""
     p, m, v = _moments(p, g, m, v, decay, m_weight, v_weight, v_decay, decoupled, m_from_g)
     # Of two zeros torch's vectorised maximum returns the second, v, whose sign may be -.
     v_max = select(equal(v_max, v), v, maximum(v_max, v))

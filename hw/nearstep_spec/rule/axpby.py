@@ -12,7 +12,7 @@ __all__ = ["AXPBY"]
 
 
 def _axpby(x: Value, y: Value, *, a: Value, b: Value) -> Mapping[str, Value]:
-    """b * y is rounded; a * x plus that is rounded once."""
+    """Two roundings: of b * y, and of the sum."""
     return {"z": fma(a, x, b * y)}
 
 

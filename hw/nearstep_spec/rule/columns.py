@@ -1,4 +1,4 @@
-"""How the arrays of a rule lie in memory that a processor computes on."""
+"""Formats of a rule's arrays in memory that a processor computes on."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def stream_of(rule: Rule, state: str) -> int:
 
 
 class Columns(NamedTuple):
-    """How the arrays of a rule lie in memory.
+    """Formats and rounding of a rule's arrays in memory.
 
     Attributes
     ----------
-    formats : those that are not fp32, by array.
-    streams : of random bits, by state: those that are rounded stochastically.
+    formats : by array, those other than fp32.
+    streams : of random bits, by state; only of states that are rounded stochastically.
     """
 
     formats: tuple[tuple[str, str], ...] = ()
@@ -33,7 +33,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, formats: Mapping[str, str], *, stochastic: bool = False) -> Self:
-        """Those of a rule: states in bf16 are rounded to nearest even, or stochastically."""
+        """Make the columns of a rule; its states in bf16 are rounded as `stochastic` tells."""
         named = tuple(
             (each, formats[each]) for each in rule.arrays_in if formats.get(each, "fp32") != "fp32"
         )
@@ -45,7 +45,7 @@ class Columns(NamedTuple):
         return dict(self.formats).get(name, "fp32")
 
     def parts(self, names: Iterable[str]) -> list[tuple[str, bool]]:
-        """List what has an address: each array; and behind one in 8 bits its scales, marked."""
+        """List each array as (name, False), and the scales of one in 8 bits as (name, True)."""
         return [
             (name, scales)
             for name in names
@@ -53,13 +53,12 @@ class Columns(NamedTuple):
         ]
 
     def widened(self, name: str) -> Self:
-        """The same with an array in fp32."""
+        """Return these columns with an array in fp32."""
         return self._replace(formats=tuple(each for each in self.formats if each[0] != name))
 
     @property
     def in_order(self) -> bool:
-        """Whether results depend on the places of elements: groups share scales, or places have
-        random bits."""
+        """Whether results depend on positions of elements: by scales of groups, or random bits."""
         return bool(self.streams) or any(form in SIGNED for _, form in self.formats)
 
     def uniform(self, rule: Rule) -> bool:

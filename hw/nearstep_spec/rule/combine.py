@@ -14,12 +14,12 @@ from nearstep_spec.rule.rule import Rule
 
 __all__ = ["combine", "selector"]
 
-#: What a unit costs beside another, by its LUTs and DSPs, and what a rule more on a unit costs.
+#: Relative cost of a unit, by LUTs and DSPs; `_MULTIPLEXER` is that of one more rule on a unit.
 _COST: Mapping[str, int] = MappingProxyType(
     {"add": 10, "mul": 10, "fma": 19, "div": 30, "sqrt": 25}
 )
 _MULTIPLEXER = 1
-#: Cycles of each unit, about: of datapaths that cost the same, the shortest is taken.
+#: Approximate cycles of each unit: of datapaths of equal cost the shortest is taken.
 _CYCLES: Mapping[str, int] = MappingProxyType({"add": 5, "mul": 5, "fma": 7, "div": 17, "sqrt": 15})
 _TRIES = 40
 _SEED = 1
@@ -48,8 +48,8 @@ def combine(name: str, rules: Sequence[Rule]) -> Rule:
     Raises
     ------
     ValueError : fewer than two rules, or two of one name.
-    RuleError : rules list their arrays in contradictory orders, or a name has different meanings or
-        formats in two rules.
+    RuleError : rules list their arrays in contradictory orders, a name has different meanings or
+        formats in two rules, or a name is the selector of a rule.
     """
     if len(rules) < 2:
         raise ValueError(f"A combination must be of at least two rules, not {len(rules)}")

@@ -52,9 +52,8 @@ class Expression:
 
     Attributes
     ----------
-    op : the operation, one of the keys of `nearstep_spec.rule.program.OPERATIONS`.
-    operands : those of the operation.
-    name : of an array, a scalar or a switch; empty for everything else.
+    op : a key of `nearstep_spec.rule.program.OPERATIONS`, or `next` of `next_value`.
+    name : of an array, a scalar, a switch or a `next`; empty for everything else.
     bits : pattern of a constant; 0 for everything else.
     location : the line of this expression; of a parameter, that of the rule's function.
     """
@@ -83,9 +82,9 @@ class Expression:
 class Value(Expression):
     """A binary32 value of each element, or of a register.
 
-    `+ - * /`, unary `-` and `abs()` round once each, to nearest even, as IEEE 754 says; a NaN
-    result of an arithmetic operation is 0x7FC00000. Negation, `abs` and `select` move bits only.
-    `< <= > >=` are false when an operand is NaN; see `equal` for equality.
+    `+ - * /` round once each, to nearest even, as IEEE 754 says; a NaN result is 0x7FC00000. Unary
+    `-` and `abs()` change the sign bit only, also of a NaN. `< <= > >=` are false when an operand
+    is NaN; see `equal` for equality.
     """
 
     __slots__ = ()

@@ -22,7 +22,7 @@ ORDER_HINT = "; the old value of a state is its parameter, the new one next_valu
 
 
 class RuleFileError(NearstepError, ValueError):
-    """A file has no such rule; the message begins with the file, and the line if known."""
+    """A file cannot be run or has no such rule; the message begins with file and known line."""
 
 
 def is_in_file(name: str) -> bool:
@@ -44,11 +44,10 @@ def load(name: str) -> Optimizer:
 
 
 def load_with_digest(name: str) -> tuple[Optimizer, str]:
-    """Load the same with a digest of everything that its steps depend on besides the programs of
-    its rules: SHA-256 of the file's text, in hex, since `scalars` may call anything in it; empty
-    for a rule, which has none.
+    """Load as `load` does, and return the SHA-256 of the file's text in hex, since `scalars` may
+    call anything in the file; empty for a rule, which has no `scalars`.
 
-    Modules that the file imports are not included.
+    Modules that the file imports are not included in the digest.
 
     Raises
     ------

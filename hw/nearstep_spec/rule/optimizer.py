@@ -90,7 +90,7 @@ class Form:
     when : the form is selected if this hyper-parameter is not 0; among several the last.
     orders : variants with another order of the arithmetic, by name in configurations.
     remainder : a rule with the same registers and arrays, for elements of a tensor behind the last
-        whole vector: where torch's fused step on a CPU rounds otherwise there.
+        whole vector, if torch's fused step on a CPU rounds these differently.
     """
 
     rule: Rule
@@ -115,7 +115,7 @@ class Form:
         return self.rule.digest
 
     def ordered(self, order: str) -> Form:
-        """Return this form with the arithmetic in an order; a form without orders accepts any."""
+        """Return the variant of this form with an order, or the form itself if there is none."""
         return self.orders.get(order, self)
 
     def registers(
@@ -195,7 +195,7 @@ class Optimizer:
         self._check_registers()
 
     def _check_registers(self) -> None:
-        """Compute the registers of a step with the defaults, if all exist."""
+        """Check `scalars` of every form with the defaults, if all exist."""
         values = self.defaults
         if None not in values.values():
             for form in self.all_forms:

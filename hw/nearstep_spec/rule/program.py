@@ -15,7 +15,7 @@ from nearstep_spec.rule.expr import Expression, float32_bits
 
 __all__ = ["ARITHMETIC", "OPERATIONS", "Operation", "Program"]
 
-#: Operations which round or compare, and so need a unit of hardware.
+#: Operations that round, each on an arithmetic unit in hardware.
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "fma", "sqrt"})
 
 #: Every operation, with its number of operands.

@@ -17,7 +17,7 @@ def crossed(rule: Rule) -> Rule:
     """
 
     def define(**leaves: Expression) -> Mapping[str, Value]:
-        given = {id(each) for each in leaves.values()}  # products among these stay as they are
+        given = {id(each) for each in leaves.values()}  # products among these are not crossed
         made = {id(each): each for each in leaves.values()}
 
         def change(node: Expression) -> Expression:

@@ -50,10 +50,10 @@ class Rule:
     outputs : arrays only written.
     scalars : binary32 registers, constant during a run.
     switches : one-bit registers, constant during a run.
-    formats : formats in memory of states other than binary32: `fp16` or `bf16`, which are widened
-        before the arithmetic, always binary32, and rounded once after it, to nearest even; or in 8
-        bits with a scale for each 256 elements, see `nearstep_spec.blockwise`: `dynamic8`, or
-        `dynamic8u` if never negative. `p` cannot have 8 bits.
+    formats : formats in memory of states other than binary32. `fp16` and `bf16` are widened before
+        the binary32 arithmetic and rounded once after it: to nearest even, or `bf16`
+        stochastically. `dynamic8`, and `dynamic8u` of a state that is never negative, have 8 bits
+        and a scale for each 256 elements, see `nearstep_spec.blockwise`; not for `p`.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class Rule:
         Parameters
         ----------
         definition : a function that takes the names as keywords.
-        scalars : names behind those that there are.
+        scalars : names to append to the rule's scalars.
         """
         names = (*inspect.signature(self.definition).parameters, *scalars)
         keyword = inspect.Parameter.KEYWORD_ONLY

@@ -157,7 +157,7 @@ class RuleSet:
             for _, optimizer, form in forms
         )
         self._scaled = scaled
-        # An optimizer with orders uses this one, unless it is the default, for all its rules.
+        # Rules that lack `order`, though other rules of their optimizer have it.
         self.unordered = tuple(
             name
             for name, optimizer, form in forms

@@ -37,7 +37,7 @@ def _sgd_momentum(
     first: Condition,
     nesterov: Condition,
 ) -> Mapping[str, Value]:
-    """The same with a momentum buffer, whose contents are ignored when `first` is set."""
+    """`_sgd` with a momentum buffer, whose contents are ignored when `first` is set."""
     g = select(decays, fma(decay, p, g), g)
     m = select(first, g, fma(m_weight, g, m_decay * m))
     update = select(nesterov, fma(m_decay, m, g), m)

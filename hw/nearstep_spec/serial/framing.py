@@ -46,7 +46,7 @@ class Deframer:
     _too_long: bool = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the bodies of the frames that these bytes complete, in order."""
+        """Yield the bodies of the frames that these bytes complete, in order."""
         *whole, rest = data.split(_FLAG)
         for part in whole:
             self._hold(part)

@@ -39,7 +39,7 @@ class Manifest:
     Attributes
     ----------
     board : name, such as `ulx3s_85f`; for an emulated device its device name.
-    family : of the driver: `smartssd`.
+    family : of the driver, such as `smartssd` or `coarse`.
     config : of the family, see `nearstep_spec.codec.to_json`.
     map_hashes : hash of each register block, by name.
     memory_bytes : size of the device's memory.

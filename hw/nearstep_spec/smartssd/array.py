@@ -15,13 +15,13 @@ MOST_CARDS = 64
 class ArrayConfig:
     """Cards that own equal shares of an optimizer's elements, by block.
 
-    Each has its own BARs, in consecutive address ranges: card i has registers from
+    Each card has its own BARs, in consecutive address ranges: card i has registers from
     `i * card.register_bytes`, and memory from `i * card.memory_bytes`.
 
     Parameters
     ----------
-    card : each of them.
-    cards : how many.
+    card : configuration of each card.
+    cards : number of cards, at most `MOST_CARDS`.
 
     Raises
     ------
@@ -44,7 +44,7 @@ class ArrayConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """Of all cards."""
+        """Bytes of memory of all cards."""
         return self.cards * self.card.memory_bytes
 
     def maps(self) -> dict[str, tuple[int, RegisterMap]]:

@@ -44,8 +44,8 @@ class SmartssdConfig:
     kernel : the update kernel. A chunk is one of its blocks.
     memory_bytes : DRAM of the card; a power of two, because it is a BAR.
     subgroup_elements : elements of a subgroup, in whole chunks; None: 2**20, or the whole chunks
-        that fit into the memory twice if that is less, each array on a page of its own, and a
-        copy of the parameters beside them, where there is room for that.
+        that fit into the memory twice if those are fewer; with arrays aligned to pages, a copy of
+        the parameters and indices of pairs beside them, if at least a chunk then fits.
 
     Raises
     ------

@@ -29,7 +29,7 @@ COPY_OUT_FORMATS = ("fp16", "bf16")
 PARAMETER_FORMATS = ("fp32", *(form for form in RULE_FORMATS if form not in SIGNED))
 STATE_FORMATS = (*PARAMETER_FORMATS, DYNAMIC8)
 COMPRESSIONS = ("fused", "scatter")
-MOST_ARRAYS = 7  # each has a number as it is read and one as it is written, of 15
+MOST_ARRAYS = 7  # each has a stream number for reads and one for writes, of 15
 INDEX, COPY_OUT = "index", "copy_out"  # arrays of a run beside those of its rule
 _LOADED, _DECOMPRESSOR = "_rule_set", "_decompressor"
 
@@ -163,7 +163,7 @@ class UpdateKernelConfig:
         ),
     ] = ()
     scan: Annotated[
-        bool, Option(meaning="whether the kernel can search gradients for infinities, and sum them")
+        bool, Option(meaning="whether the kernel can check gradients, and sum their squares")
     ] = False
     compression: Annotated[
         tuple[str, ...],
@@ -275,7 +275,7 @@ class UpdateKernelConfig:
                 _check_rule(name, rule)
             _check_different("rules", rules.names)
             if any(map(is_in_file, self.rules)):
-                assert rules.whole.arrays_in  # that they can be combined
+                assert rules.whole.arrays_in  # checks that the rules can be combined
         except UnknownRuleError as error:
             raise ConfigError(str(error)) from None
         except (RuleError, RuleFileError) as error:
@@ -324,7 +324,7 @@ class UpdateKernelConfig:
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules. Those of a file are as defined when this configuration was made."""
+        """The rules. Those of a file are loaded once, and again after unpickling."""
         formats = (self.parameter_format, self.state_format)
         if not any(map(is_in_file, self.rules)):
             return _rule_set(self.rules, self.order, self.gradient_scale, *formats)
@@ -378,10 +378,7 @@ class UpdateKernelConfig:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """Arrays of the rules, as memory streams: those read.
-
-        Of p, g, m, v and v_max, in that order.
-        """
+        """Arrays that the rules read, in the order of their memory streams: p, g, m, v of Adam."""
         return self.rule_set.whole.arrays_in
 
     @property

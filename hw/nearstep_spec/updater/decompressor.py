@@ -32,15 +32,15 @@ class Decompressor:
     Parameters
     ----------
     compress : (gradient, share) to (words, values): float32 of shape (n,) and a number above 0 and
-        at most 1 to uint32 and float32 of one shape (records,). A result of `decompress` for the
-        same share must be preserved: from any multiple of 16 elements on, padded with zeros, its
-        records represent the same bits.
+        at most 1 to uint32 and float32 of one shape (records,). Must preserve a result of
+        `decompress`: the records of its part from any multiple of 16 elements on, padded with
+        zeros, at the same share represent the same bits.
     decompress : (words, values, count) to the gradient: uint32 of shape (records,), values as
         patterns of binary32, to patterns of binary32 of shape (count,). For any number of records
         that are not `wrong`.
     unit : (lanes=, records=) to an Amaranth component with the bits of `decompress`; its ports are
         those of `nearstep_hw.updater.pairs.user.UserUnit`.
-    elements_per_record : n elements have at most ceil(n / this) records.
+    elements_per_record : n elements have at most ceil(n / elements_per_record) records.
     wrong : (word, number, count) to whether record `number` (from 0) is invalid in a gradient of
         `count` elements. Applied to numpy arrays (int64) and to Amaranth values, so it must use
         operators only. None: every word is valid, and any number of records.
@@ -52,7 +52,7 @@ class Decompressor:
 
     Raises
     ------
-    DecompressorError
+    DecompressorError : `elements_per_record` is below 1, or a function cannot be called.
 
     Ref: Smart-Infinity, section V-B and figure 8.
     """

@@ -13,7 +13,7 @@ class Compression(NamedValue):
 
     NONE = 0, "Every element, at g_address."
     FUSED = 1, "Pairs, indices sorted: values at g_address, indices at index_address."
-    SCATTER = 2, "Pairs, grouped by block, in any order within one."
+    SCATTER = 2, "Pairs, grouped by block, in any order within a block."
 
 
 class UserForm(NamedValue):
@@ -29,17 +29,17 @@ def form_value(form: str) -> int:
 
 
 def decompressor_registers(config: UpdateKernelConfig) -> list[Register]:
-    """Yield the constant that identifies the user's decompressor, if any."""
+    """Return the constant that identifies the user's decompressor, if any."""
     found = config.decompressor
     if found is None:
         return []
-    what = "First 32 bits of the SHA-256 of its name and its file."
+    what = "First 32 bits of the SHA-256 of the decompressor's name and file."
     digest: Row = ("digest", 0, 32, what, found.mark)
     return [register("decompressor", Access.CONSTANT, "The user's decompressor.", digest)]
 
 
 def pair_registers(config: UpdateKernelConfig) -> list[Register]:
-    """Yield the registers of a run with pairs, if the kernel supports pairs."""
+    """Return the registers of a run with pairs."""
     forms = UserForm if config.decompressors else Compression
     form: Row = ("form", 0, 4, "Form of the gradients.", forms)
     return [
@@ -52,5 +52,5 @@ def pair_registers(config: UpdateKernelConfig) -> list[Register]:
             locked=True,
             path=("address", INDEX),
         ),
-        value_register("pairs", Access.CONFIG, "Pairs; 0 is no gradient.", width=64, locked=True),
+        value_register("pairs", Access.CONFIG, "Pairs; 0: gradients are 0.", width=64, locked=True),
     ]

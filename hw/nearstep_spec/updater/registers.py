@@ -27,7 +27,7 @@ VERSION = (2, 0)
 
 COUNTERS = {
     "cycles": "Cycles in which the kernel was busy.",
-    "committed": "Elements whose p, m and v are all acknowledged; whole blocks but the last.",
+    "committed": "Elements whose states are all acknowledged; whole blocks but the last.",
     "read_beats": "Memory beats read.",
     "write_beats": "Memory beats written.",
     "stall_read_address": "Cycles in which a read burst waited for its address to be taken.",
@@ -52,7 +52,7 @@ SCALARS = {
     "m_correction": "1 - beta1**t.",
     "v_correction": "Square root of 1 - beta2**t; in the paper's order, 1 - beta2**t.",
     "eps": "Term added to the denominator.",
-    "step_size": "Minus the learning rate, divided by 1 - beta1**t.",
+    "step_size": "Minus the learning rate; of Adam, divided by 1 - beta1**t.",
     "lr": "Learning rate.",
 }
 SWITCHES = {
@@ -101,7 +101,7 @@ STREAMS = 16
 """Number of stream numbers, including 0."""
 
 STOCHASTIC_BIT = 31
-"""Of the register of the formats of states."""
+"""Bit of `stochastic` in the register `state_formats`."""
 
 FIVE_ARRAYS = frozenset({Stream.V_MAX_READ, Stream.V_MAX_WRITE})
 """Streams listed only in the map of a kernel with a fifth array."""
@@ -149,8 +149,7 @@ class Operation(NamedValue):
 
 @cache
 def streams(config: UpdateKernelConfig) -> type[NamedValue]:
-    """Named values of `error.stream` of a kernel: those of `Stream`, and of states with
-    other names."""
+    """Named values of `error.stream` of a kernel: `Stream`, and states with other names."""
     own = [name for name in config.states if f"{name.upper()}_READ" not in Stream.__members__]
     listed = {each.name: (int(each), each.doc) for each in Stream}
     if "v_max" not in config.arrays:
@@ -273,7 +272,7 @@ def _arrays(config: UpdateKernelConfig) -> list[Register]:
     what = "Byte address of the {}; a multiple of a memory beat."
     copy = "Byte address of a 16-bit copy of the parameters; a multiple of a memory beat."
     reserved = "Reserved for a 16-bit copy of the parameters; must be 0."
-    count = {"count": "Elements to update; 0 is a run that is done."}
+    count = {"count": "Elements to update; with 0 a run ends at once."}
     return [
         *(
             address(f"{name}_address", name, what.format(_ARRAYS.get(name, f"array {name}")))
@@ -359,7 +358,7 @@ def _rounding(config: UpdateKernelConfig) -> list[Register]:
     }
     index = f"Index of the run's first element; a multiple of {begins} below 2**{INDEX_BITS}."
     place = {
-        "element_within": f"Its place in its block; a multiple of {begins}.",
+        "element_within": f"Position of the first element in its block; a multiple of {begins}.",
         "element_skip": "Elements on other channels between two blocks of this one.",
     }
     return [
@@ -373,7 +372,7 @@ def _rounding(config: UpdateKernelConfig) -> list[Register]:
 def _operation() -> list[Register]:
     kind: Row = ("kind", 0, 4, "Kind of run that START begins.", Operation)
     found: Row = ("found_inf", 0, 1, "A gradient is infinite or NaN.")
-    squares = "Of the gradients of the last run, if it was a scan: binary64."
+    squares = "Sum over the gradients of the last run, if it was a scan: binary64."
     return [
         register("operation", Access.CONFIG, "Kind of run.", kind, locked=True),
         register("scan", Access.STATUS, "Outcome of the last run, if it was a scan.", found),

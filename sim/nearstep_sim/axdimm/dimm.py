@@ -319,7 +319,7 @@ class DimmBackend(EmulatedBackend):
         return self._submit(address, out, f"read of {out.size} bytes at {address:#x}", writes=False)
 
     def submit_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
-        """Write part of a line, after all earlier writes, without delay."""
+        """Submit whole lines; write parts of lines at once, after all earlier transfers."""
         whole = address % LINE_BYTES == 0 and data.size % LINE_BYTES == 0
         if not data.size or not whole:
             self._wait_for_transfers()
@@ -403,8 +403,7 @@ class DimmBackend(EmulatedBackend):
             )
 
     def reset(self) -> None:
-        """As a host does: request normal mode and reset the kernel of each channel through its
-        arbiter.
+        """Request normal mode and reset the kernel of each channel through its arbiter, as a host.
 
         Violations of a kernel before the reset are ignored.
         """
@@ -512,7 +511,7 @@ class DimmBackend(EmulatedBackend):
     def _check(self, status: int, action: str) -> None:
         if status == HUNG:
             raise DeviceError(
-                f"{action}: the host's memory controller got nowhere",
+                f"{action}: the host's memory controller made no progress",
                 transactions=self.transactions(),
             )
         if status == FAULTED:

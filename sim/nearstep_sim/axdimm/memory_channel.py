@@ -33,7 +33,7 @@ __all__ = ["ChannelBench", "ChannelError", "ChannelStatistics", "Kernel", "Mode"
 
 
 class ChannelError(AssertionError):
-    """The channel did something wrong: a DDR4 rule, data, or the time of data."""
+    """The channel broke a DDR4 rule, or returned wrong data, or data at the wrong time."""
 
 
 class Mode(IntEnum):
@@ -113,7 +113,7 @@ class ChannelBench(HostedDram):
     density, width, ranks, mapping, interleave : of the channel, for host and module.
     seed : of the kernel's traffic and of the host's stalls.
     kernel_chunks : pages of 4 KiB that the kernel uses, from `kernel_base` on.
-    host : more of `HostConfig`.
+    host : other options of `HostConfig`.
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ class ChannelBench(HostedDram):
         return self.window + block * BLOCK_BYTES + line * LINE_BYTES
 
     def kernel_line(self, number: int) -> NDArray[np.uint8]:
-        """Return the kernel's registers, which are plain memory in this model."""
+        """Return a line of the kernel's registers, which are plain memory in this model."""
         out = np.empty(LINE_BYTES, np.uint8)
         self._library.channel_kernel_line(self._pointer, number, out.ctypes.data)
         return out

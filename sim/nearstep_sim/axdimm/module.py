@@ -70,7 +70,7 @@ def _library(
         [model],
         [source],
         common=[SOURCE],
-        cxxflags=["-O1"],  # runs are short: half the time to compile is worth more
+        cxxflags=["-O1"],  # runs are short: compiling in half the time saves more
         defines={"NEARSTEP_CHANNELS": channels},
     )
     return load(built, source, SOURCE)
@@ -79,7 +79,7 @@ def _library(
 class ModuleDriver(ABC):
     """A driver of a module's channels: memory and registers through the host.
 
-    Whoever inherits runs the module, and has the attributes.
+    Subclasses implement `run` and set the attributes.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ class ModuleBench(HostedDram, ModuleDriver):
     unit : functional unit; a separate module in the Verilog.
     channels : of the module: 1, 2 or 4.
     density, width : of the memory, for host and module.
-    host : more of `HostConfig`.
+    host : other options of `HostConfig`.
     """
 
     failure = ModuleError

@@ -25,8 +25,8 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 
 __all__ = ["ChannelStep", "ModuleStep", "run_step"]
 
-POLL = 16  # cycles between two looks at the kernels
-TAIL = 4096  # cycles before the expected end at which looking begins
+POLL = 16  # cycles between two polls of the DRAM's counters
+TAIL = 4096  # cycles before the expected end at which polling begins
 
 Words = NDArray[np.uint32]
 
@@ -38,7 +38,7 @@ class ChannelStep:
     Attributes
     ----------
     cycles : from START to done, counted by the kernel.
-    needed_beats : that the step has to move: each array once.
+    needed_beats : beats that the step must transfer: each array once.
     read_beats, write_beats : beats on the AXI port, counted by the kernel.
     bus : clocks of the DRAM's data bus from just before START to the last column command.
     commands : to the DRAM in that time.
@@ -97,7 +97,7 @@ def run_step(
     unit: Callable[[Rule], wiring.Component] = StandInUnit,
     seed: int = 0,
 ) -> ModuleStep:
-    """A step of `count` parameters on each channel, started by the host through the registers.
+    """Run a step of `count` parameters on each channel, started by the host through the registers.
 
     The host switches each channel to acceleration mode, starts the kernels one after the other and
     polls them. Memory is filled and compared directly, not through the pins, and in full.

@@ -17,7 +17,7 @@ DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
 
 DIMM_FIXED = tuple(name for name in FIXED if name != "address_width")
-"""A channel of two ranks can need more bits of an address than a kernel has by default."""
+"""Fixed options; a channel of two ranks can need a larger `address_width` than the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,14 @@ class AxdimmOptions:
     memory_bytes: Annotated[
         int | None,
         Option(
-            meaning="device memory, over all channels; the host's is taken as it is used",
+            meaning="device memory of all channels; host memory is allocated on first use",
             allowed="a multiple of 64 up to 16GiB",
             unset="all that the kernel addresses",
         ),
     ] = None
 
     def __post_init__(self) -> None:
-        adam_kernel_map(self.config())  # which may be impossible with rules of a file
+        adam_kernel_map(self.config())  # raises if rules of a file have names of other registers
         limit = 1 << self.config().address_width
         given = self.memory_bytes
         if given is not None and (not 0 < given <= limit or given % 64):
@@ -59,8 +59,8 @@ class GoldenOptions(AxdimmOptions):
     in_place: Annotated[
         bool,
         Option(
-            meaning="whether large parameters and gradients stay where the host has them: the "
-            "memory of a DIMM is the host's"
+            meaning="whether large parameters and gradients remain in the host's arrays: the "
+            "memory of a DIMM is host memory"
         ),
     ] = True
     channels: Annotated[
@@ -146,7 +146,8 @@ class DimmOptions:
         Literal["fr-fcfs", "in-order"], Option(meaning="of the host's memory controller")
     ] = "fr-fcfs"
     postpone: Annotated[
-        int, Option(meaning="refreshes that the host gathers before it gives them", low=1, high=8)
+        int,
+        Option(meaning="refreshes that the host postpones before issuing them", low=1, high=8),
     ] = 1
     top: Annotated[
         Literal["parts", "whole", "channel"],
@@ -174,7 +175,7 @@ class DimmOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        adam_kernel_map(self.dimm.kernel)  # which may be impossible with rules of a file
+        adam_kernel_map(self.dimm.kernel)  # raises if rules of a file have names of other registers
         _check_whole(self.top, self.fu, self.trace)
         if self.top == "channel" and self.dimm.channels != 1:
             raise ValueError(f"channels must be 1 with top=channel, not {self.dimm.channels}")

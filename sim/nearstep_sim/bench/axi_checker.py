@@ -74,7 +74,7 @@ class AxiChecker:
         self._last = AxiSample()
 
     def step(self, sample: AxiSample) -> None:
-        """One clock edge.
+        """Check one clock edge.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class AxiChecker:
         self.cycles += 1
 
     def finish(self) -> None:
-        """The end of a test.
+        """Check the end of a test.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class AxiChecker:
             if now is None:
                 self._fail("valid_held", f"{channel.upper()} showed {before}")
             if now != before:
-                self._fail("payload_held", f"{channel.upper()} went from {before} to {now}")
+                self._fail("payload_held", f"{channel.upper()} changed from {before} to {now}")
 
     def _address(self, channel: str, burst: Address) -> int:
         nbytes = (burst.len + 1) * self.beat_bytes

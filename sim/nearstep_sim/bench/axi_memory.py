@@ -38,7 +38,7 @@ class BurstError:
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """Probability, each cycle, that a channel that could go on does not."""
+    """Probability of a stall, by channel and in each cycle."""
 
     ar: float = 0.0
     r: float = 0.0

@@ -43,7 +43,7 @@ class Completion:
 
 
 class CcMonitor:
-    """Takes the packets off the stream at clock edges.
+    """Collects the packets of the stream at clock edges.
 
     Raises `StreamError` when TVALID falls before a packet ends or before a beat is taken, when a
     beat changes before it is taken, when TKEEP has a hole, when a packet's length contradicts its
@@ -85,7 +85,7 @@ class CcMonitor:
                 raise StreamError("TVALID fell inside a packet")
             return
         if self._shown is not None and beat != self._shown:
-            raise StreamError(f"a beat went from {self._shown} to {beat}")
+            raise StreamError(f"a beat changed from {self._shown} to {beat}")
         self._shown = None if ready else beat
         if not ready:
             return

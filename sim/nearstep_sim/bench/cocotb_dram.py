@@ -1,6 +1,6 @@
 """Joins the DDR4 rank model and the host memory controller model to ports under cocotb.
 
-Ports have the names of `DfiSignature`. All outputs that these models look at in the middle of a
+Ports have the names of `DfiSignature`. All outputs that these models sample in the middle of a
 cycle are registers of the design.
 """
 

@@ -28,7 +28,7 @@ from nearstep_spec.pcie import (
 
 LINKS = {64: (3, 2), 128: (3, 4), 256: (3, 8), 512: (3, 16)}  # generation and lanes, at 250 MHz
 STALLS = {"free": 0.0, "source": 0.6, "sink": 0.6, "both": 0.4}
-"""Modes of a bench, and how often a stream that stalls does so."""
+"""Modes of a bench, and the probability of a stall in a cycle."""
 
 CARD_CLOCK_NS = 5  # 200 MHz, if the card's clock is separate
 MAX_READ_REQUEST = 5  # code of 4 KiB
@@ -36,10 +36,7 @@ HEARD_CYCLES = 8  # of the card: delay of a configuration through block and sync
 
 
 class NeverValue:
-    """Stands for `pcie_cq_np_req` where the model looks: the bench counts credits itself.
-
-    The model would miss credits given while it waits for the CQ stream.
-    """
+    """Replaces `pcie_cq_np_req` in the model, which would miss credits while it waits for CQ."""
 
     value = 0
 
@@ -152,7 +149,7 @@ class PcieSystem:
         stall_memory(mode, ram, rng)
 
     async def power_up(self) -> None:
-        """Start clocks and followers, and wait for the end of the reset."""
+        """Start clocks and monitors, and wait for the end of the reset."""
         dut = self.dut
         if self.crossed:
             cocotb.start_soon(Clock(dut.clk, CARD_CLOCK_NS, unit="ns").start())
@@ -165,7 +162,7 @@ class PcieSystem:
             await RisingEdge(dut.clk)
 
     async def enumerate(self) -> None:
-        """Find the card and the peer, and let both answer and ask."""
+        """Enumerate card and peer, and enable both as targets and as masters."""
         await self.rc.enumerate()
         self.host = self.rc.find_device(self.function.pcie_id)
         for device in (self.host, self.rc.find_device(self.peer.pcie_id)):

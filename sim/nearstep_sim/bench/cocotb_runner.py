@@ -55,7 +55,7 @@ class BenchError(NearstepError, RuntimeError):
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Tests that ran and passed, where the log is, and simulated time."""
+    """Tests that ran and passed, and the files of log and waves."""
 
     tests: tuple[str, ...]
     log: Path
@@ -129,9 +129,7 @@ class _EventDriven(Icarus):
 
 @contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
-    """Return a folder whose path needs no quoting for make and a shell: `folder`, or a temporary
-    one.
-    """
+    """Yield a folder whose path needs no quoting for make and a shell: this or a temporary one."""
     if PLAIN.fullmatch(str(folder)):
         yield folder
         return
@@ -145,7 +143,7 @@ def _plain(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _tools() -> object:
-    """Put the tools on PATH, and let `build` and `test` alone decide about waves."""
+    """Put the tools on PATH, and restore the environment afterwards."""
     saved = dict(os.environ)
     os.environ.update(tool_environment())
     os.environ.pop("PYTEST_CURRENT_TEST", None)  # the runner would exit instead of raise
@@ -245,8 +243,8 @@ def run_cocotb(
 ) -> BenchResult:
     """Build `top` unless cached, and run the tests of `test_module`.
 
-    The build is cached; the log is written to `build/cocotb` of the checkout, with `WAVES=1` in the
-    environment also a VCD.
+    The log, and with `WAVES=1` in the environment a VCD, are written to `build/cocotb` of the
+    checkout, or to the cache if the package is installed.
 
     Parameters
     ----------
@@ -311,8 +309,7 @@ def run_cocotb(
 
 
 def _run_folder(name: str) -> Path:
-    """Where logs and waves of a run go: below the checkout, or in the cache of an installed
-    package."""
+    """Return the folder of a run: below the checkout, or in the cache of an installed package."""
     checkout = Path(__file__).resolve().parents[3]
     inside = (checkout / "pyproject.toml").exists()
     return checkout / "build" / "cocotb" / name if inside else claim(cache_dir() / "runs" / name)

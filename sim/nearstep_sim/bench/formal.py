@@ -24,7 +24,7 @@ from nearstep_spec.cache import claim, yowasp_environment
 Mode = Literal["bmc", "prove", "cover"]
 Solver = Literal["yices", "z3"]
 YICES = "yices-smt2"
-"""Program of Yices, which has no wheel for Linux but on x86-64: z3 takes its place there."""
+"""Program of Yices, whose wheels for Linux are for x86-64 alone; z3 replaces it elsewhere."""
 STATEMENTS = {"bmc": "assert", "prove": "assert", "cover": "cover"}
 
 SCRIPT = """\
@@ -95,7 +95,7 @@ def prove(
     ----------
     component : with its properties; its input ports are free.
     name : names the work folder, `formal/<name>_<mode>-<hash of the proof>` in the cache.
-    mode : `bmc` looks at the first `depth` cycles, `prove` at all cycles by induction over `depth`
+    mode : `bmc` checks the first `depth` cycles, `prove` all cycles by induction over `depth`
         cycles, `cover` asks that every `Cover` can be reached within `depth` cycles.
     timeout_s : after which the solver is stopped and the proof has failed.
     solver : Yices is most often many times faster; z3 in some inductions about data.

@@ -184,7 +184,7 @@ class UnitRun:
     enabled_cycles, idle_cycles : clock cycles with `i_en` at 1 and at 0.
     latency : enabled cycles from the first element to its result; exact without bubbles.
     changes_while_idle : outputs that changed although `i_en` was 0.
-    extra, missing : results more than elements, and elements without a result.
+    extra, missing : results beyond the number of elements, and elements without a result.
     """
 
     arrays: dict[str, NDArray[np.float32]]
@@ -255,8 +255,7 @@ class VerilatedUnit:
 
         Parameters
         ----------
-        arrays : float32, one for each of `rule.arrays_in`, of one
-            length.
+        arrays : float32, one for each of `rule.arrays_in`, of one length.
         stall, bubble : chance that a cycle has `i_en` at 0, and that an enabled one has `i_valid`
             at 0; from 0 to 0.99. Inputs are random in bubbles.
 

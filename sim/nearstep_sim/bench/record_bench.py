@@ -129,7 +129,7 @@ def cases(
 
 
 def _spoilt(case: RecordCase, rng: np.random.Generator, user: UserDecompressor) -> RecordCase:
-    """Return the records of a case of this kind."""
+    """Change the records of a case as its kind tells."""
     words, values, most = case.words, case.values, user.most(case.count)
     if case.kind == "empty":
         words, values = words[:0], values[:0]

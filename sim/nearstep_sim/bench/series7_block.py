@@ -1,4 +1,4 @@
-"""The 7-series integrated block for PCI Express as cocotbext-pcie has others: Gen2 x4, 128 bits."""
+"""A model of the 7-series integrated block for PCI Express in cocotbext-pcie: Gen2 x4, 128 bits."""
 
 import random
 from collections import deque
@@ -304,7 +304,7 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
             if dut.s_axis_tx__tvalid.value:
                 beat = tuple(int(getattr(dut, f"s_axis_tx__{name}").value) for name in names)
             if shown is not None and beat != shown:
-                raise StreamError(f"a beat went from {shown} to {beat}")
+                raise StreamError(f"a beat changed from {shown} to {beat}")
             shown = None if ready else beat
             if ready and beat is not None:
                 words = self.take(words, beat)
@@ -329,7 +329,7 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
         if user:
             raise StreamError(f"TUSER must be 0, not {user:#x}")
         if not last and keep != ALL_BYTES:
-            raise StreamError(f"a packet goes on behind TKEEP {keep:#x}")
+            raise StreamError(f"a packet continues behind TKEEP {keep:#x}")
         words = [*words, *(data >> 32 * index & 0xFFFF_FFFF for index in range(count))]
         if not last:
             return words

@@ -308,14 +308,13 @@ class StreamBench:
         quiet: int = 200,
         max_cycles: int = 10_000_000,
     ) -> StreamRun:
-        """Send the rows of each array, until no stream has moved for `quiet` cycles.
+        """Send the rows of each array, until no stream transfers for `quiet` cycles.
 
         The component continues from the state after the previous run.
 
         Parameters
         ----------
-        streams : uint32, for each input stream the payloads, one a row
-            of 32-bit words.
+        streams : uint32, for each input stream the payloads, one a row of 32-bit words.
         inputs : for each plain input.
         space : most payloads of an output stream.
         stalls : chance that a source, and that a sink, stalls in a cycle.

@@ -49,7 +49,7 @@ def command(
     board: Annotated[
         str,
         typer.Argument(
-            help=f"Board, one of: {', '.join(BOARDS)}; options of its design behind it: "
+            help=f"Board, one of: {', '.join(BOARDS)}; options of its design follow: "
             "ulx3s_85f --memory blockram --rules sgd.",
             autocompletion=lambda: list(BOARDS),
         ),
@@ -65,9 +65,9 @@ def command(
         Path | None,
         typer.Option("--output", "-o", help="Folder of the results (default: build/boards/BOARD)."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the placer, the first one.")] = 1,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; the best is used.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Seeds at once.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="First seed of the placer.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; the best is used.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Seeds placed at once.")] = 1,
 ) -> None:
     """Make a bitstream: top.bit, report.json, summary.md and pictures of the chip.
 

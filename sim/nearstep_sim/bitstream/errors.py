@@ -21,7 +21,7 @@ class BitstreamError(NearstepError, RuntimeError):
 
 
 class ToolMissingError(BitstreamError):
-    """A program is not there.
+    """A program is missing.
 
     Attributes
     ----------

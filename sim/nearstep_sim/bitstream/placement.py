@@ -117,7 +117,7 @@ def _placed(cells: Mapping[str, Any]) -> Iterable[Placed]:
 def groups(
     cells: Iterable[Placed], *, most: int = 10, least: float = 0.02
 ) -> dict[tuple[str, ...], int]:
-    """Return the blocks to draw, each with the cells of no other one; largest first.
+    """Return the blocks to draw, each with its number of cells outside the others; largest first.
 
     The largest block is repeatedly split into its inner blocks.
 

@@ -119,7 +119,7 @@ class Report:
 
     @property
     def margin(self) -> float:
-        """Of the clock that has least."""
+        """Least margin of a clock."""
         return self.clocks[0].margin
 
     @property
@@ -164,7 +164,7 @@ def read_report(raw: Mapping[str, Any], sources: Mapping[str, str] | None = None
 
 
 def _clock_of(edge: str) -> str:
-    """Of `posedge $glbnet$clk`."""
+    """Return the clock of an edge, such as `posedge $glbnet$clk`."""
     return clock_name(edge.rpartition(" ")[2])
 
 
@@ -221,7 +221,7 @@ def _sum(steps: Iterator[Mapping[str, Any]]) -> float:
 
 
 def without_kept(cells: Mapping[str, Use], kept: int) -> dict[str, Use]:
-    """Cells in use and present, without lookup tables of which a design keeps so many free."""
+    """Subtract `kept` lookup tables, which a design keeps free, from those used and available."""
     return {
         cell: Use(use.used - kept, use.available - kept) if cell == LUT else use
         for cell, use in cells.items()

@@ -164,12 +164,12 @@ def run(
 ) -> None:
     """Run a program in `folder`.
 
-    Paths among the arguments are relative to `folder`: programs of YoWASP do not see every other.
+    Paths among the arguments are relative to `folder`: YoWASP programs cannot access every path.
 
     Parameters
     ----------
     output : file for the program's output.
-    log : log file written by the program; its output is buffered and incomplete.
+    log : log file written by the program, whose standard output is buffered and incomplete.
     watch : called with each line of the log; an exception ends the program.
 
     Raises

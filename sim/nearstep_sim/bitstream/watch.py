@@ -1,4 +1,4 @@
-"""Whoever follows a flow."""
+"""Observers of a flow."""
 
 __all__ = ["Watch"]
 

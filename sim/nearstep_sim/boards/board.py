@@ -23,7 +23,7 @@ PICOSECONDS = 10**12
 TURN = 360
 RESET_CYCLES = 8
 ANSWER_BYTES = 4096
-"""That are taken from the simulation at a time."""
+"""Most bytes taken from the simulation at a time."""
 
 OUT_DELAY, IN_DELAY = 3000, 1500
 """Approximate delays of pads in picoseconds: an output register to its pin, a pin to its input
@@ -58,7 +58,7 @@ class BoardCounts:
 
 class BoardLine:
     """The far end of a simulated board's line, and the board: bits take device cycles, and time
-    passes only while somebody waits for bytes.
+    passes only during `read` and `run`.
 
     Attributes
     ----------
@@ -140,8 +140,8 @@ class BoardLine:
 
         Parameters
         ----------
-        reads : that are right before.
-        times : reads that are wrong.
+        reads : correct reads before the first wrong one.
+        times : number of wrong reads.
         flip : bits of data words to invert.
         row : bits of row numbers to invert.
         """

@@ -30,7 +30,7 @@ class SimulatedBoardOptions:
         if self.design.memory == "dram" and kind not in SIMULATED:
             raise ConfigError(
                 f"memory must be 'blockram' in simulation of {self.design.board}, not 'dram': "
-                f"of {kind} there is no model"
+                f"there is no model of {kind}"
             )
 
 
@@ -48,8 +48,8 @@ class SimulatedRingOptions:
     ppm: Annotated[
         int,
         Option(
-            meaning="by which the oscillator of a board is slower than that of the one before, "
-            "in parts per million",
+            meaning="parts per million by which the oscillator of a board is slower than that of "
+            "the previous board",
             low=0,
             high=10_000,
         ),
@@ -57,7 +57,7 @@ class SimulatedRingOptions:
     corrupt: Annotated[
         float,
         Option(
-            meaning="chance that a pin has the wrong level, of each transfer on a cable",
+            meaning="chance, for each transfer on a cable, that a pin has the wrong level",
             low=0,
             high=1,
         ),
@@ -79,7 +79,7 @@ SIM = Family(
         Variant(
             options=SimulatedRingOptions,
             opens="nearstep_sim.boards.ring:RingBackend",
-            summary="boards with a COARSE device each, all of them, and the cables between them",
+            summary="all of several boards with a COARSE device each, and the cables between them",
             when=("design", "coarse"),
         ),
     ),

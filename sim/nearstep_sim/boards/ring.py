@@ -81,11 +81,11 @@ class SimulatedRing:
         self._lib.ring_arm(self.handle, self._number(link, direction), after, times)
 
     def pull(self, link: int) -> None:
-        """Pull the cable of a link: its pins are low on both boards."""
+        """Disconnect the cable of a link: its pins are low on both boards."""
         self._lib.ring_plug(self.handle, self._number(link, 0) // 2, False)
 
     def plug(self, link: int) -> None:
-        """Put the cable of a link back."""
+        """Reconnect the cable of a link."""
         self._lib.ring_plug(self.handle, self._number(link, 0) // 2, True)
 
     def cycle(self, board: int) -> int:
@@ -108,7 +108,7 @@ class SimulatedRing:
 
     @property
     def handle(self) -> int:
-        """Of the simulation, in C++.
+        """Handle of the simulation in C++.
 
         Raises
         ------

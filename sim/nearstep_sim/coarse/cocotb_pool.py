@@ -53,12 +53,12 @@ class CocotbPoolBackend(Backend):
     dut : the ring.
     config : of the devices.
     devices : number of devices.
-    mode : key of `STALLS`.
+    mode : one of `STALLS`.
     seed : of the stalls.
 
     Attributes
     ----------
-    memory : direct access to the devices' memory: shape (devices, bytes).
+    memory : direct access to the memory of each device: a list of uint8 of shape (bytes,).
     checkers : of the memory ports.
     """
 

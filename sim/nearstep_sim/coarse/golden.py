@@ -37,7 +37,7 @@ from nearstep_spec.csr.block import Response
 
 STEP_BYTES = 1 << 14
 STEPS = 4
-"""Results of a job that are written in a step, on each device: so many bytes, or a share of all."""
+"""A step writes `STEP_BYTES` of results on each device, or 1 / `STEPS` of all if that is more."""
 
 WAIT_BYTES = 1 << 16
 """Replaces `STEP_BYTES` while the host waits and no memory fault is injected."""
@@ -56,7 +56,7 @@ class GoldenRing:
 
     Attributes
     ----------
-    nbytes : that every device gets.
+    nbytes : of the results, on every device.
     sources : of each device; sums in fp32 are computed when they are written.
     result : result of all devices, if computed in full before the first write.
     written : bytes, on every device.
@@ -120,7 +120,7 @@ class GoldenPool(EmulatedBackend):
         self._accesses = 0
         self._stuck = False
         self._closed = False
-        self._changed = True  # something that decides whether rings can go on
+        self._changed = True  # state that determines whether rings can advance
         self._joined: list[bool] = []
         self._links: list[list[bool]] = []
         self._shown = False  # state visible in registers
@@ -143,7 +143,7 @@ class GoldenPool(EmulatedBackend):
         self._changed = True
 
     def revive(self, device: int) -> None:
-        """The links of a device work again."""
+        """Restore the links of a silenced device."""
         self._check_device(device).dead = False
         self._changed = True
 
@@ -238,7 +238,7 @@ class GoldenPool(EmulatedBackend):
     def inject(self, injection: Injection) -> None:
         """Inject a memory fault.
 
-        A whole source, and the data written in a step, count as one burst.
+        A whole source, and the data written in a step, are one burst each.
 
         `late` costs jobs no time here. Bursts of jobs and those of each update kernel are counted
         apart.
@@ -307,7 +307,7 @@ class GoldenPool(EmulatedBackend):
         return moved
 
     def _refusals(self) -> dict[int, Finding]:
-        """Jobs that a device finds wrong by itself."""
+        """Return the faults that devices detect in their own jobs."""
         found = {}
         for number, node in enumerate(self._nodes):
             end = self.config.memory_bytes
@@ -405,7 +405,7 @@ class GoldenPool(EmulatedBackend):
     def _compute(
         self, group: int, sources: Sequence[NDArray[np.float32]], job: GoldenJob
     ) -> NDArray[np.uint8]:
-        """The result, as bytes."""
+        """Compute the result, as bytes."""
         result = ring_all_reduce(
             sources,
             operation=Operation(job.operation).name.lower(),
@@ -538,7 +538,7 @@ class GoldenPool(EmulatedBackend):
         return (device + (1 if port else -1)) % self.devices
 
     def _alive(self, device: int, port: int) -> bool:
-        """Whether frames passed a link, both ways, when something last changed."""
+        """Whether frames passed a link, both ways, at the last change of state."""
         return self._links[device][port]
 
     def _is_alive(self, device: int, port: int) -> bool:

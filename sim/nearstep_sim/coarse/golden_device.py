@@ -30,7 +30,7 @@ COPIED_BITS = 32
 OPERATIONS = frozenset(map(int, Operation))
 
 SHOWN_TAG_BITS = 15
-"""Of `jobs.tag`."""
+"""Bits of `jobs.tag`."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class GoldenCore:
         return True
 
     def complete(self) -> None:
-        """The job in work ended well."""
+        """End the current job without an error."""
         self.current = None
         done = (self.registers["completed.value"] + 1) & 0xFFFFFFFF
         self.registers["completed.value"] = done
@@ -130,7 +130,7 @@ class GoldenCore:
             self.registers["status.busy"] = 0
 
     def fail(self) -> None:
-        """The device has an error: the core takes no further job."""
+        """End the current job because of an error of the device."""
         self.current = None
         self.registers["status.error"] = 1
         self.registers["status.done"] = 0
@@ -145,7 +145,7 @@ class GoldenCore:
         self._show()
 
     def refusal(self, base: int, limit: int) -> Finding | None:
-        """Why the job in work cannot be run in the window [base, limit), if so."""
+        """Return why the current job cannot be run in the window [base, limit); None if it can."""
         job = self.current
         assert job is not None
         if (
@@ -276,7 +276,7 @@ class GoldenDevice:
         return self.pool.read(address)
 
     def write_register(self, offset: int, value: int) -> tuple[Answer, bool]:
-        """Return the response to a write, and whether the jobs of this device end with ABORTED."""
+        """Write a register; return the response, and whether the device's jobs end with ABORTED."""
         block, address = divmod(offset, BLOCK_BYTES)
         if self.updater is not None and self.updater.holds(offset):
             return self.updater.write_register(offset, value)._replace(pulses=()), False
@@ -310,7 +310,7 @@ class GoldenDevice:
         self.pool["error_link.port"] = port
 
     def update_busy(self) -> None:
-        """`status.busy` of the pool block follows the cores."""
+        """Set busy and done of the pool block as the cores' states require."""
         busy = any(core.registers["status.busy"] for core in self.cores)
         if busy:
             self.pool["status.done"] = 0

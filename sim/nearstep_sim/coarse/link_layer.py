@@ -152,7 +152,7 @@ class LinkBench:
             self._library.link_bench_close(self._bench)
 
     def options(self, options: LinkOptions) -> None:
-        """Reset all links; data in flight are lost."""
+        """Reset all links with these options; data in flight are lost."""
         for device, port in self._ends():
             self._link(device, port, options.mirror(2 * device + port))
 
@@ -174,7 +174,7 @@ class LinkBench:
         self._library.link_bench_inputs(self._bench, device, ctypes.byref(mirror))
 
     def fault(self, fault: LinkFault) -> None:
-        """Link 0 is at port 1 of device 0, link 1 at its port 0; direction 0 is from device 0."""
+        """Inject a fault; link 0 is at port 1 of device 0, and direction 0 is from device 0."""
         port = 1 - fault.link
         mirror: CFault = fault.mirror()
         end = (fault.direction, port if fault.direction == 0 else 1 - port)
@@ -191,7 +191,7 @@ class LinkBench:
                 self._library.link_bench_send(self._bench, d, g, entries)
 
     def forget(self) -> None:
-        """Sources and sinks go on with an entry that was never sent."""
+        """Continue sources and sinks with an entry that was never sent."""
         self._library.link_bench_forget(self._bench)
 
     def run(self, cycles: int, *, until_delivered: bool = False) -> int:
@@ -234,7 +234,7 @@ class LinkBench:
         return sum(each.frames for each in self._statistics())
 
     def faults(self) -> Mapping[str, int]:
-        """How many frames of each fault there were, of all links."""
+        """Count the frames of each fault on all links."""
         total = dict.fromkeys(KINDS, 0)
         for statistics in self._statistics():
             for name, count in zip(KINDS, statistics.faults, strict=True):

@@ -13,7 +13,7 @@ from nearstep_spec.codec import Nested, Option, check_bounds
 
 MEMORY_BYTES = 16 << 20  # default of each device
 
-Chance = Annotated[float, Option(meaning="chance of it for every frame on a link", low=0, high=1)]
+Chance = Annotated[float, Option(meaning="chance of this for each frame on a link", low=0, high=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
         Literal["rtl", "direct"],
         Option(
             meaning="the host's loads and stores; rtl: through the device's window, in its cycles; "
-            "direct: behind its back, at once, unseen by a snapshot"
+            "direct: in the memory model, at once, unseen by a snapshot"
         ),
     ] = "rtl"
     link_latency: Annotated[

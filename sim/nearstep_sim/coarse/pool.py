@@ -36,7 +36,7 @@ HOST_ID_WIDTH = 4
 """Bits of an ID of the window; see nearstep_hw.coarse.device."""
 
 SLICE_CYCLES = 4096
-"""Cycles for which a call enters the simulation."""
+"""Most cycles of one call into the simulation."""
 
 
 _Client = structure("coarse/client_link.hpp", "ClientOptions")

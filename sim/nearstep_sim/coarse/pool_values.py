@@ -51,7 +51,7 @@ def reduced(
 
 
 def compare(tensor: PoolTensor, expected: Floats | Sequence[Floats]) -> int:
-    """Compare the arrays of all devices, bit for bit; the number of elements compared.
+    """Compare the arrays of all devices, bit for bit; return the number of elements compared.
 
     Parameters
     ----------

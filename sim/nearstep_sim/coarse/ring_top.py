@@ -164,7 +164,7 @@ def _range(width: int) -> str:
 def _instance(
     module: str, ports: list[Port], number: int, inside: Mapping[str, str]
 ) -> Iterator[str]:
-    """Return an instance whose ports are the top's with its number, or as given."""
+    """Yield an instance whose ports are the top's with its number, or as given."""
     pins = [
         f".{name}({name if name in COMMON else inside.get(name, numbered(name, number))})"
         for name, _, _ in ports
@@ -183,7 +183,7 @@ def _around(ports: list[Port], devices: int, latency: int) -> str:
 
 
 def _device(ports: list[Port], number: int, devices: int) -> Iterator[str]:
-    """Return a device whose links are inside or outside."""
+    """Yield a device whose links are inside or outside."""
     inside = {
         f"link_{way}__{port}__{member}": f"{member}_{way}{number}_{port}"
         for port in range(PORTS)
@@ -206,7 +206,7 @@ def _device(ports: list[Port], number: int, devices: int) -> Iterator[str]:
 
 
 def _links(number: int, devices: int) -> Iterator[str]:
-    """Return the inner links on which a device sends."""
+    """Yield the inner links on which a device sends."""
     for port in range(PORTS):
         peer = _peer(number, port, devices)
         if peer is None:

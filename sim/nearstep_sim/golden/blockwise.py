@@ -39,7 +39,7 @@ GROUP = 256
 
 ENTRIES = 256
 DECADES = 7
-"""Powers of ten that the map reaches over."""
+"""Powers of ten that the map covers."""
 
 SCALE_BYTES = 4
 
@@ -88,13 +88,13 @@ def _linspace(count: int) -> NDArray[np.float32]:
 
 
 def check_values(values: NDArray[np.float32]) -> None:
-    """Raise unless these can be quantized."""
+    """Raise `TypeError` unless values are float32 of shape (n,)."""
     if values.dtype != np.float32 or values.ndim != 1:
         raise TypeError(f"values must be float32 of one dimension, not {values.dtype}")
 
 
 def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
-    """float32, of shape (n,), in 8 bits."""
+    """Quantize float32 of shape (n,) to 8 bits."""
     check_values(values)
     groups = -(-values.size // GROUP)
     padded = np.zeros(groups * GROUP, np.float32)
@@ -119,7 +119,7 @@ def codes_of(parts: NDArray[np.float32], *, signed: bool) -> NDArray[np.uint8]:
 
 
 def dequantize(given: Blockwise, *, signed: bool) -> NDArray[np.float32]:
-    """Back to float32, of shape (n,)."""
+    """Convert 8 bits to float32 of shape (n,)."""
     scales = np.repeat(given.scales, GROUP)[: given.codes.size]
     with np.errstate(all="ignore"):
         return canonical32(dynamic_map(signed)[given.codes] * scales)

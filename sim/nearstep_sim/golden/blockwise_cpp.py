@@ -48,7 +48,7 @@ def steps(signed: bool) -> NDArray[np.uint32]:
     upper = np.arange(1 << _LOW_BITS, dtype=np.uint32) << np.uint32(_LOW_BITS)
     last = (1 << _LOW_BITS) - 1
     before, after = codes(np.uint32(0)), codes(np.uint32(last))
-    least, most = np.zeros_like(upper), np.full_like(upper, last)  # of the step, `most` is behind
+    least, most = np.zeros_like(upper), np.full_like(upper, last)  # `most` is not below the step
     for _ in range(_LOW_BITS):
         middle = (least + most) // np.uint32(2)
         behind = codes(middle) == after
@@ -59,7 +59,7 @@ def steps(signed: bool) -> NDArray[np.uint32]:
 
 
 def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
-    """float32, of shape (n,), in 8 bits."""
+    """Quantize float32 of shape (n,) to 8 bits."""
     check_values(values)
     given = np.ascontiguousarray(values)
     made = Blockwise(np.empty(given.size, np.uint8), np.empty(-(-given.size // GROUP), np.float32))
@@ -75,7 +75,7 @@ def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
 
 
 def dequantize(given: Blockwise, *, signed: bool) -> NDArray[np.float32]:
-    """Back to float32, of shape (n,)."""
+    """Convert 8 bits to float32 of shape (n,)."""
     codes, scales = map(np.ascontiguousarray, given)
     if codes.dtype != np.uint8 or scales.dtype != np.float32:
         raise TypeError(f"must be uint8 and float32, not {codes.dtype} and {scales.dtype}")

@@ -47,7 +47,7 @@ def maximum32(a: F32, b: F32) -> F32:
 def element_parts(elements: int, *, members: int, entry_beats: int) -> NDArray[np.int64]:
     """Return the part of each element of a tensor within its chunk.
 
-    Part p starts at ring position p and grows at p + 1, p + 2, ... modulo `members`.
+    Ring position p begins part p; positions p + 1, p + 2, ... modulo `members` add to the part.
     """
     found = np.empty(elements, np.int64)
     for region, size in _regions(elements, members, entry_beats):
@@ -120,7 +120,7 @@ def ring_order(members: int, reverse: bool) -> list[int]:
 
 
 def short_part(elements: int, members: int, entry: int) -> int:
-    """Elements of a part of what is left of a tensor after chunks with parts of `entry`."""
+    """Elements of a part of the short chunk that follows chunks with parts of `entry`."""
     beats = -(-(elements % (members * entry)) // BEAT_ELEMENTS)
     return -(-beats // members) * BEAT_ELEMENTS
 
@@ -142,7 +142,7 @@ def _part(region: NDArray[Any], part: int, members: int, size: int) -> NDArray[A
 
 
 def _ring(tensors: Sequence[F32], operation: str, wire: str, scale: np.float32, out: F32) -> None:
-    """One part after all hops, to `out`: it starts with the first of `tensors`."""
+    """Reduce one part over all hops to `out`, beginning with the first of `tensors`."""
     if wire == "fp32" and operation != "max":
         with np.errstate(all="ignore"):
             np.add(tensors[0], tensors[1], out=out)

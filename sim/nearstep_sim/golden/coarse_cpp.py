@@ -53,12 +53,12 @@ def ring_sum(
     Parameters
     ----------
     tensors : of each device, 1-D contiguous float32, of one length.
-    outs : where the elements from `first` on go, as many as each of them has. It may be that range
-        of one of `tensors`, else they share no memory.
+    outs : equal arrays for the elements from `first` on, each of which is written. An array may be
+        that range of one of `tensors`; otherwise no memory is shared.
     first : element.
     entry_elements : elements of a part of a whole chunk.
     reverse : the ring runs from device 1 to device 0 to the last one, and so on.
-    scale : the sums are multiplied by it; None is a sum alone.
+    scale : factor of the sums; None for a sum alone.
     threads : most threads; results do not depend on the number.
 
     Raises

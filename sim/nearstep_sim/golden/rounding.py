@@ -29,7 +29,7 @@ _MASK = (1 << WORD_BITS) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Which random bits the elements of an array are rounded with, see `nearstep_spec.rounding`.
+    """Random bits that round the elements of an array, see `nearstep_spec.rounding`.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Draw:
         return replace(self, index=self.index + elements + blocks * self.skip, within=within)
 
     def indices(self, size: int) -> NDArray[np.uint64]:
-        """Of the first `size` elements."""
+        """Return the indices of the first `size` elements, of shape (size,)."""
         place = np.arange(size, dtype=np.uint64)
         blocks = (place + np.uint64(self.within % self.block)) // np.uint64(self.block)
         return np.uint64(self.index) + place + blocks * np.uint64(self.skip)

@@ -78,8 +78,7 @@ def evaluate(
 
     Parameters
     ----------
-    arrays : float32, one for each of `rule.arrays_in`, all of one
-        shape. They are not changed.
+    arrays : float32, one for each of `rule.arrays_in`, all of one shape. They are not changed.
     scalars : one for each register; rounded to binary32. A switch is true when not zero.
 
     Returns

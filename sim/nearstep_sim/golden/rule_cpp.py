@@ -37,11 +37,11 @@ __all__ = [
 
 Array = NDArray[Any]
 
-#: Beside the flags of every build. They change no result: they say that nobody reads `errno` or
-#: the exception flags, without which the loop cannot be vectorised. Contraction stays off.
+#: Added to the flags of every build; no result changes. Without them the loop is not vectorised,
+#: because of `errno` and the exception flags, which are not read. Contraction remains off.
 CXX_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-mprefer-vector-width=512")
 
-#: Of the whole kernel: loops are made for each value of the switches.
+#: Added for blocks, with GCC: loops are compiled for each value of the switches.
 _UNSWITCHED = ("--param=max-unswitch-insns=2000", "--param=max-unswitch-level=6")
 
 _HEAD = 3  # words of a row before addresses
@@ -152,8 +152,8 @@ extern "C" void {function_name(rule)}(
 
 
 def _loops(rule: Rule, columns: Columns, name: str) -> str:
-    """A namespace with the registers of a rule, its arithmetic on an element, and `run`: that on
-    all elements of arrays, of which those in 8 bits come as binary32."""
+    """Return a namespace with the registers of a rule, and its arithmetic as `element` and, on all
+    elements of arrays, as `run`; arrays in 8 bits are passed as binary32."""
     program = rule.program
     visible = _visible(program)
     members, made, body = [], [], []
@@ -307,8 +307,8 @@ extern "C" std::size_t {function}_of_pairs(
 
 
 def source_of_pairs(rule: Rule) -> str:
-    """C++20 source of one function that runs the function of `source` on a gradient that
-    comes as pairs, and returns how many it took: all, if they ascend and are below `count`::
+    """C++20 source of one function that runs the function of `source` on a gradient given as
+    pairs, and returns how many were applied: all, if indices ascend and are below `count`::
 
         extern "C" std::size_t nearstep_rule_<name>_of_pairs(
             std::size_t count, const std::uint32_t* registers, const std::uint32_t* index,
@@ -363,8 +363,8 @@ const std::size_t last = stop == row[1] ? stop - stop % {vector} : stop;
 
 
 def source_of_blocks(rule: Rule, columns: Columns, remainder: Rule | None) -> str:
-    """C++20 source of one function that runs `rule` on elements `begin` to `end` of blocks that
-    are counted through, each as if it had a multiple of 256::
+    """C++20 source of one function that runs `rule` on elements `begin` to `end`, numbered through
+    all blocks as if each had a multiple of 256::
 
         extern "C" void nearstep_rule_<name>_of_blocks(
             std::size_t begin, std::size_t end, const std::uint32_t* registers,
@@ -494,8 +494,8 @@ class Kernel:
 
         Parameters
         ----------
-        arrays : float32, one for each state, input and output, all of
-            one shape, contiguous, without overlap. States and outputs are overwritten.
+        arrays : float32, one for each state, input and output, all of one shape, contiguous,
+            without overlap. States and outputs are overwritten.
         scalars : one for each register.
 
         Raises
@@ -524,8 +524,8 @@ class Kernel:
 
         Raises
         ------
-        ArrayMismatchError : where it is of the pairs, elements before the first wrong one have been
-            updated.
+        ArrayMismatchError : if it is of an index, all elements have been updated, without the
+            pairs from this index on.
         nearstep_spec.rule.errors.MissingScalarError
         nearstep_spec.rule.errors.UnknownNameError
         """
@@ -585,7 +585,7 @@ class Kernel:
 
 
 def takes_pairs(rule: Rule) -> bool:
-    """Whether a rule has a gradient that may come as pairs, and something to update by it."""
+    """Whether a rule reads a gradient, which may be given as pairs, and another array."""
     return GRADIENT in rule.inputs and len(rule.arrays_in) > 1
 
 
@@ -615,7 +615,7 @@ def kernel(rule: Rule) -> Kernel:
 
 
 class BlockKernel:
-    """A compiled rule on blocks of arrays that lie in memory as `columns` say."""
+    """A compiled rule on blocks of arrays in the formats of `columns`."""
 
     def __init__(self, rule: Rule, columns: Columns, remainder: Rule | None = None) -> None:
         self.rule = rule
@@ -638,14 +638,14 @@ class BlockKernel:
     def on(
         self, words: NDArray[np.uint32], rows: NDArray[np.uint64]
     ) -> Callable[[int, int], Callable[[], None]]:
-        """Return a function of `begin` and `end`, as of `source_of_blocks`, that returns what runs
-        the rule on these elements.
+        """Return a function of `begin` and `end`, see `source_of_blocks`, that returns a call which
+        runs the rule on these elements.
 
-        Nothing is checked. No code of Python runs in it, which Ctrl-C could interrupt.
+        Nothing is checked. The call runs no Python code, which Ctrl-C could interrupt.
 
         Parameters
         ----------
-        words : what `register_words` returns; with streams, then seed and step.
+        words : those of `register_words`; with streams followed by seed and step.
         rows : contiguous, a row for each block. No two elements that are written may share memory.
         """
         given = (words, rows, self._tables)

@@ -17,8 +17,8 @@ def scan(gradients: NDArray[np.float32], *, lanes: int = 16) -> tuple[bool, floa
     """Whether any gradient is infinite or NaN, and the sum of squares.
 
     Squares, and their sums within a beat of `lanes`, are binary32, added in pairs of neighbours,
-    pairs of pairs, and so on; the sum of beat n goes to partial sum n mod 8 in binary64, and the
-    partial sums are added in their order.
+    pairs of pairs, and so on; the sum of beat n is added to partial sum n mod 8 in binary64, and
+    the partial sums are added in their order.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from nearstep_sim.verilate.build import compile_library
 
 SOURCE = Path(__file__).with_name("bulk.cpp")
 LARGE_BYTES = 1 << 16
-"""Bytes from which a copy bypasses the caches: it exceeds their size."""
+"""Least bytes of a copy that bypasses the caches."""
 
 _COMPARED = 1 << 17
 """Bytes that numpy compares at a time, so that the result fits the cache."""
@@ -31,7 +31,7 @@ class Bulk(Protocol):
 
 
 class NumpyBulk:
-    """In numpy."""
+    """`Bulk` in numpy."""
 
     def same(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
         return all(
@@ -44,7 +44,7 @@ class NumpyBulk:
 
 
 class NativeBulk(NumpyBulk):
-    """In C++, which takes half of the time where memory is the bound; arrays are contiguous."""
+    """`Bulk` in C++: half the time if memory bandwidth is the limit; arrays must be contiguous."""
 
     def __init__(self, library: Path) -> None:
         self._library = load(library, SOURCE)

@@ -101,7 +101,7 @@ class MemoryBlocks(Blocks):
         if self._closed:
             raise AssertionError(f"{action} of a drive that is closed")
         if data.nbytes % BLOCK_BYTES or data.ctypes.data % BLOCK_BYTES:
-            raise AssertionError(f"{action} of what is not aligned")
+            raise AssertionError(f"{action} of unaligned data")
         if not 0 <= block <= block + data.nbytes // BLOCK_BYTES <= self.count:
             raise AssertionError(f"{action} at block {block} of {self.count}")
         self.fault(action, block)

@@ -32,7 +32,7 @@ class Loan(NamedTuple):
     Attributes
     ----------
     start, stop : addresses.
-    writes : writes go there, too.
+    writes : writes of the device change `data`.
     """
 
     start: int
@@ -74,7 +74,7 @@ class EmulatedMemory:
         self._untouched = True
         self._used = 0  # bytes from this address on are unwritten, so 0
         self._lent: list[Loan] = []  # by address
-        self._places: list[tuple[int, int]] = []  # of what is lent, in the host's memory
+        self._places: list[tuple[int, int]] = []  # ranges of lent data in the host's memory
 
     def read(self, address: int, out: NDArray[np.uint8]) -> None:
         """Copy memory at `address` to `out`, regardless of its state."""
@@ -164,7 +164,7 @@ class EmulatedMemory:
     def give_back(self, address: int) -> None:
         """End the loan at `address`, if any.
 
-        Mark whole lines of the range as unwritten.
+        Mark all lines that the range touches as unwritten.
         """
         at = bisect_left(self._lent, address, key=_start)
         if at < len(self._lent) and self._lent[at].start == address:
@@ -173,7 +173,7 @@ class EmulatedMemory:
             self.mark(address, loan.data.size, UNWRITTEN)
 
     def settle(self, address: int, nbytes: int, *, all_loans: bool = True) -> None:
-        """Copy the lent parts of a range: all, or those not writable."""
+        """End the loans in a range, all or those not writable, and copy their data to memory."""
         for loan in self._loans(address, nbytes):
             if all_loans or not loan.writes:
                 self._end(loan)
@@ -248,7 +248,7 @@ class EmulatedMemory:
         """Address of the first line of a range that is not in `state`, or None."""
         first = address // LINE_BYTES
         lines = self.state[first : -(-(address + nbytes) // LINE_BYTES)]
-        if state == WRITTEN and lines.size and lines.min() == WRITTEN:  # the highest: the usual
+        if state == WRITTEN and lines.size and lines.min() == WRITTEN:  # the highest, usual
             return None
         wrong = lines != state
         return (first + int(wrong.argmax())) * LINE_BYTES if wrong.any() else None

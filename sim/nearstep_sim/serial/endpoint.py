@@ -31,7 +31,7 @@ WINDOW = 7
 """Requests that a board holds, as `nearstep_hw.serial.endpoint` has it."""
 
 CLOCK_HZ = 200_000_000
-"""That a device of the papers has. Of an emulated one it says only that there is a clock."""
+"""Clock of a device of the papers; reported for any emulated device with a clock."""
 
 FREE_POLLS = 4
 """Polls after which a host is considered waiting."""
@@ -39,8 +39,8 @@ FREE_POLLS = 4
 FEWEST_CYCLES = 128
 MOST_CYCLES = 1 << 13
 MOST_STEPS = 1 << 20
-"""Device cycles, and steps of a device without a clock, that pass while the host does nothing but
-poll: with each poll twice as many. At 3 Mbaud a poll takes some 10,000 cycles of 100 MHz."""
+"""Device cycles, and steps of a device without a clock, that pass at a poll of a host that only
+polls, doubled with each poll. At 3 Mbaud a poll takes some 10,000 cycles of 100 MHz."""
 
 _CONTROL = board_map()["control"]
 MEMORY_STATUS = {"SLVERR": Status.SLVERR, "DECERR": Status.DECERR, "timeout": Status.BUS_TIMEOUT}
@@ -49,23 +49,23 @@ MEMORY_STATUS = {"SLVERR": Status.SLVERR, "DECERR": Status.DECERR, "timeout": St
 class Endpoint:
     """Carries out requests on a device: bytes of the line in, bytes of the line out.
 
-    A board's clock runs all the time, an emulated device's when it is told to. So time passes while
-    the host polls: reads again the register of the device that it has read last, or latches the
-    board's counters; never longer than until that register changes. Steps count as cycles of a
-    device without a clock. A kernel that reads memory which nobody has written stops an emulated
-    device, as without a link; its registers do not answer then until the board is reset.
+    A board's clock always runs, that of an emulated device only during calls. So time passes at a
+    poll: the host reads the register of the device that was read last, or latches the board's
+    counters; the time ends when that register changes. Steps count as cycles of a device without a
+    clock. A kernel that reads unwritten memory stops an emulated device, as without a link; its
+    registers then do not answer until the board is reset.
 
     Parameters
     ----------
-    backend : a device that nobody else uses.
-    board : name of the board that it says to be.
+    backend : a device without other users.
+    board : reported name of the board.
     manifest : description in place of the device's own; None: the device's.
     window : reported capacity of the request buffer.
 
     Attributes
     ----------
     fault : error that stopped the emulated device since the last reset.
-    received : bytes.
+    received : number of bytes received.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Endpoint:
         self._power_up()
 
     def _answers(self, body: bytes) -> Iterator[bytes]:
-        """Return the body of the answer to a request, or nothing for other bodies."""
+        """Yield the body of the answer to a request, and nothing for other bodies."""
         if len(body) < REQUEST_BYTES:
             self._deframer.dropped += 1
             return
@@ -199,7 +199,7 @@ class Endpoint:
         return word
 
     def _let_time_pass(self) -> None:
-        """Time passes until the register that is polled changes."""
+        """Let time pass until the polled register changes."""
         backend = self._backend
         polls: list[Poll] = []
         if self._polled is not None:
@@ -267,7 +267,7 @@ class Endpoint:
         return _answer(request, Status.OK, self._text[request.address : end])
 
     def _status(self, error: DeviceError) -> Status:
-        """How a device that raises this looks from the bus."""
+        """Return the status on the bus of a device that raises this error."""
         if isinstance(error, BusError):
             return Status(error.response)
         self.fault = self.fault or error

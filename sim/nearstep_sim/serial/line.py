@@ -37,7 +37,7 @@ class NoisyLine:
 
     Attributes
     ----------
-    lost, corrupted, repeated : bytes.
+    lost, corrupted, repeated : numbers of bytes.
     """
 
     def __init__(self, noise: Noise, seed: int) -> None:
@@ -68,8 +68,7 @@ class Loopback:
     ----------
     baud : 0 if bytes take no time.
     noise, seed : of both directions.
-    reset_after : bytes after which the board is reset, in the midst of a frame or not, again and
-        again. None: never.
+    reset_after : bytes after which the board is reset repeatedly, even inside a frame. None: never.
     """
 
     def __init__(

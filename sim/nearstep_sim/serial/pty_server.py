@@ -14,13 +14,13 @@ from nearstep_sim.serial.line import Noise, NoisyLine
 
 READ_BYTES = 4096
 IDLE_SECONDS = 0.05
-"""For so long nobody looks at the line, or whether the server is to stop, at most."""
+"""Longest time between two checks of the line and of `stop`."""
 
 SLICE_SECONDS = 2e-4
-"""Of its own time a simulated line goes on at once; a byte at 3 Mbaud takes 3.3e-6."""
+"""Simulated time for which a line runs in one call; a byte at 3 Mbaud takes 3.3e-6."""
 
 ACTIVE_SLICES = 100
-"""After a byte a simulated line goes on without a pause for so many of them."""
+"""Slices for which a simulated line runs without a pause after a byte."""
 
 MOST_UNREAD = 1 << 16
 """Most unread bytes of a client: more are lost, as after a UART."""
@@ -35,18 +35,18 @@ class Wire(Protocol):
 
 
 class PtyServer:
-    """A pseudo-terminal whose bytes go to a board, for one client after the other.
+    """A pseudo-terminal connected to a board, for one client after the other.
 
     Parameters
     ----------
     wire : the board.
     noise, seed : of both directions.
-    link : a symbolic link to the terminal, made here and removed at the end. None: there is none.
+    link : symbolic link to the terminal, made by the constructor, removed by `close`. None: none.
 
     Attributes
     ----------
     path : of the terminal.
-    down, up : the two directions, with what was lost.
+    down, up : the two directions, with counts of their faults.
     overrun : bytes lost because no client read them.
 
     Raises
@@ -73,11 +73,11 @@ class PtyServer:
             os.close(self._master)
             raise
         finally:
-            os.close(slave)  # a client's is the only one then: its end is seen
+            os.close(slave)  # so that the end of the only client is seen
         os.set_blocking(self._master, False)
 
     def serve(self) -> None:
-        """Carry bytes until `stop`."""
+        """Transfer bytes until `stop`."""
         poll = select.poll()
         idle = ACTIVE_SLICES
         while not self._stop.is_set():

@@ -28,8 +28,8 @@ def wire_of(
 
     Raises
     ------
-    ValueError : it is no emulated device, or several boards; or a wire of its own, with options of
-        one in software.
+    ValueError : the device is not emulated, is several boards, or has a wire of its own, which
+        takes no options.
     """
     if isinstance(backend, BoardRing):
         raise ValueError(f"{url} is {len(backend.boards)} boards: a terminal is the line of one")
@@ -62,21 +62,21 @@ def command(
         float, typer.Option(min=0.0, max=0.5, help="Probability that a bit of a byte is inverted.")
     ] = 0.0,
     repetition: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="Probability that a byte comes twice.")
+        float, typer.Option(min=0.0, max=0.5, help="Probability that a byte is repeated.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of these.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of these faults.")] = 1,
     reset_after: Annotated[
         int | None,
         typer.Option(min=1, help="Reset the board after so many bytes, again and again."),
     ] = None,
     window: Annotated[
-        int, typer.Option(min=1, max=128, help="Requests that the board says to hold.")
+        int, typer.Option(min=1, max=128, help="Reported capacity of the request queue.")
     ] = WINDOW,
 ) -> None:
     """Put an emulated device behind a pseudo-terminal, until Ctrl-C.
 
-    Prints the name that opens it, serial:/dev/pts/N; `--device` and nearstep.open() take it as that
-    of a board. Clients may come one after the other.
+    Prints the device name, serial:/dev/pts/N, for `--device` and nearstep.open(). Clients can
+    connect one after the other.
     """
     with reported(wrong=(ValueError, OSError)), ExitStack() as failing:
         with working(f"opening {url}"):

@@ -51,7 +51,7 @@ class CardArray(EmulatedBackend, PeerBackend):
             self.close()
             raise
         self.compares_memory = self.cards[0].compares_memory
-        self._transfers: list[DeviceTransfer] = []  # under way, and some that have ended
+        self._transfers: list[DeviceTransfer] = []  # in flight, and some that have ended
         self._now = 0
         self._offsets = [-(card.cycles or 0) for card in self.cards]
 
@@ -201,7 +201,7 @@ class CardArray(EmulatedBackend, PeerBackend):
                 return
 
     def _wait_in_steps(self, own: Sequence[Sequence[Poll]], max_cycles: int) -> None:
-        """Without a clock a card completes its work in a wait."""
+        """Wait for cards without a clock in turn: each completes its work in its own wait."""
         if self._met(own):
             return
         late: WaitTimeoutError | None = None
@@ -220,8 +220,8 @@ class CardArray(EmulatedBackend, PeerBackend):
             self.cards[0].wait((), max_cycles)
 
     def _pass(self, own: Sequence[Sequence[Poll]], cycles: int) -> None:
-        """Let time pass on all cards, at most so many cycles; less if a condition is met, or a
-        drive's transfer ends, and no other card can tell the same."""
+        """Advance all cards by `cycles`; by fewer if a condition is met or a transfer ends on the
+        only card that has any."""
         for number in range(len(self.cards)):
             self._reach(number, self._now)
         moving = {id(each.device) for each in self._transfers if not each.ended}
@@ -229,7 +229,7 @@ class CardArray(EmulatedBackend, PeerBackend):
             number for number, polls in enumerate(own) if polls or id(self.cards[number]) in moving
         ]
         end = self._now + cycles
-        if len(watched) == 1:  # where it is met all stop
+        if len(watched) == 1:  # all stop where its condition is met
             (number,) = watched
             with self._named(number):
                 self.cards[number].advance(cycles, own[number])

@@ -45,19 +45,19 @@ class BarTraffic:
     completion_bytes: int = 0
 
     def count_write(self, address: int, nbytes: int) -> None:
-        """A write of the memory BAR."""
+        """Count a write of the memory BAR."""
         self.write_tlps += pieces(address, nbytes, MAX_PAYLOAD)
         self.write_bytes += LINK_WORD_BYTES * pieces(address, nbytes, LINK_WORD_BYTES)
 
     def count_read(self, address: int, nbytes: int) -> None:
-        """A read of the memory BAR, completed."""
+        """Count a completed read of the memory BAR."""
         # Requests end at multiples of completions' ends, and both at multiples of words.
         self.read_tlps += pieces(address, nbytes, MAX_READ_REQUEST)
         self.completion_tlps += pieces(address, nbytes, MAX_PAYLOAD)
         self.completion_bytes += LINK_WORD_BYTES * pieces(address, nbytes, LINK_WORD_BYTES)
 
     def count_register(self, *, write: bool) -> None:
-        """An access of a register."""
+        """Count an access of a register."""
         if write:
             self.write_tlps += 1
             self.write_bytes += LINK_WORD_BYTES
@@ -132,7 +132,7 @@ class BarBackend(EmulatedBackend, PeerBackend):
             self.write_register(address + 4 * index, bits >> 32 * index & 0xFFFF_FFFF)
 
     def check_register(self, address: int, nbytes: int = 4) -> None:
-        """Raise unless BAR0 takes an access like this."""
+        """Raise an error unless BAR0 accepts the access."""
         if nbytes not in REGISTER_BYTES or address % nbytes:
             sizes = " or ".join(map(str, REGISTER_BYTES))
             raise RegisterAccessError(address, nbytes, f"of {sizes} bytes, aligned")

@@ -36,7 +36,7 @@ _Pacing = structure("models/peer_dma.hpp", "PeerPacing")
 
 
 def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
-    """The RTL of a card, or of several.
+    """Open the RTL of a card, or of several.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class CardBackend(ShellBackend, BarBackend):
         return int(lib.card_open(*map(ctypes.byref, parts)))
 
     def _more_parts(self) -> Sequence[ctypes.Structure]:
-        """Of `card_open`, behind those that every card has."""
+        """Return further parameters of `card_open`."""
         return ()
 
     @property
@@ -191,7 +191,7 @@ class CardBackend(ShellBackend, BarBackend):
 
     @staticmethod
     def _status(code: int) -> str:
-        """How a request ended, in words."""
+        """Return the status of a request as text."""
         return STATUS[code]
 
     def _check(self, status: int, action: str) -> None:
@@ -205,6 +205,6 @@ class CardBackend(ShellBackend, BarBackend):
 
 
 class WholeCardBackend(CardBackend):
-    """The same with the shipped Verilog, functional units inside."""
+    """`CardBackend` with the shipped Verilog, which includes the functional units."""
 
     _library = staticmethod(whole_card_library)

@@ -60,11 +60,11 @@ LARGEST_BAR = 1 << 31
 cocotbext-pcie finds no BAR whose lower half decodes nothing."""
 
 LARGEST_PEER = 1 << 20
-"""Memory of the other device: nobody uses it."""
+"""Memory of the other device, which is not used."""
 
 MOST_GUARDED = 1 << 26
-"""Addresses of a card whose memory is filled with `GUARD`; that of others is zeros that take no
-space, and only writes beyond its end are looked for."""
+"""Largest address space of a card that is filled with `GUARD`; a larger one is zeros that take no
+space, and only writes beyond the memory are detected."""
 
 
 class GuardWrittenError(AssertionError):
@@ -79,7 +79,7 @@ class GuardWrittenError(AssertionError):
 
 
 class _CocotbCard(Backend):
-    """What a card in cocotb has, however the host reaches it: the memory of cocotbext-axi, with a
+    """Base of cards in cocotb, for any port of the host: the memory of cocotbext-axi, with a
     checker, and a wait that sleeps until the card interrupts.
 
     All methods but `begin` and `finish` are called from a bridged thread.
@@ -123,11 +123,11 @@ class _CocotbCard(Backend):
         self._ram.write_if._write = watched
 
     async def finish(self) -> int:
-        """End a test: nothing is under way, and no access went beyond the memory.
+        """End a test; check that no access is in flight, and that none was beyond the memory.
 
         Returns
         -------
-        int : checks that were made: transfers of memory, the guard.
+        int : number of checks: transfers of memory, and the guard.
 
         Raises
         ------
@@ -220,8 +220,8 @@ class CocotbCardBackend(_CocotbCard):
     Attributes
     ----------
     system : host and peer.
-    memory : all that the card can address, behind its back.
-    interrupts : that the host has handled.
+    memory : direct access to all that the card can address.
+    interrupts : number of interrupts that the host has handled.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class CocotbCardBackend(_CocotbCard):
         self._failures = 0
 
     async def begin(self) -> None:
-        """Reset, enumeration, the interrupt's handler."""
+        """Reset and enumerate the card, and install the interrupt's handler."""
         cocotb.start_soon(self._port.run())
         await self.system.power_up()
         self.system.stall(self._mode, self._ram, self._random)
@@ -263,12 +263,7 @@ class CocotbCardBackend(_CocotbCard):
         return int(self.system.monitor.checks) + await super().finish()
 
     def reset(self) -> None:
-        """A root complex has no reset of the card alone that the models know.
-
-        Raises
-        ------
-        DeviceError
-        """
+        """Raise `DeviceError`: the models cannot reset a card alone."""
         raise DeviceError("a card below a root complex is not reset alone")
 
     def refused(self, address: int) -> CplStatus:
@@ -318,7 +313,7 @@ class CocotbPortsBackend(_CocotbCard):
     """A `SmartssdCard` by itself: the host is at its register port, and at that of the memory BAR
     with the master of cocotbext-axi.
 
-    Its answers are never kept waiting, as the card wants it. Arrays begin on a beat.
+    Responses of the card are never stalled, as the card requires. Arrays begin on a beat.
 
     Parameters
     ----------
@@ -330,8 +325,8 @@ class CocotbPortsBackend(_CocotbCard):
 
     Attributes
     ----------
-    memory : all that the card can address, behind its back.
-    interrupts : interrupts of the card.
+    memory : direct access to all that the card can address.
+    interrupts : number of interrupts of the card.
     """
 
     def __init__(
@@ -343,7 +338,7 @@ class CocotbPortsBackend(_CocotbCard):
         self._host = AxiMaster(bus, dut.clk, dut.rst)
 
     async def begin(self) -> None:
-        """Clock, reset, the interrupt's handler."""
+        """Start the clock, reset the card, and listen for interrupts."""
         dut = self._dut
         for name in ("read", "write", "address", "write_data", "write_mask"):
             getattr(dut, f"csr__{name}").value = 0
@@ -361,12 +356,7 @@ class CocotbPortsBackend(_CocotbCard):
         cocotb.start_soon(self._listen())
 
     def reset(self) -> None:
-        """Not while the models go on.
-
-        Raises
-        ------
-        DeviceError
-        """
+        """Raise `DeviceError`: the models cannot be reset with the card."""
         raise DeviceError("a card in cocotb is not reset")
 
     async def _listen(self) -> None:
@@ -376,7 +366,7 @@ class CocotbPortsBackend(_CocotbCard):
                 await self._handle()
 
     async def _access(self, address: int, value: int | None) -> int:
-        """A word that is read, or written; the models have no register port."""
+        """Read or write a word; the models have no register port."""
         dut = self._dut
         write = value is not None
         dut.csr__address.value = address

@@ -38,7 +38,7 @@ Failed = TypeVar("Failed", bound=MemoryBarError)
 
 
 def open_golden(options: GoldenCardOptions) -> BarBackend | CardArray:
-    """A card without a clock, or several."""
+    """Open a card without a clock, or several."""
     return array_of(options, lambda: GoldenCard(options))
 
 
@@ -140,7 +140,7 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._check_memory_fault()
         if not super().lend_memory(address, data, writes=writes):
             return False
-        self._traffic.count_write(address, data.size)  # nobody can tell it from a write
+        self._traffic.count_write(address, data.size)  # as for the write that it replaces
         return True
 
     def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
@@ -179,7 +179,7 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._check_memory_fault()
 
     def _read(self, address: int, out: NDArray[np.uint8], error: type[Failed]) -> Failed | None:
-        """Carry out and count the requests of a read: what says that the first of them failed."""
+        """Carry out and count the requests of a read; return the error of the first that failed."""
         peer = error is PeerReadError
         traffic = self._peer_traffic if peer else self._traffic
         if not self._armed:
@@ -216,7 +216,7 @@ class GoldenCard(GoldenBackend, BarBackend):
         return failed
 
     def _response(self, address: int, nbytes: int, *, write: bool, peer: bool) -> str | None:
-        """What a request is answered with other than OKAY; whole beats are accessed."""
+        """Return the response to a request if other than OKAY; whole beats are accessed."""
         beat = self.config.kernel.beat_bytes
         first, limit = address // beat * beat, -(-(address + nbytes) // beat) * beat
         who = "DRIVE" if peer else "HOST"

@@ -24,7 +24,7 @@ PCIE_TOP = "smartssd_pcie_card"
 def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
     """The shared library of `card.cpp` for a configuration.
 
-    It holds the units in RTL and the C++ kernel that can stand in for them.
+    The library has the units in RTL and a C++ kernel that can replace them.
     """
     one = _of_hardware(card)
     shell = verilog_of(
@@ -42,7 +42,7 @@ def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
 
 
 def shipped_verilog(top: str, card: SmartssdConfig) -> Path:
-    """What `nearstep rtl` writes for a configuration, with the generator `top`."""
+    """Return the file that `nearstep rtl` writes for a configuration, with generator `top`."""
     one = _of_hardware(card)
     return verilog_of(f"{top} {digest(one)}", lambda: verilog(top, config=one))
 
@@ -64,5 +64,5 @@ def _whole(top: str, harness: Path, card: SmartssdConfig, trace: bool) -> Path:
 
 
 def _of_hardware(card: SmartssdConfig) -> SmartssdConfig:
-    """Without what the hardware does not know."""
+    """Remove options that do not affect the hardware."""
     return replace(card, subgroup_elements=card.chunk_elements)

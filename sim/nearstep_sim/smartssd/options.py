@@ -28,8 +28,8 @@ DriveRate = Annotated[
 LinkRate = Annotated[
     int | None,
     Option(
-        meaning="of the host's link, each way, on which the transfers of a step share it: of all "
-        "cards (uplink), or of one",
+        meaning="bytes a second of the host's link, each way, shared by the transfers of a step: "
+        "to all cards (uplink), or to each card",
         low=1,
         high=1 << 40,
         unset="as fast as the ports",
@@ -61,8 +61,8 @@ class CardOptions:
     def __post_init__(self) -> None:
         ArrayConfig(card=self.card, cards=self.cards)  # checks the number
         if self.drive == "":
-            raise ConfigError("drive must be a directory, not ''; '.' is the one at hand")
-        self.card.maps()  # which may be impossible with rules of a file
+            raise ConfigError("drive must be a directory, not ''; '.' is the current one")
+        self.card.maps()  # raises if rules of a file have names of other registers
 
     @property
     def memory_bytes(self) -> int:

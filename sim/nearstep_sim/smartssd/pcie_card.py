@@ -20,7 +20,7 @@ from nearstep_spec.pcie import REGISTER_BYTES
 
 REGISTER_BASE = 0xE000_0000
 MEMORY_BASE = 1 << 40
-"""Where the host has the BARs on the bus."""
+"""Bus addresses of the BARs."""
 
 FIRST_REQUESTER = 0x0300
 """IDs of requesters below are those of host and drive."""
@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def ends(self) -> bool:
-        """The last completion of its request."""
+        """Whether this is the last completion of its request."""
         left = self.byte_count - 4 * len(self.payload) + (self.lower_address & 3)
         return self.status != 0 or left <= 0
 

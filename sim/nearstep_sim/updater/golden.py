@@ -37,8 +37,8 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.operands import operands
 
 STEP_ELEMENTS = 1 << 24
-"""Elements of one step while the device is waited for: 64 MiB of each array. Between two steps the
-interpreter runs, whose own memory the arrays have driven from the caches."""
+"""Elements of one step during a wait: 64 MiB of each array. Steps are large because the arrays
+evict the interpreter, which runs between two steps, from the caches."""
 
 ACCESSES_PER_STEP = 32
 """Register accesses in the time of a block."""
@@ -63,7 +63,7 @@ def make_bulk(kind: str) -> Bulk | None:
 
 
 def make_taker(kind: str) -> TakeLargest | None:
-    """Return the function that takes elements from the host's arrays, for a kind of engine."""
+    """Return the function that selects largest elements of host arrays, for a kind of engine."""
     return taker() if kind == "cpp" else None
 
 
@@ -105,10 +105,10 @@ class NumpyEngine:
 
 
 class GoldenBackend(EmulatedBackend):
-    """A device without a clock, of update kernels; families say which channels it has.
+    """A device of update kernels without a clock; subclasses make its channels.
 
-    Its time is counted in steps: every 32 register accesses let a busy kernel work through a block,
-    and a wait goes on in larger steps. `cycles` is None.
+    Its time is counted in steps: at every 32nd register access a busy kernel updates a block, and a
+    wait runs larger steps. `cycles` is None.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class GoldenBackend(EmulatedBackend):
 
     @abstractmethod
     def _make_channels(self) -> Sequence[GoldenChannel]:
-        """The channels, in the order of their memory; bursts go to `_log`."""
+        """Make the channels, in the order of their memory; bursts are logged in `_log`."""
 
     @property
     def take_largest(self) -> TakeLargest | None:

@@ -24,8 +24,8 @@ class GoldenChannel:
     base, memory_bytes : address and size of the channel's memory.
     kernel : address and registers of the kernel.
     log : takes a line for each burst.
-    end : where the kernel's arrays must end at the latest; None is the address space.
-    bulk : what copies memory; None is numpy.
+    end : largest end address of the kernel's arrays; None: that of the address space.
+    bulk : copy functions; None: numpy.
     memory : existing memory of the channel, if any.
     before_write : called with bytes that the kernel is about to write: address in the memory, size.
     """
@@ -80,7 +80,7 @@ class GoldenChannel:
         if "start.go" in answer.pulses:
             self.kernel.start()
             self._show()
-            if not self.kernel.busy:  # it was, between one access and the next
+            if not self.kernel.busy:  # it was busy between two accesses
                 self._registers.capture()
         if "control.abort" in answer.pulses:
             self.kernel.abort()
@@ -95,11 +95,11 @@ class GoldenChannel:
         self.memory.write(address - self.base, data)
 
     def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
-        """Write `element` again and again to a range of memory."""
+        """Fill a range of memory with repeated `element`."""
         self.memory.fill(address - self.base, nbytes, element)
 
     def holds_bytes(self, address: int, data: NDArray[np.uint8]) -> bool | None:
-        """Whether memory is equal to `data`; None if the host may not look."""
+        """Whether memory is equal to `data`; None if the host has no access."""
         return self.memory.holds(address - self.base, data)
 
     def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:

@@ -154,8 +154,8 @@ class Command:
         return element_bytes(self.format_of(array))
 
     def extent(self, array: str, first: int, count: int) -> tuple[int, int]:
-        """Where elements [first, first + count) of an array begin and end, in bytes from its base;
-        `first` begins a block, if it is in 8 bits."""
+        """Return begin and end of elements [first, first + count), in bytes from the array's base;
+        in 8 bits `first` must begin a block."""
         form = self.format_of(array)
         nbytes = array_bytes(self.config, form, count)
         if form in SIGNED:
@@ -165,8 +165,7 @@ class Command:
         return begin, begin + nbytes
 
     def draw_of(self, array: str, first: int) -> Draw | None:
-        """Random bits that elements of an array from `first` on are rounded with; None to nearest
-        even."""
+        """Return the random bits that round elements from `first` on; None for nearest even."""
         stream = self.streams.get(array, 0)
         if not stream:
             return None
@@ -209,11 +208,11 @@ class Command:
         }
 
     def first_fault(self, end: int) -> Fault | None:
-        """The first reason, in the order of the hardware, why this cannot run.
+        """Return the first reason, in the order of the hardware, why the command cannot run.
 
         Parameters
         ----------
-        end : where arrays must end at the latest.
+        end : largest end address of arrays.
         """
         if self._unsupported():
             return Fault(ErrorCause.UNSUPPORTED)
@@ -241,7 +240,7 @@ class Command:
         return None
 
     def _unsupported(self) -> bool:
-        """Whether the kernel lacks something, streams aside."""
+        """Whether the kernel lacks a feature of the command; the copy's address is not checked."""
         config = self.config
         formats = {GradientFormat[name.upper()] for name in config.gradient_formats}
         copies = {CopyOutFormat[name.upper()] for name in ("none", *config.copy_out_formats)}

@@ -33,20 +33,20 @@ Floats = NDArray[np.float32]
 
 
 class Quantize(Protocol):
-    """float32, of shape (n,), in 8 bits."""
+    """Quantizes float32 of shape (n,) to 8 bits."""
 
     def __call__(self, values: Floats, *, signed: bool) -> Blockwise: ...
 
 
 class Dequantize(Protocol):
-    """Back to float32, of shape (n,)."""
+    """Converts 8 bits to float32 of shape (n,)."""
 
     def __call__(self, given: Blockwise, *, signed: bool) -> Floats: ...
 
 
 class Engine(Protocol):
-    """The arithmetic of one rule, and conversions between binary32 and other formats: those of 16
-    bits, to nearest even, bfloat16 stochastically, and 8 bits with a scale for some of them."""
+    """The arithmetic of one rule, and conversions between binary32 and other formats: 16 bits, to
+    nearest even, bfloat16 also stochastically, and 8 bits with a scale for each group."""
 
     widen: Callable[[NDArray[np.uint16], FpFormat], Floats]
     narrow: Callable[[Floats, FpFormat], NDArray[np.uint16]]
@@ -63,11 +63,11 @@ class Engine(Protocol):
         scalars: Mapping[str, float],
         gradient: SparseGradient,
     ) -> None:
-        """Update the states in place."""
+        """Update the states in place, by a gradient of pairs."""
 
 
 CONVERTED = 1 << 17
-"""Elements whose numbers are converted at a time."""
+"""Elements that are converted at a time."""
 
 FORMATS = {"fp16": FP16, "bf16": BF16}
 
@@ -80,8 +80,8 @@ class GoldenKernel:
     engines : one for each rule.
     value : configuration fields by `register.field`.
     log : takes a line for each burst.
-    end : where arrays must end at the latest; None is the address space.
-    before_write : is told of bytes that are about to be written: address, size.
+    end : largest end address of arrays; None: that of the address space.
+    before_write : called before bytes are written: address, size.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class GoldenKernel:
         self.busy = True  # last: after a Ctrl-C before this line no run has started
 
     def _prepare(self, command: Command) -> None:
-        """Inputs of an update."""
+        """Prepare the inputs of an update."""
         if command.form != Compression.NONE:
             kind = GoldenPairs if self.config.decompressor is None else GoldenRecords
             self._pairs = kind(command, self._areas, self.port)
@@ -170,7 +170,7 @@ class GoldenKernel:
         self._aborted = self.busy
 
     def advance(self, elements: int) -> None:
-        """One step: whole blocks up to `elements`, at least one; or all indices, for the check.
+        """Run one step: whole blocks up to `elements`, at least one; or the check of all indices.
 
         Raises
         ------
@@ -289,7 +289,7 @@ class GoldenKernel:
             self._engine.of_pairs(arrays, self._scalars, gradient)
 
     def _stored(self, name: str, arrays: Mapping[str, Floats], first: int) -> NDArray[np.uint8]:
-        """The bytes of an array, which begins with element `first`, as memory gets them."""
+        """Return the bytes in memory of an array that begins with element `first`."""
         form = self._command.format_of(name)
         values = arrays["p" if name == COPY_OUT else name]
         draw = self._command.draw_of(name, first)
@@ -304,12 +304,12 @@ class GoldenKernel:
         return values.view(np.uint8)
 
     def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
-        """Elements [first, first + size) in parts of which each array lies together: memory of the
-        device, or of the host.
+        """Split elements [first, first + size) into parts in which each array is contiguous, in
+        memory of the device or of the host.
 
-        If some are read in other formats, numbers stay in the cache. With arrays in 8 bits, which
-        are copied anyhow, parts have whole blocks: of those of the other arrays that do not lie
-        together, each is a part.
+        If an array is not fp32, parts have at most `CONVERTED` elements, which fit the cache. With
+        arrays in 8 bits, which are always copied, parts are whole blocks: each block in which
+        another array is not contiguous is a part.
         """
         forms = {name: self._command.format_of(name) for name in names}
         whole = self.config.block_elements if SIGNED.keys() & set(forms.values()) else 1

@@ -50,11 +50,11 @@ class GoldenPairs:
 
     Parameters
     ----------
-    areas : of the run; without pairs there is none of their values and indices.
+    areas : of the run; without pairs it has no areas of values and indices.
 
     Attributes
     ----------
-    checked : the indices are checked.
+    checked : whether the indices are checked.
     """
 
     def __init__(self, command: Command, areas: Mapping[str, Area], port: GoldenPort) -> None:
@@ -82,7 +82,7 @@ class GoldenPairs:
             try:
                 self._port.read(span)
             except StoppedError as stopped:
-                if stopped.fault is not None:  # what came before it may be wrong
+                if stopped.fault is not None:  # an earlier index may be wrong
                     known = stopped.fault.address - span.address
                     self._stop_at_wrong_pair(known // ELEMENT_BYTES)
                 raise
@@ -90,7 +90,7 @@ class GoldenPairs:
         self.checked = True
 
     def spans(self, stop: int) -> list[Span]:
-        """What is to be read, beyond what has been, for the elements before `stop`."""
+        """Return the unread spans for elements before `stop`; they count as read afterwards."""
         if not self._areas:
             return []
         pairs = self._before(stop)
@@ -104,8 +104,8 @@ class GoldenPairs:
         return found
 
     def take(self, first: int, size: int) -> Taken:
-        """Pairs of elements [first, first + size), which are asked for in order; `first` begins a
-        block, and they end with one, or with the run."""
+        """Return the pairs of elements [first, first + size), which must be requested in order and
+        be whole blocks, but for the end of the run."""
         if not self._areas:
             return Taken(np.empty(0, np.uint32), np.empty(0, np.uint32))
         begin, end = self._taken, self._before(first + size)
@@ -129,7 +129,7 @@ class GoldenPairs:
         index = self._indices(self._taken, self._command.pairs)
         if element >= self._command.count:
             return self._command.pairs
-        # Blocks come in order; within one the order may be free. A search looks at few indices.
+        # Blocks are in order, but not indices within a block. A search reads few indices.
         low, high = 0, index.size
         while low < high:
             middle = (low + high) // 2

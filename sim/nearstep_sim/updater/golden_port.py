@@ -1,4 +1,4 @@
-"""Port of the functional kernel to its memory: bursts, and what injected faults make of them."""
+"""Port of the functional kernel to its memory: bursts, and injected faults of bursts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Span:
-    """A range of memory that a stream moves."""
+    """A range of memory that a stream reads or writes."""
 
     stream: NamedValue
     address: int
@@ -74,7 +74,7 @@ class Span:
 
 
 class GoldenPort:
-    """Moves spans in bursts, as the kernel would.
+    """Transfers spans in bursts, as the kernel does.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class GoldenPort:
     Attributes
     ----------
     stuck : memory never responds to a burst: the port hangs until a reset.
-    late : steps that answers are late.
+    late : steps by which responses are late.
     beats : counters, by name, of the run.
     """
 
@@ -103,12 +103,12 @@ class GoldenPort:
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Begin a run: clear its counters."""
         self.late = 0
         self.beats = {"read_beats": 0, "write_beats": 0}
 
     def pass_freely(self, reads: Sequence[Span], writes: Sequence[Span]) -> bool:
-        """Whether nothing can stop these spans; if so, their beats are counted.
+        """Return whether no burst of these spans can fail; if so, count their beats.
 
         The caller then reads and writes the memory itself.
         """
@@ -126,7 +126,7 @@ class GoldenPort:
         return True
 
     def read(self, span: Span) -> None:
-        """Read a span: its contents are then those of the memory.
+        """Check and count the bursts of a read; the caller takes the contents from memory.
 
         Raises
         ------

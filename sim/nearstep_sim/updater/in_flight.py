@@ -1,4 +1,4 @@
-"""Transfers of a simulated device that have not ended, as far as is known."""
+"""Transfers of a simulated device that are not known to have ended."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from nearstep_sim.updater.transfer import DeviceTransfer
 from nearstep_sim.verilate.abi import structure
 
 STATUS = (*RESPONSES, "timeout")
-"""How a request of the host, or of a drive, to the memory ended, by code."""
+"""Status of a request of the host, or of a drive, to the memory, by code."""
 
 _GIVEN_UP = len(STATUS)
 
 _End = structure("models/peer_dma.hpp", "PeerEnd")
 
 _Next = Callable[[Any], int]
-"""Fills in a `PeerEnd` that nobody has been told of; 0 if there is none."""
+"""Fills a `PeerEnd` that has not been reported; 0 if there is none."""
 
 
 class InFlight:
-    """Transfers by the number that the device's DMA engine knows them by.
+    """Transfers by their numbers in the device's DMA engine.
 
     Parameters
     ----------
-    status : how a request ended, in words, by code.
+    status : text of a status, by code.
     """
 
     def __init__(self, status: Callable[[int], str] = STATUS.__getitem__) -> None:

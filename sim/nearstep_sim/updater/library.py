@@ -1,4 +1,4 @@
-"""What of a Verilated device depends on its configuration, and the build of its library."""
+"""C++ that is generated for the configuration of a device, and the build of its library."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ inline std::unique_ptr<Units<Shell>> make_units(bool, VerilatedContext*) {{
 """
 
 _UNIT_RULE = 'no_inline -module "{}"\n'
-"""For Verilator: a function for each instance; in one for all the compiler takes far longer."""
+"""Setting of Verilator: a function for each instance, since one for all compiles far longer."""
 
 
 def header(config: UpdateKernelConfig, latency: int, *, pairs_clock: bool) -> str:
@@ -205,7 +205,7 @@ def _lines(statements: Iterable[str]) -> str:
 def library(config: UpdateKernelConfig, *, trace: bool = False) -> Path:
     """The shared library of `kernel.cpp` for a configuration; built when not in the cache.
 
-    It holds the units in RTL and the C++ kernel that can stand in for them.
+    The library has the units in RTL and a C++ kernel that can replace them.
     """
     shell = verilog_of(
         f"kernel_shell {digest(config)}",
@@ -222,7 +222,7 @@ def library(config: UpdateKernelConfig, *, trace: bool = False) -> Path:
 
 
 def kernel_verilog(config: UpdateKernelConfig) -> Path:
-    """What `nearstep rtl adam_kernel` writes for a configuration, to the byte."""
+    """Return the exact output of `nearstep rtl adam_kernel` for a configuration."""
     return verilog_of(
         f"rtl {KERNEL} {digest(config)}", lambda: generate.verilog(KERNEL, config=config)
     )
@@ -276,14 +276,14 @@ def device_library(
     defines: Mapping[str, int] | None = None,
 ) -> Path:
     """The shared library of a device with an update kernel: the Verilated `shell`, and both the
-    units in RTL and the C++ that can stand in for them.
+    units in RTL and the C++ that can replace them.
 
     Parameters
     ----------
     name : of the library.
     sources : the C++ around them, which includes `design.hpp`.
     pairs_clock : whether the shell has a port for the clock of pairs.
-    common : C++ that knows nothing of the shell, compiled once for all libraries.
+    common : C++ independent of the shell, compiled once for all libraries.
     defines : of the preprocessor.
     """
     rule = update_rule(config)

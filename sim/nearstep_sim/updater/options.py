@@ -6,7 +6,7 @@ from nearstep_spec.codec import Nested, Option
 from nearstep_spec.updater.config import UpdateKernelConfig
 
 FIXED = ("address_width", "windows", "bursts_ahead")
-"""Options of a kernel that an emulated device has as they are."""
+"""Options of a kernel that an emulated device does not offer."""
 
 Kernel = Annotated[UpdateKernelConfig, Nested(omit=FIXED)]
 Engine = Annotated[

@@ -34,7 +34,7 @@ _Traffic = structure("updater/port_bench.cpp", "Traffic")
 
 
 class Report(structure("updater/port_bench.cpp", "Report")):
-    """What a memory did with a stream of bursts."""
+    """Results of a stream of bursts to a memory."""
 
 
 @cache
@@ -49,7 +49,7 @@ class Checker:
         self._handle = _library().checker_open(beat_bytes)
 
     def cycle(self, manager: ManagerPins, subordinate: SubordinatePins) -> None:
-        """One cycle in which both sides drive these pins."""
+        """Check one cycle in which both sides drive these pins."""
         _library().checker_cycle(self._handle, ctypes.byref(manager), ctypes.byref(subordinate))
 
     def violation(self) -> tuple[str, str] | None:
@@ -75,7 +75,7 @@ def run_traffic(
     seed: int = 1,
     max_cycles: int = 1_000_000,
 ) -> tuple[Report, FaultRecord]:
-    """Bursts back to back against a memory: reads from its start, writes from its middle."""
+    """Run bursts back to back on a memory: reads from its start, writes from its middle."""
     report, fault = Report(), FaultRecord()
     traffic = _Traffic(
         data=memory.data.ctypes.data,

@@ -22,7 +22,7 @@ def scatter_cycles(
     Raises
     ------
     ValueError : another spread.
-    RuntimeError : the run did not end well.
+    RuntimeError : the run did not end, or ended with an error.
     """
     if spread not in ("random", "even"):
         raise ValueError(f"Spread must be 'random' or 'even', not {spread!r}")

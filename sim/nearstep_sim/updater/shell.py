@@ -1,4 +1,4 @@
-"""What every device of one Verilated shell has in Python: its library, registers and waits."""
+"""Base of the devices of one Verilated shell: library, registers and waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ShellBackend(EmulatedBackend):
 
     Parameters
     ----------
-    library : builds that of the configuration, once the options are known to be good.
+    library : builds the library of the configuration; called after all checks of options.
     host_ids : IDs at the memory below this are the host's.
 
     Attributes
@@ -96,7 +96,7 @@ class ShellBackend(EmulatedBackend):
 
     @abstractmethod
     def _open(self, options: ShellOptions) -> int:
-        """The handle of a new device."""
+        """Open a device, and return its handle."""
 
     @property
     def cycles(self) -> int | None:
@@ -178,7 +178,7 @@ class ShellBackend(EmulatedBackend):
         return self._simulation.carry_out(call, *arguments)
 
     def _check(self, status: int, action: str) -> None:
-        """Raise what the simulation caught, if it stopped for that."""
+        """Raise the error for which the simulation stopped, if any."""
         if status == HUNG:
             raise DeviceError(
                 f"{action}: the register port does not answer", transactions=self.transactions()

@@ -29,14 +29,14 @@ class DeviceTransfer(Completion):
 
     Parameters
     ----------
-    device : that carries it out; a `Backend`.
+    device : executor of the transfer; a `Backend`.
     begun : the device's cycle of its submission.
     keep : memory that the transfer reads or writes.
     host : the transfer is the host's, not a drive's.
 
     Attributes
     ----------
-    backend : whose time has to pass: the device, or an array of devices that it is one of.
+    backend : advanced by `wait`: the device, or the array of devices that has it.
     note : text for the error, such as the device's name.
     """
 

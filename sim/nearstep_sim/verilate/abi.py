@@ -43,7 +43,7 @@ LINKAGE = 'extern "C" '
 
 
 class AbiError(NearstepError, ValueError):
-    """A declaration in C++ that is not there, or that has no structure of ctypes."""
+    """A declaration in C++ that is missing, or that has no structure of ctypes."""
 
 
 def structure(
@@ -56,11 +56,11 @@ def structure(
     """A structure of ctypes with the members of a `struct`, in their order.
 
     Members are numbers, `char`, pointers, enumerations with an underlying type, other such
-    structures, and arrays of these. Constants and functions of the structure are passed over.
+    structures, and arrays of these. Constants and functions of the structure are ignored.
 
     Parameters
     ----------
-    source : file that declares it, in the package. What it includes is looked at as well.
+    source : file in the package that declares the structure, itself or in an included file.
     name : of the structure.
     types : of members, by their name in C++; others are found by their declaration.
     sizes : of arrays, by name; others are numbers, or found as `constexpr int`.
@@ -73,14 +73,14 @@ def structure(
 
 
 def load(library: Path, *sources: Path | str) -> ctypes.CDLL:
-    """A library whose functions have the types that they are declared with.
+    """Load a library, and set the declared types of its functions.
 
-    Pointers are `c_void_p`, but for text. A function that a build leaves out is passed over.
+    Pointers are `c_void_p`, but for text. Functions that a build leaves out are ignored.
 
     Parameters
     ----------
-    sources : files with its functions of C, in the package or as absolute paths. What they include
-        is looked at as well.
+    sources : files with its functions of C, or that include such files; in the package or as
+        absolute paths.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def _texts(source: Path) -> tuple[tuple[Path, str], ...]:
 
 
 def _declaration(source: Path, name: str) -> tuple[Path, str]:
-    """Where a structure is declared, and what is between its braces."""
+    """Return the file that declares a structure, and the text between its braces."""
     for path, text in _texts(source):
         found = re.search(rf"^ *struct {name} \{{\n(.*?)^ *\}};$", text, re.M | re.S)
         if found:
@@ -223,7 +223,7 @@ def _type(
 
 
 def _underlying(place: Path, kind: str) -> type | None:
-    """The integer that an enumeration is; None of what is none."""
+    """Return the underlying type of an enumeration; None for other names."""
     for _, text in _texts(place):
         found = re.search(rf"^ *enum (?:class )?{kind} : ([\w:]+) \{{", text, re.M)
         if found:

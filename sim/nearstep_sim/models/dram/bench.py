@@ -112,7 +112,7 @@ class ChannelRun:
 
     @property
     def beats(self) -> int:
-        """Beats that the step has to move."""
+        """Beats that the step must transfer."""
         return BEATS_PER_ELEMENT_BEAT * -(-self.count // LANES)
 
     @property
@@ -197,7 +197,7 @@ def run_traffic(
     seed: int = 0,
     commands: str | PathLike[str] | None = None,
 ) -> ChannelRun:
-    """A step of the traffic model on the RTL of the controller.
+    """Run a step of the traffic model on the RTL of the controller.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def run_random(
     rank: Channel | None = None,
     commands: str | PathLike[str] | None = None,
 ) -> RandomRun:
-    """Random bursts on the RTL of the controller, every byte checked.
+    """Run random bursts on the RTL of the controller, and check every byte.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ def run_kernel(
     seed: int = 0,
     commands: str | PathLike[str] | None = None,
 ) -> ChannelRun:
-    """A step of the kernel, in RTL but for the arithmetic; arguments as of `run_traffic`."""
+    """Run a step of the kernel, in RTL but for the arithmetic; parameters as of `run_traffic`."""
     kernel = _kernel(channel, block_bytes, functional_units, bursts_ahead)
     verilog = verilog_of(
         f"kernel on channel {channel!r} {kernel!r}",

@@ -63,10 +63,10 @@ class Issued:
 class BusClocks:
     """Clocks of the data bus, up to the end of the last burst.
 
-    `data` carried data, `start` went by before the first. Any other gap before a column command is
-    booked to the first cause that holds: `refresh` (a REF lies in it), `turnaround` (the direction
-    changed), `row` (its row was opened in it), `bank_group` (at most three clocks beyond tCCD_L
-    after its own bank group), `other`.
+    `data` carried data, `start` are those before the first data. Any other gap before a column
+    command is counted for the first cause that holds: `refresh` (a REF in the gap), `turnaround`
+    (the direction changed), `row` (its row was opened in the gap), `bank_group` (at most three
+    clocks beyond tCCD_L after its own bank group), `other`.
     """
 
     data: int
@@ -166,7 +166,7 @@ class Ddr4Device:
     def borrowed(
         cls, handle: int, timing: DramTiming, geometry: DramGeometry, owner: object
     ) -> "Ddr4Device":
-        """A view of a rank that belongs to `owner`, which lives as long as the view."""
+        """Return a view of a rank that `owner` owns, and keep `owner` alive."""
         self = cls.__new__(cls)
         self._owner = owner
         self.timing, self.geometry, self.handle = timing, geometry, handle
@@ -195,7 +195,7 @@ class Ddr4Device:
             self.check()
 
     def advance(self, clock: int) -> None:
-        """Time passes without a command.
+        """Advance time without a command.
 
         Raises
         ------
@@ -223,10 +223,10 @@ class Ddr4Device:
         return int(self._library.ddr4_device_refresh_debt(self.handle, clock))
 
     def refresh_offset(self, clocks: int) -> None:
-        """Refresh intervals begin that many clocks early (late if negative), as they do for whoever
-        refreshes.
+        """Begin refresh intervals so many clocks early (late if negative), as the refreshing
+        controller does.
 
-        To be set before the first command.
+        Must be called before the first command.
         """
         self._library.ddr4_device_refresh_offset(self.handle, clocks)
 
@@ -246,7 +246,7 @@ class Ddr4Device:
 
     @property
     def bus_clocks(self) -> BusClocks:
-        """Where the clocks went since the last `restart_bus_clocks`."""
+        """Return the use of the bus since the last `restart_bus_clocks`."""
         out = CBusClocks()
         self._library.ddr4_device_account(self.handle, ctypes.byref(out))
         return BusClocks(**values(out))
@@ -266,7 +266,7 @@ class Ddr4Device:
         self._library.ddr4_device_trace_close(self.handle)
 
     def read(self, mapping: AddressMapping, address: int, size: int) -> NDArray[np.uint8]:
-        """Contents past the pins: `size` bytes at a byte address, both whole beats."""
+        """Read contents without the pins: `size` bytes at a byte address, both whole beats."""
         out = np.empty(size, np.uint8)
         beat, count = _beats(self.geometry, mapping, address, size)
         self._library.ddr4_device_read(
@@ -275,7 +275,7 @@ class Ddr4Device:
         return out
 
     def write(self, mapping: AddressMapping, address: int, data: NDArray[Any]) -> None:
-        """Set contents past the pins; `address` and the size are whole beats."""
+        """Write contents without the pins; `address` and the size are whole beats."""
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         beat, count = _beats(self.geometry, mapping, address, raw.size)
         self._library.ddr4_device_write(
@@ -352,7 +352,7 @@ class Ddr4Port:
 
     @property
     def uninitialised_reads(self) -> int:
-        """Return the number of reads of unwritten beats, which return a pattern of their place."""
+        """Return the number of reads of unwritten beats: a pattern of their address is read."""
         return int(self._library.ddr4_port_uninitialised(self.handle))
 
     def tick(

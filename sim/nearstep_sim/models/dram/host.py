@@ -63,7 +63,7 @@ class HostConfig:
     read_latency, write_latency : fabric cycles from a column command to its first data, fixed.
     write_to_read : clocks, at least, from a write to a read of another rank of its channel. Bare
         DRAM has no more than its latencies; a module has `HOST_WRITE_TO_READ`.
-    cl, cwl : clocks that turnarounds are reckoned with; None: those of the latencies, two in a
+    cl, cwl : clocks from which turnarounds are computed; None: those of the latencies, two in a
         fabric cycle. Bare DRAM has the part's own, which need not be whole fabric cycles.
     scheduler : `in-order` (columns in the order of the requests, rows prepared ahead) or
         `fr-fcfs` (row hits first).
@@ -186,7 +186,7 @@ class HostCycle:
 class HostStatistics:
     """Counts since the start; cycles and latencies are fabric cycles.
 
-    `busy_cycles` had a request somewhere; a latency counts from submission to the last data.
+    `busy_cycles` are those with a request; a latency is from submission to the last data.
     """
 
     cycles: int
@@ -202,7 +202,7 @@ class HostStatistics:
 
     @property
     def throughput(self) -> float:
-        """Bytes moved in a busy fabric cycle; the bus can move 32."""
+        """Bytes transferred in a busy fabric cycle, 32 at most."""
         return BEAT_BYTES * (self.loads + self.stores) / max(self.busy_cycles, 1)
 
 
@@ -219,7 +219,7 @@ class Loads:
 class HostController:
     """Turns loads and stores of 64 bytes into DDR4 commands, one fabric cycle a call.
 
-    Raises `ValueError` for a configuration that cannot be.
+    Raises `ValueError` for an invalid configuration.
     """
 
     def __init__(self, config: HostConfig) -> None:
@@ -233,7 +233,7 @@ class HostController:
 
     @classmethod
     def borrowed(cls, handle: int, config: HostConfig, owner: object) -> "HostController":
-        """A view of a controller that belongs to `owner`, which lives as long as the view."""
+        """Return a view of a controller that `owner` owns, and keep `owner` alive."""
         self = cls.__new__(cls)
         self._owner = owner
         self.config, self.handle = config, handle
@@ -318,12 +318,12 @@ class HostController:
             raise ValueError(f"rank must be one of the host's, not {rank!r}")
 
     def fence(self) -> None:
-        """Later accesses start when the data of all earlier ones have moved."""
+        """Delay later accesses until the data of all earlier ones are transferred."""
         self._library.ddr4_host_fence(self.handle)
 
     @property
     def idle(self) -> bool:
-        """No access is waiting or in flight."""
+        """Whether no access is waiting or in flight."""
         return bool(self._library.ddr4_host_idle(self.handle))
 
     @property
@@ -384,7 +384,7 @@ class HostController:
 
 
 class _Handle:
-    """Owns the C++ object; every view of a part of it holds this."""
+    """Owns the C++ object; views of its parts keep the handle alive."""
 
     def __init__(self, library: ctypes.CDLL, pointer: int | None) -> None:
         self.library = library
@@ -403,10 +403,10 @@ class HostedDram:
     Parameters
     ----------
     library : has the functions of `library.cpp`, and made the object.
-    pointer : the object, or none if its configuration cannot be.
+    pointer : the object, or None if its configuration is invalid.
     config : of the host.
     timing : of the devices.
-    devices : how many.
+    devices : number of devices.
 
     Attributes
     ----------
@@ -445,8 +445,8 @@ class HostedDram:
 
 
 def without_a_module(config: HostConfig) -> HostConfig:
-    """The same host before DRAM chips alone: their latencies at its clock, CL 6 and CWL 5 in the
-    three fabric cycles each that these take, and the turnarounds that follow from them."""
+    """Return the host's configuration for DRAM chips without a module: CL 6 and CWL 5 at its clock,
+    three fabric cycles each, and the turnarounds that follow from CL and CWL."""
     grade = SPEED_GRADES[HOST_GRADE]
     cycles = (-(-clocks // HOST_PHASES) for clocks in (grade.cl, grade.cwl))
     read_latency, write_latency = cycles

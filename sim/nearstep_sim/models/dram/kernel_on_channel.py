@@ -18,7 +18,7 @@ WIDTH = 32
 class StandInUnit(wiring.Component):
     """p ^ g, m + 1, v - 1, with the ports and the latency of a functional unit.
 
-    The results tell where they came from; what the units compute changes nothing on the bus.
+    Results identify their operands; their values do not affect the traffic on the bus.
     """
 
     def __init__(self, rule: Rule) -> None:

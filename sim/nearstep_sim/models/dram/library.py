@@ -31,8 +31,7 @@ __all__ = [
 ]
 
 SOURCE = Path(__file__).with_name("library.cpp")
-"""Includes every header of the models; a library that uses them has it in common with
-others."""
+"""Source that includes every header of the models, common to all libraries that use them."""
 
 HEADERS = "models/dram/library.cpp"
 HOST_SLOTS = 2  # command slots of the host in a fabric cycle; a burst is as many pieces of data

@@ -25,10 +25,10 @@ _CHUNK = 65536
 
 @dataclass(frozen=True)
 class Replay:
-    """What a trace held: all of it, a violation or not.
+    """Contents of a whole trace, and its first violation.
 
-    `commands` counts lines, `clocks` is the clock of the last one, plus one; `violation` is the
-    earliest, and `rank` its rank. Nothing behind it was judged.
+    `commands` counts lines, `clocks` is the clock of the last command, plus one; `violation` is the
+    earliest, and `rank` its rank. Later commands may be unchecked.
     """
 
     commands: Counter[Command]
@@ -123,7 +123,7 @@ def main(
         int, typer.Option(help="clocks between the data of two ranks", min=0)
     ] = RANK_SWITCH,
 ) -> None:
-    """Check a DRAM command trace; what is not given comes from the file's comments.
+    """Check a DRAM command trace; options not given are read from the file's comments.
 
     Counts are of the whole file; the first violation ends the checks. Exit status: 1 with a
     violation, 2 if the file cannot be read.

@@ -12,7 +12,7 @@ __all__ = ["SharedBus"]
 
 
 class SharedBus:
-    """Judges what the ranks of a channel do to each other; what one does alone is its device's.
+    """Checks the rules between the ranks of a channel; `Ddr4Device` checks those of each rank.
 
     Parameters
     ----------
@@ -31,10 +31,9 @@ class SharedBus:
             self._library.ddr4_bus_free(self._handle)
 
     def play(self, commands: Sequence[TraceCommand]) -> tuple[DramViolationError, int] | None:
-        """The next commands, in the order of time, up to the first that breaks a rule: what it
-        breaks, and the number of its rank.
+        """Check the next commands, in the order of time; return the first violation and its rank.
 
-        The same command at one clock reaches several ranks.
+        Equal commands at one clock are one command to several ranks.
         """
         columns = columns_of(commands, "rank", "bank_group", "bank", "row", "column")
         found = CViolation()

@@ -1,4 +1,4 @@
-"""DRAM command traces: what a line means, and reading a file. See docs/dram-traces.md."""
+"""DRAM command traces: the format of a line, and reading a file. See docs/dram-traces.md."""
 
 from collections.abc import Iterable, Iterator
 from os import PathLike
@@ -19,7 +19,7 @@ _WITH_COLUMN = {Command.RD, Command.RDA, Command.WR, Command.WRA}
 
 
 class TraceError(NearstepError, ValueError):
-    """A line that is no command; carries its number."""
+    """A line that is no command, with its number in the message; or a trace that names no part."""
 
 
 class TraceCommand(NamedTuple):
@@ -38,7 +38,7 @@ class TraceCommand(NamedTuple):
 
 
 def header(timing: DramTiming) -> str:
-    """Comment lines at the top of a trace: from which part it is."""
+    """Comment lines at the top of a trace, which name its part."""
     return (
         "# nearstep DDR4 command trace 1\n"
         f"# {timing.speed.name} {timing.density} {timing.width} CL={timing.cl} CWL={timing.cwl}\n"
@@ -57,7 +57,7 @@ def timing_of_header(lines: Iterable[str]) -> DramTiming | None:
 
 
 def parse(line: str, number: int = 0) -> TraceCommand:
-    """One line. Raises `TraceError`."""
+    """Parse one line. Raises `TraceError`."""
     words = line.split()
     if len(words) != len(_FIELDS):
         raise TraceError(
@@ -91,7 +91,7 @@ def parse(line: str, number: int = 0) -> TraceCommand:
 
 
 def read_trace(path: str | PathLike[str]) -> Iterator[TraceCommand]:
-    """Commands of a file, in its order.
+    """Yield the commands of a file, in its order.
 
     Ranks of one file share its buses, so their lines are in the order of time.
 
@@ -108,7 +108,7 @@ def read_trace(path: str | PathLike[str]) -> Iterator[TraceCommand]:
             command = parse(line, number)
             if last is not None and command.clock < last.clock and command.rank != last.rank:
                 raise TraceError(
-                    f"line {number}: clock {command.clock} of rank {command.rank} comes behind "
+                    f"line {number}: clock {command.clock} of rank {command.rank} is behind "
                     f"clock {last.clock} of rank {last.rank}; ranks of one file share its buses: "
                     "expected their lines in the order of time"
                 )

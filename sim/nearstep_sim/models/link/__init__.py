@@ -1,1 +1,1 @@
-"""Links between memory devices: a model of one direction, and what can go wrong on it."""
+"""Links between memory devices: a model of one direction, and its faults."""

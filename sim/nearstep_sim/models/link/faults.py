@@ -1,4 +1,4 @@
-"""What can go wrong on a link, as plain data, and as `link.hpp` sees it."""
+"""Options and faults of a link, as plain data and as structures of `link.hpp`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Frame = Literal["any", "control", "entry", "abort"]
 KINDS: tuple[str, ...] = get_args(Kind)
 FRAMES: tuple[str, ...] = get_args(Frame)
 ONE = 1 << 16
-"""Chances are numbers of so many."""
+"""Scale of chances in C++."""
 
 
 class LinkOptionError(NearstepError, ValueError):
-    """An option or fault of a link that makes no sense: its name, value and what is allowed."""
+    """An invalid option or fault of a link: its name and value, and what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         self.name = name
@@ -45,16 +45,16 @@ class CStatistics(
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
-    """Every direction of every link.
+    """Options of every direction of every link.
 
     Parameters
     ----------
     latency : cycles from sender to receiver, at least 1.
     interval : cycles for each phit; 1 is full rate.
-    seed : of what happens to frames; each direction draws from its own.
-    drop, duplicate, reorder, corrupt : chance that it happens to a frame, from 0 to 1. A frame that
-        is reordered is held back behind the next one or two; a corrupt one has 1 to 3 bits flipped
-        in one of its phits.
+    seed : of the faults; each direction has a separate random sequence.
+    drop, duplicate, reorder, corrupt : chance of each fault for a frame, from 0 to 1. A reordered
+        frame is delivered after the next one or two; a corrupt one has 1 to 3 bits inverted in one
+        of its phits.
 
     Raises
     ------
@@ -79,11 +79,11 @@ class LinkOptions:
 
     @property
     def faulty(self) -> bool:
-        """Whether anything happens to frames."""
+        """Whether a fault can happen to frames."""
         return any(getattr(self, name) for name in KINDS[:4])
 
     def mirror(self, direction: int = 0) -> COptions:
-        """As C++ sees it; `direction` numbers the directions of all links."""
+        """Return the structure for C++; `direction` numbers the directions of all links."""
         rates = {name: round(getattr(self, name) * ONE) for name in KINDS[:4]}
         seed = (self.seed * 0x9E3779B97F4A7C15 + direction) % (1 << 64)
         return COptions(latency=self.latency, interval=self.interval, seed=seed, **rates)
@@ -91,7 +91,7 @@ class LinkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkFault:
-    """What happens to certain frames of one direction of a link.
+    """A fault of certain frames in one direction of a link.
 
     Parameters
     ----------
@@ -99,9 +99,9 @@ class LinkFault:
         nothing passes for `cycles`, then all is delivered.
     link, direction : which link, and 0 from the device of the lower number, or 1 to it.
     frame : the kind of frame that counts: `any`, `control`, `entry`, `abort`.
-    nth : the first such frame from now on to which it happens; 0 is the next. A `dead` or `stall`
-        of `any` frame with 0 begins at once.
-    times : to how many such frames in a row.
+    nth : number of the first such frame that is hit; 0 is the next. A `dead` or `stall` of `any`
+        frame with 0 begins at once.
+    times : number of such frames in a row that are hit.
     cycles : of a stall.
 
     Raises
@@ -128,7 +128,7 @@ class LinkFault:
         _whole("cycles", self.cycles, int(self.kind == "stall"), (1 << 63) - 1)
 
     def mirror(self) -> CFault:
-        """As C++ sees it."""
+        """Return the structure for C++."""
         return CFault(
             kind=KINDS.index(self.kind),
             frame=FRAMES.index(self.frame),

@@ -27,7 +27,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """What arrived; the cycle in which each phit was taken, -1 for never; what the link did."""
+    """Phits that arrived; cycle in which each phit was taken, -1 for never; the link's counters."""
 
     arrived: list[Sample]
     taken: list[int]
@@ -52,7 +52,7 @@ def run_link(
     *,
     cycles: int,
 ) -> ProbeRun:
-    """Offers the phits one after the other to a link, for so many cycles."""
+    """Offer the phits one after the other to a link, for so many cycles."""
     count = len(phits)
     given = (_Sample * max(count, 1))()
     for each, phit in zip(given, phits, strict=False):

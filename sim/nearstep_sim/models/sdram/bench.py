@@ -16,7 +16,7 @@ from nearstep_sim.verilate.harness import FaultRecord
 
 SOURCE = Path(__file__).with_name("bench.cpp")
 ALL_BANKS = 1 << 10
-"""Of an address: a precharge of every bank, or an access that closes its row."""
+"""Bit of an address: a precharge of every bank, or an access that closes its row."""
 
 CPins = structure("models/sdram/sdram.hpp", "SdramPins")
 
@@ -66,13 +66,13 @@ class SdramBench:
         mask: int = 0,
         since: int | None = None,
     ) -> None:
-        """A clock edge with a command.
+        """Run a clock edge with a command.
 
         Parameters
         ----------
         data : driven by the controller; None: high impedance.
         mask : masked bytes.
-        since : picoseconds that inputs have stood; None: half a clock.
+        since : picoseconds for which inputs have been stable; None: half a clock.
         """
         pins = CPins(
             cke=1,
@@ -91,7 +91,7 @@ class SdramBench:
         )
 
     def idle(self, edges: int) -> None:
-        """Clock edges without a command."""
+        """Run clock edges without a command."""
         self._lib.sdram_idle(self._chip, edges)
 
     def shows(self, after: int) -> int | None:

@@ -23,7 +23,7 @@ class SdramChip:
     ----------
     tmrd_clocks : clocks from a load of the mode register to the next command.
     tlz, thz : from a clock edge until the chip drives its pins, and until it has stopped.
-    tset, thold : that inputs stand before and after a clock edge.
+    tset, thold : times for which inputs must be stable before and after a clock edge.
     refresh : mean time between refreshes.
     power_up : from power to the first row that is opened.
     least_tck : clock with a CAS latency of two.
@@ -53,12 +53,12 @@ class SdramChip:
     source: str
 
     def timing(self, tck: int) -> CSdramTiming:
-        """For C++, with this clock."""
+        """Return the timing for C++ at this clock."""
         names = [name for name, _ in CSdramTiming._fields_ if name != "tck"]
         return CSdramTiming(tck=tck, **{name: getattr(self, name) for name in names})
 
     def shape(self) -> CSdramShape:
-        """For C++."""
+        """Return the shape for C++."""
         return CSdramShape(
             row_bits=self.row_bits, column_bits=self.column_bits, bank_bits=self.bank_bits
         )

@@ -217,7 +217,7 @@ def test_the_command_bus_carries_one_command_to_any_ranks(tmp_path: Path) -> Non
 
 def test_ranks_out_of_order_are_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "two.txt", *TWO, "40 RD 0 0 0 1 0", "39 RD 1 0 0 1 0")
-    with pytest.raises(TraceError, match="line 4: clock 39 of rank 1 comes behind clock 40"):
+    with pytest.raises(TraceError, match="line 4: clock 39 of rank 1 is behind clock 40"):
         replay(path, dram_timing())
 
 
