@@ -173,7 +173,7 @@ def test_gloo_connects_before_a_group_is_there(
 def test_a_process_ends_well_while_it_waits_for_a_service() -> None:
     """The answer comes when Python's threads must not come back from C++ code any more."""
     ended = subprocess.run(
-        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=TIMEOUT_S
+        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=5 * TIMEOUT_S
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert ended.stdout == "answered\n"

@@ -33,14 +33,14 @@ class DualAverage:
 
     Attributes
     ----------
-    workers : the group that sums the rest.
+    workers : gloo's group that sums the rest.
     device_bytes, worker_bytes : bytes of float32 gradients averaged by either.
     """
 
     def __init__(self, group: CoarseProcessGroup, m: int) -> None:
         self.group = group
         self.m = m
-        self.workers = group.gloo.make()
+        self.workers = group.make_gloo()
         self.device_bytes = 0
         self.worker_bytes = 0
         self._before = 0
@@ -109,16 +109,15 @@ def average(state: DualAverage, bucket: GradBucket) -> Future[Tensor]:
 
 def _by_workers(state: DualAverage, part: Tensor) -> Future[Any]:
     summed = part.float()
-    scale = torch.tensor(1 / state.group.client.clients, dtype=torch.float32)
-    future: Future[Any] = state.workers.allreduce([summed]).get_future()
+    scale = torch.tensor(1 / state.group.getSize(), dtype=torch.float32)
+    workers = state.workers
+    works = [workers.group.allreduce([summed])]
 
-    def scaled(ended: Future[Any]) -> None:
-        """In gloo's thread, so it must not hold the group, whose end waits for that thread."""
-        ended.value()
+    def scaled() -> None:
+        workers.wait(works)
         part.copy_(summed.mul_(scale))
 
-    done: Future[Any] = future.then(scaled)
-    return done
+    return state.group.beside("dual all_reduce", scaled).get_future()
 
 
 def measure_dual(
@@ -137,7 +136,7 @@ def measure_dual(
     Ref: COARSE paper, section III-F.
     """
     check_whole("repeats", repeats, 1)
-    workers = group.gloo.make()
+    workers = group.make_gloo().group
     probe = torch.zeros(PROBED_BYTES // 4)
     seconds = []
     for sums in (group.allreduce, workers.allreduce):
@@ -153,7 +152,7 @@ def measure_dual(
     options.reduceOp = ReduceOp(ReduceOp.MAX)
     workers.allreduce([slowest], options).wait()
     forward, backward, devices_s, workers_s = slowest.tolist()
-    size = group.client.clients
+    size = group.getSize()
     moved = 2 * (size - 1) / size * PROBED_BYTES if size > 1 else float(PROBED_BYTES)
     return DualInputs(
         workers=size,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from nearstep.coarse.service.errors import JobError
 from nearstep.torch.distributed.tensors import operation_name, options_of
@@ -23,6 +24,10 @@ POLL_S = 0.02
 NATIVE = threading.RLock()
 """Held by a daemon thread in C++ code, and by the main thread from its end on: when C++ code comes
 back to Python after the interpreter's end, Python ends the thread, and C++ the process."""
+
+os.register_at_fork(
+    before=NATIVE.acquire, after_in_parent=NATIVE.release, after_in_child=NATIVE.release
+)
 
 
 class GlooFallbackWarning(UserWarning):
@@ -36,29 +41,25 @@ def connection_of_its_own(store: Any) -> Store:
 
 
 class Gloo:
-    """Groups of gloo with the processes of a group of the memory devices.
+    """A group of gloo with the processes of a group of the memory devices.
 
     Parameters
     ----------
-    store : store of that group.
+    store : place of its own in that group's store.
     timeout : limit of each collective.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        self.store = store
-        self.rank = rank
-        self.size = size
-        self.timeout = timeout
-        self._groups = 0
-        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._size = size
         self._warned: set[str] = set()
-        self._waited: list[Any] = []
+        self._waited: set[Any] = set()
         self._closed: JobError | None = None
-        self._own = [self._make("gloo")]
+        connection = connection_of_its_own(store)
+        self._own = [dist.ProcessGroupGloo(connection, rank, size, timeout)]
 
     @property
     def group(self) -> Any:
-        """The group that moves bytes, and sums what has no ring."""
+        """Gloo's group, unless this one is closed."""
         self._check_open()
         return self._own[0]
 
@@ -66,27 +67,10 @@ class Gloo:
         if self._closed is not None:
             raise self._closed
 
-    def make(self) -> Any:
-        """Make another group; all processes make theirs in the same order."""
-        self._groups += 1
-        return self._make(f"gloo/{self._groups}")
-
-    def _make(self, name: str) -> Any:
-        prefix = PrefixStore(name, connection_of_its_own(self.store))
-        made = dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
-        self._made.add(made)
-        return made
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later collectives of all groups."""
-        self.timeout = timeout
-        for each in list(self._made):
-            each._set_default_timeout(timeout)
-
     def all_reduce(self, what: str, tensor: Tensor, operation: Any) -> None:
         """Do a reduction that the rings cannot; warn once of each kind."""
         reason = f"{what} of {tensor.dtype}, {operation_name(operation)}"
-        if reason not in self._warned and self.size > 1:
+        if reason not in self._warned and self._size > 1:
             self._warned.add(reason)
             warnings.warn(
                 f"{reason}: the memory devices have no ring for it, gloo carries it out",
@@ -97,7 +81,7 @@ class Gloo:
 
     def wait(self, works: Sequence[Any]) -> None:
         """Wait for collectives of `group`, unless it is closed meanwhile."""
-        self._waited = [*self._under_way, *works]
+        self._waited.update(works)
         for work in works:
             while not work.is_completed():
                 try:
@@ -105,11 +89,7 @@ class Gloo:
                 except RuntimeError:  # of the slice, or of the collective: then it has ended
                     self._check_open()
             work.wait()
-        self._waited = self._under_way
-
-    @property
-    def _under_way(self) -> list[Any]:
-        return [each for each in self._waited if not each.is_completed()]
+        self._waited.difference_update(works)
 
     def close(self, reason: JobError) -> None:
         """Drop the group: processes that wait for this one get an error of gloo's.
@@ -118,14 +98,20 @@ class Gloo:
         """
         if self._closed is None:
             self._closed = reason
-            if works := self._under_way:
-                threading.Thread(target=_drop, args=(self._own, works), daemon=True).start()
-            else:
+            if all(each.is_completed() for each in self._waited):
                 self._own.clear()
+            else:
+                threading.Thread(target=_drop, args=(self._own, self._waited), daemon=True).start()
+
+    def disown(self, reason: JobError) -> None:
+        """Close the group in a child process, where its destructor would wait for threads that only
+        the parent has: the group is never dropped."""
+        self._closed = reason
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._own))
 
 
-def _drop(groups: list[Any], works: Sequence[Any]) -> None:
-    while not all(each.is_completed() for each in works):
+def _drop(groups: list[Any], works: set[Any]) -> None:
+    while not all(each.is_completed() for each in list(works)):
         time.sleep(POLL_S)
     with NATIVE:
         groups.clear()

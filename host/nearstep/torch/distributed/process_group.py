@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from functools import partial
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterOptions, Store
+from torch._C._distributed_c10d import (
+    BroadcastOptions,
+    GatherOptions,
+    PrefixStore,
+    ScatterOptions,
+    Store,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nearstep.coarse.routing import RoutingTable
@@ -36,7 +45,7 @@ from nearstep.torch.distributed.tensors import (
     with_root,
 )
 from nearstep.torch.distributed.untraced import untraced
-from nearstep.torch.distributed.work import CoarseWork, Lane
+from nearstep.torch.distributed.work import CoarseWork, Lane, StridedReceive, begin, join
 
 HELD_WORKS = 1024
 """Maximum number of works kept although not yet waited for: DDP's `join` waits late."""
@@ -66,7 +75,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     Attributes
     ----------
     exchanges : cache and routing of the group's exchanges.
-    gloo : gloo's groups of the same processes.
+    gloo : gloo's group of the same processes.
     ring_bytes : bytes summed by the rings, in float32.
 
     Ref: COARSE paper, sections III-D and IV-B.
@@ -91,13 +100,16 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._release = release
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
-        self.gloo = Gloo(store, rank, size, timeout)
+        self._store, self._timeout = store, timeout
+        self._gloos: weakref.WeakSet[Gloo] = weakref.WeakSet()
+        self._gloos_made = 0
+        self.gloo = self.make_gloo()
         self._lane = Lane("coarse collectives")
-        weakref.finalize(self, self._lane.end).atexit = False  # a process waits for the thread
+        self._finalizer = Finalize(self, _end, (weakref.ref(self), self._lane), exitpriority=0)
         self._held: list[CoarseWork] = []
         self._sums = 0
         self._failure: JobError | None = None
-        self._closed = False
+        self._closed: JobError | None = None
         threading.Thread(
             target=_connect, args=(connect, self._connected), name="coarse connect", daemon=True
         ).start()
@@ -107,6 +119,18 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def client(self) -> Client:
         """The client of the service; waits until all processes are connected."""
         return self._connected.result()
+
+    def wait_until_connected(self) -> None:
+        """Wait until all processes are connected; raise the error if they cannot be."""
+        self._connected.result()
+
+    def make_gloo(self) -> Gloo:
+        """Make another group of gloo; all processes make theirs in the same order."""
+        place = PrefixStore(f"gloo/{self._gloos_made}", self._store)
+        made = Gloo(place, self._rank, self._size, self._timeout)
+        self._gloos_made += 1
+        self._gloos.add(made)
+        return made
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -135,7 +159,9 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def setTimeout(self, timeout: timedelta) -> None:
         """Set the timeout of later collectives."""
         self.client.timeout_s = timeout.total_seconds()
-        self.gloo.set_timeout(timeout)
+        self._timeout = timeout
+        for each in list(self._gloos):
+            each.group._set_default_timeout(timeout)
 
     set_timeout = setTimeout
 
@@ -332,23 +358,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Any:
         return self._receive(tensors, lambda given: self.gloo.group.recv_anysource(given, tag))
 
-    def _receive(self, tensors: Sequence[Tensor], begin: Callable[[list[Tensor]], Any]) -> Any:
-        """Return gloo's work; for a strided tensor, a work that copies the received data into
-        it."""
+    def _receive(self, tensors: Sequence[Tensor], receive: Callable[[list[Tensor]], Any]) -> Any:
+        """Return gloo's work, or one that copies what was received to a strided tensor."""
         (place,) = tensors_of(tensors)
         given = dense(place)
-        received = begin([given])
-        if place.is_contiguous():
-            return received
-        work = self._hold(CoarseWork("recv", tensors))
-
-        def action() -> None:
-            received.wait()
-            place.copy_(given)
-            work._source = received._source_rank()
-
-        threading.Thread(target=work.run, args=(action,), name="coarse recv", daemon=True).start()
-        return work
+        received = receive([given])
+        return received if place.is_contiguous() else StridedReceive(received, given, place)
 
     def shutdown(self) -> None:
         """Close the group after pending collectives have ended. Further calls do nothing."""
@@ -356,7 +371,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Close the group at once: pending collectives fail."""
-        if not self._closed:
+        if self._closed is None:
             self._disconnect(leave=False)
         self._end(leave=False)
 
@@ -368,14 +383,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
             self.abort()
 
     def _end(self, *, leave: bool) -> None:
-        if self._closed:
+        if self._closed is not None:
             return
-        self._closed = True
+        self._closed = JobError("the process group was closed")
         self._lane.close()
         self._disconnect(leave=leave)
         self._held.clear()
         self.exchanges.forget()
         OPEN.discard(self)
+        self._finalizer.cancel()
         self._release()
 
     def _disconnect(self, *, leave: bool) -> None:
@@ -383,13 +399,26 @@ class CoarseProcessGroup(dist.ProcessGroup):
         closed = JobError("the process group was closed")
         with contextlib.suppress(InvalidStateError):
             self._connected.set_exception(closed)
-        self.gloo.close(closed)
+        for each in list(self._gloos):
+            each.close(closed)
         if self._connected.exception() is None:
             self._connected.result().close(leave=leave)
+
+    def disown(self) -> None:
+        """Close the group in a child process, whose parent goes on with it."""
+        self._closed = JobError("a process group cannot be used in a child of its process")
+        for each in self._gloos:
+            each.disown(self._closed)
 
     def carry_out(self, what: str, action: Callable[[], None]) -> None:
         """Run an action in the order of the program, and wait for its end."""
         self._submit(what, [], action).wait()
+
+    def beside(self, what: str, action: Callable[[], None]) -> CoarseWork:
+        """Run an action in a thread of its own, whatever collectives are under way."""
+        work = self._hold(CoarseWork(what, [], self._lane))
+        begin(f"coarse {what}", work.run, action)
+        return work
 
     def _submit(
         self, what: str, result: Any, action: Callable[[], None], opts: Any = None
@@ -456,8 +485,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         ------
         JobError : the group has ended.
         """
-        if self._closed:
-            raise JobError("the process group was closed")
+        if self._closed is not None:
+            raise self._closed
         kept = [each for each in self._held if not each.is_over]
         self._held = [*kept[-HELD_WORKS:], work]
         return work
@@ -535,8 +564,27 @@ def _connect(connect: Callable[[], Client], connected: Future[Client]) -> None:
         client.close(leave=False)
 
 
-def end_open_groups() -> None:
-    """End the groups of a process that ends, before Python waits for their threads."""
+def _end(given: weakref.ref[CoarseProcessGroup], lane: Lane) -> None:
+    """End a group with a process of `multiprocessing`, or the thread of a group that nobody has."""
+    if (group := given()) is None:
+        lane.end()
+    else:
+        group.end_with_the_process()
+
+
+@atexit.register
+def _end_open_groups() -> None:
+    """End the groups of a process, and wait for all threads that C++ code may call."""
     for group in list(OPEN):
         group.end_with_the_process()
+    join()
     NATIVE.acquire()
+
+
+def _disown() -> None:
+    for group in list(OPEN):
+        group.disown()
+    OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_disown)

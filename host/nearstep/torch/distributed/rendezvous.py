@@ -21,7 +21,7 @@ from nearstep.coarse.service.errors import JobError, ServiceLostError
 from nearstep.coarse.service.spawn import Spawned, token_of
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.fallback import NATIVE, POLL_S, connection_of_its_own
-from nearstep.torch.distributed.process_group import CoarseProcessGroup, end_open_groups
+from nearstep.torch.distributed.process_group import CoarseProcessGroup
 
 ADDRESS = "NEARSTEP_COARSE"
 TOKEN_FILE = "NEARSTEP_COARSE_TOKEN_FILE"
@@ -213,20 +213,13 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
         raise
     if known:
         try:
-            group.client  # noqa: B018
+            group.wait_until_connected()
         except BaseException:
             group.abort()
             raise
     return group
 
 
-_registered: list[bool] = []
-
-
 def register() -> None:
     """Register `coarse` as a backend of `torch.distributed`, for tensors on the CPU."""
     dist.Backend.register_backend("coarse", create, devices=["cpu"])
-    if not _registered:
-        # `atexit` would be too late: Python waits for the threads of executors before.
-        threading._register_atexit(end_open_groups)  # type: ignore[attr-defined]
-        _registered.append(True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -15,14 +15,26 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.untraced import untraced
 
 GRACE_S = 1e-4
 """Time in which a thread that waits at once can run the work itself."""
 
-COMPLETERS = ThreadPoolExecutor(256, "coarse completion")
-"""Run hooks on results: a hook may wait for another work."""
+THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that the process waits for at its end: C++ code may call them."""
+
+
+def begin(name: str, action: Callable[..., object], *given: object) -> None:
+    """Run an action in a thread of its own; the process ends after it, and after its groups."""
+    thread = threading.Thread(target=action, args=given, name=name, daemon=True)
+    THREADS.add(thread)
+    thread.start()
+
+
+def join() -> None:
+    """Wait for these threads, and for those that they begin."""
+    while running := [each for each in THREADS if each.is_alive()]:
+        running[0].join()
 
 
 @untraced
@@ -34,7 +46,7 @@ class CoarseWork(Work):
     what a callback of `then` raises becomes an error of C++ (a RuntimeError with its text).
     """
 
-    def __init__(self, what: str, result: Any, lane: Lane | None = None) -> None:
+    def __init__(self, what: str, result: Any, lane: Lane) -> None:
         super().__init__()
         self._lane = lane
         self._what = what
@@ -45,7 +57,6 @@ class CoarseWork(Work):
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._asked = False
-        self._source: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -62,7 +73,8 @@ class CoarseWork(Work):
         with self._lock:
             self._ended.set()
         if self._completed is not None:
-            COMPLETERS.submit(self._completed.set_result, None)
+            # In another thread, since a callback of the future may wait for another work.
+            begin("coarse completion", self._completed.set_result, None)
 
     def _outcome(self, _: Future[None]) -> Any:
         if self._error is not None:
@@ -72,8 +84,7 @@ class CoarseWork(Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; raise the work's error, or `TimeoutError` after a `timeout` above 0."""
         self._asked = True
-        if self._lane is not None:
-            self._lane.wake() if timeout else self._lane.help(self)
+        self._lane.wake() if timeout else self._lane.help(self)
         if not self._ended.wait(timeout.total_seconds() or None):
             raise TimeoutError(f"{self._what} did not end within {timeout}")
         if self._error is not None:
@@ -86,7 +97,7 @@ class CoarseWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        if self._lane is not None and not self._ended.is_set():
+        if not self._ended.is_set():
             self._lane.wake()
         return self._ended.is_set()
 
@@ -96,18 +107,11 @@ class CoarseWork(Work):
     def exception(self) -> Any:
         return self._error
 
-    def _source_rank(self) -> int:
-        """Return the source rank of a `recv` from any source, or raise `ArgumentError`."""
-        if self._source is None:
-            raise ArgumentError(f"{self._what} has no source, or has not ended")
-        return self._source
-
     def result(self) -> Any:
         return self._result
 
     def get_future(self) -> Future[Any]:
-        if self._lane is not None:
-            self._lane.wake()
+        self._lane.wake()
         with self._lock:
             self._asked = True
             if self._future is None:
@@ -118,6 +122,33 @@ class CoarseWork(Work):
                 else:
                     self._completed = completed
             return self._future
+
+
+class StridedReceive(Work):
+    """Gloo's receive of a dense copy, which `wait` copies to the strided tensor.
+
+    No thread waits for it: when C++ code comes back to Python after the interpreter's end, the
+    process aborts.
+    """
+
+    def __init__(self, received: Work, given: Tensor, place: Tensor) -> None:
+        super().__init__()
+        self._received = received
+        self._copy: tuple[Tensor, Tensor] | None = place, given
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._received.wait(timeout)
+        if self._copy is not None:
+            with torch.inference_mode():
+                self._copy[0].copy_(self._copy[1])
+            self._copy = None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._received.is_completed()
+
+    def _source_rank(self) -> int:
+        return self._received._source_rank()
 
 
 @untraced
@@ -134,7 +165,7 @@ class Lane:
         self._changed = threading.Condition()
         self._busy = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: CoarseWork, action: Callable[[], None], *, awaited: bool) -> None:
